@@ -176,7 +176,7 @@ def _opened(file: Path) -> Iterator[tarfile.TarFile]:
         ):
             yield archive
     except (tarfile.TarError, EOFError) as error:
-        raise BackupError(f"'{file}' is no archive of a database: {error}") from error
+        raise BackupError(f"'{file}' is not an archive of a database: {error}") from error
 
 
 def _manifest(archive: tarfile.TarFile, file: Path) -> Manifest:
@@ -184,7 +184,7 @@ def _manifest(archive: tarfile.TarFile, file: Path) -> Manifest:
         found = json.loads(_read(archive, _MANIFEST).read())
         manifest = Manifest(**{**found, "missing": tuple(found["missing"])})
     except (BackupError, KeyError, TypeError, ValueError) as error:
-        raise BackupError(f"'{file}' is no archive of a database: it has no manifest") from error
+        raise BackupError(f"'{file}' is not an archive of a database: no manifest") from error
     if manifest.format != FORMAT:
         raise SchemaVersionError(
             f"'{file}' has format {manifest.format}, which this release does not know: it was made"

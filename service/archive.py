@@ -18,7 +18,7 @@ class ArchiveError(Exception):
 def free(folder: Path) -> Path:
     """Return the path if it does not exist. Raises FileExistsError otherwise."""
     if folder.exists() or folder.is_symlink():
-        raise FileExistsError(errno.EEXIST, "is there already", str(folder))
+        raise FileExistsError(errno.EEXIST, "exists already", str(folder))
     return folder
 
 
@@ -34,13 +34,13 @@ def unpack(archive: Path, folder: Path) -> None:
         for entry in opened:
             path = PurePosixPath(entry.name)
             if path.is_absolute() or ".." in path.parts:
-                raise ArchiveError(f"the archive's entry '{entry.name}' leaves its folder")
+                raise ArchiveError(f"the archive's entry '{entry.name}' is outside of its folder")
             if entry.isdir():
                 (folder / path).mkdir(parents=True, exist_ok=True)
                 continue
             source = opened.extractfile(entry) if entry.isreg() else None
             if source is None:
-                raise ArchiveError(f"the archive's entry '{entry.name}' is no plain file")
+                raise ArchiveError(f"the archive's entry '{entry.name}' is not a regular file")
             (folder / path).parent.mkdir(parents=True, exist_ok=True)
             with source, (folder / path).open("wb") as file:
                 shutil.copyfileobj(source, file)

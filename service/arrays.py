@@ -33,7 +33,7 @@ def load_arrays(
     """
     name = name or str(path)
     if not zipfile.is_zipfile(path):
-        raise ArraysError(f"'{name}' is not an .npz file: it is no zip archive")
+        raise ArraysError(f"'{name}' is not an .npz file: it is not a zip archive")
     arrays = {}
     member = ""
     try:

@@ -240,7 +240,7 @@ def replay(
     store = MemoryStore()
     for task, inputs in zip(tasks, run.inputs, strict=True):
         if task.key != inputs.key:
-            raise ReplayError(f"task '{inputs.name}': its key is another one today")
+            raise ReplayError(f"task '{inputs.name}': its record key has changed since the run")
         store.add_trials(run.known.get(task.key, ()))
         if inputs.incumbent is not None:
             store.add_record(inputs.incumbent)
@@ -268,7 +268,7 @@ def replay(
         )
         raise ReplayError(
             f"{len(missing)} of {len(run.trials)} trials were not proposed again{first}: "
-            "the code that decides is another one than that of the run"
+            "the code that makes the decisions has changed since the run"
         )
     return finished, store
 

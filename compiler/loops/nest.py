@@ -66,9 +66,9 @@ class For:
     Inside the body the axis refers to its tile: inner loops and register tiles over the same axis
     split the tile further. `peel` makes the first and last full tile static, `unroll` all of them.
     The threads of a stage share the tiles of its PARALLEL loop: a call runs the tiles [lo, hi).
-    This loop is the only node at the top of its stage, or the only content of another PARALLEL loop over
-    another axis; then [lo, hi) counts the tiles of the inner loop. The numbers are those of the
-    stage's first nest. Every other nest of the stage runs the same part.
+    This loop is the only node at the top of its stage, or the only content of another PARALLEL loop
+    over another axis; then [lo, hi) counts the tiles of the inner loop. The numbers are those of
+    the stage's first nest. Every other nest of the stage runs the same part.
     """
 
     axis: Axis

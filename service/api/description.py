@@ -21,7 +21,7 @@ Json = dict[str, Any]
 _PROBLEM = "#/components/schemas/ProblemView"
 
 _EXAMPLES = {
-    401: ("unauthorized", "the token is unknown, revoked or over"),
+    401: ("unauthorized", "the token is invalid, revoked or expired"),
     403: ("forbidden", "token 'ci' has no scope 'admin'"),
     404: ("not-found", f"there is no job '{SHOWN_ID}'"),
     408: ("request-timeout", "the request body came too slowly: 1200 bytes in time"),

@@ -212,7 +212,7 @@ class Gate:
             raise unauthorized("a bearer token is needed")
         token = await self.tokens.verify(secret.decode("latin-1"))
         if token is None:
-            raise unauthorized("the token is unknown, revoked or over")
+            raise unauthorized("the token is invalid, revoked or expired")
         if not token.allows(scope):
             raise forbidden(f"token '{token.name}' has no scope '{scope}'")
         return token

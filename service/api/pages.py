@@ -74,9 +74,9 @@ def _position(token: str, name: str) -> Position:
     except (ValueError, RecursionError):
         found = None
     if not isinstance(found, list) or not found or not isinstance(found[0], str):
-        raise _wrong("this service gave no such token")
+        raise _wrong("this service did not issue this token")
     if found[0] != name:
-        raise _wrong("it is of another list, or of other filters")
+        raise _wrong("it belongs to another list, or to other filters")
     return tuple(found[1:])
 
 

@@ -169,7 +169,7 @@ class Planning:
                 raise ApiProblem(
                     503,
                     "planning-busy",
-                    f"{error.waiting} models wait to be read already",
+                    f"{error.waiting} models are already waiting to be read: try again later",
                     headers={"Retry-After": "5"},
                 ) from None
             yield

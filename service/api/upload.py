@@ -60,7 +60,7 @@ async def received(
     except TooManyBytesError as error:
         raise too_large(what, limit_bytes) from error
     except ClientDisconnect as error:
-        raise invalid("the upload broke off", "incomplete-upload") from error
+        raise invalid("the upload ended before its last byte", "incomplete-upload") from error
     finally:
         with anyio.CancelScope(shield=True):
             await in_thread(staging.close)

@@ -90,7 +90,7 @@ def bench(
         if against is not None:
             raise UserError(f"--against {against.value} runs on this machine, not on a worker")
         if model.is_dir() or onnx is not None:
-            raise UserError("--on times a model with what the database knows, not an artifact")
+            raise UserError("--on times a model with stored schedules, not an artifact")
         if samples is not None or value:
             raise UserError("--samples and --value are for this machine, not for a worker")
         if rounds is not None or seconds is not None:
@@ -98,11 +98,11 @@ def bench(
         _bench_on(on, model, mode, parse_dims(dim), as_json)
         return
     if against is not None and onnx is None and model.is_dir():
-        raise UserError(f"'{model}' is an artifact: --onnx says which model {against} is to run")
+        raise UserError(f"'{model}' is an artifact: give the model for {against} with --onnx")
     ranges = parse_ranges(dim)
     source = onnx if model.is_dir() else model
     if (samples is not None or value) and source is None:
-        raise UserError(f"'{model}' is an artifact: --onnx says which model the samples are for")
+        raise UserError(f"'{model}' is an artifact: give the model of the samples with --onnx")
     dims = {name: [size] for name, size in ranges.items()}
     given = given_inputs(source or model, samples, parse_values(value), dims)
     sampled = {} if model.is_dir() else sampled_hints(model, given, dims)

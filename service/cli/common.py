@@ -108,7 +108,9 @@ def existing_file(path: Path) -> Path:
     """Return the path if it is a file. Raises UserError otherwise."""
     if existing_path(path).is_file():
         return path
-    raise UserError(f"'{path}' is {'a folder' if path.is_dir() else 'a device or a pipe'}, no file")
+    raise UserError(
+        f"'{path}' is {'a folder' if path.is_dir() else 'a device or a pipe'}, not a file"
+    )
 
 
 def existing_path(path: Path) -> Path:

@@ -56,7 +56,7 @@ def backup(
     from tilewright.db.backup import backup as save
 
     if file.exists():
-        raise UserError(f"'{file}' is there already")
+        raise UserError(f"'{file}' exists already")
     with _opened() as (engine, place):
         manifest = save(engine, place, file)
     if as_json:

@@ -215,7 +215,7 @@ def _worker_id(client: Client, wanted: str) -> str:
         raise UserError(f"there is no worker '{wanted}'")
     if len(found) > 1:
         ids = ", ".join(worker.id[:12] for worker in found)
-        raise UserError(f"'{wanted}' may be any of {len(found)} workers: say the id ({ids})")
+        raise UserError(f"'{wanted}' matches {len(found)} workers: give the id ({ids})")
     return found[0].id
 
 

@@ -89,7 +89,9 @@ def _side(given: str, client: Callable[[], Client]) -> ComparedSide:
     try:
         return side_of_job(client().job(given), client().tasks(given))
     except NotKnownError as error:
-        raise UserError(f"'{given}' is no folder here and no job there: {error}") from error
+        raise UserError(
+            f"'{given}' is neither a local folder nor a job of the service: {error}"
+        ) from error
 
 
 def _timed(folder: Path) -> dict[str, tuple[int, float]] | None:

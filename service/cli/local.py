@@ -369,9 +369,9 @@ def _storable(name: str, output: Any, names: Collection[str]) -> list[tuple[str,
 def _check_place(path: Path) -> None:
     """Check that a file can be written at the path. Raises UserError otherwise."""
     if path.is_dir():
-        raise UserError(f"--outputs '{path}' is a folder, no file")
+        raise UserError(f"--outputs '{path}' is a folder, not a file")
     if not path.parent.is_dir():
-        raise UserError(f"--outputs '{path}': the folder '{path.parent}' is not there")
+        raise UserError(f"--outputs '{path}': the folder '{path.parent}' does not exist")
 
 
 def _load_arrays(path: Path) -> dict[str, Any]:

@@ -63,10 +63,10 @@ def show_time(
     from tilewright.service.jobs.report.profiling import traces
 
     if trace is not None and not trace.parent.is_dir():
-        raise UserError(f"--trace '{trace}': the folder '{trace.parent}' is not there")
+        raise UserError(f"--trace '{trace}': the folder '{trace.parent}' does not exist")
     if model.is_dir():
         if on is not None:
-            raise UserError("--on profiles a model with what the database knows, not an artifact")
+            raise UserError("--on profiles a model with stored schedules, not an artifact")
         check_artifact(mode, model)
         if samples is not None or value:
             raise UserError("--samples and --value are for a model, not for an artifact")

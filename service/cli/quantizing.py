@@ -213,7 +213,7 @@ def _samples(
     if calibration is None and not random and isinstance(method, StaticInt8):
         raise UserError(
             f"static int8 takes the ranges of values from samples: give --calibration {_WHERE}; "
-            "--dynamic and --int4 need none, and --random draws some, for a trial"
+            "--dynamic and --int4 need none, and --random generates some, for a trial"
         )
     graph = read_model(model).proto.graph
     sizes = {name: dynamic_size(size) for name, size in check_dims(graph, dims).items()}

@@ -228,7 +228,7 @@ def _trusted(more: Sequence[str] | None) -> set[str]:
     settings = load_settings()
     for text in (*settings.trusted_keys, *(more or ())):
         if not is_public_key(text):
-            raise UserError(f"'{text}' is no public key: 32 bytes in base64")
+            raise UserError(f"'{text}' is not a public key (32 bytes in base64)")
     own = signing_key(settings.signing_key_file).public
     return {own, *settings.trusted_keys, *(more or ())}
 

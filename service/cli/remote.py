@@ -145,7 +145,7 @@ def _tell_result(job: JobView, out: Console) -> None:
 def _check_free(output: Path | None) -> None:
     """Check that the output path does not exist. Raises UserError otherwise."""
     if output is not None and (output.exists() or output.is_symlink()):
-        raise UserError(f"--output '{output}' is there already")
+        raise UserError(f"--output '{output}' exists already")
 
 
 JobName = Annotated[str, typer.Argument(metavar="JOB", help="The job's id, or its start")]
@@ -337,7 +337,7 @@ def find_records(
                 try:
                     what = client.workload(what).key
                 except NotKnownError as error:
-                    raise UserError(f"'{what}' is no file here: {error}") from error
+                    raise UserError(f"'{what}' is not a file on this machine: {error}") from error
             wanted: dict[str, object] = {"workloads": [what]}
         else:
             uploaded = upload_model(client, existing_file(path))

@@ -147,9 +147,9 @@ def _check_tls(settings: Settings, insecure: bool) -> None:
             complain(f"warning: tokens pass {settings.host} in clear")
         elif "trusted_proxies" not in settings.model_fields_set:
             raise UserError(
-                f"tokens would pass {settings.host} in clear: give --tls-cert, or put the service"
-                " behind a proxy that speaks TLS and set TILEWRIGHT_TRUSTED_PROXIES to its"
-                " address; --insecure listens all the same"
+                f"tokens would be sent unencrypted over {settings.host}: give --tls-cert, or put"
+                " the service behind a proxy that speaks TLS and set"
+                " TILEWRIGHT_TRUSTED_PROXIES to its address; --insecure listens all the same"
             )
         return
     try:

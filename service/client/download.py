@@ -71,7 +71,7 @@ class Download:
     def finish(self) -> None:
         """Move the whole file to its place. Raises UnreachableError if parts are missing."""
         if self._size is not None and self.received < self._size:
-            raise UnreachableError(f"the file broke off after {self.received} bytes")
+            raise UnreachableError(f"the file ended after {self.received} bytes")
         wanted = self._digest.removeprefix("sha-256=")
         if (self._size is not None and self.received > self._size) or (
             wanted != self._digest and wanted != self._checksum.hexdigest()

@@ -97,4 +97,4 @@ def parsed(view: type[ViewT], text: str) -> ViewT:
     try:
         return view.model_validate_json(text)
     except ValidationError as error:
-        raise ClientError(f"the answer is not of a Tilewright service: {text[:80]!r}") from error
+        raise ClientError(f"the answer is not from a Tilewright service: {text[:80]!r}") from error

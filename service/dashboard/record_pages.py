@@ -104,7 +104,7 @@ async def take_in(
     """Import a file of signed lines, and show the result."""
     lines = await form_file(request, "records")
     if not lines.strip():
-        raise invalid("no file was chosen, or there is nothing in it")
+        raise invalid("no file was chosen, or the file is empty")
     done = await run_in_threadpool(routes.taken_in, lines, storage, settings, audit)
     return page(request, "records_imported.html", done=done, shown=REFUSED)
 
@@ -118,7 +118,7 @@ async def withdraw(
     found = await run_in_threadpool(routes.shown_record, record_id, storage, token)
     of_worker = form.get("what") == ["worker"]
     if of_worker and not found.worker:
-        raise invalid("what: nobody knows which worker measured this record")
+        raise invalid("what: the worker that measured this record is unknown")
     body = checked_body(
         WithdrawRequest,
         reason=form.get("reason", [""])[0].strip(),

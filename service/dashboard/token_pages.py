@@ -92,4 +92,4 @@ def _days(text: str) -> float:
     try:
         return float(text) * DAY
     except ValueError:
-        raise invalid("days: this is no number") from None
+        raise invalid("days: this is not a number") from None

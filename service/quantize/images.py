@@ -76,7 +76,7 @@ def read_image(path: Path, dims: Dims, options: ImageOptions) -> Array:
             whole = ImageOps.exif_transpose(image).convert("L" if channels == 1 else "RGB")
             cut = ImageOps.fit(whole, (width, height), Image.Resampling.BILINEAR)
     except (UnidentifiedImageError, OSError, SyntaxError, Image.DecompressionBombError) as error:
-        raise QuantizeError(f"'{path}' is no image that can be read: {error}") from error
+        raise QuantizeError(f"'{path}' cannot be read as an image: {error}") from error
     pixels = np.asarray(cut, np.float32).reshape(1, height, width, channels)
     scaled = (pixels / 255 - np.array(options.mean)) / np.array(options.std)
     if options.layout is ImageLayout.NCHW:

@@ -273,7 +273,7 @@ def load_whole(path: Path) -> onnx.ModelProto:
             )
         onnx.load_external_data_for_model(plain, str(path.parent))
     except (OSError, ValueError, onnx.checker.ValidationError) as error:
-        raise QuantizeError(f"'{path}': weights beside it cannot be read: {error}") from error
+        raise QuantizeError(f"'{path}': weights next to it cannot be read: {error}") from error
     return plain
 
 

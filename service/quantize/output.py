@@ -14,9 +14,9 @@ def check_place(path: Path, model: Path) -> None:
     """Check the path of the output. Raises QuantizeError if no file can be written there, or if it
     is the model itself."""
     if path.is_dir():
-        raise QuantizeError(f"--output '{path}' is a folder, no file")
+        raise QuantizeError(f"--output '{path}' is a folder, not a file")
     if not path.parent.is_dir():
-        raise QuantizeError(f"--output '{path}': the folder '{path.parent}' is not there")
+        raise QuantizeError(f"--output '{path}': the folder '{path.parent}' does not exist")
     if path.exists() and path.samefile(model):
         raise QuantizeError(f"--output '{path}' is the model that is to be quantised")
 

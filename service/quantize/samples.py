@@ -75,7 +75,7 @@ def model_inputs(graph: onnx.GraphProto, ports: Mapping[str, Dims]) -> tuple[Inp
         try:
             dtype = np.dtype(onnx.helper.tensor_dtype_to_np_dtype(info.type.tensor_type.elem_type))
         except (KeyError, ValueError) as error:
-            raise QuantizeError(f"input '{info.name}' is no tensor") from error
+            raise QuantizeError(f"input '{info.name}' is not a tensor") from error
         if dtype.kind not in "biufO":
             raise QuantizeError(f"input '{info.name}' holds {dtype}, which no sample can have")
         found.append(Input(info.name, dtype, ports[info.name]))

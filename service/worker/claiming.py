@@ -113,7 +113,7 @@ class Claimer:
             request = read_request(payload)
             for digest in request.digests:
                 if not is_digest(digest):
-                    raise ProtocolError(f"{digest[:100]!r} is no digest of a blob")
+                    raise ProtocolError(f"{digest[:100]!r} is not the digest of a blob")
         except ProtocolError as error:
             self._reporter.fail_quietly(lease_id, SERVICE, str(error))
             return

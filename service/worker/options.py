@@ -208,7 +208,9 @@ def _users(text: str) -> tuple[int, int] | None:
         return None
     first, _, last = text.partition("-")
     if not (first.isdecimal() and last.isdecimal() and 0 < int(first) <= int(last) < 1 << 31):
-        raise ValueError(f"--sandbox-users: '{text}' is no FIRST-LAST of users other than root")
+        raise ValueError(
+            f"--sandbox-users: '{text}' is not a range FIRST-LAST of users without root"
+        )
     return int(first), int(last)
 
 
@@ -232,7 +234,7 @@ def _cores(text: str, root: Path) -> tuple[int, ...]:
         if not (_is_core(first) and _is_core(last) and int(first) <= int(last)):
             names = ", ".join(filter(None, map(core_label, kinds)))
             of_here = f" and none of this machine's kinds of cores ({names})" if names else ""
-            raise ValueError(f"--cores: '{text}' is no list such as 2,4-7{of_here}")
+            raise ValueError(f"--cores: '{text}' is not a list such as 2,4-7{of_here}")
         found.update(range(int(first), int(last) + 1))
     if found - usable:
         lacking = ", ".join(map(str, sorted(found - usable)[:10]))

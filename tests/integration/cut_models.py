@@ -197,7 +197,7 @@ def _cut(name: str, chance: random.Random) -> Cut:
     ]
     inputs = [value for value in read if value not in made and value not in constants]
     if not outputs or any(value not in source.values for value in inputs):
-        raise Unfit("a value that is no tensor")
+        raise Unfit("a value that is not a tensor")
     feeds = {value: source.values[value] for value in inputs}
     if any(array.dtype.kind not in "fiub" for array in feeds.values()):
         raise Unfit("an input of texts")

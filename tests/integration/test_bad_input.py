@@ -344,7 +344,7 @@ def test_no_file_of_the_user_is_in_the_way_of_an_artifact(tilewright: CommandLin
     taken = tilewright.folder / "mine"
     taken.mkdir()
     sentence = tilewright("job", "fetch", "0" * 32, "-o", taken, TILEWRIGHT_TOKEN="t").sentence()
-    assert f"--output '{taken}' is there already" in sentence
+    assert f"--output '{taken}' exists already" in sentence
 
 
 def test_a_reader_does_not_wait_for_a_writer(tilewright: CommandLine) -> None:

@@ -25,7 +25,7 @@ class NoModel:
 
     def load(self, data: bytes) -> None:
         if data:
-            raise ValueError("a saved model for a cost model that keeps nothing")
+            raise ValueError("cost model 'none' stores no model, so it cannot load one")
 
 
 def make_model(seed: int) -> CostModel:

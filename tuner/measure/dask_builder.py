@@ -173,7 +173,7 @@ class DaskBuilder(CachingBuilder):
                 f"the Dask scheduler at '{self.address}' does not answer: {error}"
             ) from error
         except ValueError as error:
-            raise BuilderError(f"'{self.address}' is no address of a Dask scheduler") from error
+            raise BuilderError(f"'{self.address}' is not an address of a Dask scheduler") from error
 
 
 class _Remote:
@@ -250,7 +250,7 @@ def dask_address(name: str) -> str:
     scheme, _, rest = name.partition("://")
     kinds = {"dask": "tcp", "dask+tls": "tls"}
     if scheme not in kinds or not rest.rpartition(":")[2].isdecimal():
-        raise BuilderError(f"'{name}' is no Dask scheduler: give dask://HOST:PORT")
+        raise BuilderError(f"'{name}' is not a Dask scheduler: give dask://HOST:PORT")
     return f"{kinds[scheme]}://{rest}"
 
 

@@ -111,7 +111,7 @@ class PlainForms:
     def _kernel(self, spec: KernelSpec, case: Case, blobs: dict[str, bytes]) -> dict[str, Any]:
         known = dict(case.sizes)
         if absent := [d.name for d in spec.sizes if d.name not in known]:
-            raise ValueError(f"kernel '{spec.name}': nobody says what dimension '{absent[0]}' is")
+            raise ValueError(f"kernel '{spec.name}': no size is given for dimension '{absent[0]}'")
         sizes = tuple(known[d.name] for d in spec.sizes)
         numbers = [size // d.multiple for d, size in zip(spec.sizes, sizes, strict=True)]
         spec = spec.at(sizes)

@@ -243,8 +243,8 @@ def _check_places(request: RunRequest) -> None:
         case _:
             assert_never(request.work)
     if any(number >= len(request.programs) for number in numbers):
-        raise ValueError(f"the work names a program beyond the {len(request.programs)}")
+        raise ValueError(f"the work names a program beyond the request's {len(request.programs)}")
     if named != request.blobs.keys():
-        raise ValueError("the list of blobs is not that of what is named")
+        raise ValueError("the list of blobs differs from the blobs that the request names")
     if request.blob_bytes > BYTES_LIMIT:
-        raise ValueError(f"{request.blob_bytes} bytes of blobs")
+        raise ValueError(f"the blobs have {request.blob_bytes} bytes, the limit is {BYTES_LIMIT}")

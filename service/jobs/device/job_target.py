@@ -68,7 +68,7 @@ def resolve_worker(name: str, storage: Storage) -> RegisteredWorker:
     alive = [w for w in found if w.health in (Health.HEALTHY, Health.DRAINING)]
     if len(alive) > 1:
         ids = ", ".join(worker.id for worker in alive)
-        raise UnknownTargetError(f"'{name}' means several workers: say one of {ids}")
+        raise UnknownTargetError(f"'{name}' matches several workers: give one of {ids}")
     worker = max(alive or found, key=lambda each: each.last_heartbeat, default=None)
     if worker is None:
         names = sorted({w.name for w in storage.workers.list(alive=True)})

@@ -92,7 +92,7 @@ class ProgramRuns(ABC):
         self._await(target)
         facts = self.facts
         if facts is None:
-            raise DeviceError(f"{self._where} does not say what its device is")
+            raise DeviceError(f"{self._where} does not report the facts of its device")
         library = probe_library(target)
         work = SpeedsWork(
             digest_bytes(library),

@@ -216,7 +216,7 @@ class RemoteRunner:
             self._present = now
         elif now - self._present >= self._absent_seconds:
             if self._gives_back:
-                raise WorkerAbsent("no worker is alive that could measure")
+                raise WorkerAbsent("no live worker can measure for this job")
             self.cancel()
 
     def _pass_on(self) -> None:

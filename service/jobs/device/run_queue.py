@@ -167,7 +167,7 @@ class RunQueue:
                     self._give_back(target)
                     leases.cancel(request_ids=[name])
                     raise DeviceError(
-                        f"worker '{worker.name}' was not heard of for {self._absent_seconds:g} "
+                        f"worker '{worker.name}' did not report for {self._absent_seconds:g} "
                         "seconds while a run waited for it"
                     )
             time.sleep(POLL_SECONDS)

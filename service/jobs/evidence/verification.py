@@ -310,7 +310,7 @@ def _check_range(planned: Planned, inputs: Mapping[str, np.ndarray]) -> None:
     if found is not None:
         name, largest = found
         raise CompilerError(
-            f"value '{name}' reaches {largest:.3g} on drawn inputs, which is infinite in float16: "
+            f"value '{name}' reaches {largest:.3g} on random inputs, which is infinite in float16: "
             "compile the model in bfloat16 or float32"
         )
 

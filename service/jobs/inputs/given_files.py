@@ -110,7 +110,7 @@ def checked_values(values: Mapping[str, float], inputs: Sequence[Input]) -> dict
     for name, value in values.items():
         if name not in known:
             names = ", ".join(f"'{each}'" for each in known)
-            raise InvalidArgumentError(f"a value is for '{name}', the inputs are {names}")
+            raise InvalidArgumentError(f"the model has no input '{name}', its inputs are {names}")
         dtype = known[name]
         try:
             number = float(value) if dtype.kind == "f" else int(value)
@@ -120,6 +120,6 @@ def checked_values(values: Mapping[str, float], inputs: Sequence[Input]) -> dict
             held = False
         if not held:
             holds = "text" if dtype.kind == "O" else dtype
-            raise InvalidArgumentError(f"the value {value} of input '{name}': it holds {holds}")
+            raise InvalidArgumentError(f"input '{name}' cannot hold {value}: it takes {holds}")
         found[name] = number
     return found

@@ -44,7 +44,7 @@ def staged_inputs(
             executable.run(inputs)
         except CompilerError as error:
             raise InvalidInputError(
-                f"the model fails for inputs that are drawn ({error}): give real ones of "
+                f"the model fails for random inputs ({error}): give real ones of "
                 f"{_named(inputs)} with --samples, or single numbers with --value"
             ) from error
         yield sizes, inputs

@@ -111,7 +111,7 @@ def checked_lines(
         try:
             line = read_line(text)
             if line.signer not in trusted:
-                raise RecordLineError(f"'{line.signer}' signed it, whom nobody here trusts")
+                raise RecordLineError(f"'{line.signer}' signed it, but is not trusted here")
         except RecordLineError as error:
             yield number, error
         else:

@@ -82,14 +82,14 @@ def read_line(text: str) -> RecordLine:
     try:
         data = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise RecordLineError("this is no JSON") from error
+        raise RecordLineError("it is not JSON") from error
     if not isinstance(data, dict) or not isinstance(data.get("record"), dict):
-        raise RecordLineError("this is no tuning record")
+        raise RecordLineError("it is not a tuning record")
     content, signer, signature = data["record"], data.get("signer"), data.get("signature")
     if not isinstance(signer, str) or not isinstance(signature, str) or not is_public_key(signer):
-        raise RecordLineError("nobody signed it")
+        raise RecordLineError("it has no signature")
     if not is_signed(canonical_json(content).encode(), signature, signer):
-        raise RecordLineError(f"it was changed after '{signer}' signed it")
+        raise RecordLineError(f"it does not match the signature of '{signer}'")
     if content.get("format") != FORMAT:
         raise RecordLineError(f"format {content.get('format')!r}, this release reads {FORMAT}")
     try:
@@ -107,7 +107,7 @@ def _line(content: Mapping[str, Any]) -> RecordLine:
     target = Target.from_json(content["target"])
     threads, numerics = content["threads"], content["numerics"]
     if type(threads) is not int or not 1 <= threads <= MAX_THREADS or numerics not in NUMERICS:
-        raise ValueError("threads or numerics")
+        raise ValueError("threads or numerics are invalid")
     record = TuningRecord(
         RecordKey(workload.key, target.key, threads, numerics),
         Schedule.from_json(content["schedule"]),
@@ -132,7 +132,7 @@ def _certified(measurement: Measurement, workload: Workload) -> Measurement:
         raise ValueError(f"the measurement has no certificate: {measurement.status}")
     samples = measurement.samples_seconds
     if not samples or not all(math.isfinite(s) and s > 0 for s in samples):
-        raise ValueError("the measurement's times are no times")
+        raise ValueError("the measurement's times are not positive numbers")
     at_sizes = points_at(workload, measurement.distribution)
     if bool(workload.dimensions) != bool(at_sizes) or len(at_sizes) != len(measurement.at_sizes):
         raise ValueError("the measurement is not at sizes of the workload")
@@ -141,5 +141,5 @@ def _certified(measurement: Measurement, workload: Workload) -> Measurement:
 
 def _name(value: object) -> str:
     if not isinstance(value, str) or len(value) > 200:
-        raise ValueError("a name is no text, or too long")
+        raise ValueError("a name is not text, or is too long")
     return value

@@ -103,7 +103,7 @@ class JobSpec:
                 f"{what} holds one size or one range of each dimension, and '{several}' has several"
             )
         if self.options.pad:
-            raise InvalidArgumentError(f"{what} pads no inputs")
+            raise InvalidArgumentError(f"{what} cannot pad inputs: omit --pad")
         if first.stages is not None:
             raise InvalidArgumentError(
                 f"{what} holds one program: the data decide sizes of this model, so that it runs "

@@ -24,7 +24,9 @@ def open_ports(planned: Sequence[Planned], *, pad: bool) -> ModelPorts | None:
     names = dict(first.sizes)
     if not names:
         if pad:
-            raise InvalidArgumentError("there is one size, so that nothing can be padded to it")
+            raise InvalidArgumentError(
+                "nothing can be padded with one size: give several, or omit --pad"
+            )
         return None
     fixed = {n: s for n, s in (first.request.dims or {}).items() if n not in names}
     ports = model_ports(read_model(first.request.model).proto.graph).fixed(fixed)

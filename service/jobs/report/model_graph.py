@@ -235,7 +235,7 @@ def _kind(step: Step) -> DrawnKind:
         case RefusalStep():
             return DrawnKind.REFUSAL
         case ViewStep():
-            raise ValueError("a view is no step of the drawing")
+            raise ValueError("a view is not a step of the drawing")
         case _:
             assert_never(step)
 

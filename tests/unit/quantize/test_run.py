@@ -327,7 +327,7 @@ def test_weights_beside_the_file(tmp_path: Path) -> None:
     made, report = quantize(work(path, DynamicInt8(), drawn([4, 64])))
     assert "MatMulInteger" in operators(made) and report.outputs[0].fidelity.sqnr_db > 20
     (tmp_path / "data.bin").unlink()
-    with pytest.raises(QuantizeError, match=r"split\.onnx': weights beside it cannot be read"):
+    with pytest.raises(QuantizeError, match=r"split\.onnx': weights next to it cannot be read"):
         load_whole(path)
 
 
@@ -428,7 +428,7 @@ def test_places_for_the_result(tmp_path: Path) -> None:
     check_place(tmp_path / "new.onnx", path)
     for place, sentence in (
         (tmp_path, "is a folder"),
-        (tmp_path / "away" / "a.onnx", "is not there"),
+        (tmp_path / "away" / "a.onnx", "does not exist"),
         (path, "is the model that is to be quantised"),
     ):
         with pytest.raises(QuantizeError, match=sentence):

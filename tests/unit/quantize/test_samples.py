@@ -212,7 +212,7 @@ def test_the_extra_is_named_where_pillow_is_missing(
 def test_damaged_images_and_numbers(tmp_path: Path) -> None:
     damaged = tmp_path / "a.png"
     damaged.write_bytes(picture(tmp_path, "b.png").read_bytes()[:40])
-    with pytest.raises(QuantizeError, match=r"a\.png' is no image"):
+    with pytest.raises(QuantizeError, match=r"a\.png' cannot be read as an image"):
         read_image(damaged, (1, 3, 4, 4), PLAIN)
     with pytest.raises(QuantizeError, match="the input has 3 channels"):
         read_image(tmp_path / "b.png", (1, 3, 4, 4), ImageOptions((0.1, 0.2)))

@@ -31,7 +31,7 @@ def test_files_and_folders(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["../x", "/tmp/x", "a/../../x"])
 def test_a_path_out_of_the_folder_is_refused(tmp_path: Path, name: str) -> None:
     archive = packed(tmp_path / "a.tar", tarfile.TarInfo(name))
-    with pytest.raises(ArchiveError, match="leaves its folder"):
+    with pytest.raises(ArchiveError, match="is outside of its folder"):
         unpack(archive, tmp_path / "out")
     assert list((tmp_path / "out").rglob("*")) == []
 
@@ -39,5 +39,5 @@ def test_a_path_out_of_the_folder_is_refused(tmp_path: Path, name: str) -> None:
 def test_a_link_is_refused(tmp_path: Path) -> None:
     link = tarfile.TarInfo("link")
     link.type, link.linkname = tarfile.SYMTYPE, "/etc/passwd"
-    with pytest.raises(ArchiveError, match="'link' is no plain file"):
+    with pytest.raises(ArchiveError, match="'link' is not a regular file"):
         unpack(packed(tmp_path / "a.tar", link), tmp_path / "out")

@@ -64,7 +64,7 @@ def test_what_holds_no_arrays_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "i.npz"
     for data in (b"", b"no archive", _npy(np.ones(3)), bytes(range(256))):
         path.write_bytes(data)
-        with pytest.raises(ArraysError, match=r"i.npz' is not an .npz file: it is no zip archive"):
+        with pytest.raises(ArraysError, match=r"not an .npz file: it is not a zip archive"):
             load_arrays(path)
     _archive(path, {"x.npy": _npy(np.ones(3)), "a.txt": b"text"})
     with pytest.raises(ArraysError, match=r"i.npz': 'a.txt' is not an array"):

@@ -194,7 +194,7 @@ def test_sizes_are_checked_against_the_ranges_of_the_kernel() -> None:
         (spec(), LARGE, "dimension 's0' is 400, expected 1..100"),
         (spec(8, 64), SMALL, "dimension 's0' is 4, expected 8..64"),
         (spec(1, 100, 8), (("s0", 12),), "dimension 's0' is 12, expected 8..800:8"),
-        (spec(), (("s1", 4),), "nobody says what dimension 's0' is"),
+        (spec(), (("s1", 4),), "no size is given for dimension 's0'"),
     ):
         (name, size), *_ = sizes
         only = Case((InputSpec((size,), "float32", 1),), "d", ((name, size),), 1.0)

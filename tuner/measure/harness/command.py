@@ -115,7 +115,7 @@ class DeviceCommand:
         try:
             self._words = shlex.split(text)
         except ValueError as error:
-            raise ViaError(f"'{text}' is no command: {error}") from error
+            raise ViaError(f"'{text}' is not a command: {error}") from error
         if not self._words:
             raise ViaError("the command is empty")
         self._folder = folder

@@ -271,7 +271,7 @@ class Harness:
                     continue
                 case _:
                     break
-        raise self._lost("it said what makes no sense")
+        raise self._lost("its answer is malformed")
 
     def close(self) -> None:
         """End the harness, and whatever it runs."""
@@ -322,7 +322,7 @@ class Harness:
                 self._send({"do": "cancel"})
             match said:
                 case None if over_at is not None and time.monotonic() >= over_at:
-                    raise self._lost("it does not end what is not wanted any more")
+                    raise self._lost("it does not end cancelled work")
                 case None:
                     continue
                 case {"need": list(digests)}:
@@ -341,7 +341,7 @@ class Harness:
                 case {"cancelled": True} if over_at is not None:
                     return None
                 case _:
-                    raise self._lost("it said what makes no sense")
+                    raise self._lost("its answer is malformed")
 
     def _given(
         self, digests: Sequence[object], blobs: _Blobs, cancelled: Callable[[], bool]
@@ -361,7 +361,7 @@ class Harness:
         meanwhile."""
         for digest in digests:
             if not isinstance(digest, str) or digest not in blobs.named:
-                raise self._lost("it asked for what is none of the request's blobs")
+                raise self._lost("it requested a blob that is not part of the request")
             if cancelled():
                 self._send({"do": "cancel"})
                 return False
@@ -373,16 +373,16 @@ class Harness:
         self, requests: Sequence[Request], results: Sequence[object]
     ) -> Sequence[WorkResult]:
         if len(results) != len(requests):
-            raise RuntimeError("the device's results are those of other requests")
+            raise RuntimeError("the device's results belong to other requests")
         return [self._read(*each) for each in zip(requests, results, strict=True)]
 
     def _read(self, request: Request, result: object) -> WorkResult:
         try:
             found = read_result(result)
         except ProtocolError as error:
-            raise RuntimeError(f"the device's result makes no sense: {error}") from error
+            raise RuntimeError(f"the device's result is malformed: {error}") from error
         if (found.kind, found.request_id) != (request.kind, request.request_id):
-            raise RuntimeError("the device's result is that of another request")
+            raise RuntimeError("the device's result belongs to another request")
         if self._device is not None and isinstance(found, MeasureResult):
             named = ((trial, replace(m, device=self._device)) for trial, m in found.measurements)
             found = replace(found, measurements=tuple(named))

@@ -108,7 +108,7 @@ def test_a_model_is_submitted_followed_and_fetched(
     assert [path.name for path in output.parent.iterdir()] == ["artifact"]
     # the folder is there now
     assert run_cli(["job", "fetch", job.id, "-o", str(output)]) == 1
-    assert "is there already" in capsys.readouterr().err
+    assert "exists already" in capsys.readouterr().err
     assert run_cli(["job", "watch", job.id]) == 0
     assert run_cli(["job", "fetch", job.id, "-o", str(tmp_path / "again")]) == 0
     assert (tmp_path / "again" / "manifest.json").exists()

@@ -243,7 +243,7 @@ def test_tokens_do_not_pass_a_network_in_clear_unless_somebody_says_so(
             return capsys.readouterr().err
 
         refused = said("--host", "0.0.0.0")
-        assert "tokens would pass 0.0.0.0 in clear" in refused
+        assert "tokens would be sent unencrypted over 0.0.0.0" in refused
         for way in ("--tls-cert", "TILEWRIGHT_TRUSTED_PROXIES", "--insecure"):
             assert way in refused
         insecure = said("--host", "0.0.0.0", "--insecure")

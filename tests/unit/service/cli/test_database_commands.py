@@ -28,7 +28,7 @@ def test_a_database_moves_to_another_folder(
     assert run_cli(["db", "backup", str(file)]) == 0
     assert "1 blobs of 13 bytes" in capsys.readouterr().out
     assert run_cli(["db", "backup", str(file)]) == 1
-    assert "is there already" in capsys.readouterr().err
+    assert "exists already" in capsys.readouterr().err
     assert run_cli(["db", "restore", str(file)]) == 1
     assert "only an empty database is restored" in capsys.readouterr().err
 

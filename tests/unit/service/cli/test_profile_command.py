@@ -81,7 +81,7 @@ def test_a_model_and_its_artifact(
         ((folder, "--dim", "batch=9"), "9"),
         ((folder, "--on", "board"), "--on"),
         ((folder, "--numerics", "strict"), "keeps its own"),
-        ((model, "--trace", tmp_path / "none" / "t.json"), "is not there"),
+        ((model, "--trace", tmp_path / "none" / "t.json"), "does not exist"),
     ]
     for arguments, said in refused:
         assert run("show", "time", *arguments) == 1

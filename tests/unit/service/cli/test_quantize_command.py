@@ -249,7 +249,7 @@ def test_constants_make_a_report_of_numbers(
         (("--calibration", "SAMPLES", "--dim", "bach=2"), "no dynamic dimension 'bach'"),
         (("--calibration", "SAMPLES", "--dim", "batch=3"), "the model takes (3, 3, 12, 12)"),
         (("--random", "-o", "MODEL"), "is the model that is to be quantised"),
-        (("--random", "-o", "SAMPLES"), "is a folder, no file"),
+        (("--random", "-o", "SAMPLES"), "is a folder, not a file"),
     ],
 )
 def test_mistakes(

@@ -260,4 +260,4 @@ def test_a_workload_is_looked_up_by_how_its_key_begins(
         assert found["workload_key"] == key
     assert run_cli(["record", "find", "f" * 40, "--target", "x86-64-v3"]) == 1
     said = capsys.readouterr().err
-    assert "is no file here: workload 'ff" in said and "does not exist" in said
+    assert "is not a file on this machine: workload 'ff" in said and "does not exist" in said

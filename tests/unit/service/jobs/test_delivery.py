@@ -111,7 +111,7 @@ def test_a_module_that_crashes_on_the_device_is_not_handed_over(
     ("more", "words"),
     [
         ({"dims": {"rows": (2, 4)}}, "one size or one range of each dimension, and 'rows' has"),
-        ({"pad": True}, "a module for 'wasm32' pads no inputs"),
+        ({"pad": True}, "a module for 'wasm32' cannot pad inputs: omit --pad"),
         ({"dims": {}}, "runs in stages"),
     ],
     ids=["sizes", "pad", "stages"],

@@ -228,7 +228,7 @@ def test_nobody_there_is_a_sentence(
         call = Call(lambda: device.check(model, 1, SEED, outputs))
         until(lambda: states(storage, job) == [RequestState.QUEUED])
         storage.workers.leave(board.id)
-        with pytest.raises(DeviceError, match=r"worker 'board' was not heard of for 0\.1 seconds"):
+        with pytest.raises(DeviceError, match=r"worker 'board' did not report for 0\.1 seconds"):
             call.result()
 
 

@@ -186,4 +186,4 @@ def test_cores_that_only_the_host_may_use_are_not_pinned(
     assert parse_arguments(["--check"], {}, machine).cores == ()
     with pytest.raises(SystemExit):
         parse_arguments(["--check", "--cores", "cortex-a76"], {}, machine)
-    assert "--cores: 'cortex-a76' is no list" in capsys.readouterr().err
+    assert "--cores: 'cortex-a76' is not a list" in capsys.readouterr().err
