@@ -197,16 +197,16 @@ def compile_(
         )
     storage = open_storage(load_settings())
     try:
-        settled = select_schedules(plans, storage)
+        selected = select_schedules(plans, storage)
     finally:
         storage.close()
-    plans = settled.planned
+    plans = selected.planned
     constants = [each.plan.graph.constants for each in (plans if plans[0].stages else plans[:1])]
     plain = sum(array.nbytes for each in constants for array in each.values())
     if format_ is Format.ARTIFACT:
         compiled = build_artifact(
             plans,
-            settled.schedules,
+            selected.schedules,
             output,
             options.weight_limit,
             pad=options.pad,
@@ -216,7 +216,7 @@ def compile_(
         packed = max(each.program.weight_bytes for each in compiled)
         made = f"artifact: {output}"
     else:
-        one = build_for_c(plans[0], settled.schedules, options.weight_limit, recorder)
+        one = build_for_c(plans[0], selected.schedules, options.weight_limit, recorder)
         packed = one.program.weight_bytes
         place = weights or WeightsIn.SECTION
         made = _written_for_c(one, output, model, format_, name, place, mode.threads)
@@ -227,7 +227,7 @@ def compile_(
             "packed_weight_bytes": packed,
             "weight_bytes": plain,
             "ranges": range_lines(plans),
-            **served_facts(settled),
+            **served_facts(selected),
         }
         if timings:
             told["timings"] = recorder.seconds()
@@ -239,7 +239,7 @@ def compile_(
         soft_wrap=True,
         markup=False,
     )
-    out.print(selected_line(settled), soft_wrap=True, markup=False)
+    out.print(selected_line(selected), soft_wrap=True, markup=False)
     for line in range_lines(plans):
         out.print(line, soft_wrap=True, markup=False)
     if timings:
@@ -383,19 +383,19 @@ def _load_arrays(path: Path) -> dict[str, Any]:
         raise UserError(str(error)) from error
 
 
-def served_facts(settled: SelectedSchedules) -> dict[str, Any]:
+def served_facts(selected: SelectedSchedules) -> dict[str, Any]:
     """Return as plain data the number of known schedules, the served ones, and the reason."""
     return {
-        "workloads": settled.workloads,
-        "workloads_known": settled.known,
-        "workloads_related": settled.related,
-        "end_to_end": settled.verdict.to_json(),
+        "workloads": selected.workloads,
+        "workloads_known": selected.known,
+        "workloads_related": selected.related,
+        "end_to_end": selected.verdict.to_json(),
     }
 
 
 def known_facts(known: KnownModel | None) -> list[dict[str, Any]]:
     """Return as plain data the schedules of a compiled model; an empty list for an artifact."""
-    return [] if known is None else [served_facts(settled) for settled in known.selected]
+    return [] if known is None else [served_facts(selected) for selected in known.selected]
 
 
 def tell_served(known: KnownModel | None) -> None:
@@ -404,8 +404,8 @@ def tell_served(known: KnownModel | None) -> None:
         return
     from tilewright.service.cli.view import selected_line
 
-    for settled in known.selected:
-        console().print(selected_line(settled), soft_wrap=True, markup=False)
+    for selected in known.selected:
+        console().print(selected_line(selected), soft_wrap=True, markup=False)
 
 
 def artifact_sizes(folder: Path, dims: Mapping[str, int | str]) -> tuple[dict[str, int], Shares]:
