@@ -21,6 +21,7 @@ INDEX = RESULTS / "README.md"
 QUESTIONS: Mapping[str, Mapping[str, str]] = {
     "Speed beside other engines": {
         "race-1-thread": "float32, one thread: 15 models",
+        "race-avx2-1-thread": "float32, one thread, on a CPU without AVX-512: 15 models",
         "race-float32-1-thread": "float32, one thread, on a Zen 5: 8 models",
         "race-small-2-threads": "float32, two threads: small models and decoding",
         "race-vision-1-thread": "float32, one thread: transformers for images and sound, ConvNeXt",
