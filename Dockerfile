@@ -15,7 +15,8 @@ COPY tuner tuner
 COPY db db
 COPY service service
 # the C runtime and the harness are compiled here and lie in the wheel: no later image needs a compiler
-RUN pip wheel --no-cache-dir --no-deps --wheel-dir /wheels .
+RUN pip wheel --no-cache-dir --no-deps --wheel-dir /wheels . \
+ && python -m zipfile --list /wheels/*.whl | grep -q harness/harness-
 
 FROM python:3.12-slim AS base
 ENV PYTHONUNBUFFERED=1

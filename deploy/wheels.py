@@ -27,6 +27,7 @@ from tempfile import TemporaryDirectory
 from tilewright.compiler.runtime.native_build import FLAGS, SOURCES
 from tilewright.tuner.measure.harness.binary import STATIC, build, harness_path
 from tilewright.tuner.measure.harness.build import TARGETS, zig_compiler
+from tilewright.tuner.protocol.generate import write_messages
 
 ROOT = Path(__file__).parents[1]
 # copied, the links in tilewright/ are folders
@@ -178,6 +179,7 @@ def compile_harness(target: str) -> tuple[str, bytes]:
     Raises:
         CalledProcessError: if zig refuses.
     """
+    write_messages()  # the name of a harness has the digest of its sources, this header too
     with TemporaryDirectory() as temporary:
         path = harness_path(target, Path(temporary))
         build([*zig_compiler(target), *STATIC], path)

@@ -13,10 +13,7 @@ from tilewright.service.settings import LogFormat, LogLevel
 
 
 def set_up(level: LogLevel, log_format: LogFormat) -> None:
-    """Configure the logs of this process: structlog's, and those of `logging` under `tilewright`.
-
-    Warnings and errors of `logging` alone need no configuration, so none is left for these.
-    """
+    """Configure this process's logs: structlog's, and those of `logging` under `tilewright`."""
     renderer: structlog.typing.Processor = (
         structlog.processors.JSONRenderer()
         if log_format == "json"
@@ -35,9 +32,8 @@ def set_up(level: LogLevel, log_format: LogFormat) -> None:
         logger_factory=structlog.PrintLoggerFactory(sys.stderr),
     )
     ours = logging.getLogger("tilewright")
-    detailed = number < logging.WARNING
-    ours.setLevel(number if detailed else logging.NOTSET)
-    ours.handlers = [_Forward()] if detailed else []
+    ours.setLevel(number)
+    ours.handlers = [_Forward()]
 
 
 def log_warnings() -> None:

@@ -150,7 +150,7 @@ def load_settings(**options: object) -> Settings:
         changes["log_level"] = "warning"
     changes |= {name: value for name, value in options.items() if value is not None}
     match verbosity():
-        case Verbosity.QUIET:
+        case Verbosity.QUIET if settings.log_level != "error":
             changes["log_level"] = "warning"
         case Verbosity.VERBOSE:
             changes["log_level"] = "debug"

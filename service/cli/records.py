@@ -139,6 +139,8 @@ def export(
     from tilewright.service.jobs.knowledge.record_exchange import export_records
     from tilewright.service.signing import signing_key
 
+    if as_json and output is None:
+        raise UserError("--json describes the file that --output names: give --output as well")
     signer = signing_key(load_settings().signing_key_file)
     count = 0
     with _storage() as storage:

@@ -57,6 +57,7 @@ def serve(
 
     Example: tilewright server run --host 0.0.0.0 --tls-cert service.pem
     """
+    import structlog
     import uvicorn
 
     from tilewright.service.api.app import create_app, stop_waiting
@@ -77,11 +78,12 @@ def serve(
     storage = open_storage(settings)
     owner_token(settings, storage)
     url = f"{'https' if settings.tls_certificate else 'http'}://{settings.host}:{port}"
-    note(f"serving {url}/v1, the owner's token is in {settings.token_file}")
+    say = structlog.get_logger().info if as_json else note
+    say(f"serving {url}/v1, the owner's token is in {settings.token_file}")
     printing = _printing_options(as_json)
     children = [] if no_tuner else [Supervised("tuner", printing)]
     if settings.tls_certificate is not None and not no_worker:
-        note(
+        say(
             "no worker is started here, as a loopback address does not match the certificate: "
             f"start one with `tilewright server worker --server https://NAME:{port}`"
         )

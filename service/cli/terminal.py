@@ -51,7 +51,7 @@ def _plain(value: Any) -> Any:
         return value.model_dump(mode="json")
     if is_dataclass(value):
         return {field.name: getattr(value, field.name) for field in fields(value)}
-    raise TypeError(f"{type(value).__name__} is no JSON")
+    raise TypeError(f"{type(value).__name__} is not JSON")
 
 
 def console(as_json: bool = False) -> Console:

@@ -159,7 +159,11 @@ def _command(options: WorkerOptions, log: WorkerLog) -> DeviceCommand:
     if not options.via:
         local_harness(built)
         seen = {}
-    return DeviceCommand(options.via or HERE, built, log, seen, own / "device")
+
+    def relay(text: str) -> None:
+        log(text, logging.INFO)
+
+    return DeviceCommand(options.via or HERE, built, relay, seen, own / "device")
 
 
 def _memory_bytes(facts: Mapping[str, Any]) -> int:

@@ -22,9 +22,7 @@ from tilewright.tuner.analysis.accesses import LINE_BYTES
 from tilewright.tuner.analysis.compute_costs import ComputeCosts, PlacedCompute
 from tilewright.tuner.analysis.machine import CYCLES_PER_SECOND, Machine
 from tilewright.tuner.analysis.register_tile import CORE_PARTS, RegisterTile, cases
-
-COLD_BYTES = 1 << 20
-"""Weights of this size and more come from memory in each run, because measurements do so, too."""
+from tilewright.tuner.protocol.batches import COLD_BYTES
 
 _BESIDE_LEVEL1 = 4.0
 _BESIDE_OTHERS = 2.0

@@ -7,6 +7,7 @@ package is installed, so that it needs the standard library alone.
 from __future__ import annotations
 
 import hashlib
+import os
 import platform
 import shutil
 import subprocess
@@ -74,6 +75,9 @@ def build_into_package(folder: Path) -> Path:
     """Compile the harness of this machine into the folder of a package, unless it is there.
     Harnesses of earlier sources are deleted.
 
+    It is static, since `--via` copies a package's harness to other devices. Where the C library has
+    no static form, none is packaged.
+
     Raises:
         OSError: if no compiler is found, or the folder cannot be written.
         CalledProcessError: if the compiler fails; `stderr` has its messages.
@@ -84,9 +88,9 @@ def build_into_package(folder: Path) -> Path:
             other.unlink()
     if path.exists():
         return path
-    made = path.with_name(f".{path.name}")
+    made = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         build([*host_compiler(), *STATIC], made)
-    except subprocess.CalledProcessError:  # the C library of some distributions has no static form
-        build([*host_compiler(), *OPTIMISED], made)
-    return made.replace(path)
+        return made.replace(path)
+    finally:
+        made.unlink(missing_ok=True)

@@ -46,6 +46,7 @@ def test_a_command_is_not_quiet_and_verbose(capsys: pytest.CaptureFixture[str]) 
         (None, (False, False), "warning"),
         ("info", (False, False), "info"),
         ("info", (True, False), "warning"),
+        ("error", (True, False), "error"),
         (None, (False, True), "debug"),
     ],
 )
@@ -59,7 +60,7 @@ def test_a_command_logs_from_a_level(
     if stated is not None:
         monkeypatch.setenv("TILEWRIGHT_LOG_LEVEL", stated)
     quiet, verbose = options
-    levels = ("debug", "info", "warning")
+    levels = ("debug", "info", "warning", "error")
 
     def command() -> None:
         assert load_settings().log_level == level
@@ -81,6 +82,11 @@ def test_the_log_of_libraries_is_part_of_it(capsys: pytest.CaptureFixture[str]) 
     assert (said["event"], said["level"], said["logger"]) == ("a detail 1", "info", logger.name)
     logs.set_up("warning", "json")
     logger.info("a detail")
+    logger.warning("a warning")
+    (line,) = capsys.readouterr().err.splitlines()
+    assert json.loads(line)["event"] == "a warning", "a line of JSON, as all others"
+    logs.set_up("error", "json")
+    logger.warning("a warning")
     assert capsys.readouterr().err == ""
 
 
