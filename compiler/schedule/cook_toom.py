@@ -29,9 +29,14 @@ POINTS: dict[int, tuple[Fraction, ...]] = {
 
 @dataclass(frozen=True, slots=True)
 class Filtering:
-    """`output = A^T ((G g) * (B^T d))` for m outputs of a filter of r taps.
+    """Matrices of an algorithm that computes m outputs of a filter of r taps.
 
-    at: (m, m+r-1); g: (m+r-1, r); bt: (m+r-1, m+r-1).
+    For taps g and inputs d, `output = A^T ((G g) * (B^T d))`, where `*` multiplies elements.
+
+    Attributes:
+        at: A^T, of shape (m, m+r-1).
+        g: G, of shape (m+r-1, r).
+        bt: B^T, of shape (m+r-1, m+r-1).
     """
 
     at: Rational
@@ -41,7 +46,14 @@ class Filtering:
 
 @memo(64)
 def filtering(outputs: int, taps: int, points: tuple[Fraction, ...]) -> Filtering:
-    """The algorithm F(outputs, taps); rows of B^T are scaled to a leading coefficient of +-1.
+    """Return the matrices of F(outputs, taps), the algorithm for `outputs` results of `taps` taps.
+
+    Rows of B^T, except the last, are scaled to a leading coefficient of +-1.
+
+    Args:
+        outputs: number of outputs, m.
+        taps: number of taps, r.
+        points: distinct interpolation points; infinity is added to them.
 
     Raises:
         ValueError: if the number of points is not `outputs + taps - 2`.
@@ -79,9 +91,11 @@ def _times(polynomial: list[Fraction], root: Fraction) -> list[Fraction]:
 
 @memo(64)
 def factored(matrix: Rational) -> tuple[Rational, Rational]:
-    """`matrix = first @ second`; rows that mirror each other share their even and odd parts.
+    """Factor a matrix so that it multiplies a vector with fewer additions.
 
-    Before: r0 = a + b, r1 = a - b (eight operations). After: a, b, then r0 and r1 (six).
+    Returns (first, second) with `matrix = first @ second`. Two rows that are equal up to signs
+    share two rows of `second`: the columns of equal sign, and those of opposite sign. Before: r0 =
+    a + b, r1 = a - b (eight operations). After: a, b, then r0 and r1 (six).
     """
     first: list[dict[int, Fraction]] = [{} for _ in matrix]
     second: list[tuple[Fraction, ...]] = []

@@ -23,10 +23,13 @@ from tilewright.compiler.sizes import always_less
 
 @dataclass(frozen=True)
 class EdgePart:
-    """A problem restricted to a range of one of its axes, over a new axis.
+    """A problem restricted to a range of one of its output axes.
 
-    `clipped` says that taps are left out at run time, because windows reach over an edge. `places`
-    has the index that replaces the whole axis.
+    Attributes:
+        problem: the restricted problem; `axis` replaces the whole axis in it.
+        axis: the new axis, which counts from 0 over the range.
+        clipped: whether windows may reach over an edge, so that loops leave out taps at run time.
+        places: the whole axis, mapped to its index in terms of `axis`.
     """
 
     problem: Problem
@@ -36,9 +39,11 @@ class EdgePart:
 
 
 def edge_parts(problem: Problem, axis: Axis) -> tuple[EdgePart, ...]:
-    """The first outputs along an axis, the middle ones, and the last ones.
+    """Divide an output axis into its first outputs, its middle ones and its last ones.
 
-    All are one clipped part if there may be fewer outputs than those at the edges.
+    Windows of the first and last outputs reach over the edges of the image. Empty parts are left
+    out. Returns the whole problem as one clipped part if the axis may have fewer outputs than the
+    two edges together.
     """
     first, last = tile_edges(problem.reduction, axis)
     if not always_less(first + last - 1, axis.extent):

@@ -24,9 +24,13 @@ class Transform:
 
 @dataclass(frozen=True, slots=True)
 class Kernel:
-    """A lowered schedule.
+    """The loop nest of a schedule, and how its buffers are filled.
 
-    `sources` maps each input and weight buffer, by name, to the workload input that fills it.
+    Attributes:
+        nest: the loop nest.
+        sources: pairs of the name of an input or weight buffer and the number of the workload input
+            that fills it.
+        transforms: pairs of the name of a weight buffer and the transform before it is packed.
     """
 
     nest: LoopNest

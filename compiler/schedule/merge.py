@@ -22,7 +22,10 @@ from tilewright.compiler.schedule.problem import Problem, compose, is_one_expres
 
 @memo(256)
 def one_expression(workload: Workload) -> Problem | None:
-    """A workload as one expression over merged axes; None for a workload assembled from pieces."""
+    """Return a workload as one expression over merged axes.
+
+    Returns None for a workload that is assembled from pieces, such as a concatenation.
+    """
     return merge_axes(compose(workload)) if is_one_expression(workload) else None
 
 

@@ -68,13 +68,14 @@ class Problem:
 
     @cached_property
     def epilogue(self) -> Expr:
-        """The expression around its single reduction, over `Accumulator`."""
+        """The expression with its single reduction replaced by an `Accumulator`: the operations
+        that follow the reduction."""
         reduction = self.reduction
         return substitute(self.expr, {reduction: finished(reduction)})
 
     @cached_property
     def product(self) -> tuple[Expr, Expr] | None:
-        """The factors, if the single reduction sums a product of two loads' expressions; else
+        """The two factors, if the body of the single reduction is a product that is summed; else
         None."""
         if len(self.reductions) != 1 or self.reduction.combiner is not Combiner.SUM:
             return None
@@ -85,8 +86,8 @@ class Problem:
 
 
 def is_one_expression(workload: Workload) -> bool:
-    """Whether one expression gives every element of the output; false for a concatenation, for
-    example."""
+    """Whether the same expression gives every element of the output. It is false, for example, for
+    a concatenation."""
     return all(ops.get(node.op).kind is not OpKind.PIECES for node in workload.graph.nodes)
 
 
@@ -199,7 +200,8 @@ class _Composer:
 
 
 def anchor(workload: Workload) -> Node | None:
-    """The node that determines the loop structure, if the workload has one."""
+    """Return the first node that determines the loop structure: a contraction, window, reduction,
+    row operation or attention. Returns None if the workload has no such node."""
     anchors = (
         OpKind.CONTRACTION,
         OpKind.WINDOW,
@@ -223,7 +225,10 @@ def axes_of(expr: Expr) -> frozenset[Axis]:
 
 
 def stored(factor: Expr) -> Expr:
-    """A factor without the conversion of its loaded value, which the register tile performs."""
+    """Return the load inside a factor that converts a loaded value; any other factor is unchanged.
+
+    The register tile converts the loaded values instead.
+    """
     match factor:
         case Cast(value=Load() as load):
             return load

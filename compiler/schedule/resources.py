@@ -1,9 +1,9 @@
-"""Cost of register tiles from the model of a core: registers, loads, latency of sums, waste in
-tails.
+"""Cost of register tiles by the model of a core: registers, loads, latency of sums, and work wasted
+in tails.
 
-At each step, a tile of `rows` by `vectors` sums multiplies one row of a panel, which has `vectors`
-vectors, by one number for each of its rows. Templates with other tiles (a window, a product without
-a panel) count their own registers.
+At each step, a tile of `rows` by `vectors` sums loads one row of a panel, which is `vectors`
+vectors, and multiplies it by one number per row of the tile. Templates with other tiles (a window,
+a product without a panel) count their own registers.
 """
 
 from __future__ import annotations
@@ -14,15 +14,19 @@ from tilewright.compiler.targets.target import Target
 
 
 def tile_registers(target: Target, rows: int, vectors: int, each: int = 1) -> int:
-    """Registers of a step: sums, a row of the panel, and the factors of that row.
+    """Return the number of vector registers that a step needs: for the sums of `rows` by `vectors`,
+    one row of the panel, and the factors by which it is multiplied.
 
-    `each` is the number of registers per vector.
+    `each` is the number of registers per vector of sums.
     """
     return (rows + 1) * vectors * each + target.factor_registers(rows, vectors)
 
 
 def work_share(*sides: tuple[int, int]) -> float:
-    """The useful share of whole tiles: each side is an extent and the tile's size along it."""
+    """Return the useful share of the work of whole tiles, in 0..1.
+
+    Each side is a pair: the extent of an axis, and the size of the tile along it.
+    """
     whole = prod(-(-extent // step) * step for extent, step in sides)
     return prod(extent for extent, _ in sides) / whole
 
@@ -30,14 +34,15 @@ def work_share(*sides: tuple[int, int]) -> float:
 def tile_rate(
     target: Target, useful: float, sums: int, loads: float, wanted: float | None = None
 ) -> float:
-    """The share of the peak that a tile reaches.
+    """Return the share of the core's peak arithmetic rate that a tile reaches, in 0..1.
 
     Args:
-        useful: the useful share of its sums.
+        target: the processor, whose core model is used.
+        useful: the useful share of the tile's sums, as from `work_share`.
         sums: vectors of sums in the tile.
-        loads: loads at each step, most of which multiply-adds hide.
-        wanted: number of sums from which on none waits for another; by default the core's share of
-            all registers (`CoreModel.sums_share`).
+        loads: loads at each step, weighted as by `step_loads`.
+        wanted: the smallest number of sums with which no multiply-add waits for an earlier one; by
+            default the core's share of all registers (`CoreModel.sums_share`).
     """
     core = target.core
     enough = core.sums_share * target.vector_registers if wanted is None else wanted
@@ -47,11 +52,18 @@ def tile_rate(
 def step_loads(
     target: Target, scalars: float, rows: int, vectors: int, *, near: bool = True
 ) -> float:
-    """Loads of a step of a register tile, weighted by the time that multiply-adds do not hide.
+    """Return the number of loads per step of a register tile, weighted by the time that
+    multiply-adds do not hide.
 
-    A number that its load does not broadcast counts as two loads. Code without three-operand
-    instructions copies a vector that is multiplied again, so that loading it costs nothing more. If
-    a panel is not `near`, in the first-level cache, its vectors come from further away.
+    If the target has no loads that broadcast, each row's factor counts as two loads. Its code then
+    copies a vector before multiplying it, and loading the vector costs nothing more.
+
+    Args:
+        target: the processor.
+        scalars: loads per step for the factors of the rows.
+        rows: rows of the tile.
+        vectors: vectors per row of the tile.
+        near: whether the panel stays in the first-level cache; other panels cost more.
     """
     spread = scalars if target.broadcasts else 2 * rows
     panel = vectors if target.broadcasts else 0
@@ -59,10 +71,11 @@ def step_loads(
 
 
 def waiting(target: Target, loads: float, operations: int) -> float:
-    """Cycles of loads and operations together, divided by those of the operations.
+    """Return the factor by which loads slow down arithmetic: the time of `loads` and `operations`
+    together, divided by that of the operations alone.
 
-    A component that takes almost as long as the longest is not hidden completely: the norm is that
-    of `tuner.analysis.register_tile`.
+    The two times are combined by the norm of `tuner.analysis.register_tile` (sixth powers): the
+    shorter one is not hidden completely if it is almost as long as the other.
     """
     core, bits = target.core, target.vector_bits
     loading = loads / (core.load_units * min(1.0, core.load_bits / bits))

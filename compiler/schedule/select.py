@@ -46,7 +46,8 @@ def schedule_space(workload: Workload, mode: Mode) -> ScheduleSpace:
 
 
 def untuned_schedule(workload: Workload, mode: Mode) -> Schedule:
-    """The first of `untuned_schedules` that lowers, used without measurements.
+    """Return the schedule to use without measurements: the first of `untuned_schedules` that lowers
+    for all sizes of the workload.
 
     Raises:
         CompilerError: if no template applies, or none of them lowers a dynamic workload.
@@ -64,11 +65,12 @@ def untuned_schedule(workload: Workload, mode: Mode) -> Schedule:
 def untuned_schedules(
     workload: Workload, mode: Mode, *, any_rows: bool = False
 ) -> Iterator[Schedule]:
-    """Schedules to compile without measurements, best guess first.
+    """Yield schedules to compile without measurements, best guess first.
 
-    These are the templates' defaults in the order of preference; the last one is the fallback that
-    lowers any workload. With `any_rows`, schedules that serve other numbers of rows too come before
-    them. A workload with dynamic sizes is analysed at typical sizes, with any number of rows.
+    Each is the default of a template, in the order of the templates' preference; the last one is
+    the fallback that lowers any workload. With `any_rows`, or for a workload with dynamic sizes, a
+    schedule that serves any number of rows is yielded first, if a template has one. A workload with
+    dynamic sizes is analysed at typical sizes.
 
     Raises:
         CompilerError: if no template applies.
@@ -121,11 +123,11 @@ def _any_rows(workload: Workload, mode: Mode, is_dynamic: bool) -> Schedule | No
 
 
 def lower_schedule(workload: Workload, schedule: Schedule, mode: Mode) -> Kernel:
-    """The loop nest of a schedule, with loops split over the threads.
+    """Return the kernel of a schedule, with its outermost loops split over the threads.
 
     Raises:
-        ScheduleError: if no template has the algorithm, or the schedule does not fit, or not for
-            all of the workload's dynamic sizes.
+        ScheduleError: if no template has the algorithm, or the schedule does not fit the workload
+            at each of its dynamic sizes.
     """
     kernel = template_of(schedule.algorithm).kernel(workload, schedule, mode)
     return replace(kernel, nest=share_out(kernel.nest, mode.threads))

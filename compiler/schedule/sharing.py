@@ -19,9 +19,10 @@ _PARTS_A_THREAD = (1, 2, 4)
 
 
 def share_out(nest: LoopNest, threads: int) -> LoopNest:
-    """The nest with its outermost loops split over several threads, as suits their caches.
+    """Return the nest with the outermost loops of each stage split over several threads.
 
-    The first nest of a stage determines the part of the others that a thread takes.
+    Only the first loop of a stage is changed: loops inside it are split too if it has too few
+    tiles, or divided by pixels if threads then read fewer values from each other's caches.
     """
     if threads == 1:
         return nest
@@ -103,7 +104,10 @@ def _share_inner_loops(loop: For, threads: int, around: int, axes: frozenset[Axi
 
 
 def parallel_balance(loops: Sequence[LoopSpec], threads: int) -> float:
-    """Utilisation of the threads, if they share these loops, outermost first; 0..1."""
+    """Return the utilisation of threads that share `loops`, in 0..1.
+
+    Loops are shared from the outermost one on, until they have enough tiles for the threads.
+    """
     tiles = 1
     for loop in loops:
         if not _is_enough(tiles, threads):

@@ -23,7 +23,8 @@ class Knob:
     values: tuple[Choice, ...]
 
     def having(self, value: Choice) -> Knob:
-        """The knob with an additional value: numbers are inserted in order, anything else last."""
+        """Return the knob with an additional value. A number is inserted in order if all values are
+        numbers; any other value is added last."""
         if value in self.values:
             return self
         values = (*self.values, value)
@@ -36,7 +37,7 @@ Constraint = Callable[[Mapping[str, Choice]], bool]
 
 
 def anything(choice: Mapping[str, Choice]) -> bool:
-    """The constraint that every assignment satisfies."""
+    """Return True: the constraint of a space without constraints."""
     return True
 
 
@@ -44,10 +45,13 @@ def anything(choice: Mapping[str, Choice]) -> bool:
 class SubSpace:
     """The schedules of one algorithm.
 
-    `constraint` holds on any machine: loops that fit together, code of a size that compiles.
-    `machine` depends on the target: registers, the waste of tails, caches. `default` is the
-    assignment for an untuned workload. It is always a point: constraints against waste may reject
-    every assignment of a tiny workload.
+    Attributes:
+        algorithm: name of the algorithm.
+        knobs: its knobs, each with all its values.
+        constraint: must hold on any machine: loops fit together, code has a size that compiles.
+        default: the schedule of an untuned workload. It is always one of `points`, because
+            constraints against waste may reject every assignment of a tiny workload.
+        machine: depends on the target: registers, the waste of tails, caches.
     """
 
     algorithm: str
@@ -107,11 +111,11 @@ class ScheduleSpace:
         return ScheduleSpace(tuple(space.unconstrained() for space in self.subspaces))
 
     def starting_with(self, default: Schedule) -> ScheduleSpace:
-        """The space with another default, of one of its algorithms or of a further one.
+        """Return the space with another default, which may have an algorithm that the space lacks.
 
-        Knobs get additional values from it, and it gets the first value of knobs that it lacks: for
-        example, the knob that splits sums exists depending on the number of rows, which may be
-        dynamic.
+        Knobs get the default's values in addition to their own. A knob that the default lacks gets
+        its first value there: for example, whether the knob that splits sums exists depends on the
+        number of rows, which may be dynamic.
         """
         own = [s for s in self.subspaces if s.algorithm == default.algorithm]
         others = [s for s in self.subspaces if s.algorithm != default.algorithm]

@@ -75,13 +75,15 @@ def _shared(nodes: Sequence[Node]) -> tuple[Node, ...] | None:
 
 
 def replace_tensors(tensors: Sequence[Tensor], changed: Sequence[Tensor]) -> tuple[Tensor, ...]:
-    """The tensors, some replaced by tensors of the same names: inputs by their packed form."""
+    """Return the tensors, each replaced by the one of the same name in `changed`, if there is one:
+    for example, inputs by their packed form."""
     by_name = {tensor.name: tensor for tensor in changed}
     return tuple(by_name.get(tensor.name, tensor) for tensor in tensors)
 
 
 def vector_axis(target: Load, axes: Sequence[Axis]) -> Axis | None:
-    """The axis whose neighbours are contiguous in memory; None without one."""
+    """Return the axis along which neighbouring values address neighbouring elements of `target` in
+    memory. Returns None if none of the `axes` does."""
     tensor = target.tensor
     factors = tensor.layout.resolved(len(tensor.shape))
     for factor, extent in zip(reversed(factors), reversed(tensor.physical_shape), strict=True):
@@ -98,10 +100,12 @@ def unit_stride(load: Load, axis: Axis) -> bool:
 
 
 def aligned(load: Load, tiles: Mapping[Axis, int], vector: Tile) -> bool:
-    """Whether tiles stay inside the blocks of a load's layout, wherever their loops start them.
+    """Whether no tile of a load crosses a boundary between blocks of its layout, at any start.
 
-    `tiles` are the steps of loops by axis; other axes are loops of single steps. A `vector`, which
-    is part of a tile, may also extend over whole blocks.
+    Args:
+        load: the load.
+        tiles: the steps of loops, by axis; other axes are loops of single steps.
+        vector: the vector axis and its step; a vector may also extend over whole blocks.
     """
     factors = load.tensor.layout.resolved(len(load.tensor.shape))
     divided = [
@@ -137,7 +141,8 @@ def _inside(index: Affine, block: int, tiles: Mapping[Axis, int], vector: Tile) 
 
 
 def short_step(load: Load, axis: Axis) -> bool:
-    """Whether neighbours along an axis are a few elements apart in rows: they load as vectors."""
+    """Whether neighbours along an axis are at most `MAX_LANE_STEP` elements apart in the innermost
+    dimension of memory. They are then loaded as vectors and permuted."""
     factors = load.tensor.layout.resolved(len(load.tensor.shape))
     last = next((f for f in reversed(factors) if load.tensor.shape[f.dim] != 1), factors[-1])
     moving = [dim for dim, index in enumerate(load.index) if axis in index.axes()]
@@ -150,9 +155,10 @@ def short_step(load: Load, axis: Axis) -> bool:
 
 
 def needs_padding(load: Load, *, with_halo: bool = True) -> tuple[int, ...]:
-    """Dimensions along which a load leaves its tensor (and its halo, if that may be read).
+    """Return the dimensions along which a load leaves its tensor, for some of the dynamic sizes if
+    there are any.
 
-    With dynamic sizes, dimensions along which it may leave it for some sizes.
+    With `with_halo`, the halo of the tensor may be read and counts as part of it.
     """
     result = []
     for dim, index in enumerate(load.index):
@@ -165,9 +171,10 @@ def needs_padding(load: Load, *, with_halo: bool = True) -> tuple[int, ...]:
 
 
 def edges(load: Load, axis: Axis, *, with_halo: bool = True) -> tuple[int, int]:
-    """The numbers of first and last values of an output axis for which a load may leave its tensor.
+    """Return how many of the first and how many of the last values of an output axis let a load
+    leave its tensor; with `with_halo`, the tensor and its halo.
 
-    With dynamic sizes, the maximum over all sizes.
+    With dynamic sizes, each number is the maximum over all sizes.
 
     Raises:
         ScheduleError: if that maximum is unbounded.
@@ -194,7 +201,8 @@ def _most(size: int) -> int:
 
 
 def reads_halo(reduction: Reduce) -> bool:
-    """Whether zeros in a halo may be read: they change no sum, but they do change a maximum."""
+    """Whether a reduction may read the zeros of a halo. True for sums only: zeros would change a
+    maximum."""
     return reduction.combiner is Combiner.SUM
 
 
@@ -211,8 +219,8 @@ def padded_axes(problem: Problem) -> frozenset[Axis]:
 
 
 def tile_edges(reduction: Reduce, axis: Axis | None) -> tuple[int, int]:
-    """The numbers of first and last values of an output axis whose taps must be left out one by
-    one."""
+    """Return how many of the first and how many of the last values of an output axis need separate
+    code, because some of their taps lie outside a tensor. Returns (0, 0) without an axis."""
     if axis is None:
         return 0, 0
     reached = [edges(e, axis, with_halo=reads_halo(reduction)) for e in loads(reduction.body)]
@@ -220,7 +228,14 @@ def tile_edges(reduction: Reduce, axis: Axis | None) -> tuple[int, int]:
 
 
 def edges_are_static(edge: tuple[int, int], extent: int, tile: int) -> bool:
-    """Whether peeling the first and last full tile leaves no edge to a run-time loop."""
+    """Whether the first and the last full tile, peeled into static code, cover all edges, so that
+    the run-time loop between them contains none.
+
+    Args:
+        edge: numbers of first and last values at the edges, from `tile_edges`.
+        extent: extent of the axis.
+        tile: size of a tile along it.
+    """
     first, last = edge
     full = extent // tile
     return full < 3 or (first <= tile and last <= extent - (full - 1) * tile)
@@ -247,10 +262,17 @@ def kernel_of(
     output: Tensor | None = None,
     transforms: tuple[tuple[str, Transform], ...] = (),
 ) -> Kernel:
-    """The kernel of a problem from its stages, the last step of every template.
+    """Build the kernel of a problem from its stages: the last step of every template.
 
-    `packed` are inputs in another layout, `shared` is work space of all threads, `scratch` that of
-    each. `output` is the whole output, if the problem is only a piece of it.
+    Args:
+        problem: the problem.
+        stages: in the order in which they run.
+        mode: the target and its options.
+        packed: inputs in another layout, which replace the inputs of the same names.
+        shared: work space that all threads share.
+        scratch: work space that each thread has for itself.
+        output: the whole output, if the problem is only a piece of it.
+        transforms: pairs of a weight's name and the transform before it is packed.
     """
     output = output or problem.output.tensor
     lanes = mode.target.lanes(DType.FLOAT32)
@@ -260,15 +282,17 @@ def kernel_of(
 
 
 def with_halo(stages: tuple[Stage, ...], output: Tensor, lanes: int) -> tuple[Stage, ...]:
-    """The stages of a kernel, the last of which also writes zeros into the halo of its output."""
+    """Return the stages of a kernel, extended so that they also write zeros into the halo of
+    `output`. `lanes` is the number of lanes of a vector of float32."""
     return (*stages[:-1], *beside(stages[-1], _halo(output, lanes)))
 
 
 def beside(stage: Stage, nests: Sequence[Node]) -> tuple[Stage, ...]:
-    """A stage with additional serial nests that access no tensor that the stage, or another of
-    them, writes.
+    """Add serial nests to a stage. The nests must not access any tensor that the stage or another
+    of the nests writes.
 
-    They become a separate stage if threads share the stage's first nest, and cannot share these.
+    Returns one stage. Returns two if threads share the stage's first nest and cannot share the
+    added nests.
     """
     if not any(isinstance(node, For) and node.binding is Binding.PARALLEL for node in stage.body):
         return (replace(stage, body=(*stage.body, *nests)),)
