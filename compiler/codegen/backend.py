@@ -21,9 +21,12 @@ from tilewright.compiler.timings import Timings
 
 @dataclass(frozen=True, slots=True)
 class StageCode:
-    """A stage's function, and the number of tiles of its parallel loop; 1 without such a loop.
+    """The function of one stage of a kernel.
 
-    The extent is a dynamic size if the loop's extent is.
+    Attributes:
+        symbol: name of the function.
+        extent: number of tiles of the stage's parallel loop; 1 without such a loop. It is a dynamic
+            size if the loop's extent is.
     """
 
     symbol: str
@@ -35,12 +38,13 @@ class KernelCode:
     """A lowered loop nest, named after its code: equal code has one name.
 
     Attributes:
-        name: of the kernel, and prefix of its symbols.
+        name: name of the kernel, which is the prefix of its symbols.
         text: the code before it is compiled, in the back end's language.
         digest: SHA-256 (hex) of the text under a neutral name, and of the target.
-        stages: in the order in which they run.
+        stages: the stages, in the order in which they run.
         scratch_bytes: size of each thread's scratch block.
-        sizes: the dynamic dimensions; the stages' `sizes` hold a number for each, in this order.
+        sizes: the dynamic dimensions; the stages' argument `sizes` has a number for each, in this
+            order.
     """
 
     name: str
@@ -65,7 +69,7 @@ class Backend(Protocol):
     """Generates code of loop nests for one kind of processor. It has no state."""
 
     def lower(self, nest: LoopNest, target: Target) -> KernelCode:
-        """The code of a nest, as text.
+        """Return the code of a loop nest as text, before it is compiled.
 
         Raises:
             ScheduleError: if tiles do not align with layouts, or bounds cannot be proved.
@@ -73,9 +77,9 @@ class Backend(Protocol):
         """
 
     def compile(self, text: str, target: Target, timings: Timings | None = None) -> bytes:
-        """Object code of a `KernelCode`'s text.
+        """Compile the text of a `KernelCode` and return its object code.
 
-        No text can end this process, even if the code generator crashes on it.
+        A text on which the code generator crashes does not end this process.
 
         Raises:
             CompilerError: if the text does not compile.
@@ -95,7 +99,7 @@ class Backend(Protocol):
         """Load objects into this process.
 
         Raises:
-            CompilerError: if they are not for this machine.
+            CompilerError: if the objects are not for this machine.
         """
 
 

@@ -48,7 +48,7 @@ class Filtering:
 def filtering(outputs: int, taps: int, points: tuple[Fraction, ...]) -> Filtering:
     """Return the matrices of F(outputs, taps), the algorithm for `outputs` results of `taps` taps.
 
-    Rows of B^T, except the last, are scaled to a leading coefficient of +-1.
+    Rows of B^T are scaled to a leading coefficient of +-1.
 
     Args:
         outputs: number of outputs, m.
@@ -94,8 +94,9 @@ def factored(matrix: Rational) -> tuple[Rational, Rational]:
     """Factor a matrix so that it multiplies a vector with fewer additions.
 
     Returns (first, second) with `matrix = first @ second`. Two rows that are equal up to signs
-    share two rows of `second`: the columns of equal sign, and those of opposite sign. Before: r0 =
-    a + b, r1 = a - b (eight operations). After: a, b, then r0 and r1 (six).
+    share two rows of `second`: one has the columns of equal sign, the other those of opposite sign.
+
+    Before: r0 = a + b, r1 = a - b (eight operations). After: a, b, then r0 and r1 (six).
     """
     first: list[dict[int, Fraction]] = [{} for _ in matrix]
     second: list[tuple[Fraction, ...]] = []

@@ -47,9 +47,14 @@ class Padding(Enum):
 class Variable:
     """A loop variable over [0, count).
 
-    RUNTIME has an SSA value, REPEATED one for each row of the capacity. A LANE variable equals
-    `lane // divisor`; `lanes` is the number of lanes of a whole vector if `count` is that of a
-    ragged last one.
+    Attributes:
+        kind: when its value is known.
+        count: number of its values.
+        value: the SSA value of a RUNTIME variable.
+        divisor: a LANE variable equals `lane // divisor`.
+        clipped: whether the loop was clipped to the values that are in bounds.
+        lanes: number of lanes of a whole vector, if `count` is that of a ragged last one.
+        rows: the row numbers of a REPEATED variable, one for each row of the capacity.
     """
 
     kind: Kind
@@ -63,8 +68,12 @@ class Variable:
 
 @dataclass(slots=True)
 class Linear:
-    """`sum(coefficient * variable) + constant`. Coefficients and the constant may be dynamic
-    sizes."""
+    """A linear form over loop variables: `sum(coefficient * variable) + constant`.
+
+    Attributes:
+        terms: the coefficient of each variable; it may be a dynamic size.
+        constant: the constant, which may be a dynamic size.
+    """
 
     terms: dict[Variable, int] = field(default_factory=dict)
     constant: int = 0
@@ -97,11 +106,14 @@ class Linear:
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """The range of an axis in the current scope: a tile of `extent` that starts at `start`.
+    """The range of an axis in the current scope: a tile that starts at `start`.
 
-    If the extent is a dynamic size, `rows` are the row numbers up to the capacity, with the last
-    row repeated. For the range of a loop, `has_rests` says whether such a tile may follow the full
-    tiles.
+    Attributes:
+        start: the first index.
+        extent: number of indices.
+        rows: for a dynamic extent, the row numbers up to the capacity, with the last row repeated.
+        has_rests: for the range of a loop, whether a tile of dynamic extent may follow the full
+            tiles.
     """
 
     start: Linear
@@ -115,7 +127,8 @@ Environment = Mapping[Axis, Bound]
 
 @dataclass(frozen=True, slots=True)
 class Guard:
-    """The condition `0 <= index < extent`, which ranges do not prove."""
+    """A run-time or compile-time check that `0 <= index < extent`, for an index whose range does
+    not prove it."""
 
     index: Linear
     extent: int
@@ -130,7 +143,7 @@ class Address:
 
 
 def bind(emitter: Emitter, environment: Environment, index: Affine) -> Linear:
-    """An index over axes as a linear form over the loop variables in scope.
+    """Convert an index over axes to a linear form over the loop variables in scope.
 
     `axis - n * (axis // n)` becomes the remainder, whose range is known to end at n.
     """
@@ -158,7 +171,7 @@ def bind(emitter: Emitter, environment: Environment, index: Affine) -> Linear:
 
 
 def divide(emitter: Emitter, form: Linear, divisor: int) -> tuple[Linear, Linear]:
-    """Quotient and remainder.
+    """Divide a linear form by a constant; return the quotient and the remainder.
 
     Raises:
         ScheduleError: if tiles or lanes do not align with the divisor.
@@ -232,7 +245,10 @@ def _split(form: Linear, divisor: int) -> tuple[Linear, Linear]:
 
 
 def evaluate(emitter: Emitter, form: Linear) -> Value:
-    """The run-time part and constant of a form as an i64, outermost variables first."""
+    """Emit the sum of a form's run-time terms and its constant, as an i64.
+
+    Terms of outer loops are added first, so that their sums are hoisted.
+    """
     total = emitter.size(form.constant)
     runtime = sorted(form.of(Kind.RUNTIME).items(), key=lambda item: _depth(item[0]))
     for variable, coefficient in runtime:
@@ -243,7 +259,8 @@ def evaluate(emitter: Emitter, form: Linear) -> Value:
 
 
 def locate(emitter: Emitter, environment: Environment, load: Load, padding: Padding) -> Address:
-    """The position of an element, in bytes from the start of its buffer."""
+    """Return the address of the element that a load reads, with the guards that remain to be
+    checked."""
     tensor = load.tensor
     indices = [bind(emitter, environment, index) for index in load.index]
     offset = Linear()
@@ -279,9 +296,10 @@ def _guards(tensor: Tensor, indices: list[Linear], padding: Padding) -> list[Gua
 
 
 def pointer(emitter: Emitter, base: Value, offset: Linear, constant: int = 0) -> Value:
-    """The run-time part of an address, outermost variables first so that it is hoisted.
+    """Emit the pointer to `base` plus the run-time part of an offset, plus `constant` bytes.
 
-    A dynamic size in the offset's constant is part of it, and so is the argument `constant`.
+    Terms of outer loops are added first, so that their sums are hoisted. The run-time part includes
+    a dynamic size in the offset's constant, but not the constant of that size.
     """
     size = offset.constant - static_part(offset.constant)
     address = emitter.offset(base, size)
@@ -296,14 +314,16 @@ def pointer(emitter: Emitter, base: Value, offset: Linear, constant: int = 0) ->
 
 
 def alignment(offset: Linear, limit: int) -> int:
-    """The largest power of two up to `limit` that divides the whole run-time part."""
+    """Return the largest power of two, up to `limit`, that divides every run-time term of an
+    offset."""
     moved = offset.constant - static_part(offset.constant)
     terms = *offset.of(Kind.RUNTIME).values(), *offset.of(Kind.REPEATED).values()
     return gcd(limit, *map(known_divisor, (moved, *terms)))
 
 
 def static_part(number: int) -> int:
-    """The part of a number that is known at compile time: of a dynamic size, its constant."""
+    """Return the part of a number that is known at compile time: a plain number itself, or the
+    constant term of a dynamic size."""
     return number.constant if isinstance(number, Size) else number
 
 

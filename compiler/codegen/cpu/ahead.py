@@ -34,7 +34,11 @@ def loads_ahead(
     points: Points,
     order: Sequence[Point],
 ) -> Callable[[int], None]:
-    """A function to call before each point is computed, with its number in the order."""
+    """Return a function that emits the loads of later points.
+
+    The caller calls it before it computes each point, with the point's position in `order`. The
+    function does nothing on cores that execute out of order, or if too few registers are left.
+    """
     emitter = context.emitter
     found = [
         access

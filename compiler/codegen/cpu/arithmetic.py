@@ -38,9 +38,11 @@ _BITWISE = (Operation.SELECT, Operation.NEG, Operation.ABS)
 
 
 def apply(emitter: Emitter, operation: Operation, *args: Value) -> Value:
-    """One operation on values of one type; scalars are splatted if others are vectors.
+    """Emit one operation on values of one type, and return its result. Scalars are splatted if
+    another argument is a vector.
 
-    The remainder of floats consists of several operations and is in `operations.apply`.
+    The remainder of floats and the product of bytes consist of several operations: see
+    `operations.apply`.
     """
     lanes = max([a.lanes for a in args])
     values = args if lanes == 1 else tuple([emitter.splat(a, lanes) for a in args])
@@ -173,8 +175,8 @@ def _in_float32(emitter: Emitter, operation: Operation, values: Sequence[Value])
 
 
 def cast(emitter: Emitter, value: Value, to: DType) -> Value:
-    """Conversion as in C. Where C leaves it undefined, floats saturate, and NaN becomes the lowest
-    integer."""
+    """Emit a conversion to another type, as in C. Where C leaves the result undefined, floats
+    saturate, and NaN becomes the lowest integer."""
     source = value.dtype
     assert source is not None
     if source is to:

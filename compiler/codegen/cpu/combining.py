@@ -17,7 +17,7 @@ Partial = tuple[Value, ...]
 
 
 def neutral(combiner: Combiner, dtype: DType) -> float:
-    """The initial value of a reduction."""
+    """Return the value with which a reduction starts: the neutral element of its combiner."""
     match combiner:
         case Combiner.SUM:
             return 0
@@ -38,8 +38,8 @@ def neutral(combiner: Combiner, dtype: DType) -> float:
 def join_lanes(
     emitter: Emitter, values: Partial, joined: Callable[[Partial, Partial], Partial]
 ) -> Partial:
-    """The lanes of vectors of one width combined to scalars, pairwise: log2(lanes) shuffles
-    each."""
+    """Combine the lanes of vectors of one width to scalars, half of the lanes at a time, with
+    log2(lanes) shuffles for each vector. `joined` combines two partial results."""
     lanes = values[0].lanes
     while lanes > 1:
         half = lanes // 2
@@ -57,7 +57,7 @@ def _part(emitter: Emitter, value: Value, first: int, end: int) -> Value:
 
 
 def combine(emitter: Emitter, combiner: Combiner, a: Value, b: Value) -> Value:
-    """Combine two partial results."""
+    """Emit the combination of two partial results of a reduction."""
     match combiner:
         case Combiner.SUM:
             return apply(emitter, Operation.ADD, a, b)
@@ -79,7 +79,8 @@ def combine(emitter: Emitter, combiner: Combiner, a: Value, b: Value) -> Value:
 
 
 def same_lanes(emitter: Emitter, partial: Sequence[Value], lanes: int) -> Partial:
-    """All items with this many lanes: scalars splatted, narrower vectors repeated at their end."""
+    """Return all items with `lanes` lanes. Scalars are splatted; narrower vectors repeat their last
+    lane."""
     return tuple(
         emitter.splat(value, lanes)
         if value.lanes in (1, lanes)

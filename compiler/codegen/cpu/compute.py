@@ -48,7 +48,7 @@ from tilewright.compiler.sizes import is_dynamic
 
 
 class ComputeLowering:
-    """State of one Compute during lowering."""
+    """Lowers one Compute: it holds the state of the lowering, and `run` emits the code."""
 
     def __init__(self, context: Context, compute: Compute) -> None:
         self.context = context

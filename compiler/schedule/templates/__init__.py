@@ -35,7 +35,7 @@ Allowed = Callable[[Found, Mode, Mapping[str, Choice]], bool]
 
 
 def everything(found: Any, mode: Mode, choice: Mapping[str, Choice]) -> bool:
-    """Allow every assignment."""
+    """Return True: the constraint of a template that allows every assignment."""
     return True
 
 
@@ -75,7 +75,11 @@ class Template(Generic[Found]):
     mixes: bool = False
 
     def space(self, workload: Workload, mode: Mode) -> SubSpace | None:
-        """Its schedules for a workload; None if it does not apply or may not change rounding."""
+        """Return the template's schedules for a workload.
+
+        Returns None if the template does not apply, has no schedule in this mode, or would change
+        the rounding although the mode requires strict numerics.
+        """
         found = self._found(workload, mode)
         if found is None:
             return None
@@ -100,13 +104,21 @@ class Template(Generic[Found]):
     def any_rows_schedule(
         self, workload: Workload, mode: Mode, is_dynamic: bool
     ) -> Schedule | None:
-        """`any_rows` of a workload; None if the template does not apply or has no such schedule."""
+        """Return the schedule that serves any number of rows, from the function `any_rows`.
+
+        Returns None if the template does not apply or has no such schedule.
+        """
         if self.any_rows is None or (found := self._found(workload, mode)) is None:
             return None
         return self.any_rows(found, mode, is_dynamic)
 
     def preference_of(self, workload: Workload, mode: Mode) -> float | None:
-        """`preference` of a workload; None if it does not apply or may not change rounding."""
+        """Return the template's preference for a workload, from the function `preference`; the
+        template with the largest one is tried first.
+
+        Returns None if the template does not apply, or would change the rounding although the mode
+        requires strict numerics.
+        """
         found = self._found(workload, mode)
         return None if found is None else self.preference(found, mode)
 

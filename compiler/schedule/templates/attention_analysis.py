@@ -35,12 +35,23 @@ from tilewright.compiler.sizes import always_less, is_dynamic, typical
 
 @dataclass(frozen=True, eq=False)
 class Attention:
-    """The structure of an attention: its loads, its reductions, and the roles of its axes.
+    """The structure of an attention. Instances are compared by identity; `analyse` memoises them.
 
-    `rows` are queries, `lanes` the elements of a value, `batch` all other axes of the output
-    (batch, heads); `keys` and `size` are reduced. Row i sees no key after `i + ahead`, if that is a
-    number. `query`, `key` and `value` are the stored operands, `factor` converts them for
-    multiplication. There is one object for each workload, compared by identity.
+    Attributes:
+        problem: the workload as one expression.
+        batch: all other axes of the output (batch, heads).
+        rows: the axis of the queries.
+        lanes: the axis of the elements of a value.
+        keys: the axis of the keys, which is reduced.
+        size: the axis of the elements of a query and of a key, which is reduced.
+        ahead: row i sees no key after `i + ahead`; None without a causal mask.
+        query: the stored operand; `factor` converts it for multiplication.
+        key: like `query`.
+        value: like `query`.
+        dot: the sum over `size` of products of queries and keys.
+        largest: the maximum of each row of scores.
+        total: the sum of the exponentials of each row.
+        mixed: the sum of products of exponentials and values.
     """
 
     problem: Problem
@@ -59,7 +70,7 @@ class Attention:
     mixed: Reduce
 
     def factor(self, load: Load) -> Expr:
-        """A load in the type in which products are computed."""
+        """Return a load, converted to the type in which products are computed."""
         return widened(load, self.dot.dtype)
 
 
@@ -115,7 +126,7 @@ def _keys_ahead(score: Expr, rows: Axis | None, keys: Axis) -> int | None:
 
 
 def extent(axis: Axis | None) -> int:
-    """The extent of an axis, 1 without an axis."""
+    """Return the extent of an axis, or 1 if there is no axis."""
     return axis.extent if axis is not None else 1
 
 

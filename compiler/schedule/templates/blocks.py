@@ -76,7 +76,13 @@ _WRITTEN_OUT = 3000
 
 @dataclass(frozen=True, slots=True)
 class StepWork:
-    """Operations at each step of a sum: on weights only, on rows only, and on both."""
+    """Numbers of operations at each step of a sum.
+
+    Attributes:
+        weights: operations on weights only.
+        rows: operations on rows only.
+        both: operations that combine weights and rows.
+    """
 
     weights: int
     rows: int
@@ -85,10 +91,16 @@ class StepWork:
 
 @dataclass(frozen=True)
 class Blocks:
-    """The roles of the axes: `lanes` along the vectors, `tile` the rows of the register tile,
-    `outer` other axes of the output, `reduced` those of the sum, the last of which is unrolled.
+    """The roles of the axes of a block-scaled sum.
 
-    `unpacked` is the number of values, computed from weights only, by which a row is multiplied.
+    Attributes:
+        problem: the workload as one expression.
+        lanes: the output axis along the vectors.
+        tile: the axis of the rows of the register tile.
+        outer: the other axes of the output.
+        reduced: the axes of the sum, the last of which is unrolled.
+        unpacked: number of values, computed from weights only, by which a row is multiplied.
+        work: operations at each step of the sum.
     """
 
     problem: Problem
@@ -111,10 +123,12 @@ class Blocks:
         return self.reduced[-1].extent if self.reduced else 1
 
     def registers(self, tile: int, vectors: int) -> int:
-        """Registers for sums, for unpacked weights if several rows share them, and for intermediate
-        values of one row's sum.
+        """Return the number of vector registers for a register tile of `tile` rows by `vectors`
+        vectors.
 
-        One row's weights are used as they are unpacked.
+        They hold the sums, and either the unpacked weights, if several rows share them, or the
+        intermediate values of one row's sum: a single row uses weights as soon as they are
+        unpacked.
         """
         shared = self.unpacked if tile > 1 else 0
         return tile * vectors + max(shared, vectors) + 2

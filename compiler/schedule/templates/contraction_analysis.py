@@ -48,14 +48,24 @@ _MATRIX_BYTES = 8
 
 @dataclass(frozen=True)
 class Contraction:
-    """The roles of a problem's axes and operands.
+    """The roles of the axes and operands of a sum of products.
 
-    `lanes` is the output axis along the vectors, `tile` the broadcast axis of the register tile,
-    `outer` the other output axes; `channel` is the reduction axis that is split and unrolled,
-    `window` the other reduction axes. `broadcast` and `streamed` are the stored factors; `product`
-    is the summed value. One step of the reduction multiplies `group` neighbouring channels: the
-    bytes or bfloat16 elements that fill 32 bits (64 `by_matrices`), or one element of any other
-    type. In matrix registers, one step multiplies `depth` channels.
+    Attributes:
+        problem: the workload as one expression.
+        broadcast: the stored factor that is broadcast to all lanes.
+        streamed: the stored factor that is read along the lanes.
+        lanes: the output axis along the vectors.
+        tile: the output axis of the broadcast points of the register tile.
+        outer: the other output axes, without `batch`.
+        batch: output axes that index both factors.
+        channel: the reduction axis that is split and unrolled.
+        window: the other reduction axes.
+        channel_block: block size of the channels of the broadcast factor; None without blocks.
+        padded: whether some load may leave its tensor.
+        group: neighbouring channels that one step of the reduction multiplies: the bytes or
+            bfloat16 elements that fill 32 bits (64 `by_matrices`), or one element of any other
+            type.
+        depth: channels that one step multiplies in matrix registers; 0 without them.
     """
 
     problem: Problem
@@ -79,20 +89,25 @@ class Contraction:
 
     @cached_property
     def lanes_are_a_group(self) -> bool:
-        """Whether the lanes are the channels of a group, which a tile must not cross."""
+        """Whether the lanes are the output channels of one group of a grouped convolution. A tile
+        must not contain channels of two groups."""
         groups = set(self.problem.groups)
         index = self.problem.output.index
         return any(self.lanes in i.axes() and groups & set(i.axes()) for i in index)
 
     @property
     def multiplies_matrices(self) -> bool:
-        """Whether a step multiplies two rows by two columns, with eight bytes of each."""
+        """Whether one step multiplies two rows by two columns, each with eight bytes of
+        channels."""
         return self.group > 1 and self.group * self.streamed.dtype.bytes == _MATRIX_BYTES
 
     def by_matrices(self, target: Target) -> Contraction | None:
-        """The same contraction in steps of the target's instruction for matrices. None if it has
-        none, channels do not fill its groups, no two rows share their columns, or these are
-        computed."""
+        """Return the same contraction in steps of the target's instruction that multiplies
+        matrices.
+
+        Returns None if the target has no such instruction for these types, the channels do not fill
+        its groups, no two rows share the streamed operand, or that operand is not packed weights.
+        """
         group, tile = 2 * self.group, self.tile
         types = self.broadcast.dtype, self.streamed.dtype, self.problem.reduction.dtype
         if self.group == 1 or tile is None or not tile.moves or target.matrix(*types) is None:
@@ -109,10 +124,10 @@ class Contraction:
         return replace(self, group=group)
 
     def matrix_depth(self, target: Target) -> int | None:
-        """Number of channels that one step multiplies in matrix registers.
+        """Return the number of channels that one step multiplies in matrix registers.
 
-        None if the target has none for these types, or the factors are not suitable matrices: this
-        requires equidistant rows of `broadcast`, and contiguous channels.
+        Returns None if the target has no matrix registers for these types, or if the factors are
+        not suitable: rows of `broadcast` must be equidistant in memory, and channels contiguous.
         """
         tiles, tile, load = target.tiles, self.tile, self.broadcast
         types = self.broadcast.dtype, self.streamed.dtype, self.problem.reduction.dtype
@@ -131,13 +146,16 @@ class Contraction:
 
     @property
     def registers_each(self) -> int:
-        """Registers per vector of sums, which has as many lanes as a vector of float32."""
+        """Registers per vector of sums. Such a vector has as many lanes as a vector of float32, so
+        that sums of float64 need two."""
         return max(1, self.problem.reduction.dtype.bytes // DType.FLOAT32.bytes)
 
     def registers(self, target: Target, tile: int, vectors: int) -> int:
-        """Vector registers of a tile of this size: sums, panels and one broadcast.
+        """Return the number of vector registers of a tile of `tile` rows by `vectors` vectors: its
+        sums, one row of the panel, and one broadcast factor.
 
-        Without an instruction for its types, two parts of each factor and a product need registers.
+        If the target has no instruction for the types, each factor needs registers for two parts,
+        and the product needs one.
         """
         if self.group == 1:
             return tile_registers(target, tile, vectors, self.registers_each)
@@ -149,8 +167,11 @@ class Contraction:
         return tile * vectors + operands
 
     def scalar_loads(self, target: Target, tile: int, vectors: int) -> float:
-        """Loads per step for the factors of a tile's rows: `Target.scalar_loads`, or fewer if the
-        rows themselves are contiguous; one each if there are too few channels."""
+        """Return the number of loads per step for the factors of a tile's rows.
+
+        The number is that of `Target.scalar_loads`. It is smaller if the rows themselves are
+        contiguous, and one per row if there are too few channels to load several at once.
+        """
         together, size = target.lane_factors, self.broadcast.dtype.bytes * self.group
         if self._row_stride == size == DType.FLOAT32.bytes:
             return tile // together + tile % together
@@ -176,8 +197,8 @@ class Contraction:
         return self.channel.extent * vectors * lanes * self.streamed.dtype.bytes
 
     def pass_bytes(self, target: Target, vectors: int) -> int:
-        """Bytes of one panel with all its taps: the part of the streamed factor that each register
-        tile reads again."""
+        """Return the bytes of one panel over all taps of the window: the part of the streamed
+        factor that each register tile reads."""
         return prod(axis.extent for axis in self.window) * self.panel_bytes(target, vectors)
 
     @property
@@ -186,10 +207,10 @@ class Contraction:
         return self.streamed if isinstance(self.streamed, Load) else None
 
     def rows_in_cache(self, core: CoreModel) -> int:
-        """Number of rows of the tile that fit into the first-level cache together.
+        """Return the number of rows of the tile that fit into the first-level cache together.
 
-        Rows that differ by a multiple of the set stride share one set: with eight ways and 4096
-        bytes, 24 rows ran at a quarter of the speed of eight.
+        Rows whose distance is a multiple of the set stride share one set: with eight ways and a set
+        stride of 4096 bytes, 24 rows ran at a quarter of the speed of eight.
         """
         sets = core.set_stride
         if self._row_stride is None:
@@ -197,8 +218,12 @@ class Contraction:
         return core.level1_ways * sets // gcd(self._row_stride, sets)
 
     def crowds_cache(self, core: CoreModel) -> bool:
-        """Whether the channels of one row exceed the sets of the second level that they map to: the
-        blocks of channels of an image of 128x128 pixels are a power of two apart."""
+        """Whether the channels of one row do not fit into the sets of the second-level cache that
+        they map to.
+
+        This happens if blocks of channels are a power of two apart, as in an image of 128x128
+        pixels.
+        """
         load, sets = self.broadcast, core.cache_bytes[1] // core.level2_ways
         if not isinstance(load, Load) or load.tensor.role is Role.WEIGHT or not self.channel_block:
             return False
@@ -398,12 +423,13 @@ def _in_equal_steps(load: Load, axis: Axis) -> bool:
 
 
 def is_weight(panel: Load | None) -> bool:
-    """Whether there is a panel, and it is packed at compile time."""
+    """Whether a panel is a weight, which is packed at compile time; false without a panel."""
     return panel is not None and panel.tensor.role is Role.WEIGHT
 
 
 def needs_static_taps(found: Contraction) -> bool:
-    """Whether a tap along the tile axis may read padding without a halo."""
+    """Whether some load may leave its tensor along the axis of the register tile. Its taps are then
+    unrolled, so that each is checked at compile time."""
     tile = found.tile
     return tile is not None and any(
         is_padded(load, tile) for load in loads(found.problem.reduction.body)
@@ -411,9 +437,10 @@ def needs_static_taps(found: Contraction) -> bool:
 
 
 def can_stream_unpacked(found: Contraction) -> bool:
-    """Whether the streamed operand can be read in place, along the lanes.
+    """Whether the streamed operand can be read in place, contiguously along the lanes.
 
-    Groups of its channels are built once, not for every tile.
+    False for operands whose channels are multiplied in groups: groups are packed once, instead of
+    being built for every tile.
     """
     panel = found.panel
     if panel is None or panel.tensor.role is not Role.INPUT or found.group > 1:

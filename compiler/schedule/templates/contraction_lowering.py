@@ -54,11 +54,11 @@ class _Panels:
 
 
 def lower(found: Contraction, schedule: Schedule, mode: Mode) -> Kernel:
-    """The nest of a product or a convolution.
+    """Return the kernel of a product or a convolution.
 
     Raises:
-        ScheduleError: if its sum does not divide into the requested parts, or would be read from
-            panels that are packed at run time: a kernel has one buffer of shared work space.
+        ScheduleError: if the sum does not divide into the requested parts, or the schedule divides
+            it and also packs an operand at run time: a kernel has one buffer of shared work space.
     """
     choices, target = dict(schedule.choices), mode.target
     if choices.get("products") == MATRICES:
@@ -192,8 +192,11 @@ def _joined(found: Contraction, target: Target, vectors: int) -> int:
 def asked_ahead(
     found: Contraction, schedule: Schedule, target: Target, loops: Sequence[LoopSpec]
 ) -> tuple[int, tuple[Tile, ...]]:
-    """The prefetch distance of a tile's weights in bytes, and which of the `loops` over the same
-    weights share the prefetching.
+    """Return the prefetch distance of a tile's weights in bytes, and the tiles of the loops that
+    share the prefetching of one panel.
+
+    The distance is 0 if the operand is not a weight. The tiles are empty unless the schedule
+    prefetches the next panel.
 
     Raises:
         ScheduleError: if the length of a panel is not known.
@@ -234,10 +237,12 @@ def _is_packed(found: Contraction, schedule: Schedule) -> bool:
 def reduction_tiles(
     found: Contraction, unroll: int, static_taps: bool
 ) -> tuple[list[Tile], list[Tile]]:
-    """Reduction loops, outermost first, and the reduction's points inside the register tile.
+    """Return the loops over the reduction, outermost first, and the unrolled points of the
+    reduction inside the register tile.
 
-    Blocked channels: block, window, channel in the block. Otherwise: channel, window. `unroll`
-    counts groups of channels.
+    The order of the loops is block, window, channel in the block if channels are stored in blocks;
+    otherwise channel, window. `unroll` counts groups of channels. `static_taps` unrolls the last
+    axis of the window.
     """
     reduce: list[Tile] = []
     block, group = found.channel_block, found.group

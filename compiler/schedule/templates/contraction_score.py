@@ -14,7 +14,8 @@ cycles where a multiply-add takes four."""
 def matrix_score(
     found: Contraction, target: Target, tile: int, vectors: int, extent: int, whole: int
 ) -> float:
-    """Like `tile_score`, for matrix registers: 1 is the peak of vectors."""
+    """Return the score of a tile in matrix registers, like `tile_score`. A score of 1 is the peak
+    of vector instructions."""
     registers, depth, core = target.tiles, found.matrix_depth(target), target.core
     assert registers is not None and depth is not None
     groups = depth // found.group
@@ -37,10 +38,19 @@ def tile_score(
     whole: int,
     near: bool,
 ) -> float:
-    """Useful share of the tiles' work, times how well loads are amortised, in 0..1.
+    """Return the expected share of peak arithmetic, in 0..1, of a tile of `tile` by `vectors`.
 
-    `near` is whether a panel stays in the first-level cache. If not, every tile loads its vectors
-    again from further away.
+    It is the useful share of the tiles' work, times a factor for the loads and for sums that wait.
+
+    Args:
+        found: the contraction.
+        target: the processor.
+        tile: rows of the register tile.
+        vectors: vectors per row.
+        extent: all rows.
+        whole: all vectors of a row.
+        near: whether a panel stays in the first-level cache. If not, every tile loads its vectors
+            again from further away.
     """
     registers = target.vector_registers - max(0, target.factor_registers(tile, vectors) - 1)
     wanted = target.core.sums_share * registers * (1.0 if target.broadcasts else _ADDING)

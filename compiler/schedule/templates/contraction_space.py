@@ -174,7 +174,8 @@ def lowers(found: Contraction, mode: Mode, choice: Mapping[str, Choice]) -> bool
 
 
 def fits(found: Contraction, mode: Mode, choice: Mapping[str, Choice]) -> bool:
-    """Whether registers hold the tile, its panels and one broadcast, and tails do not dominate."""
+    """Whether the target suits a schedule: its registers hold the tile, one row of the panel and
+    one broadcast factor, the tile uses most of them, and tails add at most 30 % to the vectors."""
     tile, vectors, target = int(choice["tile"]), int(choice["vectors"]), mode.target
     if choice.get("products") == TILES:
         return _fits_tiles(found, target, choice)
@@ -233,9 +234,11 @@ def default_schedule(
     *,
     panels_alone: bool = False,
 ) -> Schedule:
-    """The valid point with the least waste in tails and over threads, and the most work per load.
+    """Return the schedule for an untuned contraction: the best score of all valid combinations of
+    tile, vectors, order, split and products.
 
-    With `panels_alone` threads share only the outermost loop.
+    The score prefers little waste in tails and idle threads, and much work per load. With
+    `panels_alone`, threads share only the outermost loop.
     """
     values, target = {knob.name: knob.values for knob in knobs}, mode.target
     lanes = target.lanes(DType.FLOAT32)
@@ -306,12 +309,13 @@ def default_schedule(
 def rows_schedule(
     found: Contraction, mode: Mode, algorithm: str, order: Choice | None = None
 ) -> Schedule | None:
-    """The schedule of a product with weights for any number of rows; None for other contractions.
+    """Return a schedule for any number of rows of a product with weights; None for other
+    contractions.
 
-    Threads share the rows if there are enough of them, else the panels, unless an order is given.
-    Tile and panels are chosen for an unlimited number of rows. A schedule for a known number of
-    rows is up to a tenth faster: it wastes less in the last tile, and its panels stay in a nearer
-    cache.
+    Threads share the rows if there are enough of them, otherwise the panels; `order` overrides this
+    choice. Tile and panels are chosen for an unlimited number of rows. A schedule for a known
+    number of rows is up to a tenth faster: it wastes less in the last tile, and its panels stay in
+    a nearer cache.
     """
     if found.window or found.outer or found.batch or not is_weight(found.panel):
         return None
@@ -400,12 +404,13 @@ def _is_worth_packing(found: Contraction, core: CoreModel) -> bool:
 def default_prefetch(
     found: Contraction, target: Target, choice: Mapping[str, Choice], rows: int | None
 ) -> Choice:
-    """The prefetch choice for weights with this number of `rows`; None for an unknown number.
+    """Return the prefetch choice for weights that `rows` rows use; `rows` is None for an unknown
+    number.
 
-    Tiles prefetch the next panel if several of them use each one, but so few that the first one,
-    which waits for the memory, matters; the second-level cache must hold both panels. Otherwise the
-    choice is a distance in bytes: a single row reads only a stream of weights, at the speed of the
-    memory.
+    The choice is the next panel if several tiles use each panel, but few enough that the first
+    tile, which waits for memory, matters; the second-level cache must hold both panels. Otherwise
+    the choice is a distance in bytes, or 0: a single row only streams the weights, at the speed of
+    the memory.
     """
     core = target.core
     passes = None if rows is None else -(-rows // int(choice["tile"]))

@@ -34,7 +34,8 @@ _VECTORS_A_THREAD = 64
 
 
 def split_counts(found: Contraction, lanes: int, threads: int) -> tuple[int, ...]:
-    """Possible numbers of parts of the sum: one, and more if threads have too few tiles."""
+    """Return the numbers of parts into which the sum may be divided: 1, and larger ones if there
+    are too few tiles for the threads."""
     rows = found.tile.extent if found.tile else 1
     vectors = rows * -(-found.lanes.extent // lanes)
     for axis in (*found.outer, *found.batch):
@@ -51,7 +52,8 @@ def split_counts(found: Contraction, lanes: int, threads: int) -> tuple[int, ...
 
 
 def is_worth_splitting(found: Contraction) -> bool:
-    """Whether a second stage costs less than another thread gains, for this number of products."""
+    """Whether the contraction has enough products for a divided sum: another thread then gains more
+    than the second stage costs."""
     count = found.channel.extent * found.lanes.extent * (found.tile.extent if found.tile else 1)
     for axis in (*found.outer, *found.batch):
         count *= axis.extent
@@ -59,7 +61,10 @@ def is_worth_splitting(found: Contraction) -> bool:
 
 
 def split_sum(found: Contraction, count: int) -> Contraction:
-    """The product with the part as its outermost axis, whose output is shared work space."""
+    """Return the contraction whose output is the `count` partial sums of each element.
+
+    The part is its outermost axis. The output is a tensor in work space that all threads share.
+    """
     problem = found.problem
     part, channel = Axis("part", count), Axis(found.channel.name, found.channel.extent // count)
     position = {found.channel: part * channel.extent + channel}
@@ -81,7 +86,8 @@ def split_sum(found: Contraction, count: int) -> Contraction:
 
 
 def joining_stage(found: Contraction, parts: Load, lanes: int) -> Stage:
-    """The stage that sums the parts, with the epilogue."""
+    """Return the stage that adds the partial sums `parts`, applies the epilogue, and writes the
+    output."""
     problem = found.problem
     (part,) = parts.index[0].axes()
     compute = Compute(

@@ -42,9 +42,15 @@ _ACCUMULATORS = 8
 
 @dataclass(frozen=True)
 class Dot:
-    """The roles of the axes: `rows` of the matrix, one element for each of `vectors` vectors.
+    """The roles of the axes of a product of a matrix with one vector, or a few.
 
-    `batch` axes index both operands; `depth` is the reduction.
+    Attributes:
+        problem: the workload as one expression.
+        matrix: the load of the matrix.
+        rows: the axis of the matrix that is an axis of the output.
+        vectors: the axis of the vectors; None for a single one.
+        batch: axes that index both operands.
+        depth: the axis of the sum.
     """
 
     problem: Problem

@@ -91,9 +91,11 @@ TEMPLATE = Template(
 
 
 def transposed_axis(problem: Problem, lanes: int) -> Axis | None:
-    """The axis of a load's lanes, if the store has its lanes along another; else None.
+    """Return the axis along which a load is contiguous, if the store is contiguous along another
+    one.
 
-    None also if square tiles of both straddle the blocks of a layout.
+    Returns None if no load differs from the store, or if square tiles of both axes would cross the
+    blocks of a layout.
     """
     target, axes = problem.output, problem.axes
     along = vector_axis(target, axes)
@@ -155,7 +157,16 @@ def _tile_width(target: Load, lanes: int) -> int:
 
 
 def map_stage(name: str, problem: Problem, lanes: int, unroll: int, transpose: bool) -> Stage:
-    """The problem's expression at every element, the first axis parallel."""
+    """Return a stage that computes the problem's expression for every element of the output.
+
+    Args:
+        name: name of the stage.
+        problem: the problem, without reductions.
+        lanes: lanes of a vector.
+        unroll: vectors per step of the innermost loop.
+        transpose: whether to transpose square tiles in registers, if `transposed_axis` finds an
+            axis.
+    """
     target, expr = problem.output, problem.expr
     turned = transposed_axis(problem, lanes) if transpose else None
     along = vector_axis(target, problem.axes)

@@ -67,10 +67,14 @@ from tilewright.compiler.sizes import always_less, typical
 
 @dataclass(frozen=True, eq=False)
 class Rows:
-    """`outer` axes are shared by all computes; `inner` ones belong only to the last compute.
+    """The roles of the axes of a row-wise operation. Instances are compared by identity; `analyse`
+    memoises them.
 
-    `lanes` is the output's vector axis; it is in `outer` when lanes run along rows. There is one
-    object for each workload, compared by identity.
+    Attributes:
+        problem: the workload as one expression.
+        outer: axes of the output that all computes share.
+        inner: axes of the output that only the last compute has.
+        lanes: the output's vector axis; it is one of `outer` if lanes run along rows.
     """
 
     problem: Problem

@@ -48,7 +48,7 @@ from tilewright.compiler.schedule.templates import LAST, Template, pieces
 
 
 def analyse(workload: Workload) -> tuple[Problem, ...] | None:
-    """The expressions of the output: one, or one for each piece."""
+    """Return the expressions that give the output: one, or one for each of its pieces."""
     problem = one_expression(workload)
     return pieces.analyse(workload) if problem is None else (problem,)
 

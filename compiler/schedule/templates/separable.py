@@ -64,11 +64,24 @@ _WRITTEN_OUT = 32
 
 @dataclass(frozen=True)
 class Separable:
-    """A window that is reduced along `taps` last, whose output axis is `along`.
+    """A window reduction in two passes: first along `across` into a line, then along `taps`.
 
-    `across` are its other axes, `lanes` the vector axis. An element of the line is `body[column]`
-    reduced over `across`; output w needs those from `step * w + first` on, each `dilation` after
-    the last. `before` and `after` are the elements around the line.
+    Output w reduces the elements `step * w + first + dilation * k` of the padded line, over the
+    taps k.
+
+    Attributes:
+        problem: the workload as one expression.
+        lanes: the vector axis of the output.
+        along: the output axis whose window is `taps`.
+        taps: the axis of the window that the second pass reduces.
+        across: the other axes of the window, which the first pass reduces.
+        body: the reduced expression, as a function of `column`.
+        column: the axis of the line.
+        step: distance of the windows of neighbouring outputs.
+        dilation: distance of neighbouring taps.
+        first: position of the first tap of output 0 in the line with its padding.
+        before: elements of padding before the line.
+        after: elements of padding after the line.
     """
 
     problem: Problem

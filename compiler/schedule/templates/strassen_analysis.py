@@ -43,7 +43,14 @@ With vectors of 128 bits, half as many products, 49 rows gained 3 to 16 %, sides
 
 @dataclass(frozen=True, slots=True)
 class Product:
-    """`targets[q] * C[q] += (sum of left[q] * A[q]) @ (sum of right[q] * B[q])`."""
+    """One product of block sums: `targets[q] * C[q] += (sum of left[q] * A[q]) @ (sum of right[q] *
+    B[q])`.
+
+    Attributes:
+        left: the coefficient of each quadrant of A, in row-major order.
+        right: the coefficient of each quadrant of B.
+        targets: the coefficient with which the product is added to each quadrant of C; 0 for none.
+    """
 
     left: Quadrants
     right: Quadrants
@@ -80,13 +87,22 @@ For four of the products, by their number: the replacements of `left` and of `ta
 
 @dataclass(frozen=True, eq=False)
 class Strassen:
-    """A matrix product in blocks; the sides of the whole have `parts` of them each.
+    """A matrix product that is divided into blocks. Instances are compared by identity; `analyse`
+    memoises them.
 
-    `rows`, `columns` and `depth` are the axes of a block. There is one object for each workload and
-    number of parts, compared by identity, so that results that no knob changes are computed once.
+    Rows are those of a matrix, or points of several axes (pixels). In the second case one of the
+    axes is divided.
 
-    The rows are those of a matrix, or points of several axes (pixels): then one of them is `cut`,
-    and `others` are the remaining axes, the axis of the register tile last.
+    Attributes:
+        whole: the whole product.
+        left: the load of A.
+        right: the load of B, the constant matrix.
+        cut: the axis of rows that is divided.
+        others: the other axes of rows, the axis of the register tile last.
+        rows: the axis of the rows of a block.
+        columns: the axis of the columns of a block.
+        depth: the reduced axis of a block.
+        parts: number of blocks along each side of the whole product.
     """
 
     whole: Contraction
@@ -124,24 +140,39 @@ class Strassen:
 
     @property
     def last(self) -> Axis:
-        """The values of the divided axis that belong to no quadrant: one or none."""
+        """The axis of the values of `cut` that belong to no quadrant. Its extent is `cut.extent %
+        2`."""
         return Axis("last", self.cut.extent % 2)
 
     @property
     def may_have_last(self) -> bool:
-        """Whether there is such a value, or may be at run time."""
+        """Whether `last` has a value, or may have one at run time."""
         return self.last.extent != 0
 
     def element(self, load: Load, row: Affine, column: int = 0, depth: int = 0) -> Load:
-        """An element of an operand of the whole product, by its row and its parts."""
+        """Return the load of an element of a block of A or B.
+
+        Args:
+            load: `left` or `right`.
+            row: the row in the whole product.
+            column: number of the block along the columns.
+            depth: number of the block along the reduced axis.
+        """
         return load_at(load, self._positions(row, column, depth))
 
     def row(self, part: int) -> Affine:
-        """A row of a block as a row of the whole."""
+        """Return the row index in the whole product for the index `rows` of block number `part`."""
         return self.rows + part * self.rows.extent
 
     def stored(self, total: Expr, row: Affine, column: int) -> Expr:
-        """The epilogue of a finished sum."""
+        """Return the value to store for a finished sum: the epilogue, with `total` in place of the
+        reduction.
+
+        Args:
+            total: the finished sum.
+            row: the row in the whole product.
+            column: number of the block along the columns.
+        """
         here = reindex(self.whole.problem.epilogue, self._positions(row, column, 0))
         return substitute(here, {finished(self.whole.problem.reduction): total})
 
@@ -154,14 +185,18 @@ class Strassen:
 
 
 def weight_parts(found: Strassen) -> tuple[int, ...]:
-    """The number of parts of each dimension of B."""
+    """Return the number of parts into which each dimension of B is divided: `parts` for the rows
+    and the columns, 1 for any other dimension."""
     cut = {found.whole.lanes, found.whole.channel}
     return tuple(found.parts if cut & {*index.axes()} else 1 for index in found.right.index)
 
 
 @memo(1024)
 def combined_weight(found: Strassen, products: int, width: int) -> Load:
-    """B[product, k, n] in panels: [panel][product][k][width], so that a panel is one stream."""
+    """Return the load of B[product, k, n], the combinations of the blocks of B, from packed panels.
+
+    The layout is [panel][product][k][width], so that a panel is one stream.
+    """
     source = found.right
     shape = [n // part for n, part in zip(source.tensor.shape, weight_parts(found), strict=True)]
     (column,) = (d for d, i in enumerate(source.index, 1) if found.whole.lanes in i.axes())
@@ -174,9 +209,13 @@ def combined_weight(found: Strassen, products: int, width: int) -> Load:
 def combinations(
     found: Strassen, places: Sequence[tuple[int, int]], coefficients: Iterable[Sequence[int]]
 ) -> Transform:
-    """The packed weights: combinations of the blocks of B, which is (K, N) or (N, K).
+    """Return the transform that combines the blocks of B, which is (K, N) or (N, K), before
+    packing.
 
-    `places` are the blocks as parts of K and N, `coefficients` theirs in each product.
+    Args:
+        found: the product.
+        places: each block as a pair of its numbers along K and N.
+        coefficients: for each combination, the coefficient of each block, in the order of `places`.
     """
     columns_first = next(
         found.whole.lanes in index.axes()
@@ -191,10 +230,11 @@ def combinations(
 
 
 def slowness(core: CoreModel) -> float:
-    """The threshold of a core relative to the measured one, at most 1.
+    """Return the factor by which a core's minimum sizes for Strassen's algorithm are multiplied, at
+    most 1. It is relative to the measured core.
 
-    A core with fewer multiplications per cached weight saves more with a product than its sums
-    cost. A core that needs more rows to gain needs more of the other sides, too.
+    A core with fewer multiply-adds per weight from the cache saves more time with each product that
+    is left out. A core that needs more rows to gain also needs larger other sides.
     """
     rows = core.strassen_rows / _MEASURED_ROWS
     return min(1.0, rows * core.cached_weight_macs / _MEASURED_MACS)

@@ -72,9 +72,16 @@ _UNROLLED_TAPS = 25
 
 @dataclass(frozen=True)
 class WindowReduction:
-    """`lanes` is the vector axis (None: scalars); `tile` and `rows` form the register tile.
+    """The roles of the axes of a window reduction whose lanes are not reduced.
 
-    `dot` is the window axis along which bytes are multiplied in groups, if the target supports it.
+    Attributes:
+        problem: the workload as one expression.
+        lanes: the vector axis; None if elements are computed as scalars.
+        tile: the first axis of the register tile.
+        rows: the second axis of the register tile.
+        outer: the other axes of the output.
+        reads_halo: whether zeros in a halo may be read.
+        dot: the window axis along which bytes are multiplied in groups, if the target supports it.
     """
 
     problem: Problem
@@ -88,14 +95,16 @@ class WindowReduction:
     dot: Axis | None = None
 
     def dot_on(self, target: Target) -> Axis | None:
-        """`dot`, if the target multiplies bytes and no vector spans two blocks of channels."""
+        """Return `dot` if the target multiplies bytes in groups and no vector spans two blocks of
+        channels; else None."""
         lanes = target.lanes(DType.INT32)
         blocks = (f.mod or lanes for t in self.problem.inputs for f in t.layout.factors[-1:])
         whole = all(block % lanes == 0 for block in blocks)
         return self.dot if whole and target.multiplies_bytes else None
 
     def steps(self, target: Target) -> int:
-        """Points of the window; a group counts as one."""
+        """Return the number of operations for one output: the points of the window, where bytes
+        that are multiplied together count as one."""
         dot = self.dot_on(target)
         return _taps(self) if dot is None else _taps(self) // dot.extent * -(-dot.extent // GROUP)
 

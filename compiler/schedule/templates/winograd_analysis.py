@@ -35,7 +35,9 @@ class Side:
         return self.taps - self.stride * (self.reach - 1)
 
     def alpha(self, outputs: int) -> int:
-        """Points of a tile of this many outputs: products for each pair of channels."""
+        """Return the number of points of a transformed tile along this dimension, for a tile of
+        `outputs` outputs. Each point is one product for each pair of an input and an output
+        channel."""
         return outputs + self.reach - 1
 
 
@@ -43,10 +45,15 @@ class Side:
 class Winograd:
     """A convolution with contiguous channels, whose input has its padding as a halo.
 
-    There is one object for each workload, compared by identity, so that results that few knobs
-    change are computed once.
+    Instances are compared by identity; `analyse` memoises them.
 
-    `strides` and `pads` (those before) are of all spatial dimensions; `sides` are one or two.
+    Attributes:
+        problem: the workload as one expression.
+        image: the load of the input.
+        weight: the tensor of the filters.
+        strides: of all spatial dimensions.
+        pads: padding before the first element of each spatial dimension.
+        sides: the one or two transformed dimensions.
     """
 
     problem: Problem
@@ -71,7 +78,8 @@ class Winograd:
         return (batch, *spatial)
 
     def takes(self, lanes: int) -> bool:
-        """Whether vectors of this many channels stay inside the blocks of the layouts."""
+        """Whether vectors of `lanes` channels stay inside the blocks of channels of both
+        layouts."""
         for tensor in (self.image.tensor, self.problem.output.tensor):
             blocks = [f.mod for f in tensor.layout.factors if f.dim == 1 and f.mod is not None]
             if any(block % lanes and block < tensor.shape[1] for block in blocks):
@@ -84,15 +92,17 @@ class Winograd:
         return tuple(outputs if d in sides else 1 for d in range(len(self.shape)))
 
     def points(self, outputs: int) -> int:
-        """Points of a tile in the transformed domain."""
+        """Return the number of points of a transformed tile, over the one or two sides."""
         return prod(side.alpha(outputs) for side in self.sides)
 
     def products(self, outputs: int) -> int:
-        """Multiplications of a tile for each pair of channels, over all phases."""
+        """Return the number of multiplications of a tile for each pair of an input and an output
+        channel, over all phases."""
         return prod(s.stride * (s.alpha(outputs) - 1) + s.full for s in self.sides)
 
     def tile_counts(self, outputs: int) -> tuple[int, ...]:
-        """Tiles along each dimension of `shape`; the last one may overlap."""
+        """Return the number of tiles along each dimension of `shape`. The last tile may overlap the
+        one before it."""
         return _tile_counts(self, outputs)
 
     def starts(self, outputs: int) -> tuple[int, ...]:

@@ -65,7 +65,8 @@ is computed in full: on average, a fifth of the tiles of the smallest images are
 
 
 def lower(found: Winograd, schedule: Schedule, mode: Mode) -> Kernel:
-    """The kernel of a schedule."""
+    """Return the kernel of a schedule: the nests that transform the input, multiply, and transform
+    the output."""
     lanes = mode.target.lanes(DType.FLOAT32)
     outputs = schedule.integer("outputs")
     counts, block = found.tile_counts(outputs), schedule.integer("block")
