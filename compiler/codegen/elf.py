@@ -36,12 +36,13 @@ _FORMS = {
 
 
 def is_elf(data: bytes) -> bool:
-    """Whether this is an object of the kind that the other functions read."""
+    """Whether `data` starts as a little-endian ELF file of 32 or 64 bits, which the other functions
+    read."""
     return data.startswith(_MAGIC) and data[4:6] in _FORMS
 
 
 def undefined_symbols(data: bytes) -> frozenset[str]:
-    """Names of the object's undefined symbols."""
+    """Return the names of the symbols that an object uses and does not define."""
     return frozenset(_undefined(data))
 
 

@@ -77,7 +77,8 @@ def link_shared(objects: Sequence[bytes], output: str | Path) -> None:
 
 @cache
 def linkers() -> tuple[tuple[str, ...], ...]:
-    """The commands of the linkers that this machine has, best first."""
+    """Return the command lines of the linkers that this machine has, in the order in which they are
+    tried."""
     found: list[tuple[str, ...]] = []
     lld = shutil.which("ld.lld")
     if lld:
@@ -98,7 +99,8 @@ def linkers() -> tuple[tuple[str, ...], ...]:
 
 @cache
 def module_linkers() -> tuple[tuple[str, ...], ...]:
-    """The commands of the linkers of WebAssembly that this machine has, best first."""
+    """Return the command lines of the WebAssembly linkers that this machine has, in the order in
+    which they are tried."""
     found: list[tuple[str, ...]] = []
     if linker := shutil.which("wasm-ld"):
         found.append((linker,))

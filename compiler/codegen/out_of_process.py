@@ -23,7 +23,7 @@ LIMIT_SECONDS = 30
 
 
 def emit_object(ir_text: str, target: Target) -> bytes:
-    """`object.emit_object` in another process.
+    """Compile LLVM IR in another process, like `object.emit_object`.
 
     Raises:
         CompilerError: as in that function, or if LLVM aborts or does not end in `LIMIT_SECONDS`.
@@ -34,7 +34,8 @@ def emit_object(ir_text: str, target: Target) -> bytes:
 
 
 def emit_assembly(ir_text: str, target: Target) -> str:
-    """`object.emit_assembly` in another process; errors as `emit_object`."""
+    """Compile LLVM IR to assembly text in another process, like `object.emit_assembly`. Errors are
+    those of `emit_object`."""
     made = _ask(ir_text, target, as_text=True)
     assert isinstance(made, str)
     return made
@@ -110,7 +111,7 @@ def _ask(ir_text: str, target: Target, *, as_text: bool) -> bytes | str:
 
 @atexit.register
 def close() -> None:
-    """End the process; the next code gets a new one."""
+    """End the child process. The next request starts a new one."""
     global _process
     with _lock:
         process, _process = _process, None

@@ -26,12 +26,12 @@ kernel 168 among 1340, and both were the fastest of their workloads.
 
 
 def spilling_loop(code: bytes, assembly: Callable[[], str], target: Target) -> InnerLoop | None:
-    """The innermost loop with the most spills, if it exceeds the limits; else None.
+    """Return the innermost loop with the most spills, if they exceed the limits; else None.
 
     Args:
         code: the object.
-        assembly: prints the same code; called only if the object is suspect.
-        target: of the code. If the scan does not support the target, no code is suspect.
+        assembly: prints the same code as assembly text; called only if the object is suspect.
+        target: the target of the code. If the scan does not support it, no code is suspect.
     """
     if most_stack_accesses(code, target) <= MOST_SPILLS:
         return None

@@ -32,7 +32,7 @@ class KernelStatistics(JsonValue):
 
     @property
     def spills(self) -> int:
-        """Stack stores and reloads of vector registers."""
+        """Number of instructions that store vector registers to the stack or reload them."""
         return self.spill_stores + self.spill_reloads
 
     def __add__(self, other: KernelStatistics) -> KernelStatistics:
@@ -41,17 +41,22 @@ class KernelStatistics(JsonValue):
 
 
 def statistics(assembly: str, target: Target) -> KernelStatistics:
-    """Counts over all functions of a module."""
+    """Count instructions over all functions of a module.
+
+    Args:
+        assembly: printed by `compiler.codegen.object.emit_assembly`.
+        target: the target of the assembly.
+    """
     return sum(function_statistics(assembly, target).values(), KernelStatistics())
 
 
 def function_statistics(assembly: str, target: Target) -> dict[str, KernelStatistics]:
-    """Counts for each function, by its name.
+    """Count the instructions of each function; returns the counts by the function's name.
 
     Args:
         assembly: printed by `compiler.codegen.object.emit_assembly`, with LLVM's comments: they
             mark functions and loops on every architecture.
-        target: of the assembly.
+        target: the target of the assembly.
     """
     result: dict[str, KernelStatistics] = {}
     for match in _FUNCTION.finditer(assembly):
@@ -61,10 +66,15 @@ def function_statistics(assembly: str, target: Target) -> dict[str, KernelStatis
 
 @dataclass(frozen=True, slots=True)
 class InnerLoop:
-    """One innermost loop: its function, the label of its header, its instructions as text.
+    """One innermost loop.
 
-    `fmas` and `spills` count among the instructions; a spill moves a vector register to or from the
-    stack. `registers` counts the vector registers that the instructions use.
+    Attributes:
+        function: name of the function that contains it.
+        label: label of its header.
+        instructions: its instructions, as text.
+        fmas: number of multiply-adds.
+        spills: number of instructions that move a vector register to or from the stack.
+        registers: number of vector registers that the instructions use.
     """
 
     function: str
@@ -76,7 +86,8 @@ class InnerLoop:
 
 
 def inner_loops(assembly: str, target: Target) -> tuple[InnerLoop, ...]:
-    """The innermost loops of a module, in the order of the code; arguments as above."""
+    """Return the innermost loops of a module, in the order of the code. Arguments are those of
+    `function_statistics`."""
     syntax = target.family.syntax
     found: list[InnerLoop] = []
     for match in _FUNCTION.finditer(assembly):
@@ -99,7 +110,8 @@ def inner_loops(assembly: str, target: Target) -> tuple[InnerLoop, ...]:
 
 
 def vector_registers(assembly: str, target: Target) -> int:
-    """Number of vector registers that a module names; arguments as above.
+    """Return the number of different vector registers that a module names. Arguments are those of
+    `function_statistics`.
 
     An instruction of RISC-V that takes several registers names only the first.
     """
@@ -112,8 +124,11 @@ SPILL_MARK = "  <- spill"
 
 
 def listing(assembly: str, target: Target) -> Iterator[str]:
-    """A module as text for readers: functions, labels and instructions, without directives and
-    LLVM's comments; innermost loops and spills are marked. Arguments as above."""
+    """Yield the lines of a module as text for readers: functions, labels and instructions, without
+    directives and LLVM's comments.
+
+    Innermost loops and spills are marked. Arguments are those of `function_statistics`.
+    """
     syntax = target.family.syntax
     for match in _FUNCTION.finditer(assembly):
         yield f"{match['name']}:"

@@ -48,7 +48,7 @@ class Context:
 
     @property
     def lanes(self) -> int:
-        """Lanes of a vector whose lanes are summed: the target's lanes for float32."""
+        """Number of lanes of a vector whose lanes are summed: the target's lanes for float32."""
         return self.emitter.target.lanes(DType.FLOAT32)
 
     def open_axis(self, axis: Axis) -> None:

@@ -39,11 +39,12 @@ _HIGH_BITS = -(1 << 16)
 def multiply_add(
     emitter: Emitter, types: Types, accumulator: Value, left: Value, right: Value
 ) -> Value:
-    """`accumulator + sum(left[i] * right[i])` in each lane; both are int32 that hold `types`.
+    """Emit `accumulator + sum(left[i] * right[i])` for each lane and return it. `left` and `right`
+    are vectors of int32, each of which holds a group of elements of the two `types`.
 
     Raises:
-        ScheduleError: if these are neither integers nor bfloat16, and the target has no instruction
-            for them.
+        ScheduleError: if the types are neither integers nor bfloat16, and the target has no
+            instruction for them.
     """
     found = _direct(emitter, types, accumulator, left, right)
     if found is None and set(types) <= set(_BYTES):

@@ -1,4 +1,4 @@
-"""Tensor expressions, prepared once for all points of a register tile.
+"""Evaluation of tensor expressions at the points of a register tile.
 
 The tree is the same at every point. It is therefore walked once, and the accesses of its loads are
 looked up once. For each point only a list of steps remains.
@@ -45,7 +45,8 @@ _Step = Callable[[Point, Partial, list[Value]], Value]
 def evaluator(
     context: Context, budget: RegisterBudget, expr: Expr, accesses: Accesses, points: Points
 ) -> Evaluator:
-    """An evaluator of an expression for the points of an open tile."""
+    """Return a function that emits an expression at a point of an open tile. Its arguments are the
+    point and the items of the accumulator; it returns the value of the expression."""
     numbers: dict[Expr, int] = {}
     steps: list[_Step] = []
     for node in walk(expr):
@@ -66,7 +67,8 @@ def evaluator(
 def items_evaluator(
     context: Context, budget: RegisterBudget, expr: Expr, accesses: Accesses, points: Points
 ) -> Callable[[Point], Partial]:
-    """An evaluator of a tuple's items; a single value is a tuple of one."""
+    """Return a function that emits all items of a tuple at a point and returns their values. An
+    expression that is not a tuple has one item."""
     items = [evaluator(context, budget, item, accesses, points) for item in items_of(expr)]
     return lambda point: tuple([item(point, ()) for item in items])
 

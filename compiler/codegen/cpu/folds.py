@@ -21,14 +21,15 @@ from tilewright.compiler.loops.expr import (
 
 
 def start(emitter: Emitter, combiner: Combiner | Fold, dtype: DType) -> Partial:
-    """The neutral constants."""
+    """Return the values with which a reduction starts: one constant for each item of a Fold, one in
+    all for a plain combiner."""
     if isinstance(combiner, Fold):
         return tuple(emitter.const(c.value, c.type) for c in combiner.neutral)
     return (emitter.const(neutral(combiner, dtype), dtype),)
 
 
 def join(emitter: Emitter, combiner: Combiner | Fold, a: Partial, b: Partial) -> Partial:
-    """Combine two partial results."""
+    """Emit the combination of two partial results."""
     if isinstance(combiner, Fold):
         return _joined(emitter, combiner, a, b)
     ((x,), (y,)) = a, b
@@ -36,7 +37,7 @@ def join(emitter: Emitter, combiner: Combiner | Fold, a: Partial, b: Partial) ->
 
 
 def join_lanes(emitter: Emitter, combiner: Combiner | Fold, partial: Partial) -> Partial:
-    """The lanes of vectors of one width combined to scalars."""
+    """Combine the lanes of a partial result, vectors of one width, to one scalar for each item."""
     return combining.join_lanes(emitter, partial, lambda a, b: join(emitter, combiner, a, b))
 
 

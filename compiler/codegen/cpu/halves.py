@@ -39,10 +39,11 @@ def bits(emitter: Emitter, value: Value) -> Value:
 
 
 def of_bits(emitter: Emitter, whole: Value, dtype: DType) -> Value:
-    """The 16-bit float with these bits.
+    """Return the 16-bit float whose bits are the uint16 `whole`.
 
-    If the target has no instructions for the type, values stay bits: LLVM calls a library for a
-    vector of bfloat16 that crosses basic blocks.
+    If the target has no instructions for the type, `emitter.bits` maps the float back to its bits,
+    so that no float needs to cross basic blocks: LLVM calls a library for a vector of bfloat16 that
+    does.
     """
     value = _reinterpreted(emitter, whole, dtype)
     if not has_instructions(emitter, dtype):
@@ -51,7 +52,7 @@ def of_bits(emitter: Emitter, whole: Value, dtype: DType) -> Value:
 
 
 def widened(emitter: Emitter, value: Value) -> Value:
-    """A 16-bit float as float32, exactly."""
+    """Convert a 16-bit float to float32, exactly."""
     number = _Bits(emitter, _cast(emitter, "zext", bits(emitter, value), DType.UINT32))
     if value.dtype is DType.BFLOAT16:
         return number("shl", 16).number
@@ -67,7 +68,7 @@ def widened(emitter: Emitter, value: Value) -> Value:
 
 
 def narrowed(emitter: Emitter, value: Value, to: DType) -> Value:
-    """A float32 rounded to 16 bits, half to even."""
+    """Round a float32 to the 16-bit type `to`, half to even."""
     given = _Bits.of(emitter, value)
     magnitude, sign = given("and", ~_SIGN), given("and", _SIGN)("lshr", 16)
     if to is DType.BFLOAT16:
@@ -91,7 +92,7 @@ def narrowed(emitter: Emitter, value: Value, to: DType) -> Value:
 
 
 def on_bits(emitter: Emitter, operation: Operation, values: Sequence[Value]) -> Value:
-    """SELECT, NEG or ABS of 16-bit floats, which need no arithmetic."""
+    """Emit SELECT, NEG or ABS of 16-bit floats as operations on their bits, without arithmetic."""
     dtype, lanes = values[-1].dtype, values[-1].lanes
     assert dtype is not None
     operands = [bits(emitter, value) for value in values if value.dtype is dtype]

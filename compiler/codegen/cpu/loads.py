@@ -29,7 +29,7 @@ LoadPlan = Callable[[LoadSite], Value]
 
 
 def load_plan(context: Context, budget: RegisterBudget, access: Access, points: Points) -> LoadPlan:
-    """The load plan for an access at all points of a tile."""
+    """Choose how to load the elements of an access, for all points of a tile."""
     emitter, dtype, is_full = context.emitter, access.tensor.dtype, access.present >= access.packed
     if access.tensor.space is Space.CONSTANT:
         return _constant
@@ -226,7 +226,7 @@ def _strided(place: LoadSite, start: int | None) -> Value | None:
 
 
 def gathered(place: LoadSite, pointers: Iterable[Value]) -> Value:
-    """One load for each lane."""
+    """Load each lane from its own pointer, and return the vector."""
     return _collected(place, map(place.element, pointers))
 
 
@@ -241,9 +241,10 @@ def _collected(place: LoadSite, items: Iterable[Value]) -> Value:
 def place_at(
     context: Context, budget: RegisterBudget, access: Access, offset: int, active: int
 ) -> LoadSite:
-    """The place from which elements are loaded.
+    """Return the site of a load: the access, its offset in bytes, and the loop depth at which it is
+    emitted.
 
-    Read-only elements may move out of loops, as long as registers are left for them.
+    Loads of read-only elements may move out of loops, as long as registers are left for them.
     """
     emitter, base, name = context.emitter, access.base, access.tensor.name
     depth, tag = emitter.depth, ""

@@ -28,12 +28,17 @@ from tilewright.compiler.sizes import always_less, bounds, is_dynamic
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """`count` tiles of `width` that start at `offset`, one every `step`.
+    """A run of tiles of an axis, which one loop covers.
 
-    The offset and the count may be dynamic sizes. So may the width of one optional tile, or of two;
-    `room` is then the number of rows for which each is emitted, with the last row repeated. If
-    `is_cut`, the last of all tiles ends with the axis, and the width of each is known at run time.
-    If `overlaps`, the last one also ends at most there, but starts earlier instead.
+    Attributes:
+        offset: start of the first tile on the axis; it may be a dynamic size.
+        count: number of tiles; it may be a dynamic size.
+        step: distance between the starts of two tiles.
+        width: indices per tile. It may be a dynamic size for one or two optional tiles.
+        room: for a dynamic width, the number of rows that code is emitted for; the last row is
+            repeated in place of missing ones.
+        is_cut: whether the last tile ends with the axis, so that each width is known at run time.
+        overlaps: whether the last tile starts earlier in order to end with the axis at the latest.
     """
 
     offset: int
@@ -82,11 +87,13 @@ class Tail(Enum):
 
 
 def repeating_tail(known: int, extent: int, step: int) -> Tail | None:
-    """The tail of an axis whose rows may be recomputed, if there may be few of them, or always
-    enough. `known` is the whole loop's number of rows, `extent` the range of this loop.
+    """Return the tail of an axis whose rows may be recomputed.
+
+    Returns OVERLAPPED if `extent`, the range of this loop, always has a full tile; REPEATED if
+    `known`, the number of rows of the whole loop, may be less than a full tile; otherwise None.
 
     A full tile that recomputes rows takes no longer than halves of tiles, which wait for their few
-    sums; and it is a third of the code for a detector's products.
+    sums. Its code is a third of theirs for a detector's products.
     """
     if bounds(extent)[0] >= step:
         return Tail.OVERLAPPED
@@ -102,8 +109,16 @@ def tail_of(
     repeats: Tail | None = None,
     is_of_matrices: bool = False,
 ) -> Tail:
-    """The tail of an axis, depending on the body of its loop; `repeats` if rows may be
-    recomputed."""
+    """Return the tail of an axis, depending on the body of its loop.
+
+    Args:
+        context: the stage that is emitted.
+        is_split: whether inner loops divide the tiles further.
+        is_vector: whether the axis is the vector axis.
+        is_reduced: whether the axis belongs to a reduction.
+        repeats: the tail if rows may be recomputed, from `repeating_tail`.
+        is_of_matrices: whether the tiles are in matrix registers.
+    """
     if is_split:
         return Tail.CUT if context.cuts and not is_reduced else Tail.WHOLE
     if is_vector:
@@ -118,7 +133,12 @@ def tail_of(
 def segments(
     extent: int, step: int, *, peel: bool, granularity: int, tail: Tail = Tail.HALVES
 ) -> tuple[Segment, ...]:
-    """Full tiles (the first and last separate if peeled), a tail of whole vectors, the rest."""
+    """Divide an axis into segments: its full tiles, a tail of a multiple of `granularity`, and the
+    rest.
+
+    With `peel`, the first and the last full tile are segments of their own. `granularity` is the
+    step of the unrolled points (along the vector axis, the lanes of a vector); 0 for none.
+    """
     if is_dynamic(extent):
         return _open_segments(extent, step, peel, granularity or 1, tail)
     full, rest = divmod(extent, step)
@@ -253,7 +273,14 @@ def over(
     clip: Sequence[Load] | None = None,
     padding: Padding = Padding.READ,
 ) -> list[Value]:
-    """Run `body` for each tile of an axis; segments of several tiles become run-time loops."""
+    """Emit `body` for all tiles of an axis, and return the final values of `carried`.
+
+    A segment of several tiles becomes a run-time loop. `body` maps the carried values before a tile
+    to those after it.
+
+    Raises:
+        ScheduleError: if a dynamic number of tiles is to be unrolled.
+    """
     outer, around = context.environment[axis], context.ranges.get(axis)
     context.ranges[axis] = replace(outer, has_rests=_has_rests(outer.extent, step, tail))
     values = list(carried)
@@ -327,7 +354,8 @@ def tile_body(
     clipped: bool = False,
     first: int = 0,
 ) -> Callable[[Value, list[Value]], list[Value]]:
-    """The body of a run-time loop over a segment's tiles, whose counter starts at `first`."""
+    """Return the body of a run-time loop over a segment's tiles: a function of the counter, which
+    starts at `first`, and the carried values."""
 
     def lowered(counter: Value, values: list[Value]) -> list[Value]:
         if segment.is_cut:

@@ -46,15 +46,15 @@ MOST_VSCALE = 16
 
 
 def stage_symbol(name: str, number: int) -> str:
-    """The name of the function of a kernel's stage."""
+    """Return the symbol of the function of stage number `number` of a kernel."""
     return f"{name}_s{number}"
 
 
 def stage_extent(stage: Stage) -> int:
-    """The number of tiles that lo and hi count, those of the stage's first nest; 1 for a serial
-    stage.
+    """Return the number of tiles of a stage that `lo` and `hi` count: those of its first nest, or 1
+    for a serial stage.
 
-    A dynamic size if a loop's extent is known at run time.
+    The number is a dynamic size if a loop's extent is known only at run time.
     """
     loops = _parallel_loops(stage)
     return _shared_tiles(loops[0]) if loops else 1
@@ -80,7 +80,8 @@ def _parallel_inside(loop: For) -> For | None:
 
 
 def scratch_layout(nest: LoopNest) -> tuple[dict[str, int], int]:
-    """Byte offset of each scratch tensor in a thread's block, and the size of the block."""
+    """Return the byte offset of each scratch tensor in a thread's block, by name, and the size of
+    the block in bytes."""
     offsets, size = {}, 0
     for tensor in nest.scratch:
         offsets[tensor.name] = size
@@ -89,12 +90,14 @@ def scratch_layout(nest: LoopNest) -> tuple[dict[str, int], int]:
 
 
 def lower_nest(nest: LoopNest, target: Target, sizes: Sequence[Dimension] | None = None) -> str:
-    """A kernel as the text of an LLVM module, one function per stage; `sizes` default to the
-    nest's.
+    """Return a loop nest as the text of an LLVM module with one function per stage.
+
+    `sizes` are the dynamic dimensions, in the order of the functions' argument `sizes`; by default
+    those of the nest.
 
     Raises:
-        ScheduleError: if tiles do not align with layouts or bounds cannot be proved, or if the
-            emitted code depends on a dynamic size.
+        ScheduleError: if tiles do not align with layouts or bounds cannot be proved, or if the form
+            of the code would depend on the value of a dynamic size.
     """
     if sizes is None:
         sizes = nest.sizes

@@ -38,11 +38,12 @@ _UPPER, _LOWER = (0, 1, 4, 5), (2, 3, 6, 7)
 
 
 def matrix_tile(context: Context, compute: Compute, spatial: Sequence[Tile]) -> MatrixTile | None:
-    """The tile of a compute that adds products in groups of 64 bits; None for any other.
+    """Return the register tile of a compute that adds products in groups of 64 bits; None for any
+    other compute.
 
     Raises:
-        ScheduleError: if the target has no such instruction for its types, or its operands are not
-            one along the vectors and one across them.
+        ScheduleError: if the target has no such instruction for the types, or not exactly one of
+            the operands lies along the vectors.
     """
     operands = dot_operands(compute.body) if compute.dot is not None else None
     if operands is None or compute.group * operands[0].dtype.bytes != 8:
@@ -78,9 +79,11 @@ def _pair(point: Point, at: int) -> tuple[Point, Point]:
 
 
 class MatrixTile:
-    """The products of one register tile.
+    """A register tile whose sums are computed by instructions that multiply two rows by two
+    columns.
 
-    `rows` are positions of the spatial axes along which only the broadcast operand moves.
+    Args:
+        rows: positions of the spatial axes along which only the broadcast operand moves.
     """
 
     def __init__(
@@ -102,7 +105,11 @@ class MatrixTile:
         self._spatial = [tile.axis for tile in spatial]
 
     def turned(self, values: dict[Key, Partial]) -> dict[Key, Partial]:
-        """Convert rows to blocks, or blocks to rows, for pairs of neighbouring rows."""
+        """Convert the sums of each pair of neighbouring rows to blocks, or blocks back to rows.
+
+        The argument and the result map keys of points to sums. Sums without a neighbour are
+        unchanged.
+        """
         position = self._position(values)
         result = dict(values)
         for key, (first,) in values.items():
@@ -132,7 +139,8 @@ class MatrixTile:
         accesses: Accesses,
         points: Points,
     ) -> None:
-        """Add the products of some points to the sums, in place."""
+        """Emit the products at the points of `order`, and add them to the sums in `current`, which
+        are in blocks as from `turned`."""
         for load in (self._left, self._right):
             access = accesses[load]
             if not isinstance(access, Access) or (access.is_interleaved and access.is_vector):

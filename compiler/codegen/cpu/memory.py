@@ -34,7 +34,8 @@ from tilewright.compiler.sizes import is_dynamic, known_divisor
 
 
 class Loader:
-    """Reads the value of an access at a point, once for each place."""
+    """Emits the loads of one access. A call with a point returns the element, or the lanes, there;
+    each place is loaded once."""
 
     def __init__(
         self, context: Context, budget: RegisterBudget, access: Access, points: Points
@@ -64,7 +65,8 @@ class Loader:
         return value
 
     def indirect(self, point: Point, positions: Sequence[Value]) -> Value:
-        """The element, or lanes, moved along the dimensions of an indirect access."""
+        """Load the element, or the lanes, of an indirect access at a point. `positions` are added
+        to the index along the indirect dimensions."""
         table = self._table(point, positions)
         if table is not None:
             return table

@@ -26,9 +26,11 @@ TOGETHER = 4
 
 
 class ByteStores:
-    """Stores of one compute that are delayed until neighbouring stores are known too.
+    """Delays the stores of one compute, so that adjacent stores of rounded bytes are emitted
+    together.
 
-    Stores to a tensor that the compute reads are not delayed, because it may read the stored value.
+    A store to a tensor that the compute reads is not delayed, because the compute may read the
+    stored value.
     """
 
     def __init__(self, context: Context, stores: Sequence[Store]) -> None:

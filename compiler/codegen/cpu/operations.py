@@ -11,7 +11,8 @@ from tilewright.compiler.loops.expr import Operation
 
 
 def apply(emitter: Emitter, operation: Operation, *args: Value) -> Value:
-    """One operation on values of one type; scalars are splatted if others are vectors."""
+    """Emit one operation on values of one type, and return its result. Scalars are splatted if
+    another argument is a vector."""
     dtype = args[-1].dtype
     if operation is Operation.DOT:
         return _dot(emitter, *args)

@@ -13,15 +13,18 @@ from tilewright.compiler.targets.target import Target
 
 
 def waits(target: Target) -> bool:
-    """Whether the core executes instructions in order, so that each waits for earlier ones. Only
-    AArch64's cores are known to gain from another order."""
+    """Whether the order of instructions matters on the target: its core executes them in order, so
+    that each waits for earlier ones. False for all processors but AArch64's: no gain is known for
+    them."""
     return not target.core.reorder_buffer and target.lane_factors > 1
 
 
 def constant_points(points: list[Point], matrix: Access, spatial: Sequence[int]) -> list[Point]:
-    """Drop the zeros of a constant matrix, and start each sum with a coefficient of one.
+    """Return the points of a transform by a constant matrix without those whose coefficient is
+    zero.
 
-    A transform by a constant matrix (Winograd) therefore costs only its nonzero coefficients.
+    Each sum starts with a point whose coefficient is one, if it has any. A transform (Winograd)
+    therefore costs only its nonzero coefficients.
     """
     size = matrix.tensor.dtype.bytes
     coefficients = {p: matrix.tensor.values[matrix.offset(p) // size] for p in points}
@@ -40,12 +43,18 @@ def greedy_points(
     depth: int,
     beside: Callable[[Access, bool], Mapping[Place, Place]],
 ) -> list[Point]:
-    """Fewest new loads first; ties in program order.
+    """Order points so that each next one needs the fewest new loads; ties keep the program order.
 
-    This gives an outer product for GEMM, and 'read each pixel once, scatter' for a depthwise
-    convolution. Loads that move out of the loop are not counted. `beside` maps places of an access,
-    if it is the only one, to places that are loaded together with them: both are then used, else
-    the second ones of a whole tile would wait in registers.
+    The result is an outer product for GEMM, and 'read each pixel once, scatter' for a depthwise
+    convolution. Loads that move out of the loop are not counted.
+
+    Args:
+        points: in program order.
+        accesses: the loads at each point.
+        depth: depth of the innermost loop.
+        beside: maps places of an access to the places that are loaded together with them; its
+            second argument is whether the access is the only one. The points of both places are
+            then neighbours in the order: otherwise, the second places would wait in registers.
     """
     inner = [
         access

@@ -17,9 +17,18 @@ Point = tuple[int, ...]
 
 
 class Points:
-    """A context manager that binds unrolled axes to generator-time variables, and the vector axis
-    to lanes; `dot` enumerates packed elements, `group` at a time. Iterating yields the points in
-    program order."""
+    """The points of a register tile: a context manager that binds unrolled axes to variables of the
+    generator, and the vector axis to lanes.
+
+    Iterating yields the points in program order, each a tuple with a number for each unrolled axis.
+
+    Args:
+        context: the stage that is emitted.
+        tiles: the unrolled axes, each with its step.
+        vector: the axis along the lanes; None for scalars.
+        dot: the axis whose elements are packed.
+        group: number of elements that are packed together.
+    """
 
     def __init__(
         self,
@@ -115,19 +124,20 @@ class Points:
 
     @property
     def lanes_in_use(self) -> int:
-        """Active lanes at every point, without a ragged vector; a dynamic size under a run-time
-        mask."""
+        """Number of active lanes at every point, if no vector is ragged; a dynamic size under a
+        run-time mask."""
         return self._active
 
     def active(self, point: Point) -> int:
-        """Active lanes at a point."""
+        """Return the number of active lanes of the vector at a point."""
         if self._ragged is None:
             return self._active
         position, step, extent = self._ragged
         return min(step, extent - point[position] * step)
 
     def static(self, form: Linear, point: Point) -> int:
-        """The generator-time part of a form at a point."""
+        """Return the value of a form at a point as far as it is known at compile time: its constant
+        and the terms of unrolled axes."""
         return form.constant + sum(
             c * point[self.position[v]] for v, c in form.of(Kind.UNROLLED).items()
         )

@@ -54,8 +54,12 @@ does not state it: nothing has prefetched the first panel."""
 def prefetch(
     context: Context, compute: Compute, accesses: Accesses, points: Sequence[Point]
 ) -> None:
-    """Prefetch the cache lines of weights, and of vectors of inputs, as `compute` specifies
-    relative to the lines that it reads at these points."""
+    """Emit prefetches of weights, and of vectors of inputs, `compute.prefetch` bytes after the
+    cache lines that are read at these points.
+
+    If the compute reads a panel in several passes, each pass prefetches its share of the next panel
+    instead.
+    """
     emitter = context.emitter
     if not points:  # all of them read padding
         return

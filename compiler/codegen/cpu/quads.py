@@ -1,7 +1,7 @@
-"""Four scalars that are loaded at once, as lanes that an instruction multiplies by.
+"""Loads of four adjacent scalars as one vector, whose lanes are factors of multiply-adds.
 
-ldr s0, [a]; fmla v8.4s, v1.4s, v0.s[0]        ldr q0, [a]; fmla v8.4s, v1.4s, v0.s[0]
-ldr s0, [a, #4]; fmla v9.4s, v1.4s, v0.s[0] ->              fmla v9.4s, v1.4s, v0.s[1] ...
+ldr s0, [a]; fmla v8.4s, v1.4s, v0.s[0]        ldr q0, [a]; fmla v8.4s, v1.4s, v0.s[0] ldr s0, [a,
+#4]; fmla v9.4s, v1.4s, v0.s[0] ->              fmla v9.4s, v1.4s, v0.s[1] ...
 """
 
 from __future__ import annotations
@@ -28,13 +28,16 @@ PAIR = 2
 def quads(
     emitter: Emitter, budget: RegisterBudget, access: Access, points: Points
 ) -> tuple[Mapping[int, int], Mapping[int, int]]:
-    """Two maps: the offset of each 32-bit element loaded in a group of four -> the first of the
-    four; and first ones -> those of the next four, which one instruction loads as well.
+    """Find scalars that are loaded four at a time. Return two maps of byte offsets.
 
-    The elements are adjacent, and the tile reads all of them, on a target whose instructions
-    multiply a vector by one lane of another: four scalars take one load instead of four. If the
-    rows of a tile are not adjacent, each has its own vector, which waits in a register for the next
-    steps of the sum, for as many rows as there are registers. Adjacent rows have two at once.
+    The first map has the offset of each scalar of a group of four, and the offset of the group. The
+    second map has the offsets of groups that one instruction loads in pairs: the first group's, and
+    the second's. Both are empty unless the target multiplies a vector by one lane of another.
+
+    A group is 32-bit elements that are adjacent in memory, all of which the tile reads: four
+    scalars take one load instead of four. If the rows of a tile are not adjacent, each row has its
+    own vector, which waits in a register for the next steps of the sum; rows get such vectors as
+    long as registers are left. Adjacent rows are loaded in pairs of groups.
     """
     nothing: tuple[Mapping[int, int], Mapping[int, int]] = {}, {}
     target, size = emitter.target, access.tensor.dtype.bytes * access.packed
@@ -74,11 +77,12 @@ def quads(
 def pairs(
     emitter: Emitter, budget: RegisterBudget, access: Access, points: Points
 ) -> Callable[[int], int | None]:
-    """A function from the offset of a vector to that of the vector that is loaded with it; None for
-    vectors that are loaded alone.
+    """Return a function that maps the offset of a vector to that of the vector that is loaded with
+    it, or None for a vector that is loaded alone.
 
     A tile of three vectors reads the first one of its next step with the last one of this step, if
-    a register is left for it. The factors that wait in registers are known when loads begin.
+    a register is left for it. The function must be called when loads begin: only then is the number
+    of factors that wait in registers known.
     """
     paired = vector_pairs(emitter, access, points)
     sums = max(1, budget.accumulators)
@@ -93,8 +97,8 @@ def pairs(
 
 
 def vector_pairs(emitter: Emitter, access: Access, points: Points) -> dict[int, int]:
-    """Pairs of offsets of a tile's vectors that one instruction may load together: the first -> the
-    second."""
+    """Map the offset of a tile's vector to that of the vector after it, for each pair that one
+    instruction may load together."""
     target = emitter.target
     takes_pairs = target.lane_factors > 1 and access.is_vector and access.contiguous
     known = access.base is not None and not any(is_dynamic(stride) for _, stride in access.unrolled)
@@ -109,7 +113,8 @@ def vector_pairs(emitter: Emitter, access: Access, points: Points) -> dict[int, 
 
 
 def side_by_side(offsets: Sequence[int], size: int) -> dict[int, int]:
-    """Pairs of offsets that differ by `size`: the first -> the second."""
+    """Map offsets to the offsets `size` larger, in pairs: each offset belongs to at most one
+    pair."""
     found: dict[int, int] = {}
     free = None
     for offset in sorted({*offsets}):

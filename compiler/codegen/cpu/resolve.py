@@ -74,11 +74,13 @@ class Access:
         return total
 
     def place(self, point: Point) -> tuple[int, ...]:
-        """All differences between the elements at two points."""
+        """Return a key of the element at a point: its offset in bytes, and the row number along
+        each repeated axis. Equal keys mean the same element."""
         return (self.offset(point), *[point[i] for i, _, _ in self.repeated])
 
     def in_row(self, emitter: Emitter, point: Point) -> Access:
-        """The access relative to the base of a point's row."""
+        """Return the access relative to the base of a point's row. Emits the address of that base
+        if rows are repeated."""
         base = self.base
         if not self.repeated or base is None:
             return self
@@ -88,11 +90,18 @@ class Access:
         return replace(self, base=base)
 
     def based(self, base: Value, moved: int) -> Access:
-        """The access relative to a base that is moved by a dynamic number of bytes."""
+        """Return the access with another base, which is the old one moved by `moved` bytes, a
+        dynamic number."""
         return replace(self, base=base, alignment=gcd(self.alignment, known_divisor(moved)))
 
     def transposed(self, position: int, lane: int) -> Access:
-        """The access with lanes along an unrolled axis, at one lane of the old vector axis."""
+        """Return the access with its lanes along an unrolled axis, at one lane of the old vector
+        axis.
+
+        Args:
+            position: position of the unrolled axis in a point.
+            lane: number of the lane on the old vector axis.
+        """
         stride = next((s for i, s in self.unrolled if i == position), 0)
         offsets = tuple(stride * i for i in range(len(self.lane_offsets)))
         return replace(self, constant=self.constant + self.lane_offsets[lane], lane_offsets=offsets)
@@ -103,7 +112,7 @@ class Access:
 
     @property
     def packed_dtype(self) -> DType:
-        """The type that represents the packed elements."""
+        """The integer type of a group of packed elements: int32 or int64."""
         return DType.INT64 if self.packed * self.tensor.dtype.bytes == 8 else DType.INT32
 
     @property
@@ -115,8 +124,13 @@ class Access:
 
 @dataclass(frozen=True, slots=True)
 class RegisterAccess:
-    """A register tensor's element: its name, and for each index the run-time loops that it depends
-    on, its constant, and pairs of a position in the point and the coefficient along it."""
+    """An element of a register tensor.
+
+    Attributes:
+        name: name of the tensor.
+        indices: for each dimension, the run-time loops that its index depends on, the constant, and
+            pairs of a position in the point and the coefficient along it.
+    """
 
     name: str
     indices: tuple[tuple[frozenset[tuple[int, int]], int, tuple[tuple[int, int], ...]], ...]
@@ -148,7 +162,8 @@ Accesses = Mapping[Load, Access | RegisterAccess]
 def resolve(
     context: Context, expr: Expr, points: Points, padding: Padding = Padding.READ
 ) -> dict[Load, Access | RegisterAccess]:
-    """Resolve every load of an expression."""
+    """Resolve every load of an expression for the points of a tile. Returns the accesses by
+    load."""
     return {
         node: resolve_register(context, node, points)
         if node.tensor.space is Space.REGISTER
@@ -159,7 +174,11 @@ def resolve(
 
 
 def resolve_register(context: Context, load: Load, points: Points) -> RegisterAccess:
-    """An element of a register tensor, for reading or writing."""
+    """Return the access to an element of a register tensor, for reading or writing.
+
+    Raises:
+        ScheduleError: if rows of the tensor are repeated.
+    """
     indices = []
     for index in load.index:
         form = bind(context.emitter, context.environment, index)
@@ -172,7 +191,11 @@ def resolve_register(context: Context, load: Load, points: Points) -> RegisterAc
 
 
 def resolve_target(context: Context, target: Load, points: Points) -> Access:
-    """The destination of a store."""
+    """Return the access of a store's destination.
+
+    Raises:
+        ScheduleError: if the store may be out of bounds, or packed elements are not contiguous.
+    """
     access = _resolve(context, target, points, Padding.READ)
     if access.guards:
         raise ScheduleError(f"a store to '{target.tensor.name}' may be out of bounds")
@@ -257,7 +280,8 @@ def _packed(tensor: Tensor, offset: Linear, count: int) -> tuple[int, int, int]:
 
 
 def holds_groups(tensor: Tensor, count: int) -> bool:
-    """Whether a group is contiguous, with space for the elements that do not exist."""
+    """Whether the innermost blocks of a tensor's layout are whole groups of `count` elements.
+    Groups are then contiguous, with space for elements that do not exist."""
     factors = tensor.layout.factors
     return bool(factors) and (factors[-1].mod or 1) % count == 0
 
@@ -275,7 +299,8 @@ def _static_guard(
 
 
 def bounds_check(accesses: Iterable[Access | RegisterAccess]) -> Callable[[Point], bool]:
-    """A function that says whether all of these loads are in bounds at a point."""
+    """Return a function that says whether all of these loads are in bounds at a point. The function
+    raises ScheduleError if that depends on a dynamic size."""
     guards = [g for a in accesses if isinstance(a, Access) for g in a.guards]
 
     def in_bounds(point: Point) -> bool:

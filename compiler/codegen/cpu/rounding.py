@@ -21,9 +21,10 @@ _FRACTION_BITS = {DType.FLOAT32: 23, DType.FLOAT64: 52}
 
 
 def rounded(emitter: Emitter, operation: Operation, x: Value, apply: Callable[..., Value]) -> Value:
-    """RINT, FLOOR or CEIL of a float32 or float64; the sign is kept, also for zero.
+    """Emit RINT, FLOOR or CEIL of a float32 or float64. The result keeps the sign of `x`, also for
+    zero.
 
-    `apply` is `arithmetic.apply`, which calls this.
+    `apply` is `arithmetic.apply`, which calls this function.
     """
     dtype, lanes = x.dtype, x.lanes
     assert dtype is not None
@@ -74,8 +75,11 @@ def note_floor(emitter: Emitter, result: Value, above: Value, x: Value, number: 
 
 
 def limited(emitter: Emitter, operation: Operation, x: Value, limit: Value) -> Value | None:
-    """The smaller of an integer and a rounded float with a floor, by `_nearest`; None if that is
-    not possible, or `x` is another value.
+    """Emit the minimum of a rounded float and `limit`, where the float also has a lower limit, as
+    one rounding conversion to an integer and one back to a float. `x` is the rounded float with its
+    lower limit.
+
+    Returns None if `x` is any other value, or the target has no such conversion.
 
     A zero is +0, also for a negative number: this matches the byte that was replaced
     (`loops/narrowing.py`).
@@ -93,8 +97,11 @@ def limited(emitter: Emitter, operation: Operation, x: Value, limit: Value) -> V
 
 
 def nearest(emitter: Emitter, x: Value, low: int, high: int) -> Value | None:
-    """A rounded float, optionally plus an integer, as int32 clamped to two limits; NaN gives the
-    lower limit. None if `_nearest` is not possible, or `x` is another value.
+    """Emit a rounded float, optionally plus an integer, as int32 clamped to [low, high]; NaN gives
+    `low`.
+
+    Returns None if `x` is any other value, or the target has no instruction that rounds and
+    converts.
 
     `min(max(rint(source) + added, low), high)` is `min(max(rint(source), low - added), high -
     added) + added`.

@@ -10,11 +10,8 @@ from tilewright.compiler.loops.nest import Compute, For, Node
 
 
 def is_of_rows(loop: For) -> bool:
-    """Whether the loop's tiles may start anywhere, because no vector or layout block is bound to a
-    position.
-
-    They may if the axis moves over whole slices in every access.
-    """
+    """Whether the tiles of a loop may start at any index. This holds if the axis moves over whole
+    slices in every access, so that no vector or layout block is bound to a position."""
 
     def of_rows(node: Node) -> bool:
         match node:
@@ -52,10 +49,11 @@ def _moves_by_slices(load: Load, axis: Axis) -> bool:
 
 
 def may_repeat(compute: Compute, axis: Axis) -> bool:
-    """Whether rows along an axis may be recomputed, by any thread. This holds for a sum that reads
-    and writes memory by rows, and reads nothing that it writes.
+    """Whether any thread may recompute rows along an axis. This holds for a sum that reads and
+    writes memory by rows, and reads no tensor that it writes.
 
-    Others do not change its operands either: only elementwise kernels work in place.
+    No other kernel changes the operands of such a sum meanwhile, because only elementwise kernels
+    work in place.
     """
     if compute.combiner is None or compute.store_vector is not None:
         return False

@@ -1,8 +1,9 @@
-"""Vectors whose lanes lie in several pieces of memory, each of which is loaded or stored at once.
+"""Vectors whose lanes lie in several pieces of memory, each of which one instruction loads or
+stores.
 
-Instructions of some targets process several vectors together (`Family.joined`). Their lanes lie in
-several blocks of channels, or are those of one and a half vectors, for which a mask would cost a
-register.
+Instructions of some targets process several vectors together (`Family.joined`). The lanes of such
+vectors lie in several blocks of channels, or are those of one and a half vectors, for which a mask
+would cost a register.
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ _FEWEST = 4
 
 
 def run_of(emitter: Emitter, access: Access, active: int) -> int:
-    """Number of contiguous lanes per piece, if `active` lanes form several whole pieces; 0
-    otherwise."""
+    """Return the number of contiguous lanes per piece, if the `active` lanes are whole pieces of at
+    least four; 0 otherwise, or if the target processes no vectors together."""
     feature, _ = emitter.target.family.joined
     if not emitter.target.has(feature) or is_dynamic(active):
         return 0
@@ -33,7 +34,8 @@ def run_of(emitter: Emitter, access: Access, active: int) -> int:
 
 
 def in_runs(place: LoadSite, run: int) -> Value:
-    """Lanes in pieces of `run`; a block that contains all of them is read as a whole."""
+    """Load a vector in pieces of `run` lanes, and return it. If one block contains all lanes, the
+    whole block is loaded at once."""
     if place.access.contiguous and _is_inside(place):
         return place.vector(place.lanes, place.lanes)
     emitter, lanes = place.emitter, place.lanes
@@ -67,7 +69,8 @@ def _is_inside(place: LoadSite) -> bool:
 def pieces(
     emitter: Emitter, access: Access, run: int, active: int, value: Value
 ) -> Iterator[tuple[int, Value]]:
-    """Pieces of a vector, each with its byte offset from the first one."""
+    """Yield the pieces of a vector, `run` lanes each, with the byte offset of each from the first
+    one."""
     for first in range(0, active, run):
         lanes = range(first, first + run)
         yield access.lane_offsets[first], emitter.shuffle(value, None, lanes)

@@ -9,10 +9,10 @@ Range = tuple[Value, Value]
 
 
 def share(emitter: Emitter, whole: int, own: int) -> Range:
-    """The part of a nest's `own` tiles that corresponds to [lo, hi) of the stage's `whole`.
+    """Return the range of a nest's tiles that a thread runs.
 
-    Threads that share the first nest of a stage share all others in the same proportion, even if
-    their tiles are less work.
+    The thread runs tiles [lo, hi) of the `whole` tiles of the stage's first nest; of the `own`
+    tiles of this nest, it runs the same proportion, even if they are less work.
     """
     ends = Value("%lo", DType.INT64), Value("%hi", DType.INT64)
     if own == whole:
@@ -23,8 +23,8 @@ def share(emitter: Emitter, whole: int, own: int) -> Range:
 
 
 def whole_tiles(emitter: Emitter, within: Range, count: int) -> Range:
-    """The tiles of an outer loop that contain some of a range, which counts `count` inner tiles in
-    each."""
+    """Return the range of an outer loop's tiles that contain inner tiles of the range `within`.
+    Each outer tile has `count` inner tiles."""
     low, high = within
     up = _calculate(emitter, "add nsw", high, emitter.size(count - 1))
     divisor = emitter.size(count)
@@ -32,7 +32,8 @@ def whole_tiles(emitter: Emitter, within: Range, count: int) -> Range:
 
 
 def part(emitter: Emitter, within: Range, tile: Value, count: int) -> Range:
-    """The `count` inner tiles of an outer loop's tile that are in a range."""
+    """Return the range of inner tiles of an outer loop's `tile` that are in the range `within`.
+    Each outer tile has `count` inner tiles, numbered from 0 in the result."""
     low, high = within
     before = _calculate(emitter, "mul nsw", tile, emitter.size(count))
     start = _calculate(emitter, "sub nsw", low, before)

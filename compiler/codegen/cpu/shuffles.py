@@ -12,11 +12,12 @@ from tilewright.compiler.targets.families import ByteLookup
 
 
 def interleaved(emitter: Emitter, vectors: Value, lanes: int) -> Value:
-    """Interleave vectors of `lanes` elements, given one after the other, to int32 with an element
-    of each.
+    """Interleave four vectors of bytes, or two of 16-bit elements. Return `lanes` int32, each with
+    one element of each vector.
 
-    There are four vectors of bytes, or two of 16 bits. Bytes move four lanes at a time first, then
-    within them: instruction sets have both movements, few have the combined one.
+    The argument `vectors` is the vectors one after the other, with `lanes` elements each. Bytes
+    move four lanes at a time first, then within the four: instruction sets have both movements, few
+    have the combined one.
     """
     count = vectors.lanes // lanes
     text = type_text(DType.INT32, lanes)
@@ -35,7 +36,8 @@ def interleaved(emitter: Emitter, vectors: Value, lanes: int) -> Value:
 
 
 def looked_up(emitter: Emitter, lookup: ByteLookup, parts: Sequence[Value], places: Value) -> Value:
-    """The bytes at these places (uint8) of a table, of which each part is a quarter."""
+    """Look up bytes in a table. `parts` are the four quarters of the table, `places` the uint8
+    positions in it; returns the byte at each position."""
     lanes = range(places.lanes)
     padded = [i if i in lanes else None for i in range(lookup.bytes)]
     wide = emitter.shuffle(places, None, padded)

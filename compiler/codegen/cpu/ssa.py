@@ -52,13 +52,21 @@ def type_text(dtype: DType, lanes: int) -> str:
 
 @cache
 def suffix(dtype: DType, lanes: int) -> str:
-    """The type in the name of an overloaded intrinsic, such as `v16f32`."""
+    """Return a type as in the name of an overloaded intrinsic, such as `v16f32`."""
     name = _SUFFIXES.get(element(dtype), element(dtype))
     return name if lanes == 1 else f"v{lanes}{name}"
 
 
 class Value(NamedTuple):
-    """An SSA value or constant; `dtype` None is a pointer. `const` is a constant's number."""
+    """An SSA value or a constant.
+
+    Attributes:
+        name: its text as an operand.
+        dtype: type of an element; None for a pointer.
+        lanes: number of lanes; 1 for a scalar.
+        depth: depth of the innermost loop that it depends on.
+        const: the number, if it is a constant.
+    """
 
     name: str
     dtype: DType | None
@@ -106,7 +114,8 @@ def _literal(value: float, dtype: DType) -> str:
 
 
 class Emitter:
-    """Builds the text of one function."""
+    """Builds the text of one LLVM function: instructions, open loops, and declarations of
+    intrinsics."""
 
     def __init__(self, target: Target, sizes: Sequence[Dimension] = ()) -> None:
         self.target = target
@@ -162,16 +171,23 @@ class Emitter:
 
     @property
     def opening(self) -> list[str]:
-        """The lines before `lines`."""
+        """The lines that come before `lines`: instructions that `open` emitted."""
         return list(self._opening)
 
     def emit(
         self, dtype: DType | None, lanes: int, template: str, *args: Value, depth: int = 0
     ) -> Value:
-        """Emit `template`, its `%s` replaced by the arguments, into the scope where all are known.
+        """Emit an instruction into the outermost scope in which all arguments are known; return its
+        value.
 
-        `depth` is a lower bound, for instructions that must not be hoisted further. Returns the
-        earlier value if the same text has been emitted in that scope.
+        If the scope already has the same text, the earlier value is returned.
+
+        Args:
+            dtype: type of an element of the result; None for a pointer.
+            lanes: lanes of the result.
+            template: the instruction, with `%s` for each argument.
+            args: the arguments.
+            depth: minimum depth of the scope, for an instruction that must not be hoisted further.
         """
         for arg in args:
             if arg.depth > depth:
@@ -187,11 +203,12 @@ class Emitter:
         return value if value.dtype is dtype else value._replace(dtype=dtype)
 
     def open(self, line: str) -> None:
-        """Emit an instruction once, before all others."""
+        """Emit an instruction at the start of the function, once for equal lines."""
         self._opening[f"  {line}"] = None
 
     def again(self, dtype: DType | None, lanes: int, template: str, *args: Value) -> Value:
-        """Emit an instruction that may have another result each time into the innermost scope."""
+        """Emit an instruction into the innermost scope, even if the scope has the same text: its
+        result may differ each time."""
         return self.emit(
             dtype, lanes, f"{template} ; {self._names}", *args, depth=len(self._scopes) - 1
         )
@@ -201,14 +218,15 @@ class Emitter:
         self._scopes[-1].lines.append(f"  {line}")
 
     def do(self, function: str, *args: Value | int) -> None:
-        """Call an intrinsic for its effect; numbers are constant bytes."""
+        """Emit a call of an intrinsic without a result. An argument that is a number becomes a
+        constant byte."""
         types = ["i8 immarg" if isinstance(arg, int) else arg.type for arg in args]
         self.declarations.add(f"declare void @{function}({', '.join(types)})")
         operands = [f"i8 {a}" if isinstance(a, int) else f"{a.type} {a.name}" for a in args]
         self.effect(f"call void @{function}({', '.join(operands)})")
 
     def const(self, value: float, dtype: DType, lanes: int = 1) -> Value:
-        """A constant, splatted over the lanes."""
+        """Return a constant; with several lanes, a vector of it."""
         # Zeros of both signs are equal, but their texts are not.
         key = (value or str(value), dtype, lanes)
         found = self._constants.get(key)
@@ -219,7 +237,7 @@ class Emitter:
         return found
 
     def splat(self, value: Value, lanes: int) -> Value:
-        """The scalar in every lane; vectors are unchanged."""
+        """Return a vector with a scalar in every lane. A vector is returned unchanged."""
         if lanes == 1 or value.lanes != 1:
             return value
         if value.const is not None:
@@ -254,9 +272,9 @@ class Emitter:
         )
 
     def shuffle(self, a: Value, b: Value | None, lanes: Sequence[int | None]) -> Value:
-        """Lanes selected from `a` and `b`; the lanes of `b` are numbered after the last of `a`.
+        """Return a vector of lanes that are selected from `a` and `b`.
 
-        A lane that is None is arbitrary.
+        The numbers of the lanes of `b` follow those of `a`. A lane that is None is arbitrary.
         """
         mask = ", ".join(f"i32 {'poison' if lane is None else lane}" for lane in lanes)
         width = len(lanes)
@@ -267,7 +285,7 @@ class Emitter:
         return self.emit(a.dtype, width, text, a, b)
 
     def call(self, dtype: DType, lanes: int, function: str, *args: Value, depth: int = 0) -> Value:
-        """Call a pure function (an intrinsic); declares it."""
+        """Emit a call of a pure function (an intrinsic), declare it, and return its result."""
         types = [arg.type for arg in args]
         key = function, *types
         template = self._calls.get(key)
@@ -279,7 +297,8 @@ class Emitter:
         return self.emit(dtype, lanes, template, *args, depth=depth)
 
     def size(self, size: int) -> Value:
-        """A number, or a size from the kernel's `sizes`, as an i64 of the outermost scope."""
+        """Return a number, or a dynamic size computed from the function's argument `sizes`, as an
+        i64 of the outermost scope."""
         if not isinstance(size, Size):
             return self.const(size, DType.INT64)
         found = self._sizes.get(size)
@@ -295,7 +314,8 @@ class Emitter:
         return found
 
     def named_size(self, value: Value, low: int, high: int) -> int:
-        """An i64 as a named size, which sizes in its scope may refer to."""
+        """Return a new dynamic size in [low, high] that stands for an i64, so that other sizes in
+        the scope of the i64 may contain it."""
         dimension = ValueDimension(f"%{len(self._named)}", low, high)
         self._named[dimension] = value
         return dynamic_size(dimension)
@@ -316,7 +336,7 @@ class Emitter:
         return self.emit(DType.INT64, 1, "sub nsw i64 %s, %s", toward_zero, is_below)
 
     def offset(self, pointer: Value, bytes_: int, depth: int = 0) -> Value:
-        """The pointer moved by a number of bytes, in the scope where it is known."""
+        """Return a pointer moved by a number of bytes, which may be a dynamic size."""
         if isinstance(bytes_, Size):
             where = "getelementptr i8, ptr %s, i64 %s"
             moved = self.emit(None, 1, where, pointer, self.size(bytes_ - bytes_.constant))
@@ -333,10 +353,10 @@ class Emitter:
         return moved
 
     def multiple(self, value: Value, factor: int) -> Value:
-        """An i64 times a constant or a size, for use in addresses.
+        """Return an i64 times a constant or a dynamic size, for use in addresses.
 
-        In an innermost loop, a multiple of the counter is carried and added to: LLVM's pass that
-        finds such multiples (loop strength reduction) takes a third of its time.
+        In an innermost loop, a multiple of the counter is carried from step to step and added to:
+        LLVM's pass that finds such multiples (loop strength reduction) takes a third of its time.
         """
         if factor == 1:
             return value
@@ -355,9 +375,10 @@ class Emitter:
         return found
 
     def moved(self, pointer: Value, value: Value, factor: int) -> Value:
-        """A pointer and a multiple of an i64, in bytes.
+        """Return a pointer moved by `value * factor` bytes.
 
-        In an innermost loop, if no addressing mode adds the two, the pointer itself is carried.
+        In an innermost loop, the pointer itself is carried from step to step if no addressing mode
+        adds the two.
         """
         scope = self._scopes[value.depth]
         carried = self.target.family.pointer_reach > 0 and value.name == scope.counter
@@ -381,9 +402,17 @@ class Emitter:
         *,
         may_be_empty: bool,
     ) -> list[Value]:
-        """A run-time loop over [low, high) that carries values; returns their last versions.
+        """Emit a run-time loop over [low, high), and return the carried values after it.
 
-        If pointers are carried and no other instruction reads the counter, it counts down.
+        If pointers are carried and no other instruction reads the counter, the counter counts down.
+
+        Args:
+            low: first value of the counter.
+            high: end of the counter's range.
+            carried: the values before the first step.
+            body: emits one step: takes the counter and the carried values, returns the next carried
+                values.
+            may_be_empty: whether the range may be empty, so that the loop needs a check before it.
         """
         self._loops += 1
         number = self._loops

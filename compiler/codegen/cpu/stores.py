@@ -1,4 +1,5 @@
-"""Reads, writes and permitted order of a compute's stores."""
+"""Checks on the stores of a compute: whether they may be delayed, and whether they are
+independent."""
 
 from __future__ import annotations
 
@@ -12,11 +13,12 @@ from tilewright.compiler.sizes import is_dynamic
 
 
 def may_wait(context: Context, stores: Sequence[Store]) -> bool:
-    """Whether all results of a tile are computed before the first of them is stored.
+    """Whether all results of a tile should be computed before the first of them is stored. This
+    holds on in-order cores, for a single store to a tensor that it does not read.
 
-    On an in-order core, each result then stays in the register of its sum, so that the steps of one
-    run while others wait. If it were stored at once, all of them would use one register in turn.
-    Results of several stores would not fit into registers.
+    Each result then stays in the register of its sum, so that steps of one result run while others
+    wait. If it were stored at once, all results would use one register in turn. Results of several
+    stores would not fit into registers.
     """
     if not waits(context.emitter.target) or len(stores) != 1:
         return False
@@ -26,7 +28,8 @@ def may_wait(context: Context, stores: Sequence[Store]) -> bool:
 
 
 def are_apart(stores: Sequence[Store]) -> bool:
-    """Whether no store of several reads, at the same point, an element that another one writes."""
+    """Whether several stores are independent: none reads, at the same point, an element that
+    another one writes. False for a single store."""
     written = [store.target for store in stores]
     read = [
         {

@@ -39,10 +39,10 @@ _SUM_BYTES = 4
 def tile_registers(
     context: Context, compute: Compute, spatial: Sequence[Tile]
 ) -> RegisterMatrices | None:
-    """The register tile of a compute that multiplies matrices; None for any other.
+    """Return the register tile of a compute that uses matrix registers; None for any other compute.
 
     Raises:
-        ScheduleError: if the target has no such instruction for its types.
+        ScheduleError: if the target has no such instruction for the types.
     """
     operands = dot_operands(compute.body)
     if compute.rows is None or operands is None:
@@ -63,7 +63,7 @@ def _moves(load: Load, axis: Axis | None) -> bool:
 
 
 class RegisterMatrices:
-    """The matrices of one register tile."""
+    """One register tile in matrix registers: emits the products, and gives access to the sums."""
 
     def __init__(
         self,
@@ -188,9 +188,9 @@ class RegisterMatrices:
         emitter.do(self._registers.load, register, where, emitter.size(apart))
 
     def sums(self) -> Mapping[Point, Partial]:
-        """Emit stores of all matrix registers. Return the sums of each row, as vectors.
+        """Emit stores of all matrix registers to the stack. Return the sums by point, as vectors.
 
-        Each look-up in the mapping emits a load.
+        Each look-up in the mapping emits a load from the stack.
         """
         emitter, registers = self._emitter, self._registers
         apart = emitter.const(registers.row_bytes, DType.INT64)
@@ -206,7 +206,7 @@ class RegisterMatrices:
                 yield tuple(found[axis] for axis in self._spatial)
 
     def vector(self, point: Point) -> Value:
-        """The sums of a row, read from the stack."""
+        """Emit a load, from the stack, of the vector of sums at a point."""
         registers, at = self._registers, dict(zip(self._spatial, point, strict=True))
         block, row = divmod(at[self._rows], registers.rows)
         number = block * self._vectors + at[self._vector]
@@ -235,7 +235,7 @@ class _Sums(Mapping[Point, Partial]):
 
 
 def release(context: Context) -> None:
-    """End the use of matrix registers, if a stage used any."""
+    """Emit the instruction that ends the use of matrix registers, if the stage used any."""
     registers = context.emitter.target.tiles
     if context.has_matrices and registers is not None:
         context.emitter.do(registers.release)

@@ -15,7 +15,8 @@ from tilewright.compiler.sizes import is_dynamic, known_divisor
 
 
 def lane_mask(emitter: Emitter, lanes: int, active: int) -> Value:
-    """A mask with the first `active` lanes set; a constant unless the number is dynamic."""
+    """Return a mask of `lanes` bits of which the first `active` are set. It is a constant unless
+    `active` is a dynamic size."""
     if is_dynamic(active):
         numbers = ", ".join(f"i32 {lane}" for lane in range(lanes))
         count = emitter.splat(cast(emitter, emitter.size(active), DType.INT32), lanes)
@@ -30,11 +31,12 @@ class LoadSite:
     """The place and depth of the load of an element, or of the lanes of a vector.
 
     Attributes:
-        access: relative to the base of its row.
+        emitter: builds the function's text.
+        access: the access, relative to the base of its row.
         offset: bytes from that base to the element, or to the first lane.
-        active: active lanes; 0 for a scalar.
-        depth: of the scope of the load.
-        tag: distinguishes loads before and after a write.
+        active: number of active lanes; 0 for a scalar.
+        depth: depth of the scope into which the load is emitted.
+        tag: a comment that distinguishes loads before and after a write.
     """
 
     emitter: Emitter
@@ -50,29 +52,34 @@ class LoadSite:
 
     @property
     def separate(self) -> Sequence[int]:
-        """Offsets of the active lanes. Raises ScheduleError for a dynamic number of them."""
+        """Byte offsets of the active lanes from the first one, for loads of one lane each.
+
+        Raises:
+            ScheduleError: if the number of active lanes is a dynamic size.
+        """
         return [self.access.lane_offsets[n] for n in separate_lanes(self.access, self.active)]
 
     @property
     def dtype(self) -> DType:
-        """The type in memory, or of a group of elements that are loaded as one."""
+        """The type of an element in memory, or the integer type of a group of packed elements."""
         access = self.access
         return access.packed_dtype if access.packed > 1 else stored_dtype(access.tensor.dtype)
 
     def scalar(self, behind: int = 0, dtype: DType | None = None) -> Value:
-        """The element `behind` bytes after the first one."""
+        """Emit a load of the element that is `behind` bytes after the first one."""
         return self.element(self.pointer(behind), dtype)
 
     def element(self, where: Value, dtype: DType | None = None) -> Value:
-        """The element at a pointer."""
+        """Emit a load of the element at a pointer."""
         dtype = dtype or self.dtype
         text = f"load {element(dtype)}, ptr %s, align {self.access.tensor.dtype.bytes}{self.tag}"
         return self.emitter.emit(dtype, 1, text, where, depth=self.depth)
 
     def vector(self, lanes: int, active: int, behind: int = 0, dtype: DType | None = None) -> Value:
-        """Contiguous elements from `behind` bytes after the first one on, of which `active` exist.
+        """Emit a load of `lanes` contiguous elements that start `behind` bytes after the first one.
+        Lanes from `active` on are not read, and are zero.
 
-        A packed element may have any alignment, any other one that of its size.
+        Packed elements may have any alignment; other elements are aligned to their size.
         """
         emitter, dtype = self.emitter, dtype or self.dtype
         where, vector = self.pointer(behind), type_text(dtype, lanes)
@@ -92,16 +99,16 @@ class LoadSite:
         return emitter.emit(dtype, lanes, text, where, mask, depth=self.depth)
 
     def pointer(self, behind: int) -> Value:
-        """The pointer to `behind` bytes after the first element."""
+        """Return the pointer to the byte that is `behind` bytes after the first element."""
         assert self.access.base is not None
         return self.emitter.offset(self.access.base, self.offset + behind, self.depth)
 
 
 def separate_lanes(access: Access, active: int) -> range:
-    """The lanes that are moved one by one.
+    """Return the numbers of the active lanes, which are loaded or stored one by one.
 
     Raises:
-        ScheduleError: if their number is known at run time only.
+        ScheduleError: if the number of active lanes is a dynamic size.
     """
     if is_dynamic(active):
         name = access.tensor.name
@@ -110,8 +117,12 @@ def separate_lanes(access: Access, active: int) -> range:
 
 
 def stored_dtype(dtype: DType) -> DType:
-    """The type that LLVM loads and stores: 16-bit floats as bits. If a target has no instructions
-    for them, LLVM calls a library to move them, or aborts."""
+    """Return the type with which LLVM loads and stores an element: uint8 for a bool, uint16 for a
+    16-bit float.
+
+    LLVM would call a library to move 16-bit floats, or abort, on a target without instructions for
+    them.
+    """
     if dtype is DType.BOOL:
         return DType.UINT8
     return DType.UINT16 if dtype.is_float and dtype.bytes == 2 else dtype
