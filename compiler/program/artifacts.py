@@ -26,17 +26,18 @@ def save_artifact(
     check: Callable[[Artifact], object] = lambda made: None,
 ) -> tuple[CompiledProgram, ...]:
     """Compile a plan for each combination of sizes into one artifact, which loads with NumPy alone.
+    Returns the compiled programs, in the order of the plans.
 
     Weights are written while the next are packed, and flushed to disk during `check`.
 
     Args:
-        plans: by sizes; `()` without named dimensions.
+        plans: the plans by their sizes; the key is `()` without named dimensions.
         builder: builds the plans' programs.
         folder: destination of the artifact.
         ports: the dynamic dimensions of inputs and outputs.
         timings: counts the time of every stage.
-        check: called with the artifact before it is moved to its destination, which an error
-            prevents.
+        check: called with the artifact before it is moved to its destination. If it raises an
+            error, the artifact is not moved.
 
     Raises:
         CompilerError: if a workload does not compile, the folder cannot be written, or from
@@ -54,7 +55,17 @@ def save_segments(
     timings: Timings | None = None,
     check: Callable[[Artifact], object] = lambda made: None,
 ) -> tuple[CompiledProgram, ...]:
-    """Like `save_artifact`, for a segmented model: `stages` have the numbers of the plans."""
+    """Compile a segmented model into one artifact, like `save_artifact`.
+
+    Args:
+        plans: the plans of all stages.
+        stages: the model's stages, each with the number of its plan.
+        builder: builds the plans' programs.
+        folder: destination of the artifact.
+        ports: the dynamic dimensions of inputs and outputs.
+        timings: counts the time of every stage.
+        check: as in `save_artifact`.
+    """
     return _saved([((), plan) for plan in plans], builder, folder, ports, stages, timings, check)
 
 

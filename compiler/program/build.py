@@ -32,10 +32,14 @@ CODEGEN_VERSION = "25"
 
 @dataclass(frozen=True, slots=True)
 class LoweredKernel:
-    """A loop nest, its interface, and its code before it is compiled.
+    """A lowered schedule: its loop nest, its interface, and its code before it is compiled.
 
-    `digest` is that of `KernelCode`: equal code has one digest. `operators` are those of the
-    workload.
+    Attributes:
+        nest: the loop nest.
+        spec: the interface of the kernel.
+        text: the code, in the language of the target's back end.
+        digest: the digest of the `KernelCode`: equal code has one digest.
+        operators: names of the workload's operators.
     """
 
     nest: LoopNest
@@ -51,7 +55,7 @@ class LoweredKernel:
 
 @dataclass(frozen=True, slots=True)
 class BuiltKernel:
-    """A compiled kernel."""
+    """A compiled kernel: its object code, interface, loop nest, and the digest of its code."""
 
     object: bytes
     spec: KernelSpec
@@ -119,7 +123,11 @@ def _naming(operators: Sequence[str]) -> Iterator[None]:
 
 
 def kernel_spec(kernel: Kernel, code: KernelCode, workload: Workload) -> KernelSpec:
-    """The interface of a kernel: boundaries as in the workload, weights as it packs them."""
+    """Return the interface of a kernel: its symbols, buffers and dynamic sizes.
+
+    Input and output buffers have the shapes and layouts of the workload's boundaries, weights those
+    in which the kernel packs them.
+    """
     sources, transforms = dict(kernel.sources), dict(kernel.transforms)
     buffers = []
     for tensor in kernel.nest.buffers:

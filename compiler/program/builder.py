@@ -50,9 +50,14 @@ take 8 s."""
 class CompiledProgram:
     """A program with everything that running or saving it needs.
 
-    `schedules` has the compiled schedule for each workload key; `tuned` are the keys for which a
-    source had one. Kernels whose code is equal share an object. `described` has for each workload
-    key the name of the kernel in the program, and its operators.
+    Attributes:
+        program: the instructions, and the memory that they need.
+        weights: the packed weights.
+        objects: the object code of the kernels; kernels whose code is equal share one object.
+        schedules: the compiled schedule, by workload key.
+        tuned: the workload keys for which a source had a schedule.
+        target: the processor.
+        described: the name of the kernel in the program and its operators, by workload key.
     """
 
     program: Program
@@ -83,13 +88,13 @@ def build_program(
 class ProgramBuilder:
     """Builds programs that share kernels and packed weights: one model at one or several sizes.
 
-    A thread compiles lowered kernels with LLVM, while the calling one lowers the next workload and
-    packs weights. The result does not depend on which of them is faster.
+    A thread compiles lowered kernels with LLVM, while the calling thread lowers the next workload
+    and packs weights. The result does not depend on which of them is faster.
 
-    A schedule of the source that no longer fits is replaced by the default. If packed weights would
-    exceed the limit, the largest that an algorithm expands (Winograd, Strassen) use an algorithm
-    that expands them less, or are stored plainly. With `any_rows`, untuned workloads get schedules
-    whose code and packed weights serve other numbers of rows too.
+    If a schedule of the source no longer fits, the default is used. If packed weights would exceed
+    the limit, the largest weights that an algorithm expands (Winograd, Strassen) use an algorithm
+    that expands them less, or are stored unexpanded. With `any_rows`, untuned workloads get
+    schedules whose code and packed weights serve other numbers of rows too.
     """
 
     def __init__(
@@ -112,14 +117,15 @@ class ProgramBuilder:
         self._weights: PackedWeights | None = None
 
     def variant(self, source: ScheduleSource | None) -> ProgramBuilder:
-        """A builder with other schedules; the two share equal kernels and equal packed weights."""
+        """Return a builder with another source of schedules. Both builders share equal kernels and
+        equal packed weights."""
         other = copy(self)
         other._source = source
         other._built = {}
         return other
 
     def into(self, weights: PackedWeights) -> ProgramBuilder:
-        """A builder of the same programs that packs into other weights."""
+        """Return a builder of the same programs that adds its packed weights to `weights`."""
         other = copy(self)
         other._weights = weights
         return other
@@ -136,7 +142,7 @@ class ProgramBuilder:
         self._have_room(needed, spare)
 
     def build(self, plan: GraphPlan, spare: int = 1) -> CompiledProgram:
-        """The program of a plan. Its weights are added to the block of earlier programs.
+        """Compile a plan to a program. Its weights are added to the block of earlier programs.
 
         If the block is full, a new one is allocated, `spare` times as large as this plan needs.
 
@@ -169,7 +175,8 @@ class ProgramBuilder:
         return self._weights
 
     def kernels(self, plan: GraphPlan) -> dict[Workload, KernelTree]:
-        """The kernels of each workload of a plan, with the sizes that each serves.
+        """Lower the workloads of a plan, and start to compile their kernels. Returns the kernels of
+        each workload, with the sizes that each kernel serves.
 
         Raises:
             CompilerError: see `build_program`.

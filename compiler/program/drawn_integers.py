@@ -17,9 +17,12 @@ _KEEPS_ELEMENTS = (OpKind.VIEW, OpKind.MOVEMENT, OpKind.PIECES)
 
 
 def drawn_integers(graph: Graph, value: str) -> tuple[int, int] | None:
-    """The first possible number of a value's elements, and the one after the last: the rows of the
-    smallest constant table that they index, or, for a single element, the first constant that it is
-    compared with. None if the graph has neither."""
+    """Return the range [low, high) of random elements for an integer input of a graph.
+
+    It contains the rows of the smallest constant table that the elements index. For a single
+    element that indexes no table, it contains only the first constant that the element is compared
+    with. Returns None if the graph has neither.
+    """
     kind = graph.types.get(value)
     if kind is None or kind.dtype.is_float:
         return None

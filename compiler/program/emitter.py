@@ -47,7 +47,11 @@ from tilewright.compiler.timings import Timings, timed
 
 
 class ProgramEmitter:
-    """Instructions of one program; `kernels` are those that they call, each with its number."""
+    """Emits the instructions of one program.
+
+    Attributes:
+        kernels: the kernels that the instructions call, each with its number.
+    """
 
     def __init__(
         self,
@@ -64,7 +68,7 @@ class ProgramEmitter:
         self._timings = timings
 
     def whole(self, plan: GraphPlan, memory: MemoryPlan) -> tuple[Instruction, ...]:
-        """The instructions of a plan whose inputs and outputs are the caller's."""
+        """Return the instructions of a plan whose inputs and outputs are arrays of the caller."""
         ports = {v: BufferRef(BufferSpace.INPUT, i) for i, v in enumerate(plan.graph.inputs)}
         ports |= {v: BufferRef(BufferSpace.OUTPUT, i) for i, v in enumerate(plan.graph.outputs)}
         return self._steps(_Places(plan, memory, ports, 0))
@@ -202,8 +206,11 @@ class ProgramEmitter:
 
 
 def shared_bytes(step: KernelStep, tree: KernelTree, known: Mapping[str, Dimension]) -> list[int]:
-    """The distinct sizes of the buffers that a step's kernels share among threads; only one of the
-    kernels runs."""
+    """Return the different sizes, in bytes, of the buffers that threads share in a step's kernels.
+    A run executes only one of the kernels.
+
+    `known` has the dimensions of the graph, by name.
+    """
     sizes = [
         in_graph(step, buffer.bytes, known, kernel.piece)
         for kernel in leaves(tree)
@@ -216,8 +223,14 @@ def shared_bytes(step: KernelStep, tree: KernelTree, known: Mapping[str, Dimensi
 def in_graph(
     step: KernelStep, size: int, known: Mapping[str, Dimension], piece: RangePiece | None = None
 ) -> int:
-    """A size of a step's workload, or of a piece of it, as a size of the graph, whose dimensions
-    are known."""
+    """Convert a size in terms of a workload's dimensions to one in terms of the graph's dimensions.
+
+    Args:
+        step: the step that runs the workload.
+        size: a size of the step's workload, or of `piece`.
+        known: the dimensions of the graph, by name.
+        piece: the piece of the workload whose dimensions the size has; by default the whole.
+    """
     dimensions, names = step.workload.dimensions, step.sizes
     if piece is not None:
         dimensions = piece.workload.dimensions

@@ -41,19 +41,24 @@ from tilewright.compiler.timings import Timings, timed
 
 
 class ScheduleSource(Protocol):
-    """A source of tuned schedules; the tuning database is one."""
+    """A source of tuned schedules, such as the tuning database."""
 
     def best(self, workload_key: str, mode: Mode) -> Schedule | None:
-        """The best schedule known, or None."""
+        """Return the best known schedule of a workload in a mode, or None."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class ScheduledKernel:
-    """A kernel for a piece of a workload.
+    """A kernel for a piece of a workload's sizes.
 
-    `known` says whether a source had the schedule. `keys` are the record keys for which it is
-    tuned: several if neighbouring pieces have the same kernel.
+    Attributes:
+        piece: the piece, with its own dimensions.
+        lowered: the lowered kernel.
+        schedule: the schedule of the kernel.
+        known: whether a source had the schedule.
+        keys: the record keys for which the kernel is tuned: several if neighbouring pieces share
+            it.
     """
 
     piece: RangePiece
@@ -68,16 +73,19 @@ KernelTree: TypeAlias = ScheduledKernel | SizeSplit[ScheduledKernel]
 
 
 def weights_of(tree: KernelTree) -> tuple[BufferSpec, ...]:
-    """The packed weights of a workload's kernels; equally packed ones once."""
+    """Return the packed weights of a workload's kernels. Weights that several kernels pack equally
+    are listed once."""
     buffers = (buffer for kernel in leaves(tree) for buffer in kernel.lowered.spec.buffers)
     found = (replace(b, name="") for b in buffers if b.role is BufferRole.WEIGHT)
     return tuple(dict.fromkeys(found))
 
 
 class KernelCache:
-    """Kernels of one process, shared by its builders. Texts are not kept.
+    """The kernels that the builders of one process have compiled or are compiling.
 
-    `compiled` holds futures of compiled code by its digest.
+    Attributes:
+        compiled: futures of compiled code, by the digest of the code. The code's text is not
+            stored.
     """
 
     def __init__(self) -> None:
@@ -85,15 +93,18 @@ class KernelCache:
         self._lowered: dict[tuple[Workload, Schedule, Mode], LoweredKernel] = {}
 
     def find(self, workload: Workload, schedule: Schedule, mode: Mode) -> LoweredKernel | None:
-        """A kernel that is compiled or being compiled."""
+        """Return the kernel of a schedule if it is compiled or being compiled; else None."""
         found = self._lowered.get((workload, schedule, mode))
         return found if found is not None and found.digest in self.compiled else None
 
     def keep(
         self, workload: Workload, schedule: Schedule, mode: Mode, kernel: LoweredKernel
     ) -> LoweredKernel:
-        """Add a kernel. Equal code may serve workloads of other shapes, each with its own
-        specification: (1, 64, 3136) is (1, 64, 56, 56)."""
+        """Add a kernel, and return it without its text.
+
+        Equal code may serve workloads of other shapes, such as (1, 64, 3136) and (1, 64, 56, 56).
+        Each of the workloads has an entry with its own specification.
+        """
         kept = self._lowered[workload, schedule, mode] = replace(kernel, text="")
         return kept
 
@@ -106,10 +117,10 @@ class KernelCache:
 class KernelCompiler:
     """Compiles workloads; kernels with equal code are compiled once.
 
-    A context manager: within it kernels are lowered, and a thread compiles them in that order. The
-    thread ends when it has compiled them all, which may be after the context; `objects` waits for
-    it. More threads would not help: llvmlite allows only one thread in LLVM. Python's own lock is
-    free meanwhile.
+    This is a context manager. Within it, `lower` passes kernels to a thread that compiles them in
+    that order. The thread ends when it has compiled all of them, which may be after the context;
+    `objects` waits for it. More threads would not be faster, because llvmlite allows only one
+    thread in LLVM. It releases Python's lock meanwhile.
     """
 
     def __init__(
@@ -140,11 +151,13 @@ class KernelCompiler:
     def lower(
         self, workload: Workload, source: ScheduleSource | None, *, cut: bool = True
     ) -> KernelTree:
-        """The kernels of a workload with the best known schedules, or the first defaults that
-        lower. There is one kernel unless the range may be `cut`.
+        """Lower a workload with the best known schedule, or with the first default that lowers.
+
+        Returns several kernels, each for a part of the range of sizes, if `cut` allows it and the
+        range has such parts.
 
         Raises:
-            CompilerError: if it lowers with no schedule.
+            CompilerError: if the workload lowers with no schedule.
         """
         whole = workload.dimensions
         found = boxes(workload) if cut else (whole,)
@@ -170,12 +183,15 @@ class KernelCompiler:
         return changed(merged(parts, lambda a, b: a[1][0] == b[1][0]), scheduled)
 
     def simpler(self, workload: Workload, below: int) -> KernelTree:
-        """The default kernel that packs the most weights, but fewer bytes than `below`, among those
-        preferred to plain storage: one level of Strassen instead of two. Else the kernel with plain
-        weights.
+        """Lower a workload with a default schedule whose packed weights have fewer than `below`
+        bytes.
+
+        Of the defaults that are preferred to unexpanded weights, the one that packs the most bytes
+        is chosen: for example, one level of Strassen instead of two. If none is small enough, the
+        weights are not expanded.
 
         Raises:
-            CompilerError: if it lowers with no schedule.
+            CompilerError: if the workload lowers with no schedule.
         """
         mode = self._mode
         best: tuple[int, Schedule] | None = None
@@ -216,7 +232,8 @@ class KernelCompiler:
         raise CompilerError(f"the fused workload of {operators} has no schedule ({why})")
 
     def objects(self, kernels: Iterable[LoweredKernel]) -> tuple[bytes, ...]:
-        """The object code of kernels, once for equal ones.
+        """Wait for kernels to be compiled, and return their object code, one object for equal
+        kernels.
 
         Raises:
             CompilerError: if LLVM rejects the code.

@@ -25,7 +25,8 @@ LEAST_BATCH = 4
 
 
 def may_outgrow(graph: Graph, batch: int, budget: int) -> bool:
-    """Whether some node accesses so much memory for a batch that it may not stay in a cache."""
+    """Whether some node of a graph with this batch accesses more than `budget` bytes, so that they
+    may not stay in a cache. False for a batch below `LEAST_BATCH`."""
     if batch < LEAST_BATCH:
         return False
     touched = 0
@@ -42,10 +43,11 @@ def has_plain_ports(plan: GraphPlan) -> bool:
 
 
 def slice_of(batch: int, slices: Slices) -> int | None:
-    """The slice size for a fixed batch; None if it is faster in one piece.
+    """Return the number of samples per slice for a fixed batch; None if the batch is faster in one
+    piece.
 
-    All slices are equally large, so that they may be a little larger or smaller than those of a
-    range.
+    All slices of a fixed batch are equally large. A slice may therefore be a little larger or
+    smaller than one of a range.
     """
     most = slices.most({})
     if batch <= most:
@@ -58,12 +60,13 @@ def slice_of(batch: int, slices: Slices) -> int | None:
 
 
 def in_slices(graph: Graph, one: Graph) -> Graph:
-    """A graph as a loop over another one, which computes a slice of its batch.
+    """Return a graph that loops over slices of a batch and computes `one` for each.
 
     Args:
-        graph: of the whole batch, which is the first dimension of each output, and of inputs that
-            have it.
-        one: has the same inputs and outputs, with a smaller batch that divides the graph's.
+        graph: the graph of the whole batch, which is the first dimension of each output and of some
+            inputs.
+        one: the graph of one slice. It has the same inputs and outputs, with a smaller batch that
+            divides the graph's.
     """
     batches = (graph.types[name].shape[0] // one.types[name].shape[0] for name in graph.outputs)
     (count,) = set(batches)

@@ -35,8 +35,8 @@ _UNHIDDEN = 0.1
 
 
 def slices_of(plan: GraphPlan, core: CoreModel) -> Slices | None:
-    """The division of the plan's batch into slices; None if slices depend on each other, or a batch
-    is as fast in one piece."""
+    """Return how to divide the plan's batch into slices. Returns None if slices depend on each
+    other, or if a batch is as fast in one piece."""
     batch = _batch(plan)
     if batch is None or not _is_independent(plan, batch):
         return None
@@ -55,7 +55,7 @@ def slices_of(plan: GraphPlan, core: CoreModel) -> Slices | None:
 
 
 def cache_budget(core: CoreModel) -> int:
-    """Bytes of a slice that the caches hold."""
+    """Return the bytes that a slice may access in one kernel: half of the core's last cache."""
     return core.cache_bytes[-1] // 2
 
 

@@ -10,11 +10,16 @@ from tilewright.compiler.runtime.kernel import Matrix
 
 @dataclass(frozen=True, slots=True)
 class Transform:
-    """A weight's linear transform before packing: `einsum(subscripts, first, weight, rest...)`.
+    """A linear transform that is applied to a weight before it is packed.
 
-    It is computed once, in float64. Winograd: "xk,oikl,yl->xyoi" with G twice. `parts` first
-    divides each dimension of the weight into equal parts, which become a new first axis in
-    row-major order. Strassen: "sz,zkn->skn" over the quadrants from parts (2, 2).
+    The result is `einsum(subscripts, first, weight, rest...)`, computed once, in float64.
+
+    Attributes:
+        subscripts: of the einsum. Winograd: "xk,oikl,yl->xyoi" with G twice. Strassen:
+            "sz,zkn->skn" over the quadrants from parts (2, 2).
+        matrices: the constant operands: `first`, then `rest`.
+        parts: the number of equal parts into which each dimension of the weight is divided first;
+            the parts become a new first axis, in row-major order. Empty for an undivided weight.
     """
 
     subscripts: str

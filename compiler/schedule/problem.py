@@ -37,10 +37,10 @@ from tilewright.compiler.plan.workload import Boundary, Workload
 
 @dataclass(frozen=True)
 class Problem:
-    """`output[index] = expr` for all values of `axes`.
+    """A workload as one tensor expression: `output[index] = expr` for all values of `axes`.
 
-    Before: relu(add(conv(x, w), b)).
-    After: `max(Reduce(sum, (ic, kh, kw), x[..] * w[..]) + b[d1], 0)`.
+    Before: relu(add(conv(x, w), b)). After: `max(Reduce(sum, (ic, kh, kw), x[..] * w[..]) + b[d1],
+    0)`.
     """
 
     workload: Workload
@@ -107,10 +107,11 @@ def _boundary(name: str, boundary: Boundary, role: Role) -> Tensor:
 
 @memo(256)
 def compose(workload: Workload, split: tuple[tuple[int, int], ...] = ()) -> Problem:
-    """The tensor expression of a workload over its output's axes.
+    """Return a workload as one tensor expression over the axes of its output.
 
-    `split` pairs an output dimension with the extent of an inner part: the dimension's index
-    becomes `outer * extent + inner` over two axes (the groups of a convolution).
+    Each pair of `split` is an output dimension and the extent of its inner part: the dimension's
+    index becomes `outer * extent + inner` over two axes. Grouped convolutions are split by their
+    groups.
     """
     graph = workload.graph
     axes: list[Axis] = []

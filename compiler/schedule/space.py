@@ -17,7 +17,8 @@ from tilewright.compiler.schedule.schedule import Choice, Schedule
 
 @dataclass(frozen=True, slots=True)
 class Knob:
-    """One choice; `values` are in a meaningful order, so that neighbours are similar."""
+    """One choice of a schedule: its name, and its values in an order in which neighbours are
+    similar."""
 
     name: str
     values: tuple[Choice, ...]

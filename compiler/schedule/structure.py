@@ -141,8 +141,8 @@ def _inside(index: Affine, block: int, tiles: Mapping[Axis, int], vector: Tile) 
 
 
 def short_step(load: Load, axis: Axis) -> bool:
-    """Whether neighbours along an axis are at most `MAX_LANE_STEP` elements apart in the innermost
-    dimension of memory. They are then loaded as vectors and permuted."""
+    """Whether neighbours along an axis are at most `MAX_LANE_STEP` elements from each other in the
+    innermost dimension of memory. They are then loaded as vectors and permuted."""
     factors = load.tensor.layout.resolved(len(load.tensor.shape))
     last = next((f for f in reversed(factors) if load.tensor.shape[f.dim] != 1), factors[-1])
     moving = [dim for dim, index in enumerate(load.index) if axis in index.axes()]

@@ -40,7 +40,9 @@ def enumerate_segments(
     """Compile all stages that can be enumerated ahead of time, and keep only these in the cuts.
 
     Args:
-        behind: false compiles only the stages before the first cut.
+        segment_compiler: compiles the stages.
+        first: the cut that represents the whole model.
+        behind: false compiles only the stages before the first cut inside the model.
 
     Raises:
         CompilerError: if no stage of a cut compiles except for sizes 0; if the data may select more

@@ -30,8 +30,16 @@ such programs should share their packed weights."""
 
 @dataclass(slots=True, eq=False)
 class JitBoundary(SegmentBoundary[P]):
-    """A cut, with the continuation of the model and the function that compiles it. The whole model
-    is represented as a cut without `before`, because nothing is computed ahead of it."""
+    """A cut of a segmented model whose next stages are compiled on demand.
+
+    The whole model is represented as a cut without `before`, because nothing is computed ahead of
+    it.
+
+    Attributes:
+        rest: the continuation of the model after the cut.
+        compile: compiles the graphs of a stage.
+        is_first: whether this cut represents the whole model.
+    """
 
     rest: Continuation | None = None
     compile: Compile[P] | None = None
@@ -71,8 +79,15 @@ class SegmentCompiler(Generic[P]):
     def make(
         self, cut: SegmentBoundary[P], facts: SegmentGuard, values: Mapping[str, Array]
     ) -> ModelSegment[P] | None:
-        """Compile a new stage. Returns None if no stage serves these ranges; the cut then has new
-        split points or a reason.
+        """Compile a new stage, and add it to the cut.
+
+        Returns None if no stage serves the ranges of `facts`. The cut then has new split points, or
+        a reason why each combination of sizes needs its own program.
+
+        Args:
+            cut: the cut before the stage.
+            facts: the specialisation key of the stage.
+            values: the values that cross the cut in the run that needs the stage; empty for none.
 
         Raises:
             InvalidInputError: if the model contradicts itself for the values that the data

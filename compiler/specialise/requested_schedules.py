@@ -35,7 +35,8 @@ class RequestedSchedules:
         return found
 
     def answers(self) -> Answers:
-        """The recorded queries, each with its answer."""
+        """Return the recorded queries, each with its answer: pairs of a workload key and the
+        schedule as JSON text (empty for none)."""
         return tuple((key, _text(self._answers[key])) for key in sorted(self._answers))
 
 

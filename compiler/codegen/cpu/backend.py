@@ -25,7 +25,8 @@ other types, every operation was tested to compile on every described target."""
 
 
 class CpuBackend:
-    """The protocol, implemented by the functions of this folder and of its parent."""
+    """The back end of CPUs: implements `Backend` with the functions of this folder and of its
+    parent."""
 
     def lower(self, nest: LoopNest, target: Target) -> KernelCode:
         sizes = nest.sizes

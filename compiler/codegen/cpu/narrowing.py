@@ -1,7 +1,8 @@
-"""Floats rounded to unsigned bytes, four vectors at once if their bytes are adjacent.
+"""Stores of floats that are rounded to unsigned bytes, four vectors at once if their bytes are
+adjacent.
 
-each: frintn, fmaxnm 0, fminnm 255, fcvtzs, xtn, add, uzp1    each: fcvtns, sqxtun (a half)
-all:  three times ins                                      -> all:  uqxtn, uqxtn2, add
+    each: frintn, fmaxnm 0, fminnm 255, fcvtzs, xtn, add, uzp1    each: fcvtns, sqxtun (a half)
+    all:  three times ins                                      -> all:  uqxtn, uqxtn2, add
 
 A conversion to int32 rounds to nearest and saturates, and so do both steps to narrower integers:
 the result is the nearest byte, and 0 for NaN.

@@ -48,13 +48,9 @@ def greedy_points(
     The result is an outer product for GEMM, and 'read each pixel once, scatter' for a depthwise
     convolution. Loads that move out of the loop are not counted.
 
-    Args:
-        points: in program order.
-        accesses: the loads at each point.
-        depth: depth of the innermost loop.
-        beside: maps places of an access to the places that are loaded together with them; its
-            second argument is whether the access is the only one. The points of both places are
-            then neighbours in the order: otherwise, the second places would wait in registers.
+    `beside` maps places of an access to the places that are loaded together with them; its second
+    argument is whether the access is the only one. The points of both places become neighbours in
+    the order: otherwise, the second places would wait in registers.
     """
     inner = [
         access

@@ -1,7 +1,9 @@
 """Loads of four adjacent scalars as one vector, whose lanes are factors of multiply-adds.
 
-ldr s0, [a]; fmla v8.4s, v1.4s, v0.s[0]        ldr q0, [a]; fmla v8.4s, v1.4s, v0.s[0] ldr s0, [a,
-#4]; fmla v9.4s, v1.4s, v0.s[0] ->              fmla v9.4s, v1.4s, v0.s[1] ...
+    ldr s0, [a]; fmla v8.4s, v1.4s, v0.s[0]        ldr q0, [a]; fmla v8.4s, v1.4s, v0.s[0]
+    ldr s0, [a, #4]; fmla v9.4s, v1.4s, v0.s[0] ->              fmla v9.4s, v1.4s, v0.s[1] ...
+
+Left: each scalar is loaded for its multiply-add. Right: one load serves four of them.
 """
 
 from __future__ import annotations

@@ -51,7 +51,7 @@ def rounded(emitter: Emitter, operation: Operation, x: Value, apply: Callable[..
 
 
 def note_shifted(emitter: Emitter, result: Value, x: Value, added: Value) -> None:
-    """Record that `result` is the sum of a rounded float and a known integer."""
+    """Record that `result` is the sum of a rounded float `x` and a known integer, for `nearest`."""
     source, number = emitter.rounded.get(x.name), added.const
     if source is None or number is None or not abs(number) <= _FARTHEST:
         return
@@ -60,13 +60,17 @@ def note_shifted(emitter: Emitter, result: Value, x: Value, added: Value) -> Non
 
 
 def note_above(emitter: Emitter, result: Value, number: Value, x: Value) -> None:
-    """Record that `result` compares a rounded float with a known number."""
+    """Record that `result` is the comparison of a rounded float `x` with a known number, for
+    `note_floor`."""
     if number.const is not None and x.name in emitter.rounded:
         emitter.above[result.name] = x.name, number.const
 
 
 def note_floor(emitter: Emitter, result: Value, above: Value, x: Value, number: Value) -> None:
-    """Record that `result` is the larger of a rounded float and a known integer."""
+    """Record that `result` is the larger of a rounded float `x` and a known integer, for `limited`.
+
+    `above` is the comparison that selects one of the two.
+    """
     limit = number.const
     if limit is None or emitter.above.get(above.name) != (x.name, limit):
         return

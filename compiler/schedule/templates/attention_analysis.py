@@ -126,7 +126,7 @@ def _keys_ahead(score: Expr, rows: Axis | None, keys: Axis) -> int | None:
 
 
 def extent(axis: Axis | None) -> int:
-    """Return the extent of an axis, or 1 if there is no axis."""
+    """Return the extent of an axis; 1 for None."""
     return axis.extent if axis is not None else 1
 
 

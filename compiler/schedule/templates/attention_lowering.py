@@ -40,7 +40,7 @@ cache."""
 
 
 def lower(found: Attention, schedule: Schedule, mode: Mode) -> Kernel:
-    """The nest of one schedule: one stage over batch and heads."""
+    """Return the kernel of a schedule: one stage over batch and heads."""
     return _Lowering(found, schedule, mode).kernel()
 
 

@@ -188,7 +188,8 @@ class Contraction:
         return 1
 
     def operations(self, target: Target) -> int:
-        """Instructions per product of two vectors, with or without an instruction for the types."""
+        """Return the number of instructions per product of two vectors of groups: one if the target
+        has an instruction for the types, otherwise one for each channel of a group."""
         return self.group // self.products_at_once(target)
 
     def panel_bytes(self, target: Target, vectors: int) -> int:
@@ -221,8 +222,8 @@ class Contraction:
         """Whether the channels of one row do not fit into the sets of the second-level cache that
         they map to.
 
-        This happens if blocks of channels are a power of two apart, as in an image of 128x128
-        pixels.
+        This happens if the distance of blocks of channels is a power of two, as in an image of
+        128x128 pixels.
         """
         load, sets = self.broadcast, core.cache_bytes[1] // core.level2_ways
         if not isinstance(load, Load) or load.tensor.role is Role.WEIGHT or not self.channel_block:

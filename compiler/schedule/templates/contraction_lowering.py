@@ -90,10 +90,10 @@ def lower(found: Contraction, schedule: Schedule, mode: Mode) -> Kernel:
 
 
 def in_tiles(found: Contraction, target: Target) -> Contraction:
-    """The contraction in steps that fill matrix registers.
+    """Return the contraction in steps that fill matrix registers.
 
     Raises:
-        ScheduleError: if that is impossible.
+        ScheduleError: if the target has no matrix registers for these factors.
     """
     depth = found.matrix_depth(target)
     if depth is None:

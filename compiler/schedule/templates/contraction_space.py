@@ -175,7 +175,7 @@ def lowers(found: Contraction, mode: Mode, choice: Mapping[str, Choice]) -> bool
 
 def fits(found: Contraction, mode: Mode, choice: Mapping[str, Choice]) -> bool:
     """Whether the target suits a schedule: its registers hold the tile, one row of the panel and
-    one broadcast factor, the tile uses most of them, and tails add at most 30 % to the vectors."""
+    one broadcast factor, the tile has enough sums, and tails add at most 30 % to the vectors."""
     tile, vectors, target = int(choice["tile"]), int(choice["vectors"]), mode.target
     if choice.get("products") == TILES:
         return _fits_tiles(found, target, choice)

@@ -18,8 +18,13 @@ from tilewright.compiler.schedule.structure import needs_padding, unit_stride
 class Side:
     """A dimension of the output along which a window of several taps is transformed.
 
-    A window that moves by `stride` pixels is `stride` phases of `reach` taps each, which move by
-    one; only the first `full` phases have a last tap.
+    A window that moves by `stride` pixels is computed as `stride` windows (phases) of at most
+    `reach` taps, which move by one pixel. Only the first `full` phases have all `reach` taps.
+
+    Attributes:
+        dim: number of the dimension in the output tensor.
+        taps: number of taps of the window along it.
+        stride: pixels by which the window moves.
     """
 
     dim: int
