@@ -30,7 +30,10 @@ COSTLY_OPERATIONS = 10
 
 
 def macs(workload: Workload) -> int:
-    """Multiply-accumulates of the direct algorithm (Winograd and Strassen execute fewer)."""
+    """Return the multiply-accumulates (MACs) of a workload's products, by the direct algorithm.
+
+    Winograd's and Strassen's algorithms execute fewer.
+    """
     return graph_macs(workload.graph)
 
 
@@ -53,10 +56,9 @@ def _node_macs(node: Node, graph: Graph) -> int:
 
 
 def padding_macs(workload: Workload) -> int:
-    """The part of `macs` that multiplies a zero of a convolution's padding, which a kernel may
-    omit.
+    """Return how many of a workload's `macs` multiply a zero of a convolution's padding.
 
-    In a 3x3x3 window over 2x7x7 elements nearly half of all do.
+    A kernel may omit these. In a 3x3x3 window over 2x7x7 elements they are nearly half of all.
     """
     types, total = workload.graph.types, 0
     for node in workload.graph.nodes:
@@ -81,7 +83,7 @@ def _inside(window: Window, dim: int, extent: int, outputs: int) -> int:
 
 
 def flops(workload: Workload) -> int:
-    """Arithmetic operations: a MAC counts as two, a transcendental function as ten."""
+    """Return a workload's arithmetic operations: two per MAC, ten per transcendental function."""
     graph = workload.graph
     return sum(_node_flops(node, graph) for node in graph.nodes)
 
@@ -109,7 +111,10 @@ def _node_flops(node: Node, graph: Graph) -> int:
 
 
 def bytes_read(workload: Workload) -> int:
-    """Bytes of all inputs as stored, each read once; a gather reads the rows that it returns."""
+    """Return the bytes that a kernel reads: each input once, as stored.
+
+    A table that only gathers read counts at most the bytes of the rows that they return.
+    """
     total = 0
     for name, boundary in zip(workload.graph.inputs, workload.inputs, strict=True):
         size = boundary.bytes
@@ -121,7 +126,7 @@ def bytes_read(workload: Workload) -> int:
 
 
 def bytes_written(workload: Workload) -> int:
-    """Bytes of the output as stored, halo included."""
+    """Return the bytes of a workload's output as stored, halo included."""
     return workload.output.bytes
 
 
@@ -131,9 +136,9 @@ def weight_bytes(workload: Workload) -> int:
 
 
 def cost(workload: Workload) -> float:
-    """A relative cost in operations: the larger of arithmetic and traffic.
+    """Return a relative cost in operations: the larger of arithmetic and memory traffic.
 
-    It weighs tasks before any measurement.
+    The tuner weighs tasks by it before anything is measured.
     """
     return max(
         float(flops(workload)), FLOPS_PER_BYTE * (bytes_read(workload) + bytes_written(workload))
@@ -142,7 +147,18 @@ def cost(workload: Workload) -> float:
 
 @dataclass(frozen=True, slots=True)
 class TaskSummary:
-    """One distinct workload of a plan. All figures but `count` and `share` are of one kernel."""
+    """One distinct tuned workload of a plan, with the work of a single run of its kernel.
+
+    Attributes:
+        key: the workload key.
+        operators: names of the operators in the kernel, in topological order.
+        output: the type of the kernel's output, as text.
+        count: number of times that one run of the model executes the kernel.
+        macs: multiply-accumulates.
+        flops: arithmetic operations.
+        bytes_read: bytes of the inputs.
+        bytes_written: bytes of the output.
+    """
 
     key: str
     operators: tuple[str, ...]
@@ -186,7 +202,7 @@ class PlanSummary(JsonValue):
 
 
 def plan_summary(plan: GraphPlan) -> PlanSummary:
-    """Operators, parameters, arithmetic, traffic, and the tasks, most expensive first.
+    """Summarise a plan: its operators, parameters, arithmetic, traffic, and tasks by falling cost.
 
     Bodies of control flow are included; a loop counts its expected number of steps.
     """

@@ -50,10 +50,10 @@ RUNTIME = (OpKind.NATIVE, OpKind.CONTROL)
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Nodes, in topological order, that become one kernel.
+    """A set of nodes, in topological order, that become one kernel.
 
-    A single node may need no kernel: a reshape (a view), a native operator, or control flow.
-    `output` is the only value that is used outside.
+    A group of a single node may need no kernel: a reshape (a view), a native operator, or control
+    flow. Other groups read only the value `output` of a group.
     """
 
     nodes: tuple[Node, ...]
@@ -66,22 +66,26 @@ class Group:
 
     @property
     def is_native(self) -> bool:
-        """Whether the runtime computes it, without a kernel: a native operator or control flow."""
+        """Whether the runtime computes the group, without a kernel (native operators, control
+        flow)."""
         return ops.get(self.nodes[0].op).kind in RUNTIME
 
     @property
     def inputs(self) -> tuple[str, ...]:
-        """Values from outside, each once."""
+        """The values from outside the group that its nodes read, each once."""
         made = {value for node in self.nodes for value in node.outputs}
         return tuple(dict.fromkeys(v for node in self.nodes for v in node.inputs if v not in made))
 
 
 def fuse(graph: Graph, kept: Collection[str] = ()) -> tuple[Group, ...]:
-    """Assign every node of the graph to exactly one group; groups are in topological order.
+    """Assign the nodes of a graph to groups, one per kernel, in topological order.
 
-    `kept` are values that no group may hide, as if the graph returned them. Nodes whose result has
-    no elements are in no group, because there is nothing to compute. Exceptions are `trim`, which
-    counts, and nodes that declare texts.
+    A node whose result has no elements is in no group, because there is nothing to compute.
+    Exceptions are `trim`, which also reports an extent, and nodes that declare texts.
+
+    Args:
+        graph: an optimised graph.
+        kept: values that end fusion: each is the output of its group, as if the graph returned it.
     """
     return _Fusion(graph, kept).groups()
 
@@ -353,10 +357,11 @@ def _is_cheap(node: Node) -> bool:
 
 
 def affine_chain(graph: Graph, value: str) -> list[Node]:
-    """The producers of a value, nearest first, that read one element each at an affine index.
+    """Return the producers of a value, nearest first, that only move elements by affine indices.
 
-    Attentions vectorise along the two last axes of an operand. A reshape that would split one of
-    them, such as that of a bias for each row and column of an image, is a separate view.
+    Attentions vectorise along the two last axes of an operand. The chain therefore ends before a
+    reshape that would split one of these axes, such as the reshape of a bias for each row and
+    column of an image.
     """
     axes = [Axis(f"d{d}", e) for d, e in enumerate(graph.types[value].shape)]
     index: tuple[Affine, ...] | None

@@ -40,10 +40,12 @@ Box = tuple[Dimension, ...]
 
 @dataclass(frozen=True, slots=True)
 class RangePiece:
-    """A part of a workload's sizes.
+    """One piece of a workload whose range of sizes is divided.
 
-    `workload` is the workload for the sizes of `box` only. Its dynamic dimensions are, in order,
-    those at these `positions` in the box.
+    Attributes:
+        box: the range of each dimension of the whole workload.
+        workload: the workload for the sizes in `box` only.
+        positions: for each dynamic dimension of `workload`, in order, its position in `box`.
     """
 
     box: Box
@@ -53,9 +55,13 @@ class RangePiece:
 
 @dataclass(frozen=True, slots=True)
 class SizeSplit(Generic[T]):
-    """A decision: `below` if dimension `position` is at most `last`, else `above`.
+    """A node of a decision tree that selects a piece by one size.
 
-    `last` counts in the dimension's `multiple`.
+    Attributes:
+        position: the position of the tested dimension among the workload's dimensions.
+        last: the largest size, in units of the dimension's `multiple`, that leads to `below`.
+        below: the subtree for sizes of at most `last`.
+        above: the subtree for larger sizes.
     """
 
     position: int
@@ -65,7 +71,7 @@ class SizeSplit(Generic[T]):
 
 
 def leaves(tree: T | SizeSplit[T]) -> Iterator[T]:
-    """The leaves of a tree, smallest sizes first."""
+    """Yield the leaves of a decision tree, smallest sizes first."""
     if isinstance(tree, SizeSplit):
         yield from leaves(tree.below)
         yield from leaves(tree.above)
@@ -74,7 +80,7 @@ def leaves(tree: T | SizeSplit[T]) -> Iterator[T]:
 
 
 def changed(tree: T | SizeSplit[T], change: Callable[[T], U]) -> U | SizeSplit[U]:
-    """A tree with transformed leaves; the leaves are transformed smallest sizes first."""
+    """Return a decision tree with `change` applied to each leaf, smallest sizes first."""
     if not isinstance(tree, SizeSplit):
         return change(tree)
     below = changed(tree.below, change)
@@ -82,8 +88,11 @@ def changed(tree: T | SizeSplit[T], change: Callable[[T], U]) -> U | SizeSplit[U
 
 
 def intervals(dimension: Dimension, last: Sequence[int] = LAST) -> tuple[Dimension, ...]:
-    """A dimension's range, divided after these sizes. An unbounded dimension that may be 0 stays
-    whole: it is slack capacity, which does not influence the work."""
+    """Divide the range of a dimension after each size of `last`; return the parts in order.
+
+    An unbounded dimension that may be 0 is not divided: it is slack capacity, which does not
+    influence the work.
+    """
     if dimension.high is None and not dimension.low:
         return (dimension,)
     high = inf if dimension.high is None else dimension.high
@@ -98,7 +107,7 @@ def intervals(dimension: Dimension, last: Sequence[int] = LAST) -> tuple[Dimensi
 
 
 def piece_of(workload: Workload, box: Box) -> RangePiece:
-    """The workload for the sizes of a box."""
+    """Return the part of a workload that covers the sizes of a box."""
     narrowed = dict(zip(workload.dimensions, box, strict=True))
     positions = tuple(n for n, dimension in enumerate(box) if dimension.low != dimension.high)
     return RangePiece(box, workload.within(narrowed), positions)
@@ -126,7 +135,7 @@ def boxes(workload: Workload) -> tuple[Box, ...]:
 
 
 def holds(box: Box, part: Box) -> bool:
-    """Whether all sizes of a part are sizes of a box."""
+    """Whether a box contains all sizes of another box, `part`."""
     return all(
         whole.low <= own.low and (whole.high is None or (own.high or inf) <= whole.high)
         for whole, own in zip(box, part, strict=True)

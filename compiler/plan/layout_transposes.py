@@ -37,7 +37,10 @@ def is_to_image(graph: Graph, node: Node) -> bool:
 
 
 def turns(graph: Graph) -> frozenset[str]:
-    """The names of the transposes between rows and images that windows read or compute."""
+    """Return the names of the transposes between images and rows of channels.
+
+    Only images that a convolution or pool reads or computes are considered.
+    """
     return frozenset(
         node.name
         for node in graph.nodes

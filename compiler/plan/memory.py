@@ -42,12 +42,15 @@ SharedBytes = Callable[[KernelStep], Sequence[int]]
 class MemoryPlan:
     """The memory of the values of a graph plan.
 
-    `roots` maps every value to the value whose buffer contains it (itself if it has its own);
-    `offsets` has the start of values in the arena, in bytes. `shared` holds, for each step, the
-    offsets of buffers that are only used while it runs. For a kernel these are the buffers that its
-    threads share. For a step with bodies they are the arena of the running body and then, for a
-    loop, the outputs of its body, until they become the states of the next step. `bodies` are the
-    plans of the bodies, in separate arenas.
+    Attributes:
+        arena_bytes: size of the arena.
+        offsets: the start of each value in the arena, in bytes.
+        roots: for every value, the value whose buffer contains it (itself if it has its own).
+        shared: by the position of a step, the offsets of the buffers that are only used while it
+            runs. For a kernel these are the buffers that its threads share. For a step with bodies
+            they are the arena of the running body and then, for a loop, the outputs of its body,
+            until they become the states of the next step.
+        bodies: by the position of a step, the plans of its bodies, in separate arenas.
     """
 
     arena_bytes: int
@@ -57,13 +60,14 @@ class MemoryPlan:
     bodies: Mapping[int, tuple[MemoryPlan, ...]] = field(default_factory=dict)
 
     def offset(self, value: str) -> int | None:
-        """The start of a value in the arena; None for the caller's buffers."""
+        """Return the byte offset of a value in the arena; None for values in buffers of the
+        caller."""
         return self.offsets.get(value)
 
 
 @dataclass(slots=True)
 class ArenaBuffer:
-    """A span of memory, from the step that first writes it to the step that last reads it."""
+    """A span of the arena that is live from step `first`, which writes it, to step `last`."""
 
     bytes: int
     first: int
@@ -103,10 +107,14 @@ def plan_memory(
 
 @dataclass(slots=True)
 class ArenaBuffers:
-    """The part of a plan that is in the arena.
+    """The buffers of a plan that are in the arena.
 
-    `starts` maps a value to its buffer (by position) and the byte offset in it; `temporary` holds
-    the buffers that are only used while a step runs, in the order of `MemoryPlan.shared`.
+    Attributes:
+        buffers: the buffers, numbered by position.
+        starts: for each value, the number of its buffer and its byte offset in that buffer.
+        roots: as in `MemoryPlan`.
+        temporary: by the position of a step, the numbers of the buffers that are only used while it
+            runs, in the order of `MemoryPlan.shared`.
     """
 
     buffers: list[ArenaBuffer]
@@ -121,9 +129,10 @@ def collect_buffers(
     may_alias: MayAlias | None,
     arenas: Mapping[int, Sequence[int]] | None = None,
 ) -> ArenaBuffers:
-    """The buffers of a plan with their live ranges, without offsets; arguments as in `plan_memory`.
+    """Collect the buffers of a plan with their live ranges, but without offsets.
 
-    `arenas` are the arena sizes of the bodies that steps run.
+    The arguments are those of `plan_memory`; `arenas` has, by the position of a step, the arena
+    sizes of the bodies that it runs.
 
     Raises:
         ValueError: if the plan's views contradict each other.
@@ -185,8 +194,11 @@ def value_bytes(plan: GraphPlan, value: str) -> int:
 
 
 def may_overwrite(plan: GraphPlan, position: int, operand: int) -> bool:
-    """Whether a step may write its output over an operand: a native function that changes that one
-    in place, or a kernel of elementwise operators over a dense operand of the output's type."""
+    """Whether the step at `position` may write its output over one of its operands.
+
+    This holds for a native function that changes the operand in place, and for a kernel of
+    elementwise operators whose operand is dense and has the type of the output.
+    """
     step = plan.steps[position]
     if isinstance(step, NativeStep):
         return native_signature(step.function, step.parameters).over == operand
@@ -194,9 +206,10 @@ def may_overwrite(plan: GraphPlan, position: int, operand: int) -> bool:
 
 
 def is_elementwise(plan: GraphPlan, position: int, operand: int) -> bool:
-    """Whether element i of a step's output needs only element i of that operand.
+    """Whether element i of the output of the step at `position` needs only element i of an operand.
 
-    Halos are excluded: the zeros around the output are written at another time than its elements.
+    The result is False if either value has a halo, because the zeros around an output are written
+    at another time than its elements.
     """
     step = plan.steps[position]
     if not isinstance(step, KernelStep):
@@ -278,7 +291,10 @@ def _reuse_operands(
 
 
 def place(buffers: Sequence[ArenaBuffer]) -> int:
-    """Give each buffer the lowest offset that is free during its life; returns the arena's size."""
+    """Set the `offset` of each buffer to the lowest one that is free while it is live.
+
+    Return the size of the arena in bytes.
+    """
     # The placed buffers, in the order of their offsets: first step, last step, offset, end.
     placed = np.zeros((4, len(buffers)), np.int64)
     total = 0

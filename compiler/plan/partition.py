@@ -400,5 +400,5 @@ class _Relayout:
 
 
 def covers(halo: Halo, wanted: Halo) -> bool:
-    """Whether a halo has at least the wanted zeros."""
+    """Whether a halo has at least as many zeros on every side as the halo `wanted`."""
     return not wanted or (bool(halo) and union(halo, wanted) == halo)

@@ -15,7 +15,7 @@ from tilewright.compiler.sizes import is_dynamic
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """The placement of a value in memory: its layout, and the zeros kept around it."""
+    """The placement of a value in memory: its layout, and the zeros stored around its elements."""
 
     layout: Layout = ROW_MAJOR
     halo: Halo = ()

@@ -32,10 +32,14 @@ PLAN_SCHEMA = 2
 
 @dataclass(frozen=True, slots=True)
 class KernelStep:
-    """Run a workload's kernel: `inputs[i]` of the graph is the workload's input i.
+    """A step that runs a workload's kernel.
 
-    `sizes` are the graph's names of the workload's dynamic dimensions, in the order of
-    `workload.dimensions`.
+    Attributes:
+        inputs: names of the values of the plan's graph that the workload's inputs stand for, in
+            order.
+        output: name of the value that the kernel writes.
+        sizes: the graph's names of the workload's dynamic dimensions, in the order of
+            `workload.dimensions`.
     """
 
     workload: Workload
@@ -44,7 +48,8 @@ class KernelStep:
     sizes: tuple[str, ...] = ()
 
     def at(self, values: Mapping[str, int]) -> KernelStep:
-        """The step at these sizes of the graph's dimensions, by name."""
+        """Return the step at fixed sizes; `values` has the size of each dimension of the graph
+        by name."""
         own = (dimension.name for dimension in self.workload.dimensions)
         known = {name: values[outer] for name, outer in zip(own, self.sizes, strict=True)}
         return KernelStep(self.workload.at(known), self.inputs, self.output)
@@ -52,7 +57,7 @@ class KernelStep:
 
 @dataclass(frozen=True, slots=True)
 class ViewStep:
-    """`output` is in memory as soon as `inputs` are: nothing runs.
+    """A step that runs nothing, because its output shares the memory of its inputs.
 
     A reshape shares its input's bytes, a slice is a part of them, and a concatenation consists of
     its pieces, written next to each other. `offsets[i]` is the start of input i, in bytes after the
@@ -66,9 +71,9 @@ class ViewStep:
 
 @dataclass(frozen=True, slots=True)
 class NativeStep:
-    """Run a function of the C runtime with these parameters (`runtime/native_functions.py`).
+    """A step that runs a function of the C runtime (`runtime/native_functions.py`), not a kernel.
 
-    Inputs and output are in rows without a halo. There is no workload, and nothing to tune.
+    The inputs and the output are row-major without a halo. The step has no workload to tune.
     """
 
     function: str
@@ -79,10 +84,11 @@ class NativeStep:
 
 @dataclass(frozen=True, slots=True)
 class LoopStep:
-    """Run a body a number of times that depends on the run (`compiler.ops.control.LoopForm`).
+    """A step that runs a body repeatedly; values at run time determine how often.
 
-    `inputs` are the number of steps, whether to begin, the states and the captured values of the
-    body. All of them, and the body's outputs, are in rows without a halo.
+    `inputs` (`compiler.ops.control.LoopForm`) are the number of steps, whether to begin, the states
+    and the captured values of the body. All of them, and the body's outputs, are row-major without
+    a halo.
 
     Attributes:
         decides: whether the first output of the body says if another step follows.
@@ -106,9 +112,10 @@ class LoopStep:
 
 @dataclass(frozen=True, slots=True)
 class BranchStep:
-    """Run one of two bodies: `inputs` are the condition and the captured values of the bodies.
+    """A step that runs one of two bodies, depending on a condition.
 
-    `offsets` are the starts of either body's results in `output`, a block of bytes.
+    `inputs` are the condition and the values that the bodies capture. `offsets` are the starts of
+    the results of either body in `output`, a block of bytes.
     """
 
     then: GraphPlan
@@ -120,7 +127,8 @@ class BranchStep:
 
 @dataclass(frozen=True, slots=True)
 class RefusalStep:
-    """End the run with an error: the branch that has this step cannot be run."""
+    """A step that ends the run with the error `message`, because the branch that contains it
+    cannot be run."""
 
     message: str
     output: str
@@ -131,7 +139,7 @@ Step = KernelStep | ViewStep | NativeStep | LoopStep | BranchStep | RefusalStep
 
 
 def bodies_of(step: Step) -> tuple[GraphPlan, ...]:
-    """The plans that a step runs, in order; empty for most steps."""
+    """Return the plans of the bodies that a step runs, in order; few steps have bodies."""
     match step:
         case LoopStep():
             return (step.body,)
@@ -142,7 +150,7 @@ def bodies_of(step: Step) -> tuple[GraphPlan, ...]:
 
 
 def expected_runs(step: Step) -> int:
-    """An estimate of how many times a step runs each of its bodies, at least once."""
+    """Estimate how many times a step runs each of its bodies; the result is at least 1."""
     return max(step.expected, 1) if isinstance(step, LoopStep) else 1
 
 
@@ -170,11 +178,16 @@ def control_step(node: Node, plans: Sequence[GraphPlan]) -> LoopStep | BranchSte
 
 @dataclass(frozen=True, slots=True)
 class Growth:
-    """An input of a graph that an output extends along `axis`; both are buffers with slack
-    capacity.
+    """A growing cache: an input of a graph, and the output that appends rows to it along `axis`.
 
-    `before` and `after` are the numbers of rows of the caller's arrays; `room` is the dimension by
-    which their buffers are longer.
+    Both are buffers with slack capacity after their rows.
+
+    Attributes:
+        input: name of the graph's input.
+        output: name of the graph's output.
+        before: number of rows of the caller's input array.
+        after: number of rows of the caller's output array.
+        room: the dimension by which the buffers are longer than the caller's arrays.
     """
 
     input: str
@@ -187,10 +200,12 @@ class Growth:
 
 @dataclass(frozen=True, slots=True)
 class GraphPlan:
-    """The optimised graph (relayouts are `identity` nodes), its steps in order, and placements.
+    """An optimised graph with the steps that compute it, in order, and the placements of its
+    values.
 
-    `placements` covers every graph input and every step's output; inputs and outputs of the graph
-    are row-major without a halo. Constants have none: each kernel packs its own.
+    Relayouts are `identity` nodes of the graph. `placements` covers every graph input and every
+    step's output; inputs and outputs of the graph are row-major without a halo. Constants have
+    none: each kernel packs its own.
     """
 
     graph: Graph
@@ -228,8 +243,10 @@ class GraphPlan:
         return tuple(dict.fromkeys(growth.room for growth in self.growing))
 
     def with_rooms(self, values: Mapping[str, int]) -> dict[str, int]:
-        """Sizes of dimensions by name, with slack capacities added; a missing one is 0, as in a
-        single run."""
+        """Return sizes of dimensions by name, with a size for every slack capacity.
+
+        A slack capacity without a size in `values` gets 0, its size in a single run.
+        """
         return {**dict.fromkeys((room.name for room in self.rooms), 0), **values}
 
     def caller_shape(self, value: str) -> tuple[int, ...]:
@@ -246,7 +263,7 @@ class GraphPlan:
         return self.at(typical_sizes(*map(dynamic_size, self.dimensions)))
 
     def at(self, values: Mapping[str, int]) -> GraphPlan:
-        """The plan with a number for each dynamic size; `values` has them by dimension."""
+        """Return the plan at fixed sizes; `values` has the size of each dimension by name."""
         if not self.dimensions:
             return self
         values = self.with_rooms(values)
@@ -276,7 +293,8 @@ class GraphPlan:
         )
 
     def counted(self, output: str) -> int | None:
-        """The dimension of a graph output whose extent is known only at run time; None without one.
+        """Return the axis of a graph output whose extent is known only after a run; None without
+        one.
 
         The output's type states the largest extent.
         """
@@ -295,7 +313,8 @@ class GraphPlan:
         return labels_of(self._says(port))
 
     def part_of(self, output: str) -> str | None:
-        """The list to which a graph output belongs; None for a separate output."""
+        """Return the name of the list that a graph output is an item of; None for a separate
+        output."""
         return list_of(self._says(output))
 
     def _says(self, output: str) -> Node | None:
@@ -305,11 +324,11 @@ class GraphPlan:
         return self.graph.producer(node.inputs[0]) if node and node.op == "trim" else node
 
     def tasks(self) -> list[tuple[Workload, int]]:
-        """The distinct tuned tasks, with the number of times that a run needs each, in order of
-        first use: workloads, or the pieces of one whose range is divided
-        (`compiler.plan.intervals`).
+        """Return the distinct tuned tasks, in order of first use, and how many times a run needs
+        each.
 
-        A workload in a loop counts the expected number of steps.
+        A task is a workload, or one piece of a workload whose range is divided
+        (`compiler.plan.intervals`). A workload in a loop counts the expected number of steps.
         """
         counts: dict[Workload, int] = {}
         for step, times in self.walk():
@@ -322,7 +341,7 @@ class GraphPlan:
         return list(parts.items())
 
     def constants(self) -> Mapping[str, np.ndarray]:
-        """All constants by digest, including those in bodies."""
+        """Return the constants of the graph and of its bodies, by digest."""
         return {digest(a): a for graph in self.graph.walk() for a in graph.constants.values()}
 
     def to_json(self, *, digests: bool = True) -> dict[str, Any]:

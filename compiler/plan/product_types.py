@@ -17,10 +17,13 @@ bytes."""
 
 @dataclass(frozen=True, slots=True)
 class TypeShare:
-    """Multiply-accumulates whose factors have these types.
+    """The multiply-accumulates of a model whose factors have one pair of types.
 
-    `reason` explains why they are floats, if the model stores values in bytes; otherwise it is
-    empty.
+    Attributes:
+        types: the types of the factors, such as `uint8 x int8`.
+        macs: number of multiply-accumulates.
+        reason: why the factors are floats although the model stores values in bytes or 16-bit
+            integers; otherwise empty.
     """
 
     types: str
@@ -29,7 +32,7 @@ class TypeShare:
 
 
 def type_shares(graph: Graph, macs: Mapping[str, int]) -> tuple[TypeShare, ...]:
-    """The products of a graph and its bodies by the types of their factors, most work first.
+    """Add up the products of a graph and its bodies by the types of their factors, most work first.
 
     `macs` has the work of each product, by the name of its node. Nodes in a body count once.
     """

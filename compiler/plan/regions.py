@@ -17,9 +17,13 @@ ALIGNMENT_BYTES = 64
 
 @dataclass(slots=True, eq=False)
 class Region:
-    """Values by their start; `low` and `high` are the first byte and the one after the last.
+    """Values that share memory, each at a fixed distance in bytes from the others.
 
-    `spans` are the bytes that kernels write, which are disjoint: (first, after the last).
+    Attributes:
+        members: the start of each value, in bytes from a common origin.
+        low: the first byte of the region.
+        high: the byte after its last byte.
+        spans: the disjoint ranges that kernels write: first byte, and the byte after the last.
     """
 
     members: dict[str, int] = field(default_factory=dict)
@@ -33,14 +37,16 @@ class Region:
 
 
 class Regions:
-    """A partition of values into regions."""
+    """A partition of the values of a plan into regions, which `join` merges."""
 
     def __init__(self) -> None:
         self._regions: dict[str, Region] = {}
 
     def add(self, value: str, size: int, *, written: bool = True) -> None:
-        """Add a value of `size` bytes as a new region. `written` says whether a kernel writes it;
-        otherwise the value is a view of others."""
+        """Add a value of `size` bytes as a new region.
+
+        `written` says whether a kernel writes the value; otherwise it is a view of others.
+        """
         spans = [(0, size)] if written and size != 0 else []
         self._regions[value] = Region({value: 0}, 0, size, spans)
 
@@ -48,17 +54,21 @@ class Regions:
         return value in self._regions
 
     def of(self, value: str) -> Region:
-        """The region that a value is in."""
+        """Return the region that contains a value."""
         return self._regions[value]
 
     def start(self, value: str) -> int:
-        """The start of a value in its region: bytes after the region's first byte."""
+        """Return the byte offset of a value from the first byte of its region."""
         region = self._regions[value]
         return region.members[value] - region.low
 
     def can_join(self, first: str, second: str, apart: int) -> bool:
-        """Whether `second` may start `apart` bytes after `first` for all sizes: no byte may have
-        two writers, and values that already share a region must have that distance."""
+        """Whether the value `second` may start `apart` bytes after the value `first`, for all
+        sizes.
+
+        No byte may have two writers. Two values that already share a region must have that
+        distance.
+        """
         one, other = self._regions[first], self._regions[second]
         shift = one.members[first] + apart - other.members[second]
         if one is other:
@@ -68,10 +78,10 @@ class Regions:
         )
 
     def join(self, first: str, second: str, apart: int) -> None:
-        """Put `second` `apart` bytes after `first`.
+        """Merge the regions of two values, so that `second` starts `apart` bytes after `first`.
 
         Raises:
-            ValueError: if they share a region and have another distance.
+            ValueError: if both are in one region at another distance.
         """
         one, other = self._regions[first], self._regions[second]
         shift = one.members[first] + apart - other.members[second]

@@ -26,8 +26,11 @@ def open_distance(
     part: tuple[Layout, Halo],
     start: tuple[int, ...],
 ) -> int | None:
-    """Like `compiler.plan.placement.distance`, for all sizes; None if it is not known to exist for
-    each."""
+    """Return the start of a box of a tensor in its buffer, like `distance`, for dynamic sizes.
+
+    `distance` is in `compiler.plan.placement`. The result is None unless the box is proven to be
+    stored like a separate tensor for all sizes.
+    """
     total = 0
     outer, inner = _along(whole_shape, *whole), _along(shape, *part)
     for dim, (extent, first) in enumerate(zip(shape, start, strict=True)):

@@ -29,8 +29,12 @@ from tilewright.compiler.sizes import at, typical, typical_sizes
 
 @dataclass(frozen=True, slots=True)
 class StackedBuffer:
-    """A span of the arena. `bytes` is a multiple of 64; `below` are the numbers of the buffers
-    directly below it, all of them smaller than its own."""
+    """A span of the arena whose offset depends on dynamic sizes.
+
+    Attributes:
+        bytes: its size, a multiple of 64.
+        below: numbers of the buffers directly below it, all smaller than its own number.
+    """
 
     bytes: int
     below: tuple[int, ...]
@@ -40,9 +44,14 @@ class StackedBuffer:
 class StackedMemory:
     """The memory of a graph plan's values, for all sizes.
 
-    `starts` maps a value to its buffer and the byte offset in it; `shared` holds, for each step,
-    the buffers that are only used while it runs, without the arenas of bodies. `roots` is as in
-    `MemoryPlan`. `bodies` are the plans of the bodies, in the buffers of the whole.
+    Attributes:
+        buffers: the buffers of the arena, numbered by position.
+        starts: for each value, the number of its buffer and its byte offset in that buffer.
+        roots: as in `MemoryPlan`.
+        shared: by the position of a step, the numbers of the buffers that are only used while it
+            runs, without the arenas of bodies.
+        bodies: by the position of a step, the plans of its bodies; they use the buffers of the
+            whole plan.
     """
 
     buffers: tuple[StackedBuffer, ...]
@@ -52,7 +61,8 @@ class StackedMemory:
     bodies: Mapping[int, tuple[StackedMemory, ...]] = field(default_factory=dict)
 
     def at(self, values: Mapping[str, int]) -> MemoryPlan:
-        """The arena at these sizes of the dimensions, by name."""
+        """Return the memory plan at fixed sizes; `values` has the size of each dimension by
+        name."""
         offsets: list[int] = []
         ends: list[int] = []
         for buffer in self.buffers:
@@ -63,9 +73,10 @@ class StackedMemory:
     def placed(
         self, offsets: Sequence[int], arena: int, number: Callable[[int], int] = lambda size: size
     ) -> MemoryPlan:
-        """The plan with the buffers at these offsets; `number` converts each size.
+        """Return a memory plan with the buffers at the given offsets, in an arena of `arena` bytes.
 
-        Bodies share the arena: each starts where it does.
+        `number` converts each byte offset in a buffer. Bodies share the arena: each starts where it
+        does.
         """
         shared = {
             step: (*((0,) if step in self.bodies else ()), *(offsets[n] for n in numbers))
@@ -85,7 +96,10 @@ class StackedMemory:
     def renumbered(
         self, numbers: Sequence[int], buffers: tuple[StackedBuffer, ...] = ()
     ) -> StackedMemory:
-        """The plan with renumbered buffers; without `buffers`, they belong to another plan."""
+        """Return the plan with new numbers of its buffers: buffer i becomes `numbers[i]`.
+
+        Without `buffers`, the numbers refer to the buffers of another plan.
+        """
         return StackedMemory(
             buffers,
             {value: (numbers[n], after) for value, (n, after) in self.starts.items()},

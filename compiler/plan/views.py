@@ -57,14 +57,14 @@ class _Link:
 
 
 class Views:
-    """The concatenations and slices of a graph that are views, given its groups and their layouts.
+    """Decides which concatenations, slices and transposes of a graph are views, given its groups.
 
     Attributes:
-        concats: for each concatenation that is a view (by its output), a slot for each operand.
+        concats: for each concatenation that is a view (by its output), the place of each operand.
         slices: the slices that are views (by their output), with their starts. Slices and
             concatenations in `copied` are not views.
         turned: the transposes that are views, by their output.
-        types: of all values of the graph, and of the copies.
+        types: the types of all values of the graph, and of the copies.
     """
 
     def __init__(
@@ -323,7 +323,7 @@ class Views:
 
 
 def view_offset(node: Node) -> int:
-    """The start of a view's bytes in those of its operand."""
+    """Return the byte offset of a view in the buffer of its operand."""
     return integer(node.attrs, "offset", 0)
 
 
@@ -338,7 +338,7 @@ def _fixed(graph: Graph, work: Sequence[tuple[Group, LayoutChoice]]) -> set[str]
 
 
 def union(first: Halo, second: Halo) -> Halo:
-    """The smallest halo that covers both."""
+    """Return the smallest halo that covers both arguments."""
     if not first or not second:
         return first or second
     return tuple((max(a[0], b[0]), max(a[1], b[1])) for a, b in zip(first, second, strict=True))

@@ -119,8 +119,10 @@ class Workload:
         return _at(self, tuple([(d.name, values[d.name]) for d in self.dimensions]))
 
     def within(self, ranges: Mapping[WorkloadDimension, Dimension]) -> Workload:
-        """The workload with other ranges for its dimensions, of the same multiples. Dimensions
-        that stay dynamic are renamed to s0, s1, ..."""
+        """Return the workload with new ranges for its dimensions; multiples must stay the same.
+
+        Dimensions that stay dynamic are renamed to s0, s1, ...
+        """
         return _within(self, tuple([ranges[dimension] for dimension in self.dimensions]))
 
     @property
@@ -129,11 +131,12 @@ class Workload:
         return tuple(map(WorkloadDimension.of, self.graph.dimensions))
 
     def typical(self) -> Workload:
-        """The workload at typical sizes, to which knobs, defaults and records belong."""
+        """Return the workload at typical sizes, at which knobs, defaults and records are
+        determined."""
         return self.at({d.name: typical(dynamic_size(d)) for d in self.dimensions})
 
     def roomy(self) -> Workload:
-        """The workload at upper sizes, which no worthwhile tile exceeds."""
+        """Return the workload at the upper sizes of its ranges; no worthwhile tile is larger."""
         return self.at(roomy_sizes(*map(dynamic_size, self.dimensions)))
 
     @property
@@ -170,7 +173,8 @@ class Workload:
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        """Every extent, in an order that workloads of one structure share."""
+        """Return the extents of all values in an order that all workloads of one structure
+        share."""
         return tuple(n for _, kind in sorted(self.graph.types.items()) for n in kind.shape)
 
     @property
@@ -209,9 +213,13 @@ class Workload:
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """A workload with the values of the original graph that correspond to its inputs and output.
+    """A workload that was extracted from a graph, with the graph's names of its values.
 
-    `dimensions` are the graph's dimensions for the workload's dynamic ones, with their name there.
+    Attributes:
+        inputs: names of the graph's values that the workload's inputs stand for, in order.
+        output: name of the graph's value that the workload computes.
+        dimensions: for each dynamic dimension of the workload, its name there, and the graph's
+            dimension.
     """
 
     workload: Workload

@@ -43,7 +43,7 @@ _LINE_STARTS = 800.0
 
 @memo(4096)
 def moved(kind: TensorType, layout: Layout, halo: Halo = ()) -> float:
-    """Cost of reading or writing a value once, as stored."""
+    """Return the cost of reading or writing a value once, as stored in a layout."""
     torn = False
     if layout != ROW_MAJOR:
         last = layout.factors[-1]
@@ -61,9 +61,10 @@ def convolution(
     lanes: int,
     weight_macs: float = WEIGHT_MACS,
 ) -> float:
-    """The operations of a convolution that reads and writes these layouts, without the traffic.
+    """Return the operations of a convolution from `source` to `output` layout, without its traffic.
 
-    `weight_macs` is the core's (`compiler.targets.families.CoreModel`).
+    `weight_macs` is the property of that name of the target's core
+    (`compiler.targets.families.CoreModel`).
     """
     types = graph.types
     weight, result = types[node.inputs[1]].shape, types[node.output].shape
@@ -148,7 +149,7 @@ def _holds_vectors(layout: Layout, lanes: int) -> bool:
 
 
 def window(graph: Graph, node: Node, layout: Layout, lanes: int) -> float:
-    """A pool, or a normalisation over neighbouring channels, that keeps its operand's layout."""
+    """Return the cost of a pool or channel normalisation that reads and writes one layout."""
     elements = graph.types[node.output].elements
     if node.attr("kernel") is None:  # its window runs along the channels
         return elements * (60.0 if layout == ROW_MAJOR else 450.0)
@@ -175,7 +176,10 @@ def _two_passes(graph: Graph, node: Node, step: float) -> float:
 
 
 def interpolation(graph: Graph, node: Node, layout: Layout) -> float:
-    """Sums of elements at positions; along a row they are gathered one by one."""
+    """Return the cost of an interpolation, whose results are sums of a few elements of an image.
+
+    If the positions vary along a row, the elements are loaded one by one, which costs more.
+    """
     types = graph.types
     taps = prod(types[value].shape[0] for value in node.inputs[1::2])
     along_row = len(types[node.output].shape) - 1 in ints(node.attrs, "axes")
@@ -184,7 +188,10 @@ def interpolation(graph: Graph, node: Node, layout: Layout) -> float:
 
 
 def reduction(graph: Graph, node: Node, layout: Layout) -> float:
-    """A sum over pixels. In rows, lanes run along the pixels and are summed at the end."""
+    """Return the cost of a sum over pixels in a layout.
+
+    In a row-major layout lanes run along the pixels and are summed at the end, which costs more.
+    """
     return graph.types[node.inputs[0]].elements * (1.2 if layout == ROW_MAJOR else 1.0)
 
 

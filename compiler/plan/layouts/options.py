@@ -40,7 +40,7 @@ PADDING_LIMIT = 1 / 3
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """The requirement of a group that reads a value; `layout=None` accepts any."""
+    """The layout and halo in which a group reads a value; `layout=None` accepts any layout."""
 
     layout: Layout | None
     halo: Halo = ()
@@ -48,7 +48,7 @@ class Demand:
 
 @dataclass(frozen=True, slots=True)
 class LayoutChoice:
-    """The layouts that one group reads and writes."""
+    """The layout that one group writes, and its demand for each value that it reads."""
 
     output: Layout
     demands: dict[str, Demand]
@@ -62,7 +62,7 @@ class LayoutChoice:
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """A choice and the cost of its kernel, without copies before and after it."""
+    """A choice of layouts for a group, and the cost of its kernel without relayouts around it."""
 
     choice: LayoutChoice
     cost: float
@@ -75,10 +75,11 @@ def channels_last(rank: int) -> Layout:
 
 
 def fits_block(channels: int, groups: int, block: int) -> bool:
-    """Whether channels may be stored in blocks of this many.
+    """Whether channels may be stored in blocks of `block` channels.
 
-    The last block may be partly unused, if that adds at most `PADDING_LIMIT` of the channels. With
-    groups, each group must be whole blocks, or a single channel.
+    The last block may be partly unused, if that adds at most `PADDING_LIMIT` of the channels. In a
+    grouped convolution the channels of each group must fill whole blocks, unless each group has a
+    single channel.
     """
     each = channels // groups
     if groups > 1 and each > 1:
@@ -87,11 +88,12 @@ def fits_block(channels: int, groups: int, block: int) -> bool:
 
 
 class Options:
-    """Options for the groups of one graph, for vectors of `lanes` elements.
+    """Lists the possible layouts of each group of one graph, for vectors of `lanes` elements.
 
-    `weight_macs` is the core's (`compiler.targets.families.CoreModel`). The concatenations and
-    slices in `copied` never lie in place: they move their elements in any layout. The cost of an
-    option is counted at typical sizes; its validity holds for all sizes.
+    `weight_macs` is the property of that name of the target's core
+    (`compiler.targets.families.CoreModel`). The concatenations and slices in `copied` never lie in
+    place: they move their elements in any layout. The cost of an option is counted at typical
+    sizes; its validity holds for all sizes.
     """
 
     def __init__(
@@ -380,7 +382,10 @@ def _keeps_blocks(node: Node, block: int) -> bool:
 
 
 def conv_halo(graph: Graph, node: Node) -> Halo:
-    """The zeros around its operand that a convolution's windows reach; `()` without any."""
+    """Return the zeros around its operand that the windows of a convolution reach.
+
+    The result is `()` if the windows reach none.
+    """
     shape = graph.types[node.inputs[0]].shape
     kernel = graph.types[node.inputs[1]].shape[2:]
     output = graph.types[node.output].shape[2:]

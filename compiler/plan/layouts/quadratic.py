@@ -19,14 +19,17 @@ Costs = NDArray[np.float64]
 
 
 class Quadratic:
-    """A problem under construction; `solve` chooses an option for each node, deterministically."""
+    """An optimisation problem of nodes with options, built by `node` and `edge`.
+
+    `solve` chooses one option per node, deterministically.
+    """
 
     def __init__(self) -> None:
         self._costs: list[Costs] = []
         self._edges: list[dict[int, Costs]] = []
 
     def node(self, costs: Sequence[float]) -> int:
-        """Add a node with these options; returns its number."""
+        """Add a node with one option per cost; return the node's number."""
         self._costs.append(np.array(costs, np.float64))
         self._edges.append({})
         return len(self._costs) - 1
@@ -42,7 +45,8 @@ class Quadratic:
         self._edges[second][first] = total.T
 
     def total(self, options: Sequence[int]) -> float:
-        """The cost of a choice of options."""
+        """Return the cost of a solution: `options` has the number of the chosen option of each
+        node."""
         total = sum(
             float(costs[option]) for costs, option in zip(self._costs, options, strict=True)
         )
@@ -53,10 +57,10 @@ class Quadratic:
         return total
 
     def solve(self) -> list[int]:
-        """The number of the option chosen for each node.
+        """Return the number of the option chosen for each node.
 
-        The choice is the cheapest of all if every node could be folded. If not, it costs no more
-        than a greedy walk over the nodes in order.
+        The choice is the cheapest of all if every node could be folded into its neighbours.
+        Otherwise it costs no more than the result of a greedy walk over the nodes in order.
         """
         found, exact = _Reduction(self._costs, self._edges).run()
         if exact:
