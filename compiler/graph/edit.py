@@ -34,8 +34,7 @@ class Edit:
         return {node.name for node in self.source.nodes}
 
     def fresh(self, base: str) -> str:
-        """A name that no value and no node has: `base` if it is free, or else `base` with a
-        suffix."""
+        """Return a name that no value and no node has: `base`, or else `base` with a suffix."""
         return fresh(base, self.types, self._reserved)
 
     def add(
@@ -46,35 +45,41 @@ class Edit:
         attrs: AttrPairs = (),
         kind: TensorType | None = None,
     ) -> str:
-        """Like `put`, for a node that has the name of its output."""
+        """Add a node that has the name of its output, and return that name.
+
+        `kind` is the type of the output, unless the value has one already.
+        """
         pairs = attrs.items() if isinstance(attrs, Mapping) else attrs
         return self.put(Node(name, op, tuple(inputs), (name,), tuple(sorted(pairs))), kind)
 
     def put(self, node: Node, kind: TensorType | None = None) -> str:
-        """Add a node and return its output. `kind` is its type, unless the value has one
-        already."""
+        """Add a node and return the name of its output.
+
+        `kind` is the type of the output, unless the value has one already.
+        """
         if kind is not None:
             self.types[node.output] = kind
         self.nodes[node.output] = node
         return node.output
 
     def in_type(self, value: str, dtype: DType) -> str:
-        """A new name for a value that is stored in another type; it gets that type."""
+        """Declare a new value of the type `dtype` and the shape of `value`, and return its name."""
         name = in_type(value, dtype, self.types, self._reserved)
         self.types[name] = replace(self.types[value], dtype=dtype)
         return name
 
     def convert(self, value: str, name: str) -> str:
-        """Add the conversion of a value into another, whose type is known, and return that."""
+        """Add a cast of `value` to the declared type of the value `name`; return `name`."""
         return self.add(name, "cast", [value], {"to": self.types[name].dtype.value})
 
     def producer(self, value: str, op: str | None = None) -> Node | None:
-        """The node that computes a value; with `op`, only if it is that operator."""
+        """Return the node that computes a value; with `op`, only if it is that operator, else
+        None."""
         node = self.nodes.get(value)
         return node if node is not None and op in (None, node.op) else None
 
     def finish(self, outputs: Sequence[str] | None = None) -> Graph:
-        """The new graph, with the inputs of the source and, by default, its outputs."""
+        """Return the new graph, with the inputs of the source and, by default, its outputs."""
         source = self.source
         outputs = source.outputs if outputs is None else outputs
         nodes, values = live(self.nodes.values(), source.inputs, outputs)
@@ -89,9 +94,10 @@ class Edit:
 def live(
     nodes: Iterable[Node], inputs: Collection[str], outputs: Iterable[str]
 ) -> tuple[list[Node], set[str]]:
-    """The nodes that outputs depend on, and all values of the graph of these nodes.
+    """Return the nodes that the outputs depend on, and all values that these nodes read or compute.
 
-    Declarations that an input is text are kept, even if no output needs the input.
+    The inputs of the graph are among the values. Declarations that an input is text are kept, even
+    if no output needs the input.
     """
     values, kept = {*outputs}, list[Node]()
     for node in reversed([*nodes]):

@@ -50,13 +50,13 @@ class Node:
 
     @property
     def bodies(self) -> tuple[Graph, ...]:
-        """The graphs that it runs, in the order of its attributes; few operators have any."""
+        """The graphs that the node runs, in the order of its attributes; few nodes have any."""
         return tuple(value for _, value in self.attrs if isinstance(value, Graph))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Graph:
-    """Nodes in topological order, the types of all values, and the constants' arrays.
+    """A computation: nodes in topological order, the types of all values, and constants' arrays.
 
     Every value is a graph input, a constant, or the output of one node.
     """
@@ -137,11 +137,14 @@ class Graph:
         )
 
     def at(self, values: Mapping[str, int]) -> Self:
-        """The graph with a number in place of each dynamic size, for dimensions by name."""
+        """Return the graph at fixed sizes; `values` has the sizes of dimensions by name."""
         return replaced(self, lambda size: at(size, values))
 
     def typical(self) -> Self:
-        """The graph at typical sizes, for choices of speed; unchanged if no size is dynamic."""
+        """Return the graph at typical sizes, for choices that affect only speed.
+
+        A graph without dynamic sizes is returned unchanged.
+        """
         dimensions = self.dimensions
         return self.at(typical_sizes(*map(dynamic_size, dimensions))) if dimensions else self
 

@@ -8,10 +8,13 @@ from tilewright.compiler.dtypes import DType
 
 
 def fresh(base: str, *taken: Container[str], last: dict[str, int] | None = None) -> str:
-    """The name, with a number appended if it is taken.
+    """Return `base`, with a number appended if the name is taken.
 
-    `last` keeps the last number of each base if names are never freed, so that many similar names
-    do not take quadratic time.
+    Args:
+        base: the preferred name.
+        taken: containers of the names in use.
+        last: the last number that each base got. If names are never freed, it avoids the quadratic
+            time of a search for many similar names.
     """
     numbers = {} if last is None else last
     name = base
@@ -22,12 +25,13 @@ def fresh(base: str, *taken: Container[str], last: dict[str, int] | None = None)
 
 
 def in_type(value: str, dtype: DType, *taken: Container[str]) -> str:
-    """A new name for a value that is stored in another type: "y.bfloat16" for "y"."""
+    """Return a new name for a value that is stored in another type: "y.bfloat16" for "y"."""
     return fresh(f"{value}.{dtype}", *taken)
 
 
 def stands_for(name: str) -> Iterator[str]:
-    """The name, and the original names if passes changed the value's type (`in_type`)."""
+    """Yield the name, and then the original names without the types that passes appended
+    (`in_type`)."""
     yield name
     while True:
         name, _, last = name.rpartition(".")

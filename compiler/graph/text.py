@@ -180,7 +180,10 @@ def _print_number(value: float) -> str:
 
 
 def without_digests(text: str) -> str:
-    """A printed text in the form without `digests`; it may be part of a JSON text."""
+    """Return a printed graph as `print_graph` prints it with `digests=False`.
+
+    The text may be part of a JSON text.
+    """
     return _DIGEST.sub("= sha256:", text)
 
 

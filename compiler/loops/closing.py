@@ -1,5 +1,4 @@
-"""Loop nests at fixed sizes of their dynamic dimensions: substitution in sizes, axes and
-indices."""
+"""Substitution of fixed sizes for the dynamic dimensions of a loop nest."""
 
 from __future__ import annotations
 
@@ -10,15 +9,16 @@ from tilewright.compiler.sizes import Size, at, check_values, dimensions, is_dyn
 
 
 class SameAxisError(Exception):
-    """Two axes of one name get the same extent."""
+    """Two different axes of one name would become equal, because both get the same extent."""
 
 
 class Closing:
-    """Substitutes sizes, axes and indices of a nest at sizes of its dimensions, each once.
+    """A function that substitutes fixed sizes of dimensions in a part of a nest.
 
-    A search substitutes in hundreds of nests, and each has its few sizes in hundreds of places.
-    Raises SameAxisError if two different axes become equal, ValueError for a size outside its
-    dimension's range, and KeyError for a dimension without a size.
+    Each distinct part is computed once, because a search substitutes in hundreds of nests, and each
+    has its few sizes in hundreds of places. A call raises SameAxisError if two different axes
+    become equal, ValueError for a size outside its dimension's range, and KeyError for a dimension
+    without a size.
     """
 
     KINDS = (Size, Axis, Affine)

@@ -22,7 +22,7 @@ _T = TypeVar("_T")
 
 
 def by_type(x: Expr, single: _T, double: _T) -> _T:
-    """The value for the type of an expression."""
+    """Return `double` if the expression is float64, else `single`."""
     return double if x.dtype is DType.FLOAT64 else single
 
 
@@ -41,12 +41,18 @@ def fma(a: Expr | float, b: Expr | float, c: Expr | float) -> Expr:
 
 
 def maximum(a: Expr | float, b: Expr | float) -> Expr:
-    """The larger one; if the other operand is a constant, a NaN passes through."""
+    """Return the larger operand as an expression.
+
+    If either operand is a constant, a NaN of the other one passes through.
+    """
     return op(Operation.MAX, a, b)
 
 
 def minimum(a: Expr | float, b: Expr | float) -> Expr:
-    """The smaller one; if the other operand is a constant, a NaN passes through."""
+    """Return the smaller operand as an expression.
+
+    If either operand is a constant, a NaN of the other one passes through.
+    """
     return op(Operation.MIN, a, b)
 
 
@@ -66,17 +72,20 @@ def equal(a: Expr | float, b: Expr | float) -> Expr:
 
 
 def select(condition: Expr, if_true: Expr, if_false: Expr) -> Expr:
-    """One of two values."""
+    """Return an expression that is `if_true` where the condition holds, else `if_false`."""
     return op(Operation.SELECT, condition, if_true, if_false)
 
 
 def not_a_number(dtype: DType) -> Expr:
-    """NaN as inf - inf: a constant NaN would differ from itself, and so would its expression."""
+    """Return NaN as the expression inf - inf.
+
+    A constant NaN would differ from itself, and so would every expression that contains it.
+    """
     return constant(INFINITY, dtype) - INFINITY
 
 
 def polynomial(x: Expr, coefficients: Sequence[float]) -> Expr:
-    """Horner's rule; coefficients from the constant term up."""
+    """Evaluate a polynomial by Horner's rule, with coefficients from the constant term up."""
     result = constant(coefficients[-1], x.dtype)
     for coefficient in reversed(coefficients[:-1]):
         result = fma(result, x, coefficient)
@@ -84,7 +93,10 @@ def polynomial(x: Expr, coefficients: Sequence[float]) -> Expr:
 
 
 def split_exponent(x: Expr) -> tuple[Expr, Expr]:
-    """e and f of x = 2**e (1 + f), f in [sqrt(1/2) - 1, sqrt(2) - 1), for positive x."""
+    """Split a positive x into e and f, so that x = 2**e (1 + f).
+
+    f is in [sqrt(1/2) - 1, sqrt(2) - 1).
+    """
     smallest, bits = by_type(x, (1.17549435e-38, 23), (2.2250738585072014e-308, 52))
     subnormal = less(x, smallest)
     normal = select(subnormal, x * 2.0**bits, x)
@@ -96,7 +108,10 @@ def split_exponent(x: Expr) -> tuple[Expr, Expr]:
 
 
 def centred(exponent: Expr, mantissa: Expr) -> tuple[Expr, Expr]:
-    """e and f of 2**exponent mantissa = 2**e (1 + f), for a mantissa in [1, 2)."""
+    """Return e and f, so that 2**exponent mantissa = 2**e (1 + f), for a mantissa in [1, 2).
+
+    f is in [sqrt(1/2) - 1, sqrt(2) - 1).
+    """
     high = less(by_type(mantissa, 1.4142135, 1.4142135623730951), mantissa)
     return (
         select(high, exponent + 1.0, exponent),
@@ -105,14 +120,14 @@ def centred(exponent: Expr, mantissa: Expr) -> tuple[Expr, Expr]:
 
 
 def reduce_exponent(x: Expr) -> tuple[Expr, Expr]:
-    """n and r of x = n ln 2 + r, |r| <= ln(2) / 2."""
+    """Split x into n and r, so that x = n ln 2 + r with an integer n and |r| <= ln(2) / 2."""
     high, low = ln2_parts(x)
     n = op(Operation.RINT, x * LOG2_E)
     return n, fma(n, -low, fma(n, -high, x))
 
 
 def exp_tail(r: Expr) -> Expr:
-    """(e**r - 1 - r) / r**2 for |r| <= ln(2) / 2; errors 3e-9 and 1.4e-18."""
+    """(e**r - 1 - r) / r**2 for |r| <= ln(2) / 2; error 3e-9 (float32), 1.4e-18 (float64)."""
     return polynomial(r, by_type(r, _EXP_TAIL, _EXP_TAIL_DOUBLE))
 
 
@@ -139,7 +154,10 @@ _EXP_TAIL_DOUBLE = (
 
 
 def with_sign_of(x: Expr, magnitude: Expr) -> Expr:
-    """An odd function from its value at |x|; the caller handles zeros."""
+    """Return `magnitude`, negated where x < 0: an odd function of x from its value at |x|.
+
+    The caller handles zeros.
+    """
     return select(less(x, 0.0), -magnitude, magnitude)
 
 

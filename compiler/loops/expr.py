@@ -119,7 +119,7 @@ class Operation(StrEnum):
 
 
 class Combiner(StrEnum):
-    """The combination of two values in a reduction."""
+    """The operation by which a reduction combines two values."""
 
     SUM = "sum"
     PRODUCT = "product"
@@ -358,7 +358,10 @@ class Reduce(Composite):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Item(Composite):
-    """One item of a reduction of tuples, in a tensor expression. No LoopNest has one."""
+    """Item `number` of the tuple that a reduction returns.
+
+    Only tensor expressions contain it; no LoopNest has one.
+    """
 
     reduction: Reduce
     number: int
@@ -377,7 +380,7 @@ class Item(Composite):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Tee(Composite):
-    """The value of an expression, which is also stored."""
+    """An expression whose value is also stored to `target` when it is computed."""
 
     value: Expr
     target: Load
@@ -394,8 +397,10 @@ _COMPARISONS = frozenset({Operation.LT, Operation.LE, Operation.EQ, Operation.NE
 
 
 def constant(value: Expr | float, dtype: DType) -> Expr:
-    """A number as a constant of this type; a dynamic size as its run-time value; an expression
-    unchanged."""
+    """Return a value as an expression of this type; an expression is returned unchanged.
+
+    A number becomes a constant, a dynamic size its value at run time.
+    """
     if is_dynamic(value):
         whole = dtype if dtype in (DType.INT32, DType.INT64) else DType.INT64
         number = IndexValue(Affine((), value), whole)
@@ -404,7 +409,7 @@ def constant(value: Expr | float, dtype: DType) -> Expr:
 
 
 def widened(factor: Expr, dtype: DType) -> Expr:
-    """A factor in the type in which products are computed."""
+    """Return a factor of a product, cast to the type in which products are computed."""
     return factor if factor.dtype is dtype else Cast(factor, dtype)
 
 
@@ -423,8 +428,10 @@ def op(operation: Operation, *args: Expr | float) -> Op:
 
 
 def finished(reduction: Reduce) -> Expr:
-    """The replacement of a reduction in the epilogue: its accumulator, or the tuple of its
-    items."""
+    """Return the expression that stands for the result of a reduction in its epilogue.
+
+    It is the accumulator, or the tuple of the accumulator's items.
+    """
     match reduction.combiner:
         case Fold(neutral=neutral):
             return Items(tuple(Accumulator(c.type, i) for i, c in enumerate(neutral)))
@@ -480,7 +487,7 @@ def children(expr: Expr) -> tuple[Expr, ...]:
 
 
 def walk(expr: Expr) -> Iterator[Expr]:
-    """Every distinct node of a tree, operands first."""
+    """Yield every distinct node of a tree, operands first."""
     begun: set[Expr] = set()
     done: set[Expr] = set()
     pending = [expr]

@@ -17,7 +17,7 @@ from tilewright.compiler.loops.expr import Expr, Operation, constant, op
 
 
 def sinh(x: Expr) -> Expr:
-    """Hyperbolic sine; relative error <= 5e-7, 1e-15, near 0 too.
+    """Hyperbolic sine; relative error <= 5e-7 (float32), 1e-15 (float64), near 0 too.
 
     (t + t / (t + 1)) / 2 with t = e**|x| - 1; (e**(|x| / 2))**2 / 2 where t overflows.
     """
@@ -33,7 +33,10 @@ def _sinh(x: Expr) -> Expr:
 
 
 def cosh(x: Expr) -> Expr:
-    """Hyperbolic cosine, (e**|x| + e**-|x|) / 2; relative error <= 5e-7, 1e-15."""
+    """Hyperbolic cosine, (e**|x| + e**-|x|) / 2.
+
+    Relative error <= 5e-7 (float32), 1e-15 (float64).
+    """
     return in_float("cosh", x, _cosh)
 
 
@@ -61,7 +64,7 @@ def _tiny(x: Expr) -> float:
 
 
 def asinh(x: Expr) -> Expr:
-    """Inverse hyperbolic sine; relative error <= 5e-7, 1e-15, near 0 too.
+    """Inverse hyperbolic sine; relative error <= 5e-7 (float32), 1e-15 (float64), near 0 too.
 
     log1p(a + a**2 / (1 + sqrt(1 + a**2))) with a = |x|; log(a) + ln 2 for large a.
     """
@@ -77,7 +80,7 @@ def _asinh(x: Expr) -> Expr:
 
 
 def acosh(x: Expr) -> Expr:
-    """Inverse hyperbolic cosine; relative error <= 5e-7, 1e-15; NaN below 1.
+    """Inverse hyperbolic cosine; relative error <= 5e-7 (float32), 1e-15 (float64); NaN below 1.
 
     log1p(t + sqrt(t (t + 2))) with t = x - 1; log(x) + ln 2 for large x.
     """
@@ -98,9 +101,9 @@ def _log1p_or_of_double(x: Expr, inside: Expr) -> Expr:
 
 
 def atanh(x: Expr) -> Expr:
-    """Inverse hyperbolic tangent, log1p(2 |x| / (1 - |x|)) / 2; relative error <= 5e-7, 1e-15.
+    """Inverse hyperbolic tangent, log1p(2 |x| / (1 - |x|)) / 2.
 
-    +-inf at +-1, NaN beyond.
+    Relative error <= 5e-7 (float32), 1e-15 (float64). +-inf at +-1, NaN beyond.
     """
     return in_float("atanh", x, _atanh)
 

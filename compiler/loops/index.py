@@ -29,7 +29,7 @@ class Axis:
 
     @property
     def moves(self) -> bool:
-        """Whether it has more than one value, or may have at run time."""
+        """Whether the axis has more than one value, or may have at run time."""
         return is_dynamic(self.extent) or self.extent > 1
 
     def __add__(self, other: AffineLike) -> Affine:
@@ -154,7 +154,10 @@ class Affine:
         return next((c for t, c in self.terms if t == term), 0)
 
     def substitute(self, values: Mapping[Axis, Affine]) -> Affine:
-        """Replace axes by indices; raises ValueError if `axis // n` of one is not affine."""
+        """Return the index with axes replaced by other indices.
+
+        Raises ValueError if an `axis // n` does not become affine.
+        """
         result = Affine((), self.constant)
         for term, coefficient in self.terms:
             if isinstance(term, FloorDiv):
@@ -165,7 +168,7 @@ class Affine:
         return result
 
     def numbers(self) -> Iterator[int]:
-        """Its coefficients, divisors and constant."""
+        """Yield the constant of the index, and the coefficient and divisor of each term."""
         yield self.constant
         for term, coefficient in self.terms:
             yield coefficient
@@ -180,7 +183,7 @@ AffineLike = Affine | Axis | FloorDiv | int
 
 
 def affine(value: AffineLike) -> Affine:
-    """An axis, a term or an integer as an index."""
+    """Convert an axis, a term or an integer to an index."""
     match value:
         case Affine():
             return value
@@ -193,7 +196,7 @@ def affine(value: AffineLike) -> Affine:
 
 
 def sum_text(terms: Iterable[tuple[str, int]], constant: int) -> str:
-    """`4*m-n+1`: a sum of named terms, with sizes in braces."""
+    """Return the text of a sum of named terms, such as `4*m-n+1`; dynamic sizes are in braces."""
     text = ""
     for name, coefficient in terms:
         if is_dynamic(coefficient):
@@ -210,7 +213,7 @@ def sum_text(terms: Iterable[tuple[str, int]], constant: int) -> str:
 
 
 def number_text(size: int) -> str:
-    """A number in the text of an index: a size in braces."""
+    """Return the text of a number in an index; a dynamic size is in braces."""
     return f"{{{size}}}" if is_dynamic(size) else str(size)
 
 

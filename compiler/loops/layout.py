@@ -16,10 +16,11 @@ distant lanes are read one by one. Schedules and the costs of layouts depend on 
 
 @dataclass(frozen=True, slots=True)
 class Factor:
-    """One physical axis: `(logical[dim] + halo) // div % mod`, outer factors having `mod=None`.
+    """One physical axis of a layout: a part of the index along a logical axis.
 
-    `pad` is a number of unused elements that follow this factor's last slice; it staggers the
-    addresses of the slices of the factor outside it, against cache aliasing.
+    Its position is `(logical[dim] + halo) // div % mod`; `mod` is None for the outermost part of
+    the logical axis. `pad` is a number of unused elements that follow this factor's last slice; it
+    staggers the addresses of the slices of the factor outside it, against cache aliasing.
     """
 
     dim: int
@@ -77,7 +78,7 @@ def blocked(rank: int, dim: int, block: int) -> Layout:
 def physical_extents(
     shape: tuple[int, ...], layout: Layout, halo: tuple[tuple[int, int], ...] = ()
 ) -> tuple[int, ...]:
-    """Number of elements along each factor; an outer factor is rounded up to whole blocks."""
+    """Return the elements along each factor; an outer factor is rounded up to whole blocks."""
     extents = []
     for factor in layout.resolved(len(shape)):
         size = shape[factor.dim] + (sum(halo[factor.dim]) if halo else 0)
@@ -89,7 +90,7 @@ def physical_extents(
 def strides(
     shape: tuple[int, ...], layout: Layout, halo: tuple[tuple[int, int], ...] = ()
 ) -> tuple[tuple[int, ...], int]:
-    """Elements from one slice of each factor to the next, and the size of the whole tensor."""
+    """Return the elements from one slice of each factor to the next, and the size of the tensor."""
     result: list[int] = []
     stride = 1
     factors = layout.resolved(len(shape))

@@ -78,7 +78,7 @@ __all__ = [
 
 
 def tanh(x: Expr) -> Expr:
-    """Hyperbolic tangent; relative error <= 4e-7, 7e-16, near 0 too.
+    """Hyperbolic tangent; relative error <= 4e-7 (float32), 7e-16 (float64), near 0 too.
 
     float32: x P(x**2) / Q(x**2), both of degree 4, for |x| <= 9.02; the result is 1 beyond.
     float64: -t / (t + 2) with t = e**(-2|x|) - 1.
@@ -115,10 +115,10 @@ _TANH_LIMIT = 9.02
 
 
 def erf(x: Expr) -> Expr:
-    """Error function; relative error <= 5e-7, 5e-16, near 0 too.
+    """Error function; relative error <= 5e-7 (float32), 5e-16 (float64), near 0 too.
 
-    float32: x P(x**2) / Q(x**2), both of degree 5, for |x| <= 4; the result is 1 beyond.
-    float64: x P(x**2) for |x| < 1, else 1 - e**(-x**2) Q((|x| - 2) / (|x| + 2)).
+    float32: x P(x**2) / Q(x**2), both of degree 5, for |x| <= 4; the result is 1 beyond. float64: x
+    P(x**2) for |x| < 1, else 1 - e**(-x**2) Q((|x| - 2) / (|x| + 2)).
     """
     return in_float("erf", x, _erf)
 
@@ -206,7 +206,10 @@ def _odd_rational(
 
 
 def sigmoid(x: Expr) -> Expr:
-    """1 / (1 + e**-x); relative error <= 3e-7 where the result is normal, else 0 or subnormal."""
+    """Logistic sigmoid, 1 / (1 + e**-x); relative error <= 3e-7 (float32) if it is normal.
+
+    Results below the normal numbers are 0 or subnormal.
+    """
     return in_float("sigmoid", x, lambda v: constant(1.0, v.dtype) / (exp_of(-v) + 1.0))
 
 

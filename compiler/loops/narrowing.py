@@ -24,7 +24,7 @@ _EXACT = 2.0**24
 
 
 def without_bytes(expr: Expr) -> Expr:
-    """The expression, with the float itself in place of each byte that is widened again."""
+    """Return the expression with each byte that is widened again replaced by the float itself."""
     return rewrite(expr, _widened)
 
 

@@ -52,7 +52,10 @@ class Order(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Let:
-    """`axis = min(source, maximum)`: a derived axis that clamps; a ragged tile recomputes."""
+    """Define an axis by a formula: `axis = min(source, maximum)`.
+
+    The limit keeps a ragged last tile inside the range: the tile computes some elements again.
+    """
 
     axis: Axis
     source: Affine
@@ -160,7 +163,7 @@ class Compute:
 
     @property
     def group(self) -> int:
-        """Number of elements that `dot` multiplies and adds, or moves, at a time; else one."""
+        """Number of elements that `dot` multiplies and adds, or moves, at a time; else 1."""
         if self.dot is None or (self.combiner is not None and dot_operands(self.body) is None):
             return 1
         return next((t.step for t in self.unroll if t.axis == self.dot), 1)
@@ -170,10 +173,10 @@ Node = For | Compute
 
 
 def dot_operands(body: Expr) -> tuple[Load, Load] | None:
-    """The loads of `mul(cast(a), cast(b))`, of a width of which 32 bits hold two or more.
+    """Return the loads a and b of a body `mul(cast(a), cast(b))` that `Compute.dot` accepts.
 
-    This is the body that `Compute.dot` requires: integers multiplied in int32, or bfloat16 in
-    float32. None for any other.
+    Both have one element size, less than 4 bytes: integers multiplied in int32, or bfloat16 in
+    float32. The result is None for any other body.
     """
     match body:
         case Op(
@@ -191,8 +194,7 @@ def dot_operands(body: Expr) -> tuple[Load, Load] | None:
 class Stage:
     """Nests that run one after the other, without a barrier between them.
 
-    Threads share the tiles of PARALLEL ones: none of these accesses elements that another one
-    writes.
+    Threads share the tiles of PARALLEL nests: no tile accesses elements that another one writes.
     """
 
     name: str
@@ -224,8 +226,10 @@ class LoopNest:
 
     @property
     def sizes(self) -> tuple[Dimension, ...]:
-        """The dynamic dimensions, by name: the kernel's `sizes` holds their numbers, in this
-        order."""
+        """The dynamic dimensions, sorted by name.
+
+        The kernel's `sizes` argument holds their numbers in this order.
+        """
         return dimensions(*(size for size in self._numbers() if is_dynamic(size)))
 
     @property
@@ -238,7 +242,7 @@ class LoopNest:
         )
 
     def at(self, values: Mapping[str, int]) -> LoopNest:
-        """The nest at sizes of its dynamic dimensions, by name.
+        """Return the nest at fixed sizes; `values` has the sizes of dimensions by name.
 
         Raises:
             ValueError: if a size is not in its dimension's range.

@@ -25,11 +25,12 @@ from tilewright.compiler.loops.expr import Cast, Const, Expr, Operation, constan
 
 
 def pow(x: Expr, y: Expr) -> Expr:
-    """x**y as C's pow; relative error <= 6.1e-8, 5e-16 where the result is normal; float64 without
-    fused multiply-adds: 4e-13.
+    """x**y as C's pow; relative error <= 6.1e-8 (float32), 5e-16 (float64) where the result is
+    normal.
 
-    A constant exponent that is a small integer becomes multiplications. Otherwise it is 2**(y
-    log2(|x|)): float32 in float64, float64 with two parts of the logarithm.
+    The error of float64 without fused multiply-adds is at most 4e-13. A constant exponent that is a
+    small integer becomes multiplications. Otherwise the result is 2**(y log2(|x|)): float32 is
+    computed in float64, float64 with two parts of the logarithm.
     """
     if isinstance(y, Const) and (simple := _simple_power(x, y.value)) is not None:
         return simple

@@ -1,4 +1,4 @@
-"""Transformation of tensor expressions: replacing parts, or reading at other indices."""
+"""Transformation of tensor expressions: parts are replaced, or loads get other indices."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tilewright.compiler.loops.index import Affine, Axis
 
 
 def rebuild(node: Expr, change: Callable[[Expr], Expr]) -> Expr:
-    """The node with every direct operand changed; the target of a Tee is unchanged."""
+    """Return the node with `change` applied to each direct operand, except the target of a Tee."""
     match node:
         case Op(operation=operation, args=args):
             return Op(operation, tuple(change(a) for a in args))
@@ -55,7 +55,7 @@ def rewrite(expr: Expr, change: Callable[[Expr], Expr | None]) -> Expr:
 
 
 def substitute(expr: Expr, known: Mapping[Expr, Expr]) -> Expr:
-    """The tree with known values in place of some of its parts, outermost first."""
+    """Replace each part of a tree that is a key of `known`, outermost parts first."""
     return _from_leaves(expr, dict(known), lambda node: node)
 
 
@@ -78,13 +78,16 @@ def _from_leaves(expr: Expr, memo: dict[Expr, Expr], change: Callable[[Expr], Ex
 
 
 def load_at(load: Load, places: Mapping[Axis, Affine]) -> Load:
-    """The load with other indices in place of axes."""
+    """Return a load with axes of its indices replaced by other indices."""
     index = tuple(i.substitute(places) for i in load.index)
     return Load(load.tensor, index, tuple((d, reindex(e, places)) for d, e in load.indirect))
 
 
 def reindex(expr: Expr, places: Mapping[Axis, Affine]) -> Expr:
-    """The tree with other indices in place of axes; reductions keep the axes that they run over."""
+    """Return a tree with axes of its indices replaced.
+
+    Reductions keep the axes that they run over.
+    """
 
     def change(node: Expr) -> Expr | None:
         match node:

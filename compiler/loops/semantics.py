@@ -38,14 +38,14 @@ def compute_type(dtype: DType) -> np.dtype[Any]:
 
 
 def from_memory(raw: Array, dtype: DType) -> Array:
-    """Stored elements as values for computation: bfloat16's raw bits become float32."""
+    """Convert stored elements to values for computation: bfloat16's raw bits become float32."""
     if dtype is DType.BFLOAT16:
         return (raw.astype(np.uint32) << 16).view(np.float32)
     return raw
 
 
 def to_memory(value: Array, dtype: DType) -> Array:
-    """Computed values as stored elements; bfloat16 rounds half to even."""
+    """Convert computed values to stored elements; bfloat16 rounds half to even."""
     if dtype is not DType.BFLOAT16:
         return np.asarray(value, dtype.numpy)
     bits = np.asarray(value, np.float32).view(np.uint32)
@@ -200,7 +200,7 @@ def cast(value: Array, dtype: DType) -> Array:
 
 
 def items_of(expr: Expr) -> tuple[Expr, ...]:
-    """The items of a tuple; any other expression is its own single item."""
+    """Return the items of a tuple; any other expression is its own single item."""
     return expr.values if isinstance(expr, Items) else (expr,)
 
 

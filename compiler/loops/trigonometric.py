@@ -24,17 +24,26 @@ from tilewright.compiler.loops.expr import Cast, Expr, Operation, op
 
 
 def sin(x: Expr) -> Expr:
-    """Sine, for every argument; relative error <= 6.2e-8, 4e-16. NaN at infinity."""
+    """Sine, for every argument; relative error <= 6.2e-8 (float32), 4e-16 (float64).
+
+    NaN at infinity.
+    """
     return in_float("sin", x, lambda v: _odd(v, lambda t: _sine(t, 0)))
 
 
 def cos(x: Expr) -> Expr:
-    """Cosine, for every argument; relative error <= 6.2e-8, 4e-16. NaN at infinity."""
+    """Cosine, for every argument; relative error <= 6.2e-8 (float32), 4e-16 (float64).
+
+    NaN at infinity.
+    """
     return in_float("cos", x, lambda v: _even(v, lambda t: _sine(t, 1)))
 
 
 def tan(x: Expr) -> Expr:
-    """Tangent, for every argument; relative error <= 6.2e-8, 8e-16. NaN at infinity."""
+    """Tangent, for every argument; relative error <= 6.2e-8 (float32), 8e-16 (float64).
+
+    NaN at infinity.
+    """
     return in_float("tan", x, lambda v: _odd(v, _tangent))
 
 

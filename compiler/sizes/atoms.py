@@ -67,13 +67,12 @@ class WorkloadDimension(Dimension):
 
     @staticmethod
     def numbered(number: int, sizes: Dimension) -> WorkloadDimension:
-        """The dimension that workloads name by its number: s0, s1, ... It has the sizes of another
-        dimension."""
+        """Return the workload dimension s0, s1, ... of this number, with the range of `sizes`."""
         return WorkloadDimension(f"s{number}", sizes.low, sizes.high, sizes.multiple)
 
     @staticmethod
     def of(dimension: Dimension) -> WorkloadDimension:
-        """A workload's dimension with the name and the sizes of another one."""
+        """Return a workload dimension with the name and the range of another dimension."""
         if isinstance(dimension, WorkloadDimension):
             return dimension
         d = dimension
@@ -82,8 +81,10 @@ class WorkloadDimension(Dimension):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RoomDimension(Dimension):
-    """The slack capacity of a growing cache: the rows of a buffer behind those of the caller. No
-    input states it, and it is 0 unless a session keeps memory for more."""
+    """The slack capacity of a growing cache: the rows of its buffer after those of the caller.
+
+    No input determines its size. It is 0 unless a session reserves memory for more rows.
+    """
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -103,7 +104,7 @@ class SlotDimension(Dimension):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ValueDimension(Dimension):
-    """A number that generated code computes, named by its SSA value."""
+    """A dimension whose size generated code computes; its name is that of the SSA value."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +132,10 @@ Monomial = tuple[Atom, ...]
 
 
 def factor_text(atom: Atom) -> str:
-    """An atom as text; a dimension's text is the number that its multiple is multiplied by."""
+    """Return the text of one factor of a term.
+
+    The factor of a dimension is its size divided by its `multiple`.
+    """
     match atom:
         case Dimension(multiple=1):
             return str(atom)
@@ -149,12 +153,12 @@ def _origin(atom: Atom) -> str:
 
 
 def factor_order(atom: Atom) -> tuple[str, str]:
-    """Factors in the order of their texts, and of their origins if the texts are equal."""
+    """Return the sort key of a factor: its text, then the origin of its dimensions."""
     return factor_text(atom), _origin(atom)
 
 
 @memo(8192)
 def order(monomial: Monomial) -> tuple[int, str, str]:
-    """Terms of higher degree first, then in the order of their factors."""
+    """Return the sort key of a product of factors: higher degree first, then the factors' texts."""
     texts = "*".join(map(factor_text, monomial))
     return -len(monomial), texts, "*".join(map(_origin, monomial))

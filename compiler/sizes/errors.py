@@ -33,13 +33,16 @@ class DynamicSizeError(CompilerError):
         return f"{self.asker}: {text}" if self.asker else text
 
     def by(self, who: str) -> Self:
-        """The error with its origin; the first, innermost name is kept."""
+        """Set the origin of the error, unless it has one already, and return the error.
+
+        The innermost origin is therefore kept.
+        """
         self.asker = self.asker or who
         return self
 
 
 class SizesDifferError(DynamicSizeError):
-    """Two sizes must be equal, and equality depends on the run."""
+    """Two sizes must be equal, but the ranges do not decide whether they are."""
 
     def __init__(self, what: str, first: int, second: int) -> None:
         super().__init__(what)
@@ -49,8 +52,12 @@ class SizesDifferError(DynamicSizeError):
 
 @dataclass(frozen=True, slots=True)
 class Asking(AbstractContextManager[None]):
-    """A context that adds to a `DynamicSizeError` its origin, and whether a positive difference is
-    an error."""
+    """A context that adds details to a `DynamicSizeError` raised in it.
+
+    Attributes:
+        who: the origin of the error.
+        never_above: whether a positive difference is an error.
+    """
 
     who: str = ""
     never_above: bool = False

@@ -56,7 +56,7 @@ class HintedRange:
 
 
 def as_hinted(name: str, given: SizeRange) -> HintedRange:
-    """Sizes from text with its hints, or from any form of `as_range`.
+    """Read a range with size hints from text, or a range without hints from any form of `as_range`.
 
     Raises:
         InvalidArgumentError: as `parse_hinted` and `as_range` do.
@@ -110,7 +110,7 @@ def parse_hinted(name: str, text: str) -> HintedRange:
 
 
 def hinted_shares(dims: Mapping[str, Iterable[SizeRange]]) -> Shares:
-    """The hints of dimensions that have any, with their shares.
+    """Return the share of each size hint, by dimension; dimensions without hints are left out.
 
     Raises:
         InvalidArgumentError: if a range is malformed.
@@ -123,13 +123,13 @@ def hinted_shares(dims: Mapping[str, Iterable[SizeRange]]) -> Shares:
 
 
 def size_choices(name: str, listed: Iterable[int | str]) -> tuple[int | str, ...]:
-    """Distinct sizes of one dimension, of which one may be a range, as text.
+    """Return the distinct sizes that a user lists for one dimension, of which one may be a range.
 
-    A range of one number becomes that number.
+    A range is returned as text, and a range of one number as that number.
 
     Raises:
-        InvalidArgumentError: if one is malformed or 0, or there are two ranges, or hints alone
-            together with sizes, naming the dimension.
+        InvalidArgumentError: if an entry is malformed or 0, there are two ranges, or hints without
+            a range stand next to sizes. The message names the dimension.
     """
     ranges = [as_hinted(name, given) for given in listed]
     if any(each.dimension is not None and each.dimension.high == 0 for each in ranges):

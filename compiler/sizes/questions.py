@@ -67,7 +67,7 @@ def always_smaller(first: int, second: int) -> int | None:
 
 
 def solved(first: int, second: int) -> tuple[Dimension, int] | None:
-    """A dimension and the size for which two sizes are equal; None if none is found.
+    """Return a dimension and the size of it for which two sizes are equal; None if none is found.
 
     The size is an expression of other dimensions, and never below the dimension's range. Among
     several solutions, one that never exceeds the range is preferred.

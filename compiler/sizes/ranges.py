@@ -45,7 +45,7 @@ _RANGE = re.compile(r"(\d{1,19})(?:(\.\.)(\d{1,19})?(?::(\d{1,19}))?)?", re.ASCI
 
 
 def as_range(name: str, given: SizeRange) -> Dimension:
-    """The sizes that a dimension may have.
+    """Convert a number, a text, a `range` or another dimension to the range of dimension `name`.
 
     Raises:
         InvalidArgumentError: if the argument is not a range, naming the dimension.
@@ -91,8 +91,7 @@ def parse_range(name: str, text: str) -> Dimension:
 
 
 def default_range(name: str, held: Iterable[int] = ()) -> Dimension:
-    """The default range of a dynamic dimension, extended to the sizes in `held`, such as size hints
-    and samples.
+    """Return the default range of a dynamic dimension, extended to include the sizes in `held`.
 
     Raises:
         InvalidArgumentError: if the name or a size is impossible.
@@ -104,13 +103,13 @@ def default_range(name: str, held: Iterable[int] = ()) -> Dimension:
 def default_ranges(
     names: Iterable[str], held: Mapping[str, Iterable[int]] | None = None
 ) -> dict[str, Dimension]:
-    """`default_range` of each name; `held` are sizes by name."""
+    """Return the `default_range` of each name; `held` has the sizes to include, by name."""
     sizes = held or {}
     return {name: default_range(name, sizes.get(name, ())) for name in names}
 
 
 def attempted(attempt: Callable[[], T]) -> T | DynamicSizeError | InvalidModelError:
-    """The result of an attempt at some ranges, or the error that requires others."""
+    """Call `attempt`; return its result, or its error if other ranges of sizes may avoid it."""
     try:
         return attempt()
     except (DynamicSizeError, InvalidModelError) as error:
@@ -170,11 +169,11 @@ def _has_solutions(error: DynamicSizeError) -> bool:
 def narrowings(
     ranges: Mapping[str, Dimension], error: DynamicSizeError
 ) -> list[dict[str, Dimension]]:
-    """Ranges within these that decide the error's condition, those with the most sizes first.
+    """Return narrower ranges that decide the condition of an error, largest ranges first.
 
-    They restrict one dimension, or all dimensions of the condition together, to the first sizes, to
-    the last ones, or, for an equality, to multiples of a power of two. If inequality for all sizes
-    is also acceptable, first and last sizes are tried too, and neighbouring sizes with one
+    Each restricts one dimension, or all dimensions of the condition together, to the first sizes,
+    to the last ones, or, for an equality, to multiples of a power of two. If inequality for all
+    sizes is also acceptable, first and last sizes are tried too, and neighbouring sizes with one
     quotient.
     """
     found: list[dict[str, Dimension] | None] = []
@@ -306,8 +305,11 @@ def _where_zero(chosen: Mapping[str, Dimension], difference: int) -> dict[str, D
 
 
 def turning_point(difference: int) -> tuple[Dimension, int] | None:
-    """The sign change of a difference that depends on one dimension, from above 0 to 0 and below,
-    or back: the dimension and its first size after the change; None if not found."""
+    """Find where a difference that depends on one dimension changes its sign, in either direction.
+
+    Return the dimension and its first size after the change; None if no change is found. The sign
+    changes between above 0 and at most 0.
+    """
     found = dimensions(difference)
     if len(found) != 1 or found[0].multiple != 1:
         return None

@@ -29,10 +29,11 @@ else:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Size(_Integer):
-    """`sum(coefficient * product(atoms)) + constant`, with at least one term, sorted by their text.
+    """A polynomial of atoms that is used like an integer whose number is unknown until run time.
 
-    Sizes are created by `dynamic_size` and by arithmetic, which returns an `int` if no dynamic
-    dimension remains.
+    It is `sum(coefficient * product(atoms)) + constant`, with at least one term; terms are sorted
+    by their text. `dynamic_size` and arithmetic create sizes; arithmetic returns an `int` if no
+    dynamic dimension remains.
     """
 
     terms: tuple[tuple[Monomial, int], ...]
@@ -184,14 +185,14 @@ class Size(_Integer):
 
 
 def dynamic_size(dimension: Dimension) -> int:
-    """A dimension as a size; an `int` if its range is one number."""
+    """Return a dimension as a size, or as an `int` if its range is one number."""
     if dimension.low == dimension.high:
         return dimension.low * dimension.multiple
     return Size((((dimension,), dimension.multiple),))
 
 
 def is_dynamic(size: object) -> TypeGuard[Size]:
-    """Whether it is a dynamic size."""
+    """Whether an object is a dynamic size, as opposed to an `int` or any other object."""
     return isinstance(size, Size)
 
 
@@ -202,7 +203,7 @@ def dimensions(*sizes: int) -> tuple[Dimension, ...]:
 
 
 def known_divisor(size: int) -> int:
-    """A number that divides the size for all values: the largest that the normal form shows."""
+    """Return the largest number that, by the normal form of a size, divides it for all values."""
     if not isinstance(size, Size):
         return size
     return gcd(size.constant, *(c for _, c in size.terms))
@@ -245,10 +246,10 @@ def _quotient(size: Size, divisor: int) -> int:
 
 
 def divided(size: Size, divisor: Size) -> int | None:
-    """A size divided by a factor of it: `(4*n*m + 2*m) // (2*n + 1)`; None if it is not known to be
-    a factor.
+    """Divide a size by one of its factors: `(4*n*m + 2*m) // (2*n + 1)` is `2*m`.
 
-    Long division of polynomials: the remainder has smaller and smaller terms.
+    Return None if the divisor is not known to be a factor. The method is long division of
+    polynomials: the remainder has smaller and smaller terms.
     """
     atoms = {a for part in (size, divisor) for m, _ in part.terms for a in m}
     ranked = sorted(atoms, key=factor_order)

@@ -1,4 +1,4 @@
-"""Numbers for sizes: those of a run, and those for choices of speed."""
+"""Numbers for dynamic sizes: at the sizes of a run, or at typical sizes for choices of speed."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _LONG = 64
 
 
 def at(size: int, values: Mapping[str, int]) -> int:
-    """The number of a size for these sizes of the dimensions, by name.
+    """Return the number of a size; `values` has the size of each dimension by name.
 
     Raises:
         KeyError: if a dimension has no value.
@@ -33,7 +33,7 @@ def at(size: int, values: Mapping[str, int]) -> int:
 
 
 def substituted(size: int, value: Callable[[Dimension], int]) -> int:
-    """The size with each dimension replaced; `value` returns the factor of its `multiple`."""
+    """Replace each dimension in a size by `value(dimension) * dimension.multiple`."""
     if not isinstance(size, Size):
         return size
     total = size.constant
@@ -52,12 +52,10 @@ _PLAIN = (int, str, bool, float, type(None))
 
 
 def replaced(value: _T, change: Callable[[Any], Any], kind: type | tuple[type, ...] = Size) -> _T:
-    """A frozen value with every dynamic size in it changed: graphs, workloads, loop nests.
+    """Apply `change` to every dynamic size in a frozen value: a graph, workload or loop nest.
 
-    With `kind`, parts of that type, or of those types, are changed instead, and not searched
-    further.
-
-    Dataclasses with changed fields are rebuilt, each object once.
+    With `kind`, `change` applies to the parts of that type (or those types) instead, and these are
+    not searched further. Dataclasses with changed fields are rebuilt, each object once.
     """
     done: dict[int, tuple[Any, Any]] = {}  # the object is stored too, so that its id is not reused
     # calling the function for each of these values would take most of the time
@@ -101,7 +99,7 @@ def _names(kind: type[Any]) -> tuple[str, ...] | None:
 
 
 def with_dimensions(value: _T, others: Mapping[Dimension, Dimension]) -> _T:
-    """A frozen value over other dimensions. Dimensions without an entry stay."""
+    """Replace dimensions in a frozen value; dimensions without an entry in `others` stay."""
 
     def unit(dimension: Dimension) -> int:
         new = others.get(dimension, dimension)
@@ -132,8 +130,10 @@ def typical_sizes(*sizes: int) -> dict[str, int]:
 
 
 def roomy_sizes(*sizes: int) -> dict[str, int]:
-    """The upper size of each dimension, by name: the largest, or the typical one if the range is
-    long."""
+    """Return an upper size of each dimension, by name.
+
+    It is the largest size, or the typical one if the range is long.
+    """
     return {d.name: _largest(d) * d.multiple for d in dimensions(*sizes)}
 
 
