@@ -108,8 +108,10 @@ def load_for(
     mode: Mode,
     timings: Timings | None = None,
 ) -> Graph:
-    """Like `load_graph`, for fixed sizes. A named dimension that is a large batch becomes a loop
-    over slices that the target's caches hold (`compiler.program.sliced_batch`).
+    """Import an ONNX model like `load_graph`, for fixed sizes.
+
+    A named dimension that is a large batch becomes a loop over slices that the target's caches hold
+    (`compiler.program.sliced_batch`).
 
     Raises:
         CompilerError: as `load_graph` does.
@@ -152,12 +154,11 @@ def optimise(
     timings: Timings | None = None,
     choice: GraphChoice = RULE,
 ) -> Graph:
-    """Run the graph passes that suit the target, or that `choice` includes, except those that it
-    excludes.
+    """Run the graph passes that suit the target.
 
-    `observer` receives the graph after each pass. The first pass computes 16-bit floats in float32.
-    The last one narrows values, if the precision requires it or the model multiplies in such a
-    type.
+    `choice` may include passes that do not suit it, and exclude others. `observer` receives the
+    graph after each pass. The first pass computes 16-bit floats in float32. The last one narrows
+    values, if the precision requires it or the model multiplies in such a type.
 
     Raises:
         CompilerError: if a weight is infinite in the precision.
@@ -232,7 +233,10 @@ def compile_with(model: ModelSource, options: CompileOptions, into: Path | None 
 
 
 def compile_read(read: list[ReadModel], options: CompileOptions, into: Path | None = None) -> Model:
-    """Like `compile_with`, for the result of `reading`; the list is empty afterwards."""
+    """Compile the model in the list that `reading` returned, like `compile_with`.
+
+    The list is empty afterwards, which frees the memory of the model's message.
+    """
     try:
         return _compile_whole(read, options, into)
     except UnsupportedOperatorError as error:
@@ -255,7 +259,7 @@ def compile_whole(
 
 
 def reading(model: ModelSource, options: CompileOptions) -> list[ReadModel]:
-    """A list with the model's message, so that a caller can take it out and free its memory.
+    """Read a model and return its message in a list of one, which `compile_read` takes it out of.
 
     Raises:
         CompilerError: if an option is impossible, or the model cannot be read.

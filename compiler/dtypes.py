@@ -8,7 +8,7 @@ import numpy as np
 
 
 class ElementKind(IntEnum):
-    """Interpretation of an element's bits, as in runtime/native/order.h."""
+    """The interpretation of an element's bits; values as in runtime/native/order.h."""
 
     UNSIGNED = 0
     SIGNED = 1
@@ -17,7 +17,10 @@ class ElementKind(IntEnum):
 
 
 class Combination(IntEnum):
-    """Combination of two elements by a native function; the same as in `native/accumulation.c`."""
+    """The operation by which a native function combines two elements.
+
+    The numbers are those of `native/accumulation.c`.
+    """
 
     ADD = 0
     MUL = 1
@@ -56,7 +59,7 @@ class DType(StrEnum):
 
     @property
     def kind(self) -> ElementKind:
-        """The information, besides the size, that a native function needs to order elements."""
+        """The interpretation of the bits, which native functions need to order elements."""
         if self is DType.BFLOAT16:
             return ElementKind.BFLOAT
         if self.is_float:

@@ -94,6 +94,9 @@ def enough_memory_for(what: str) -> Iterator[None]:
 
 
 def memory_text(error: MemoryError, what: str = "") -> str:
-    """The sentence for a MemoryError, which often has no text of its own."""
+    """Return the sentence for a MemoryError, which often has no text of its own.
+
+    `what` names the purpose of the memory, such as "to read the model".
+    """
     reason = f": {error}" if str(error) else ""
     return f"there is not enough memory{' ' * bool(what)}{what}{reason}"

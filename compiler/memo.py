@@ -16,8 +16,10 @@ _CLEARS: list[Callable[[], None]] = []
 
 
 def memo(answers: int) -> Callable[[Callable[..., T]], _lru_cache_wrapper[T]]:
-    """A decorator like `functools.lru_cache` with up to `answers` results, which `forget`
-    clears."""
+    """Return a decorator like `functools.lru_cache` with up to `answers` results.
+
+    `forget` clears the caches of the decorated functions.
+    """
 
     def remembering(function: Callable[..., T]) -> _lru_cache_wrapper[T]:
         made = lru_cache(maxsize=answers)(function)

@@ -76,14 +76,14 @@ def affordable_hints(
     ranges: Iterable[Dimension],
     elements: Iterable[int],
 ) -> dict[str, int]:
-    """The hints, halved together until the values of a model have at most MOST_ELEMENTS.
+    """Halve size hints together until the values of a model have at most MOST_ELEMENTS elements.
 
     Five dimensions of 128 each form a tensor of 32 Gi elements, more than any machine has.
 
     Args:
         hints: default sizes of dimensions, by name.
-        stated: sizes of the others, which are kept.
-        ranges: all dimensions. One without a size has its typical one.
+        stated: sizes of the other dimensions, which do not change.
+        ranges: all dimensions. A dimension without a size has its typical size.
         elements: the number of elements of each value, as an expression of the dimensions.
     """
     known = {d.name: d for d in ranges}
@@ -101,13 +101,14 @@ def affordable_hints(
 def profile_text(
     ranges: Iterable[Dimension], hints: Mapping[str, Iterable[int]], defaults: Sequence[str] = ()
 ) -> str:
-    """One line about dimensions with size hints: `dynamic: batch=1,8 (1..4096)`. Empty without
-    hints.
+    """Describe dimensions and their size hints in one line: `dynamic: batch=1,8 (1..4096)`.
+
+    The line is empty without hints.
 
     Args:
-        ranges: of the dimensions.
+        ranges: the dimensions.
         hints: the sizes at which each dimension is tuned, by name.
-        defaults: dimensions without a stated range; the line explains how to state one.
+        defaults: names of dimensions without a stated range; the line explains how to state one.
     """
     listed = [
         f"{d.name}={','.join(map(str, hints[d.name]))} ({d.range_text})"
@@ -122,9 +123,10 @@ def profile_text(
 
 
 def nearest_size(dimension: Dimension, wanted: int) -> int:
-    """The size of a dimension's range that is nearest to a wanted one; 0 only if there is no other.
+    """Return the size in a dimension's range that is nearest to `wanted`.
 
-    A cache may be empty in a first run, whose speed is not representative.
+    The result is 0 only if the range has no other size: a cache may be empty in a first run, whose
+    speed is not representative.
     """
     high = max(dimension.low, wanted) if dimension.high is None else dimension.high
     low = max(dimension.low, min(1, high))
@@ -132,13 +134,13 @@ def nearest_size(dimension: Dimension, wanted: int) -> int:
 
 
 def agreeing_size(error: DynamicSizeError, sizes: Mapping[str, int]) -> tuple[str, int] | None:
-    """A dimension's name, and a size of it for which the condition of an error is decided.
+    """Return a dimension's name and a size of it for which the condition of an error is decided.
 
     An operator may need two sizes to be equal: a text recogniser that removes the height of its
     features needs images of one height. The equality is solved for one dimension, with the others
     at `sizes`. Without a solution, or for another condition, one of the condition's dimensions gets
-    its own size from `sizes`; if it has none there, the last dimension of `sizes` does. None if
-    `sizes` is empty.
+    its own size from `sizes`; if it has none there, the last dimension of `sizes` does. The result
+    is None if `sizes` is empty.
     """
     for question in filter(is_dynamic, (error.unequal, error.undecided)):
         asked = [d for d in dimensions(question) if d.name in sizes]

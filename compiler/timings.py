@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class StageTime:
-    """A stage's wall-clock seconds, summed over its `count` runs."""
+    """The wall-clock seconds of a stage, summed over its `count` runs."""
 
     stage: str
     seconds: float
@@ -72,5 +72,5 @@ class Timings:
 
 
 def timed(timings: Timings | None, stage: str) -> AbstractContextManager[None]:
-    """The context of a stage; does nothing without timings."""
+    """Return a context that measures a stage; without timings, it does nothing."""
     return nullcontext() if timings is None else timings.stage(stage)

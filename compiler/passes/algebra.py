@@ -30,7 +30,7 @@ from tilewright.compiler.passes.rewrite import Rewriter, rewrite
 
 
 def algebra(graph: Graph) -> Graph:
-    """Apply the identities above wherever they hold without changing a shape or a type."""
+    """Apply the identities of this module wherever they preserve shapes and types."""
     return rewrite(graph, _simplify)
 
 

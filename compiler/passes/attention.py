@@ -42,7 +42,7 @@ are finite."""
 
 
 def attention(graph: Graph) -> Graph:
-    """Replace each softmax between two matrix products by one operator."""
+    """Replace the operators of scaled dot-product attention by one operator around each softmax."""
     return rewrite(graph, _recognise)
 
 

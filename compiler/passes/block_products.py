@@ -26,7 +26,7 @@ from tilewright.compiler.passes.rewrite import Rewriter, rewrite
 
 
 def block_products(graph: Graph) -> Graph:
-    """Multiply with packed weights, not with dequantised floats."""
+    """Replace products with dequantised weights by products with packed weights."""
     return rewrite(graph, _product)
 
 

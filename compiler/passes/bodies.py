@@ -20,8 +20,11 @@ from tilewright.compiler.ops.attributes import integer
 
 
 def optimise_bodies(graph: Graph, optimise: Callable[[Graph, bool], Graph]) -> Graph:
-    """Optimise the bodies of all nodes; the second argument of `optimise` says whether a body
-    belongs to a loop. The graph itself changes only in those nodes' operands."""
+    """Optimise the bodies of all nodes as separate graphs.
+
+    The second argument of `optimise` says whether a body belongs to a loop. In the graph itself
+    only the operands of these nodes change.
+    """
     if not any(node.bodies for node in graph.nodes):
         return graph
     edit = Edit(graph)
@@ -80,5 +83,5 @@ def _without_unread(node: Node, bodies: Sequence[Graph]) -> Node:
 
 
 def body_keys(node: Node) -> tuple[str, ...]:
-    """The attributes that hold a node's bodies, in their order."""
+    """Return the names of the attributes that hold a node's bodies, in their order."""
     return tuple(key for key, value in node.attrs if isinstance(value, Graph))

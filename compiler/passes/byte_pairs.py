@@ -1,13 +1,13 @@
-"""Products of two computed matrices of integers minus their zero points, multiplied as bytes.
+"""Products of two integer matrices, both computed at run time, that are multiplied as bytes.
 
 Before:                                     After:
     %1 = int32(%0) - y                          %2 = matmul(%0, %8) - z * sum(%0)
     %9 = int32(%8) - z                                              - y * sum(%8 - z)
     %2 = matmul(%1, %9)
 
-As in `byte_products`, the right bytes are signed, and the left ones have the target's type. No sum
-is known at compile time, so that sums of rows and columns are computed at run time.
-`quantised_pairs` does the same for scaled bytes.
+Each matrix holds bytes minus a zero point. As in `byte_products`, the right bytes are signed, and
+the left ones have the target's type. No sum is known at compile time, so that sums of rows and
+columns are computed at run time. `quantised_pairs` does the same for scaled bytes.
 """
 
 from __future__ import annotations
@@ -37,14 +37,18 @@ _MOST_TERMS = (2**31 - 1) // (255 * 255)
 
 
 def byte_pairs(graph: Graph, factor: ByteFactor = unsigned) -> Graph:
-    """Multiply computed integers as bytes, not as the int32 that they are widened to."""
+    """Replace products of two widened matrices by products of their bytes."""
     return rewrite(graph, partial(of_two_sources, scaled=False, factor=factor))
 
 
 def of_two_sources(
     rewriter: Rewriter, node: Node, *, scaled: bool, factor: ByteFactor
 ) -> str | None:
-    """The value of a product of two sources of bytes; None if the node is not such a product."""
+    """Emit a product of two `ByteSource`s as a product of bytes, and return its value.
+
+    The result is None if the node is not such a product. `scaled` selects products whose factors
+    both have scales, or both none.
+    """
     if node.op != "matmul" or len(node.inputs) > 2 or node.attr("accumulator") is not None:
         return None
     depth = rewriter.shape(node.inputs[0])[-1]

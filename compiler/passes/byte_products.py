@@ -1,4 +1,4 @@
-"""Products of integers minus their zero points: bytes multiplied as they are stored, sums in int32.
+"""Products of integers minus their zero points, multiplied as stored bytes with sums in int32.
 
 Before:                                             After:
     %1 = matmul(int32(%0) - z, w)                       %1 = matmul(%0, w, -z * sum(w))
@@ -54,13 +54,16 @@ _LEAST_GROUP = 16
 
 
 def byte_products(graph: Graph, factor: ByteFactor = unsigned) -> Graph:
-    """Multiply integers as bytes, not as the int32 that they are widened to."""
+    """Replace products of int32 values that were widened from bytes by products of the bytes."""
     return rewrite(graph, partial(of_bytes, scaled=False, factor=factor))
 
 
 def of_bytes(rewriter: Rewriter, node: Node, *, scaled: bool, factor: ByteFactor) -> str | None:
-    """The value of a product of bytes, `scaled` or integers; None if the node is not such a
-    product."""
+    """Emit a product of a `ByteSource` and a constant weight as a product of bytes.
+
+    Return its value, or None if the node is not such a product. `scaled` selects products whose
+    factors both have scales, or both none.
+    """
     if node.op not in ("matmul", "gemm", "conv") or node.attr("accumulator") is not None:
         return None
     source, weight = source_of(rewriter, node.inputs[0]), weight_of(rewriter, node.inputs[1])
@@ -108,7 +111,10 @@ def _of_filters(
 
 
 def scale_of(one: np.ndarray, other: np.ndarray) -> np.ndarray | None:
-    """The product of two scales; None if applying both in turn loses less precision."""
+    """Multiply two scales; return None if a product overflows or is subnormal in float32.
+
+    Applying both scales in turn then loses less precision.
+    """
     exact = one.astype(np.float64) * other
     size = np.abs(exact)
     inside = ((size >= _FLOAT.tiny) & (size <= _FLOAT.max)) | (one * np.ones_like(other) == 0)

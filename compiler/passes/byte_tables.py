@@ -65,10 +65,11 @@ def _is_costly(rewriter: Rewriter, node: Node) -> bool:
 def function_of(
     rewriter: Rewriter, last: Node, stored: Collection[DType] = BYTES
 ) -> tuple[str, list[Node]] | None:
-    """The single tensor of bytes, or other `stored` types, that a value is a function of, and the
-    operators in order.
+    """Return the one tensor that a value is a function of, elementwise, and the nodes in between.
 
-    A function of a looked-up value is a function of the lookup's index.
+    The tensor holds bytes, or other `stored` types; the nodes are in topological order. The result
+    is None if the value is not such a function. A function of a looked-up value is a function of
+    the lookup's index.
     """
     shape = rewriter.shape(last.outputs[0])
     order: dict[str, Node] = {}
@@ -142,7 +143,7 @@ def every_value(dtype: DType) -> np.ndarray:
 
 
 def values_of(rewriter: Rewriter, source: str, nodes: list[Node]) -> np.ndarray:
-    """The results of the operators' references for each value of the source's type."""
+    """Evaluate the nodes, by the operators' references, for each value of the source's type."""
     values: dict[str, np.ndarray] = {source: every_value(rewriter.type(source).dtype)}
     for node in nodes:
         operands = []

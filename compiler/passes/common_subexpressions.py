@@ -22,7 +22,7 @@ _Key = tuple[str, tuple[str, ...], tuple[tuple[str, AttrValue], ...]]
 
 
 def common_subexpressions(graph: Graph) -> Graph:
-    """Compute every value once."""
+    """Replace equal operators on equal operands by one node, and merge equal constants."""
     names = _equal_constants(graph)
     seen: dict[_Key, str] = {}
 

@@ -23,16 +23,19 @@ from tilewright.compiler.passes.rewrite import Rewriter
 
 @dataclass(frozen=True, slots=True)
 class Count:
-    """`start + i` for position i along a dimension, which counts from the last one (-1)."""
+    """A value that counts positions: `start + i` at position i along a dimension.
+
+    `dim` is negative: -1 is the last dimension.
+    """
 
     dim: int
     start: int
 
 
 def hides_the_future(rewriter: Rewriter, mask: str, past: int, hidden: float) -> bool:
-    """Whether a value is at most `hidden` if key j is after query i (j > i + past), and else 0.
+    """Whether a mask is at most `hidden` where key j is after query i (j > i + past), and else 0.
 
-    Its shape is (queries, keys), optionally with leading dimensions of extent 1.
+    The shape of the mask is (queries, keys), optionally with leading dimensions of extent 1.
     """
     node, shape = rewriter.producer(_unexpanded(rewriter, mask), "where"), rewriter.shape(mask)
     if node is None or len(shape) < 2 or any(extent != 1 for extent in shape[:-2]):
@@ -88,8 +91,10 @@ def _placed(rewriter: Rewriter, value: str, *, single: bool) -> Count | None:
 
 
 def counted(rewriter: Rewriter, value: str) -> Count | None:
-    """A value as a count of positions: an iota, or a part of a constant range, shifted; else
-    None."""
+    """Recognise a value that counts positions: an iota, or a part of a constant range, shifted.
+
+    Return None for any other value.
+    """
     node = rewriter.producer(value)
     if node is None:
         return None

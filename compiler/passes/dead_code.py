@@ -17,7 +17,7 @@ from tilewright.compiler.graph.ir import Graph
 def dead_code(graph: Graph) -> Graph:
     """Remove nodes, constants and types that no output depends on; inputs of the graph stay.
 
-    A graph without any is returned unchanged.
+    A graph in which nothing is unused is returned unchanged.
     """
     nodes, values = live(graph.nodes, graph.inputs, graph.outputs)
     if len(nodes) == len(graph.nodes) and graph.types.keys() <= values:

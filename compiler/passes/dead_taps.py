@@ -20,7 +20,7 @@ from tilewright.compiler.sizes import is_dynamic
 
 
 def dead_taps(graph: Graph) -> Graph:
-    """Remove dead taps at either end of a window."""
+    """Remove the dead taps at both ends of each convolution's window."""
     return rewrite(graph, _cut)
 
 

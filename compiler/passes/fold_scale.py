@@ -57,7 +57,11 @@ def _fold(rewriter: Rewriter, node: Node) -> str | None:
 
 
 def per_dimension(array: np.ndarray, shape: tuple[int, ...], dim: int) -> np.ndarray | None:
-    """The array as float64 of `shape[dim]` numbers, if it varies along that dimension only."""
+    """Return an array as `shape[dim]` float64 numbers, if it varies along dimension `dim` only.
+
+    `shape` is the shape to which the array broadcasts. The result is None if the array varies along
+    another dimension or the extent is dynamic.
+    """
     if array.ndim > len(shape) or is_dynamic(shape[dim]):
         return None
     padded = array.reshape((1,) * (len(shape) - array.ndim) + array.shape)
@@ -67,9 +71,10 @@ def per_dimension(array: np.ndarray, shape: tuple[int, ...], dim: int) -> np.nda
 
 
 def scale_conv(rewriter: Rewriter, conv: Node, factor: np.ndarray) -> str:
-    """The convolution with scaled output channels: the scale goes into constant weight and bias.
+    """Scale the output channels of a convolution by `factor`, and return the new value.
 
-    If either is computed at run time, the scale stays a `mul` after the convolution.
+    The scale goes into a constant weight and bias. If either is computed at run time, the scale
+    stays a `mul` after the convolution.
     """
     weight = rewriter.array(conv.inputs[1])
     bias = rewriter.array(conv.inputs[2]) if len(conv.inputs) > 2 else None
@@ -91,8 +96,11 @@ def scale_conv(rewriter: Rewriter, conv: Node, factor: np.ndarray) -> str:
 
 
 def shift_conv(rewriter: Rewriter, value: str, shift: np.ndarray) -> str:
-    """The value plus one number for each channel: in the bias of the preceding convolution, else by
-    an `add`."""
+    """Add one number per channel to a value, and return the new value.
+
+    The shift goes into the bias of the preceding convolution; if that is not possible, it is an
+    `add`.
+    """
     conv = rewriter.producer(value, "conv")
     dtype = rewriter.type(value).dtype.numpy
     if conv is None or not _has_constant_bias(rewriter, conv):

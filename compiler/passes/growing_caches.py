@@ -35,7 +35,7 @@ from tilewright.compiler.sizes import RoomDimension, dynamic_size, is_dynamic
 
 
 def growing_caches(graph: Graph) -> tuple[Graph, tuple[Growth, ...]]:
-    """The graph with its growing caches updated in place, and the list of these caches."""
+    """Return the graph with its growing caches updated in place, and the list of these caches."""
     graph = packed_caches(graph)
     found = _grown(graph)
     if not found:

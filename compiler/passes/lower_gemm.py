@@ -17,7 +17,7 @@ from tilewright.compiler.passes.rewrite import Rewriter, rewrite
 
 
 def lower_gemm(graph: Graph) -> Graph:
-    """Replace every gemm."""
+    """Replace every gemm by a matmul, with a bias if the gemm has one."""
     return rewrite(graph, _lower)
 
 
@@ -41,7 +41,7 @@ def _lower(rewriter: Rewriter, node: Node) -> str | None:
 
 
 def scaled(rewriter: Rewriter, value: str, factor: float) -> str:
-    """The value times a number: in a constant itself, else by a `mul` node."""
+    """Multiply a value by a number: scale a constant, or add a `mul`; return the new value."""
     if factor == 1.0:
         return value
     array = rewriter.array(value)

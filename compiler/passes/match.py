@@ -18,14 +18,19 @@ Bindings = dict[str, str]
 
 @dataclass(frozen=True, slots=True)
 class Any_:
-    """Matches every value."""
+    """A pattern that matches every value, and binds it to `name`."""
 
     name: str
 
 
 @dataclass(frozen=True, slots=True)
 class Number:
-    """Matches a floating constant of one element, close to `value` (None: any, bound to `name`)."""
+    """A pattern that matches a floating constant of one element.
+
+    Attributes:
+        value: the number, compared with `tolerance`; None matches any number.
+        name: the name to which the number is bound.
+    """
 
     value: float | None = None
     name: str = ""
@@ -34,7 +39,10 @@ class Number:
 
 @dataclass(frozen=True, slots=True)
 class Apply:
-    """Matches the result of an operator; with `name`, binds the value too."""
+    """A pattern that matches the result of the operator `op` on operands that match `args`.
+
+    With `name`, the value is bound to this name.
+    """
 
     op: str
     args: tuple[Pattern, ...]
@@ -45,12 +53,12 @@ Pattern = Any_ | Number | Apply
 
 
 def match(rewriter: Rewriter, value: str, pattern: Pattern) -> Bindings | None:
-    """The bindings under which the pattern describes the value, or None."""
+    """Return the bindings under which the pattern matches the value; None if it does not."""
     return next(_match(rewriter, value, pattern, {}), None)
 
 
 def match_node(rewriter: Rewriter, node: Node, pattern: Apply) -> Bindings | None:
-    """Like `match`, for the node that a rule is applied to, which has no value yet."""
+    """Like `match`, for a node under construction that has no value yet, as in a rewriting rule."""
     if node.op != pattern.op or len(node.inputs) != len(pattern.args):
         return None
     swapped = (node.inputs[::-1],) if ops.get(node.op).commutative else ()

@@ -55,7 +55,8 @@ _JUMPS = ("floor", "ceil", "round", "sign", "mod")
 
 
 def narrow(graph: Graph, dtype: DType, *, repeated: bool = False) -> Graph:
-    """Store and multiply values in `dtype`, which is float16 or bfloat16, if that is permitted.
+    """Store and multiply values in `dtype` (float16 or bfloat16), where this module's rules permit
+    it.
 
     In the body of a loop (`repeated`), only factors are narrow: errors of other values in a state
     would grow with each step.
@@ -67,8 +68,10 @@ def narrow(graph: Graph, dtype: DType, *, repeated: bool = False) -> Graph:
 
 
 def narrow_products(graph: Graph, dtype: DType) -> Graph:
-    """Multiply in `dtype` the factors that the graph stores in it, for products with few rows.
-    Constants lose no precision, and no other value is narrow."""
+    """Multiply in `dtype` the factors that are already stored in it, in products with few rows.
+
+    Constants lose no precision, and no other value becomes narrow.
+    """
     return _Narrowing(graph, dtype, chooses=False).graph()
 
 
@@ -340,5 +343,5 @@ def _product(group: Group) -> Node | None:
 
 
 def moved(node: Node) -> int:
-    """The number of leading operands whose elements a node returns; 0 if it computes."""
+    """Return the number of leading operands that a node only moves; 0 if it computes."""
     return len(moved_operands(node)) if node.op in _MOVES else 0

@@ -51,10 +51,10 @@ def _again(rewriter: Rewriter, graph: Graph, value: str) -> str:
 
 
 def widening(graph: Graph, value: str) -> list[Node]:
-    """The nodes that compute a wide value from a narrow one, nearest first; empty if there are
-    none.
+    """Return the nodes that widen a narrow value to this value, nearest first; empty without any.
 
-    Each is cheap, keeps the shape, and has one operand that is not constant.
+    Each is a cheap elementwise operator that keeps the shape and has one operand that is not
+    constant.
     """
     chain: list[Node] = []
     narrow = 0

@@ -26,7 +26,7 @@ from tilewright.compiler.sizes import always_at_most, is_dynamic
 
 
 def no_ops(graph: Graph) -> Graph:
-    """Drop or weaken data movement that changes nothing."""
+    """Replace data movements that change nothing by their operands, and others by cheaper ones."""
     return rewrite(graph, _rule)
 
 

@@ -31,7 +31,7 @@ Shape = tuple[int, ...]
 
 
 def packed_caches(graph: Graph) -> Graph:
-    """The graph with the new rows of each packed cache joined before it grows."""
+    """Return the graph with the new rows of all parts of a packed cache joined before it grows."""
     for output in dict.fromkeys(graph.outputs):
         found = _cache(graph, output)
         if found is not None:

@@ -41,7 +41,7 @@ def _rule(rewriter: Rewriter, node: Node) -> str | None:
 
 
 def is_pointwise(rewriter: Rewriter, conv: Node) -> bool:
-    """Whether a convolution only mixes channels: one tap, each pixel once."""
+    """Whether a convolution only mixes channels: a window of one tap that reads each pixel once."""
     spatial = len(rewriter.shape(conv.inputs[1])) - 2
     return (
         all(extent == 1 for extent in rewriter.shape(conv.inputs[1])[2:])

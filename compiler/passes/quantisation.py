@@ -30,16 +30,19 @@ ByteFactor = Callable[[DType], DType | None]
 
 
 def unsigned(stored: DType) -> DType | None:
-    """The type for the instructions that most CPUs have."""
+    """Return uint8 for bytes, the factor type that most CPUs multiply; None for other types."""
     return DType.UINT8 if stored in BYTES else None
 
 
 @dataclass(frozen=True, slots=True)
 class ByteSource:
-    """`(value - zero) * scale`: bytes or 16 bits, a zero point of int32, and one scale, or one for
-    each channel, (channels, 1, ...).
+    """A value that is `(value - zero) * scale`, computed from stored bytes or 16-bit integers.
 
-    Without a scale, the product is one of integers.
+    Attributes:
+        value: name of the stored integers.
+        zero: name of the int32 zero point; None without one.
+        scale: a single scale, or one per channel, in the shape (channels, 1, ...); None if the
+            value is an integer.
     """
 
     value: str
@@ -49,14 +52,22 @@ class ByteSource:
 
 @dataclass(frozen=True, slots=True)
 class Weight:
-    """`values * scale`: integers, and a scale that broadcasts with them."""
+    """A constant factor of a product, as `values * scale`.
+
+    Attributes:
+        values: integers.
+        scale: a scale that broadcasts with the integers; None if the factor is integers.
+    """
 
     values: np.ndarray
     scale: np.ndarray | None
 
 
 def scaled(rewriter: Rewriter, value: str) -> tuple[str, np.ndarray] | None:
-    """The integers that a value represents in float32, and their constant scale."""
+    """Split `float32(integers) * scale` into the name of the integers and the constant scale.
+
+    Return None if the value is not of this form.
+    """
     node = rewriter.producer(value, "mul")
     if node is None or rewriter.type(value).dtype is not DType.FLOAT32:
         return None
@@ -68,8 +79,11 @@ def scaled(rewriter: Rewriter, value: str) -> tuple[str, np.ndarray] | None:
 
 
 def shifted(rewriter: Rewriter, value: str) -> tuple[str, str | None] | None:
-    """The integers that a value represents in int32, and the zero point subtracted from them, if
-    any."""
+    """Split `int32(stored) - zero` into the names of the stored integers and of the zero point.
+
+    The zero point is None if nothing is subtracted. The result is None if the value is not of this
+    form.
+    """
     sub = rewriter.producer(value, "sub")
     wide, zero = (value, None) if sub is None else sub.inputs
     cast = rewriter.producer(wide, "cast")
@@ -79,7 +93,10 @@ def shifted(rewriter: Rewriter, value: str) -> tuple[str, str | None] | None:
 
 
 def source_of(rewriter: Rewriter, value: str) -> ByteSource | None:
-    """Bytes minus a zero point, with or without a scale, possibly moved since."""
+    """Recognise bytes minus a zero point, with or without a scale, that may have been moved since.
+
+    Return None for any other value.
+    """
     node = rewriter.producer(value)
     if node is not None and node.op in (*MOVEMENTS, "max_pool"):
         return _moved_source(rewriter, node)
@@ -131,12 +148,12 @@ def _moved_source(rewriter: Rewriter, node: Node) -> ByteSource | None:
 
 
 def moved_operands(node: Node) -> tuple[str, ...]:
-    """The operands of a movement that provide the elements of its result."""
+    """Return the operands of a data movement whose elements are in its result."""
     return node.inputs if node.op == "concat" else node.inputs[:1]
 
 
 def move(rewriter: Rewriter, node: Node, values: Sequence[str]) -> str:
-    """The same movement of other values in place of its `moved_operands`."""
+    """Emit a node's movement with other values as its `moved_operands`; return the output."""
     return rewriter.emit(node.op, [*values, *node.inputs[len(values) :]], node.attrs)
 
 
@@ -149,7 +166,10 @@ def _one_zero(rewriter: Rewriter, zero: str) -> str:
 
 
 def number_of(rewriter: Rewriter, zero: str | None) -> int | None:
-    """The zero point of all elements, 0 without one; None if it is not such a constant."""
+    """Return the number of a constant zero point for all elements; 0 without a zero point.
+
+    The result is None if the zero point is computed or has several elements.
+    """
     if zero is None:
         return 0
     array = rewriter.array(zero)
@@ -157,7 +177,10 @@ def number_of(rewriter: Rewriter, zero: str | None) -> int | None:
 
 
 def weight_of(rewriter: Rewriter, value: str) -> Weight | None:
-    """A constant of int32, or operations that compute scaled floats from a constant of bytes."""
+    """Recognise a constant of int32, or floats that are scaled from constant integers.
+
+    Return None for any other value.
+    """
     if rewriter.type(value).dtype is DType.INT32:
         values = _integers(rewriter, value)
         return None if values is None else Weight(values, None)
@@ -197,9 +220,10 @@ def transposed(weight: Weight, order: tuple[int, ...]) -> Weight:
 
 
 def as_factor(rewriter: Rewriter, source: ByteSource, factor: ByteFactor) -> ByteSource:
-    """The same numbers as bytes of the multiplied type: bytes and zero point are shifted by 128.
+    """Convert a source to the type that the target multiplies, without a change of its numbers.
 
-    Shifted bytes wrap around; the zero point is an int32, which does not.
+    If the signedness differs, the stored integers and the zero point are shifted by 128. Shifted
+    bytes wrap around; the zero point is an int32, which does not.
     """
     stored = rewriter.type(source.value).dtype
     wanted = factor(stored)

@@ -20,5 +20,5 @@ from tilewright.compiler.passes.rewrite import rewrite
 
 
 def quantised_pairs(graph: Graph, factor: ByteFactor = unsigned) -> Graph:
-    """Multiply computed quantised values as bytes, not as dequantised floats."""
+    """Replace products of two dequantised matrices by scaled products of their bytes."""
     return rewrite(graph, partial(of_two_sources, scaled=True, factor=factor))

@@ -22,5 +22,5 @@ from tilewright.compiler.passes.rewrite import rewrite
 
 
 def quantised_products(graph: Graph, factor: ByteFactor = unsigned) -> Graph:
-    """Multiply quantised values as bytes, not as dequantised floats."""
+    """Replace products of dequantised values and weights by scaled products of their bytes."""
     return rewrite(graph, partial(of_bytes, scaled=True, factor=factor))

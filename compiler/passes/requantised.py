@@ -25,7 +25,7 @@ _MOST_NODES = 8
 
 
 def requantised(graph: Graph) -> Graph:
-    """Use the original value if dequantising and quantising returns it unchanged."""
+    """Replace a requantised value by its original bytes, if these are the same for every value."""
     return rewrite(graph, _same)
 
 

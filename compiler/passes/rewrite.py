@@ -24,7 +24,7 @@ Rule = Callable[["Rewriter", Node], str | None]
 
 
 class Rewriter(Edit):
-    """The graph under construction, as the interface for rules."""
+    """The graph under construction, as rules of a rewriting pass see and change it."""
 
     def __init__(self, graph: Graph) -> None:
         super().__init__(graph)
@@ -45,13 +45,13 @@ class Rewriter(Edit):
         return self.types[value].shape
 
     def array(self, value: str) -> np.ndarray | None:
-        """The array of a constant value; not for bfloat16, whose bits are not numbers."""
+        """Return the array of a constant; None for other values and for bfloat16 (raw bits)."""
         if value in self.types and self.types[value].dtype is DType.BFLOAT16:
             return None
         return self.constants.get(value)
 
     def scalar(self, value: str) -> float | None:
-        """The number that a floating constant of one element holds."""
+        """Return the number of a floating constant of one element; None for any other value."""
         array = self.constants.get(value)
         if array is None or array.size != 1 or self.types[value].dtype not in _FLOATS:
             return None

@@ -16,7 +16,10 @@ from tilewright.compiler.passes.rewrite import Rewriter
 
 
 def movements(rewriter: Rewriter, node: Node, op: str) -> Sequence[Node]:
-    """The operators `op` that compute operands of a node; empty if one of these is broadcast."""
+    """Return the nodes of operator `op` that compute operands of a node.
+
+    The result is empty if one of their outputs does not have the shape of the node's result.
+    """
     found = [made for v in node.inputs if (made := rewriter.producer(v, op)) is not None]
     full = rewriter.shape(node.output)
     return found if all(rewriter.shape(made.output) == full for made in found) else ()
@@ -25,10 +28,11 @@ def movements(rewriter: Rewriter, node: Node, op: str) -> Sequence[Node]:
 def unmoved(
     rewriter: Rewriter, node: Node, op: str, constant: Callable[[str, np.ndarray], str | None]
 ) -> str | None:
-    """The node applied to the operands of the operators `op` that compute its own operands.
+    """Apply a node before the movements `op` that compute its operands; return the new value.
 
-    `constant` returns the unmoved form of a constant. None if it has no such form, or if an operand
-    is neither constant nor computed by `op`.
+    Each operand is replaced by the operand of its movement. `constant` returns the unmoved form of
+    a constant. The result is None if a constant has no such form, or if an operand is neither
+    constant nor computed by `op`.
     """
     operands: list[str] = []
     for value in node.inputs:

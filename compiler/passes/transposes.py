@@ -117,7 +117,7 @@ def _runs(joined: Sequence[int], parts: Sequence[int]) -> list[list[int]] | None
 
 
 def permutation(node: Node, rank: int) -> tuple[int, ...]:
-    """The `perm` of a transpose; reversed dimensions by default."""
+    """Return the `perm` attribute of a transpose; by default, it reverses the dimensions."""
     return ints(node.attrs, "perm", tuple(reversed(range(rank))))
 
 

@@ -45,7 +45,8 @@ _STEPS = 16
 
 
 def multiplied_type(graph: Graph) -> DType | None:
-    """The 16-bit float type of a graph's products; None if they have another type, or several."""
+    """Return the 16-bit float type of all products of a graph; None if they have another or
+    several."""
     types = {
         kind
         for node in graph.nodes

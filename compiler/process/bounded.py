@@ -59,12 +59,12 @@ class Stop(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Limits for one question.
+    """Limits of one call in a child process.
 
     Attributes:
         memory_bytes: memory that the child may allocate in addition to its code. Enforced on Linux
             only.
-        seconds: wall-clock time.
+        seconds: maximum wall-clock time.
         niceness: niceness of the child.
     """
 
@@ -82,7 +82,7 @@ class Reason(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class NoAnswer:
-    """The reason why a question has no answer.
+    """The reason why a call in a child process returned no result.
 
     Attributes:
         reason: the reason as a value; `ENDED` if the answer was no longer needed.
@@ -140,10 +140,10 @@ def run(
 
 
 class BoundedChild:
-    """A child process for many questions, started on first use and restarted after it died.
+    """A child process for many calls, started on first use and restarted after it died.
 
-    One thread must ask all questions and outlive the child, because Linux ends a child together
-    with the thread that started it. Any thread may stop the child.
+    One thread must call `ask`, and outlive the child, because Linux ends a child together with the
+    thread that started it. Any thread may stop the child.
     """
 
     def __init__(self, limits: Limits) -> None:
@@ -195,7 +195,7 @@ class BoundedChild:
         self.drop()
 
     def drop(self) -> None:
-        """End the child; the next question starts a new one."""
+        """End the child; the next call of `ask` starts a new one."""
         with self._lock:
             child, self._child = self._child, None
         if child is not None:
@@ -413,7 +413,7 @@ def limit_memory(most_bytes: int) -> None:
 
 
 def go_last(niceness: int) -> None:
-    """Give other processes priority over this one."""
+    """Lower the priority of this process by `niceness`; has no effect on Windows."""
     if sys.platform != "win32":
         os.nice(niceness)
 

@@ -87,8 +87,10 @@ class ChildProcess:
         self.close()
 
     def stop(self) -> None:
-        """End the child at once, from any thread. The thread that reads from the pipe finds its
-        end."""
+        """End the child at once, from any thread.
+
+        A thread that reads from the pipe then finds its end.
+        """
         self._process.kill()
 
     def wait(self) -> int:

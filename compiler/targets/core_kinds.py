@@ -23,12 +23,12 @@ Processor = Mapping[str, str]
 
 @dataclass(frozen=True, slots=True)
 class CoreKind:
-    """Logical cores that are equal.
+    """A group of equal logical cores.
 
     Attributes:
         processor: identifier of the core (`DeviceFacts.processor`); "" if unknown.
-        hertz: the highest clock of the fastest of them; 0 if unknown.
-        cores: their numbers, ascending.
+        hertz: the highest clock of the fastest of these cores; 0 if unknown.
+        cores: numbers of the cores, ascending.
     """
 
     processor: str
@@ -45,7 +45,7 @@ class _Core:
 
 
 def read_processors(root: Path) -> dict[int, Processor]:
-    """The paragraphs of /proc/cpuinfo that describe a processor, by its number."""
+    """Read /proc/cpuinfo: the fields of each processor, by its number."""
     found: dict[int, Processor] = {}
     for paragraph in read_text(root / "proc/cpuinfo").split("\n\n"):
         pairs = (line.partition(":") for line in paragraph.splitlines())
@@ -113,7 +113,10 @@ def _registered(folder: Path) -> str:
 
 
 def identity(processor: Processor) -> str:
-    """The identifier of a core from its paragraph; "" if unknown."""
+    """Return the identifier of a core (`DeviceFacts.processor`) from its fields in /proc/cpuinfo.
+
+    The result is "" if they do not identify it.
+    """
     keys: Sequence[tuple[str, ...]] = (
         ("vendor_id", "cpu family", "model", "stepping"),
         ("cpu implementer", "cpu part"),
@@ -125,7 +128,7 @@ def identity(processor: Processor) -> str:
 
 
 def read_integer(path: Path) -> int:
-    """The number in a file; 0 if it holds none."""
+    """Return the number in a file; 0 if the file does not contain one."""
     text = read_text(path)
     return int(text) if text.isdecimal() and len(text) <= _LONGEST_NUMBER else 0
 
@@ -139,7 +142,7 @@ def read_text(path: Path) -> str:
 
 
 def ranges_text(cores: Collection[int]) -> str:
-    """Numbers of cores in the notation of users and Linux, such as `0-3,6`."""
+    """Return numbers of cores as text in Linux's notation, such as `0-3,6`."""
     found: list[list[int]] = []
     for core in sorted(cores):
         if found and found[-1][-1] == core - 1:

@@ -21,7 +21,7 @@ def this_device() -> DeviceFacts:
 
 
 def named_device(root: Path = Path("/"), cores: Collection[int] | None = None) -> DeviceFacts:
-    """Like `find_device`, with the name of the cores."""
+    """Return the facts of this machine, like `find_device`, with the name of its fastest cores."""
     kinds = core_kinds(root, cores)
     return replace(find_device(root, cores), core=core_label(kinds[0]) if kinds else "")
 
@@ -29,14 +29,18 @@ def named_device(root: Path = Path("/"), cores: Collection[int] | None = None) -
 def core_kinds(
     root: Path = Path("/"), cores: Collection[int] | None = None
 ) -> tuple[CoreKind, ...]:
-    """The kinds of these cores, or of those that this process may use, the fastest first."""
+    """Return the kinds of some cores, fastest first; by default, of all that this process may
+    use."""
     usable = available_cores() if cores is None else cores
     return find_kinds(root, read_processors(root), usable)
 
 
 def core_name(processor: str) -> str:
-    """The name of a core for people (`cortex-a78`): from the CPU models, from the target that
-    describes it, or from the operating system."""
+    """Return a readable name of a core (`cortex-a78`) for its identifier (`DeviceFacts.processor`).
+
+    The name is from the table of core names, or from the target that describes the core. A core
+    without either keeps its identifier.
+    """
     for family in families():
         name = family.core_names.get(processor) or family.named(processor)
         if name:
@@ -51,8 +55,10 @@ def core_label(kind: CoreKind) -> str:
 
 
 def missing_features(target: Target, facts: DeviceFacts) -> tuple[str, ...]:
-    """LLVM's names of the features that a device lacks for code of its own architecture, including
-    a vector length that it lacks."""
+    """Return the features that code for a target needs and a device lacks, by LLVM's names.
+
+    Both must have the same architecture. A missing vector length is listed too, as text.
+    """
     family = target.family
     missing = family.missing(target.cpu, target.features, facts.processor, facts.features)
     told = family.reported_features(facts.processor, facts.features)

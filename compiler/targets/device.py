@@ -45,7 +45,7 @@ class Cache:
 
 @dataclass(frozen=True, slots=True)
 class DeviceFacts(JsonValue):
-    """A machine.
+    """Facts about a machine that runs kernels.
 
     If its cores differ, `processor`, `caches`, `governor` and `core` describe the fastest kind.
 
@@ -55,15 +55,15 @@ class DeviceFacts(JsonValue):
         system: `Linux`, `Darwin`...
         cores: logical cores that this process may run on.
         physical_cores: cores of the machine without their hyper-threads.
-        memory_bytes: main memory.
+        memory_bytes: size of main memory.
         governor: the clock governor of the first core.
-        caches: of one core.
+        caches: the caches of one core.
         processor: identifier of the core as the CPU reports it: vendor, family, model and stepping
             (`GenuineIntel-6-85-4`), implementer and part (`0x41-0xd0c`), or microarchitecture,
             vendor and number (`sifive,u74-mc 0x489-0x8000000000000007`).
         features: instruction-set features that all cores have, sorted, by the operating system's
             names: `flags`, `Features` or the parts of the `isa` line of /proc/cpuinfo.
-        microcode: its revision, if the CPU has one (`0xa101148`).
+        microcode: revision of the microcode, if the CPU has one (`0xa101148`).
         core: the cores that run kernels, with their highest clock in GHz (`cortex-a76@2.4`); empty
             if unknown.
         vector_bits: length of a vector register, if the device determines it (SVE, RISC-V's V); 0
@@ -95,7 +95,7 @@ class DeviceFacts(JsonValue):
     vector_bits: _Number = 0
 
     def cache(self, level: int) -> Cache | None:
-        """The data cache of a level; None if there is no such level."""
+        """Return the data cache of a level; None if the level is missing or unknown."""
         found = (c for c in self.caches if c.level == level and c.kind != "instruction")
         return next(found, None)
 
@@ -105,13 +105,14 @@ class DeviceFacts(JsonValue):
         return found.bytes if found else 0
 
     def brief(self) -> DeviceFacts:
-        """The facts without features, which every measurement contains."""
+        """Return the facts without `features`, as every measurement contains them."""
         return replace(self, features=())
 
 
 def find_device(root: Path = Path("/"), cores: Collection[int] | None = None) -> DeviceFacts:
-    """The facts of this machine, or of some of its cores. Of its features, only those are included
-    that the system grants this process.
+    """Return the facts of this machine, or of some of its cores.
+
+    Of the features, only those are included that the system grants this process.
 
     Args:
         root: the folder that contains `proc` and `sys`.

@@ -10,8 +10,11 @@ from tilewright.compiler.targets.device import available_cores
 
 
 def granted_cores(root: Path = Path("/")) -> int:
-    """The number of cores that this process may run on, limited to the CPU time that its control
-    groups grant (Linux, both versions of them), rounded down; at least 1."""
+    """Return the number of cores that this process may keep busy, at least 1.
+
+    It is the number of cores that the process may run on, limited to the CPU time that its control
+    groups grant (Linux, both versions of them), rounded down.
+    """
     granted = float(len(available_cores()))
     for group in _control_groups(root):
         for words in (

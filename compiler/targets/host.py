@@ -39,7 +39,7 @@ def host_target() -> Target:
 
 
 def resolve_target(name: str) -> Target:
-    """The target of this name: `host`, a described one, or either with narrower vectors.
+    """Return the target of a name: `host`, a described target, or either with narrower vectors.
 
     Args:
         name: `host`, `x86-64-v4`, `host:256`, `znver4:256`...

@@ -83,7 +83,7 @@ class Target(JsonValue):
 
     @property
     def register_bits(self) -> int:
-        """The length of scalable registers that its code relies on; 0 if every device has it."""
+        """The length of scalable registers that code relies on; 0 if every device has it."""
         return self.family.register_bits(self.features, self.vector_bits)
 
     @property
@@ -98,7 +98,7 @@ class Target(JsonValue):
         return bits // 32 if bits == self.vector_bits else 1
 
     def scalar_loads(self, rows: int, vectors: int) -> float:
-        """Loads per step of a register tile that provide the scalars of its rows.
+        """Return the loads per step of a register tile that provide the scalars of its rows.
 
         If one load provides neighbours, the next scalars of a row wait in a register for unrolled
         steps. That applies to as many rows as there are registers besides sums and panels, minus
@@ -125,7 +125,7 @@ class Target(JsonValue):
         return not feature or self.has(feature)
 
     def joined(self, vectors: int) -> int:
-        """Number of neighbouring vectors, of `vectors`, that an instruction processes together."""
+        """Return how many of `vectors` neighbouring vectors an instruction processes together."""
         feature, bits = self.family.joined
         most = bits // self.vector_bits if self.has(feature) else 0
         return most if most > 0 and vectors % most == 0 else 1
@@ -136,12 +136,12 @@ class Target(JsonValue):
         return self.has(self.family.scalar_factors)
 
     def factor_registers(self, rows: int, vectors: int) -> int:
-        """Registers that a step of a register tile needs in addition to its sums and the row of a
-        panel.
+        """Return the registers that a step of a tile needs besides its sums and a panel's row.
 
-        0 if instructions take the scalar from a vector, 1 if a load broadcasts it. Otherwise
-        one for each scalar that LLVM loads ahead, at most `rows`. Without a fused
-        multiply-add, the product takes one more if there are several `vectors`.
+        The result is 0 if instructions take the scalar from outside the vector registers, 1 if a
+        load broadcasts it. Otherwise it is one for each scalar that LLVM loads ahead, at most
+        `rows`. Without a fused multiply-add, the product takes one more if there are several
+        `vectors`.
         """
         if self.multiplies_scalars:
             return 0
@@ -152,7 +152,7 @@ class Target(JsonValue):
 
     @property
     def rounds(self) -> bool:
-        """Whether instructions round floats to integers; otherwise additions do."""
+        """Whether instructions round floats to integers; otherwise code rounds by additions."""
         feature = self.family.rounding
         return feature is not None and (not feature or self.has(feature))
 
@@ -184,8 +184,10 @@ class Target(JsonValue):
         *,
         seven_bits: bool = False,
     ) -> DotInstruction | None:
-        """The best instruction that adds products of these types, in order, to `lanes` sums. With
-        `seven_bits`, it may require left elements of seven bits."""
+        """Return the best instruction that adds products of these types to `lanes` sums, or None.
+
+        With `seven_bits`, the instruction is one that requires left elements of seven bits.
+        """
         for found in self.family.dot:
             types = found.left, found.right, found.accumulator
             reaches = found.intrinsic[-1][0] >= lanes and found.seven_bits == seven_bits
@@ -195,8 +197,10 @@ class Target(JsonValue):
         return None
 
     def matrix(self, left: DType, right: DType, accumulator: DType) -> MatrixInstruction | None:
-        """The instruction that multiplies two rows of one type by two of the other, if such a pair
-        of rows is a vector of the target."""
+        """Return the instruction that multiplies two rows of one type by two rows of another.
+
+        The result is None without one, or if such a pair of rows is not a vector of the target.
+        """
         for found in self.family.matrix if self.vector_bits == MATRIX_BITS else ():
             types = found.left, found.right, found.accumulator
             if types == (left, right, accumulator) and self.has(found.feature):
@@ -210,7 +214,8 @@ class Target(JsonValue):
         return found if found is not None and self.has(found.feature) else None
 
     def tile_product(self, left: DType, right: DType, accumulator: DType) -> TileProduct | None:
-        """The instruction that multiplies registers of matrices of these types, in order."""
+        """Return the instruction that multiplies matrix registers of these types; None without
+        one."""
         for found in self.tiles.products if self.tiles is not None else ():
             types = found.left, found.right, found.accumulator
             if types == (left, right, accumulator) and self.has(found.feature):
@@ -227,7 +232,7 @@ class Target(JsonValue):
 
     @property
     def takes_elements(self) -> bool:
-        """Whether broadcast groups are multiplied element by element."""
+        """Whether broadcast groups of narrow integers are multiplied element by element."""
         return self.widening is not None and not self.widening.intrinsic
 
     @property
@@ -238,11 +243,11 @@ class Target(JsonValue):
         return any(self.dot(x, y, DType.INT32, lanes) for x in both for y in both)
 
     def factor(self, stored: DType) -> DType | None:
-        """The type in which stored integers are multiplied.
+        """Return the type in which stored integers are multiplied; None if floats are as fast.
 
         Bytes are multiplied by int8 bytes: in their own type if an instruction takes that, or if
         none takes the other type. 16-bit integers are multiplied as int16; None if no instruction
-        adds such products to a sum, so that floats are as fast.
+        adds such products to a sum.
         """
         if stored in (DType.UINT16, DType.INT16):
             pair = self.dot(DType.INT16, DType.INT16, DType.INT32, self.lanes(DType.INT32))
@@ -259,7 +264,7 @@ class Target(JsonValue):
 
     @property
     def lookup(self) -> ByteLookup | None:
-        """The instruction that looks up vectors of bytes in half a table of 256."""
+        """The instruction that looks up bytes in half a table of 256; None without one."""
         for found in self.family.lookup:
             if self.has(found.feature) and self.vector_bits >= 8 * found.bytes:
                 return found

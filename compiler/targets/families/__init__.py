@@ -27,7 +27,7 @@ class CoreModel:
 
     Attributes:
         fma_units: pipes of fused multiply-adds, each `fma_bits` wide; a wider vector takes several
-            passes. Likewise `load_units` and `store_units`.
+            passes. `load_units` and `store_units` are the pipes of loads and stores.
         fma_latency: cycles until a sum can be added to again.
         narrow_loads: loads of single elements per cycle, including broadcasts to a vector.
         reorder_buffer: operations in flight; 0 for an in-order core.
@@ -36,14 +36,15 @@ class CoreModel:
             these.
         level1_ways: associativity of the first level.
         bytes_per_cycle: bandwidth of second level, third level and memory for one core.
-        tile_cycles: to start and end a register tile that has loops: a mispredicted loop end, a
-            drained pipe. `written_out_cycles` is the same for a tile without loops.
-        iteration_cycles: of a run-time loop around the innermost points; most of it overlaps with
-            the multiply-adds.
-        extremum_latency: of a maximum, in multiply-adds: a comparison and a selection.
-        ending_cycles: latency of an operation at the end of a sum.
-        spill_cycles: to store a vector to the stack and load it again.
-        set_miss_cycles: delay of a load for each row beyond the ways of its set, plus two more.
+        tile_cycles: cycles to start and end a register tile that has loops: a mispredicted loop
+            end, a drained pipe. `written_out_cycles` is the same for a tile without loops.
+        iteration_cycles: cycles of an iteration of the run-time loop around the innermost points;
+            most of its work overlaps with the multiply-adds.
+        extremum_latency: latency of a maximum, in multiply-adds: a comparison and a selection.
+        ending_cycles: latency in cycles of each operation at the end of a sum.
+        spill_cycles: cycles to store a vector to the stack and load it again.
+        set_miss_cycles: delay of a load in cycles for each row beyond the ways of its set, plus two
+            more.
         panel_bytes: the largest panel of weights that is assumed to stay in the first level while
             tiles of rows pass. On a core of 48 KiB, 48 instead of 32 led to tiles 8 % slower.
         crossing_load: additional cost, in loads, of a vector that crosses a cache line;
@@ -94,8 +95,11 @@ class CoreModel:
     sums_share: float = 0.62
 
     def narrowed(self, vector_bits: int) -> CoreModel:
-        """The same core running code for narrower vectors: wider pipes do the same number of
-        operations, and fewer products fit into the time in which a weight arrives."""
+        """Return the model of the same core when its code uses narrower vectors.
+
+        Wider pipes do the same number of operations, and fewer products fit into the time in which
+        a weight arrives.
+        """
         if self.fma_bits <= vector_bits:
             return self
         macs = self.weight_macs * vector_bits / self.fma_bits
@@ -109,37 +113,39 @@ class CoreModel:
 
     @property
     def set_stride(self) -> int:
-        """Addresses that differ by this number of bytes belong to the same set of the first-level
+        """The distance in bytes of addresses that belong to the same set of the first-level
         cache."""
         return self.cache_bytes[0] // self.level1_ways
 
     @property
     def kept_bytes(self) -> int:
-        """Bytes of one kind of data that stay in the second-level cache next to others: half of
-        it."""
+        """Bytes of one kind of data that stay in the second-level cache next to others: half."""
         return self.cache_bytes[1] // 2
 
     @property
     def reread_bytes(self) -> int:
-        """Bytes that can be read repeatedly at little cost: twice the second level, if the third
-        level holds that."""
+        """Bytes that can be read repeatedly at little cost.
+
+        The result is twice the second level, if the third level holds that.
+        """
         return min(2 * self.cache_bytes[1], self.cache_bytes[2])
 
 
 @dataclass(frozen=True, slots=True)
 class DotInstruction:
-    """`accumulator + sum(left[i] * right[i])` over groups of narrow elements.
+    """An instruction `accumulator + sum(left[i] * right[i])` over groups of narrow elements.
 
     Operands are vectors of 32-bit elements, each 4 bytes or 2 adjacent elements of 16 bits.
 
     Attributes:
-        feature: the LLVM feature that has it; "": every target does.
+        feature: the LLVM feature that has the instruction; "" if every target of the family does.
         operand: the element type of the intrinsic's operands.
-        intrinsic: number of accumulators -> LLVM's name, ascending.
+        intrinsic: pairs of a number of accumulators and LLVM's name of the intrinsic, ascending.
         accumulates: whether the intrinsic takes the accumulator, before its operands; if not, its
             sums are added to it.
-        reversed: whether it takes the operands in the opposite order, the accumulator last.
-        seven_bits: whether it requires `left` elements whose eighth bit is clear.
+        reversed: whether the intrinsic takes the operands in the opposite order, the accumulator
+            last.
+        seven_bits: whether the instruction requires `left` elements whose eighth bit is clear.
     """
 
     feature: str
@@ -159,13 +165,13 @@ MATRIX_BITS = 128
 
 @dataclass(frozen=True, slots=True)
 class WideningProduct:
-    """`int32(left[i]) * int32(right[i])` of vectors of int16, by a widening multiply instruction.
+    """A widening multiply instruction: `int32(left[i]) * int32(right[i])` of vectors of int16.
 
     Attributes:
         feature: the LLVM feature that has it; "" if every target of the family does.
-        intrinsic: LLVM's name; "" if LLVM matches a product of widened operands, of which one
-            factor may be a scalar loaded alone.
-        lanes: of the intrinsic; 0: any.
+        intrinsic: LLVM's name; "" if LLVM selects the instruction for a product of widened
+            operands, of which one factor may be a scalar loaded alone.
+        lanes: number of lanes of the intrinsic; 0 for any number.
     """
 
     feature: str = ""
@@ -175,14 +181,14 @@ class WideningProduct:
 
 @dataclass(frozen=True, slots=True)
 class MatrixInstruction:
-    """`sums[i, j] += sum(left[i, k] * right[j, k])`: matrices of two rows each in one vector.
+    """An instruction `sums[i, j] += sum(left[i, k] * right[j, k])` on small matrices.
 
-    The rows of `left` and of `right` are 8 bytes of narrow elements. The four sums have 32 bits
-    each; those of the first row of `left` come first.
+    Each matrix is one vector with two rows. The rows of `left` and of `right` are 8 bytes of narrow
+    elements. The four sums have 32 bits each; those of the first row of `left` come first.
 
     Attributes:
-        feature: the LLVM feature that has it.
-        intrinsic: LLVM's name; it takes the sums, then the operands.
+        feature: the LLVM feature that has the instruction.
+        intrinsic: LLVM's name of the intrinsic, which takes the sums, then the operands.
     """
 
     feature: str
@@ -194,14 +200,15 @@ class MatrixInstruction:
 
 @dataclass(frozen=True, slots=True)
 class TileProduct:
-    """`sums[i, j] += sum(left[i, k] * right[k, j])` over registers that hold matrices.
+    """An instruction `sums[i, j] += sum(left[i, k] * right[k, j])` on registers that hold matrices.
 
     A row of `right` has, for each sum, the elements that match four bytes of a row of `left`,
     adjacent to each other.
 
     Attributes:
-        feature: the LLVM feature that has it.
-        intrinsic: LLVM's name; it takes the numbers of three registers: sums, left, right.
+        feature: the LLVM feature that has the instruction.
+        intrinsic: LLVM's name of the intrinsic, which takes the numbers of three registers: sums,
+            left, right.
     """
 
     feature: str
@@ -216,15 +223,18 @@ class TileRegisters:
     """Registers that hold matrices, and LLVM's intrinsics for them.
 
     Attributes:
-        feature: the LLVM feature that has them.
-        count, rows, row_bytes: number of registers, and the maximum size of each.
+        feature: the LLVM feature that has the registers.
+        count: number of registers.
+        rows, row_bytes: maximum size of each register.
         row_cycles: cycles until the core takes the next row of a left factor.
         latency: cycles until a product can be added to again.
-        shapes: rows, and bytes per row, of each register in use -> the data that `configure` reads.
-        configure: takes a pointer to the shapes. It sets every register to zero.
-        release: ends the use of the registers.
-        zero: takes a register's number.
-        load, store: take a register's number, a pointer, and the bytes from one row to the next.
+        shapes: from the rows, and the bytes per row, of each register in use, returns the data that
+            `configure` reads.
+        configure: the intrinsic that takes a pointer to the shapes and sets every register to zero.
+        release: the intrinsic that ends the use of the registers.
+        zero: the intrinsic that clears the register of a number.
+        load, store: the intrinsics that take a register's number, a pointer, and the bytes from one
+            row to the next.
         products: the multiply instructions.
     """
 
@@ -247,7 +257,7 @@ class TileRegisters:
 class LaneIntrinsic:
     """An LLVM intrinsic that applies one operation to every lane of a float32 vector.
 
-    `constants` are further arguments after the operands: type and value of each.
+    `constants` are the type and value of each further argument after the operands.
     """
 
     feature: str
@@ -258,9 +268,10 @@ class LaneIntrinsic:
 
 @dataclass(frozen=True, slots=True)
 class ByteLookup:
-    """An LLVM intrinsic `name(left, positions, right)` on vectors of bytes.
+    """An LLVM intrinsic `name(left, positions, right)` that looks up bytes in two tables.
 
-    The low bits of each byte of `positions` select one of the bytes of both tables.
+    The tables `left` and `right` are vectors of bytes. The low bits of each byte of `positions`
+    select a byte of both tables together.
     """
 
     feature: str
@@ -277,12 +288,18 @@ _NEVER = re.compile(r"(?!)")
 
 @dataclass(frozen=True, slots=True)
 class AssemblySyntax:
-    """LLVM's assembly syntax for vector registers, the stack, stores and fused operations.
+    """Patterns of LLVM's assembly text, by which the instructions of a kernel are counted.
 
-    `vector`, `stack`, `frame` and `store_operands` are searched in an instruction's operands, `fma`
-    and `store_name` in its name. `frame` applies to functions that have a line of `frame_setup`.
-    `register` finds a vector register by any of its names: its `kind` and `number`. `parts` gives
-    the number of consecutive registers of a kind that lie in one register.
+    Attributes:
+        vector: matches vector registers in an instruction's operands.
+        stack: matches an address on the stack in the operands.
+        frame: like `stack`, in functions that have a line of `frame_setup`.
+        frame_setup: matches the line that sets up a frame pointer.
+        store_operands: matches the operands of a store.
+        store_name: matches the name of a store.
+        register: finds a vector register by any of its names: its `kind` and `number`.
+        parts: by kind, the number of consecutive registers of the kind that are in one register.
+        fma: matches the names of fused multiply-adds.
     """
 
     vector: re.Pattern[str] = _NEVER
@@ -298,7 +315,12 @@ class AssemblySyntax:
 
 @dataclass(frozen=True, slots=True)
 class StackScan:
-    """Positions of instructions that access the stack, ascending; first and last byte of loops."""
+    """Accesses to the stack that a scan of object code found.
+
+    Attributes:
+        accesses: positions of the instructions that access the stack, ascending.
+        loops: first and last byte of each loop.
+    """
 
     accesses: list[int]
     loops: list[tuple[int, int]]
@@ -313,47 +335,50 @@ class Family:
         machines: operating systems' names of the architecture, in lower case.
         targets: the described targets.
         baselines: names of targets that describe no single CPU, the weakest first.
-        processors: pattern of `DeviceFacts.processor` -> the target that describes the CPU.
-        core_names: `DeviceFacts.processor` -> the name of the core, for people; `processors` has
-            the names of LLVM's scheduling models.
-        linux_features: LLVM's names of features -> Linux' names in /proc/cpuinfo; "" if Linux has
+        processors: for each pattern of `DeviceFacts.processor`, the target that describes the CPU.
+        core_names: for each `DeviceFacts.processor`, the name of the core, for people; `processors`
+            has the names of LLVM's scheduling models.
+        linux_features: for LLVM's names of features, Linux' names in /proc/cpuinfo; "" if Linux has
             none. Missing features cannot be detected, or do not change kernels.
-        known_features: name of a target -> features that its CPUs have and Linux does not report.
-        implied_features: name of an LLVM CPU -> features that it enables in addition to a target's.
+        known_features: for the name of a target, features that its CPUs have and Linux does not
+            report.
+        implied_features: for the name of an LLVM CPU, features that it enables in addition to a
+            target's.
         core: the model of a core that `cores` does not list; `cores` has models by LLVM's name of
             the CPU.
-        detect: the host as a target from LLVM's triple, CPU and features (True: present); None if
-            LLVM reports less than Linux does.
+        detect: returns the host as a target, from LLVM's triple, CPU and features (True: present);
+            None if LLVM reports less than Linux does.
         dot: instructions that add products of narrow elements, the best first.
         matrix: instructions that multiply small matrices of narrow elements.
         tiles: registers that hold matrices, and their multiply instructions; None without them.
         scale: intrinsics for `x * 2**n`.
-        conversions: 16-bit floats -> the feature whose instructions convert vectors of them to
-            float32 and back ("": every target has them); integer arithmetic converts the others.
-        fused: 16-bit floats -> the feature that multiplies and adds vectors of them with one
-            rounding; the others are computed in float32.
+        conversions: for each 16-bit float type, the feature whose instructions convert vectors of
+            it to float32 and back ("" if every target has them); integer arithmetic converts the
+            other types.
+        fused: for each 16-bit float type, the feature that multiplies and adds vectors of it with
+            one rounding; the other types are computed in float32.
         masked: features that load and store vectors under a run-time mask, with the minimum bytes
             of an element.
-        syntax: of assembly text.
+        syntax: patterns of the assembly text.
         scan_stack: finds accesses to the stack in object code; None if not implemented.
         granted: features, by LLVM's names, that a process may use only after the system grants
             them.
-        ask: requests them from the system; returns whether it grants them. False if the CPU lacks
-            them.
+        ask: requests the granted features from the system, and returns whether it grants them. The
+            result is False if the CPU lacks them.
         elf_machine: `e_machine` of an ELF header; 0 if objects are not ELF.
         code_level: LLVM's optimisation level for code generation. 1 omits the scheduler after
             register allocation, which out-of-order cores do not need.
         relocation: LLVM's relocation model.
-        pointer_bytes: of an address.
+        pointer_bytes: size of an address.
         rounding: the feature whose instructions round floats to integers; None without such
             instructions.
-        scalable: features whose register length the device determines -> the minimum bits that they
-            guarantee; 0: those of the target's vectors. Every device has 128.
+        scalable: for features whose register length the device determines, the minimum bits that
+            they guarantee; 0 stands for the bits of the target's vectors. Every device has 128.
         lane_factor_bits: width of vectors that instructions multiply by one lane of another; 0
             without such instructions.
         lone_factors: the feature whose multiply-adds take one element of memory, or a scalar, for
-            all lanes; "": every target has them.
-        scalars_ahead: the feature that loads a number into all lanes ("": every target does), and
+            all lanes; "" if every target has them.
+        scalars_ahead: the feature that loads a number into all lanes ("" if every target does), and
             the number of scalars that LLVM loads ahead without it, each in a register until it is
             broadcast.
         pointer_reach: offset in bytes that a load can add to a pointer at no cost, or a load of two
@@ -376,10 +401,10 @@ class Family:
             these to uint8, all with saturation; None without them.
         joined: the feature whose instructions work on several vectors together, and the maximum
             number of bits: neighbouring vectors of a tile share scalars, addresses and branches.
-        scalar_factors: the feature that multiplies vectors by scalars in separate registers; "": no
-            target has it.
+        scalar_factors: the feature that multiplies vectors by scalars in separate registers; "" if
+            no target has it.
         nearest: the feature that rounds a vector of floats to the nearest integers as it converts
-            it, and whose extrema prefer a number to NaN; "": no instruction does.
+            it, and whose extrema prefer a number to NaN; "" if no instruction does.
         widening: the multiplication of int16 in int32; None if widening first is as fast.
         splits_pairs: whether an instruction builds a vector from every second element of two
             others.
@@ -438,22 +463,25 @@ class Family:
     saturates: bool = True
 
     def named(self, processor: str) -> str:
-        """The target that describes a CPU (`DeviceFacts.processor`); "" if no target does."""
+        """Return the name of the target that describes a CPU; "" if no target does.
+
+        `processor` is that of `DeviceFacts`.
+        """
         found = (name for text, name in self.processors.items() if re.search(text, processor))
         return next(found, "")
 
     def reported_features(self, processor: str, linux_names: Iterable[str]) -> frozenset[str]:
-        """LLVM's names of the features that a CPU has, according to Linux and to its name."""
+        """Return a CPU's features by LLVM's names, as known from Linux and the CPU's name."""
         present = frozenset(linux_names)
         found = {ours for ours, theirs in self.linux_features.items() if theirs in present}
         return frozenset({*found, *self.known_features.get(self.named(processor), ())})
 
     def register_bits(self, switches: Iterable[str], vector_bits: int) -> int:
-        """The length of scalable registers that code relies on; 0 if every device has it.
+        """Return the length of scalable registers that code relies on; 0 if every device has it.
 
         Args:
-            switches: in LLVM's notation ("+sve", "-gfni").
-            vector_bits: of the code's vectors.
+            switches: the features of the code, in LLVM's notation ("+sve", "-gfni").
+            vector_bits: width of the code's vectors.
         """
         asked = {switch[1:] for switch in switches if switch.startswith("+")}
         promised = (least or vector_bits for name, least in self.scalable.items() if name in asked)
@@ -461,7 +489,7 @@ class Family:
         return longest if longest > LEAST_SCALABLE_BITS else 0
 
     def refused(self, features: Collection[str]) -> frozenset[str]:
-        """Those of these features, by LLVM's names, that the system does not grant this process."""
+        """Return the features, among these, that the system does not grant this process."""
         asked = frozenset(features) & {*self.granted}
         return frozenset() if not asked or (self.ask is not None and self.ask()) else asked
 
@@ -490,7 +518,7 @@ class Family:
 
 
 def switches(features: Mapping[str, bool]) -> tuple[str, ...]:
-    """Detected features as LLVM's switches, sorted; absent ones are disabled explicitly.
+    """Return detected features as LLVM's switches, sorted; absent ones are disabled explicitly.
 
     A hypervisor may hide an instruction set that the CPU's name implies.
     """
@@ -506,8 +534,10 @@ def families() -> tuple[Family, ...]:
 
 @cache
 def family_of(machine: str) -> Family | None:
-    """The family of an architecture, by an operating system's name for it or LLVM's; None if no
-    module describes it."""
+    """Return the family of an architecture, by an operating system's name for it or by LLVM's.
+
+    The result is None if no module describes the architecture.
+    """
     name = machine.lower()
     found = (family for family in families() if name in (family.name, *family.machines))
     return next(found, None)
