@@ -259,7 +259,9 @@ def compile_whole(
 
 
 def reading(model: ModelSource, options: CompileOptions) -> list[ReadModel]:
-    """Read a model and return its message in a list of one, which `compile_read` takes it out of.
+    """Read a model, and return its message in a list of one element.
+
+    `compile_read` takes the message out of the list, so that its memory can be freed.
 
     Raises:
         CompilerError: if an option is impossible, or the model cannot be read.

@@ -238,7 +238,7 @@ class Const(Expr):
 
 @dataclass(frozen=True, slots=True)
 class IndexValue(Expr):
-    """An index as a number: ranges, causal masks."""
+    """The value of an index as a number of the given type, as in ranges and causal masks."""
 
     index: Affine
     type: DType = DType.INT64
@@ -323,7 +323,10 @@ class Op(Composite):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Cast(Composite):
-    """Conversion as in C (floats to integers truncate); to bool: is not zero."""
+    """A conversion to another type, as in C: floats to integers truncate.
+
+    A conversion to bool tests whether the value is not zero.
+    """
 
     value: Expr
     type: DType

@@ -46,8 +46,8 @@ def of_two_sources(
 ) -> str | None:
     """Emit a product of two `ByteSource`s as a product of bytes, and return its value.
 
-    The result is None if the node is not such a product. `scaled` selects products whose factors
-    both have scales, or both none.
+    The result is None if the node is not such a product. If `scaled`, both factors must have a
+    scale; otherwise neither may have one.
     """
     if node.op != "matmul" or len(node.inputs) > 2 or node.attr("accumulator") is not None:
         return None

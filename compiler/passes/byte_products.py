@@ -54,15 +54,16 @@ _LEAST_GROUP = 16
 
 
 def byte_products(graph: Graph, factor: ByteFactor = unsigned) -> Graph:
-    """Replace products of int32 values that were widened from bytes by products of the bytes."""
+    """Replace products of int32 values that were widened by products of the stored narrow
+    integers."""
     return rewrite(graph, partial(of_bytes, scaled=False, factor=factor))
 
 
 def of_bytes(rewriter: Rewriter, node: Node, *, scaled: bool, factor: ByteFactor) -> str | None:
-    """Emit a product of a `ByteSource` and a constant weight as a product of bytes.
+    """Emit a product of a `ByteSource` and a constant weight as a product of narrow integers.
 
-    Return its value, or None if the node is not such a product. `scaled` selects products whose
-    factors both have scales, or both none.
+    Return its value, or None if the node is not such a product. If `scaled`, both factors must have
+    a scale; otherwise neither may have one.
     """
     if node.op not in ("matmul", "gemm", "conv") or node.attr("accumulator") is not None:
         return None

@@ -222,8 +222,9 @@ def transposed(weight: Weight, order: tuple[int, ...]) -> Weight:
 def as_factor(rewriter: Rewriter, source: ByteSource, factor: ByteFactor) -> ByteSource:
     """Convert a source to the type that the target multiplies, without a change of its numbers.
 
-    If the signedness differs, the stored integers and the zero point are shifted by 128. Shifted
-    bytes wrap around; the zero point is an int32, which does not.
+    If the signedness differs, the stored integers and the zero point are shifted by half the range
+    of the type: 128 for bytes. Shifted integers wrap around; the zero point is an int32, which does
+    not.
     """
     stored = rewriter.type(source.value).dtype
     wanted = factor(stored)

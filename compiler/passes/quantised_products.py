@@ -22,5 +22,6 @@ from tilewright.compiler.passes.rewrite import rewrite
 
 
 def quantised_products(graph: Graph, factor: ByteFactor = unsigned) -> Graph:
-    """Replace products of dequantised values and weights by scaled products of their bytes."""
+    """Replace products of dequantised values and weights by scaled products of the stored
+    integers."""
     return rewrite(graph, partial(of_bytes, scaled=True, factor=factor))

@@ -114,7 +114,7 @@ def piece_of(workload: Workload, box: Box) -> RangePiece:
 
 
 def boxes(workload: Workload) -> tuple[Box, ...]:
-    """The parts of a workload's sizes, smallest first; a single part if it is not divided.
+    """Divide the sizes of a workload into boxes, smallest first; a workload may have a single box.
 
     The longest range is divided at all split points, others only after one, while there are few
     pieces.

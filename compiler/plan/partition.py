@@ -87,7 +87,10 @@ def _planned(graph: Graph, lanes: int, assign: Assign, choice: GraphChoice) -> G
 
 
 def fused(graph: Graph, choice: GraphChoice = RULE) -> tuple[Graph, tuple[Group, ...]]:
-    """A graph ready for partition, and its groups, to which layouts are assigned."""
+    """Return a graph that is prepared for partition, and its groups.
+
+    Layouts are assigned to these groups afterwards.
+    """
     prepared = separate_outputs(narrow_values(narrow_concats(dead_code(graph))))
     return prepared, fuse(prepared, choice.kept)
 

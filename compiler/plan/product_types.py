@@ -1,5 +1,5 @@
-"""The types in which a model's products are computed, and why some of a quantised model are
-floats."""
+"""The types in which a model's products are computed, and why a quantised model has float
+products."""
 
 from __future__ import annotations
 

@@ -75,8 +75,8 @@ class StackedMemory:
     ) -> MemoryPlan:
         """Return a memory plan with the buffers at the given offsets, in an arena of `arena` bytes.
 
-        `number` converts each byte offset in a buffer. Bodies share the arena: each starts where it
-        does.
+        `number` converts each byte offset in a buffer to the form of the offsets. Bodies share the
+        arena: each starts where it does.
         """
         shared = {
             step: (*((0,) if step in self.bodies else ()), *(offsets[n] for n in numbers))

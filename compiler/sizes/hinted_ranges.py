@@ -129,7 +129,7 @@ def size_choices(name: str, listed: Iterable[int | str]) -> tuple[int | str, ...
 
     Raises:
         InvalidArgumentError: if an entry is malformed or 0, there are two ranges, or hints without
-            a range stand next to sizes. The message names the dimension.
+            a range are listed together with sizes. The message names the dimension.
     """
     ranges = [as_hinted(name, given) for given in listed]
     if any(each.dimension is not None and each.dimension.high == 0 for each in ranges):

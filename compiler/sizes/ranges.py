@@ -121,14 +121,13 @@ def within_defaults(
     attempt: Callable[[Mapping[str, Dimension]], T],
     empty: Collection[str] = (),
 ) -> T:
-    """The result of `attempt` for the default ranges of dimensions, narrowed until its conditions
-    are decided.
+    """Call `attempt` with the default ranges, narrowed until its conditions are decided.
 
-    A model whose table has 512 positions requires a sequence not to be longer, so that the range is
-    limited to 512. If a model halves and doubles its images, the range is limited to even extents.
-    Dimensions that may be `empty` begin at 0, if that can be decided. The answer that leaves the
-    most sizes is tried first. If the model is invalid with it, the next one is tried: 64 reflected
-    samples require a length of at least 65.
+    Return its result. A model whose table has 512 positions requires a sequence not to be longer,
+    so that the range is limited to 512. If a model halves and doubles its images, the range is
+    limited to even extents. Dimensions that may be `empty` begin at 0, if that can be decided. The
+    answer that leaves the most sizes is tried first. If the model is invalid with it, the next one
+    is tried: 64 reflected samples require a length of at least 65.
 
     Raises:
         DynamicSizeError: if no narrower ranges decide a condition; of several conditions, the last

@@ -199,7 +199,8 @@ class Target(JsonValue):
     def matrix(self, left: DType, right: DType, accumulator: DType) -> MatrixInstruction | None:
         """Return the instruction that multiplies two rows of one type by two rows of another.
 
-        The result is None without one, or if such a pair of rows is not a vector of the target.
+        The result is None if there is no such instruction, or if two rows are not a vector of the
+        target.
         """
         for found in self.family.matrix if self.vector_bits == MATRIX_BITS else ():
             types = found.left, found.right, found.accumulator

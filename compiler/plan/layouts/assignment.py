@@ -40,9 +40,11 @@ def assign_layouts(
     *,
     weight_macs: float = WEIGHT_MACS,
 ) -> tuple[LayoutChoice, ...]:
-    """One choice for each group, in order: the given layouts, and the cheapest for all others.
+    """Choose the layouts of each group, in order: those in `choice`, and the cheapest for all
+    others.
 
-    `weight_macs` is the core's (`compiler.targets.families.CoreModel`).
+    `weight_macs` is the property of that name of the target's core
+    (`compiler.targets.families.CoreModel`).
 
     Raises:
         InvalidArgumentError: if `choice` has layouts that are not among a group's options.
@@ -83,14 +85,16 @@ class Assignment:
             self._connect(value, makers.get(value), readers)
 
     def solve(self) -> list[int]:
-        """The number of the chosen option of each group."""
+        """Return the number of the cheapest option of each group, chosen for all groups
+        together."""
         return self._problem.solve()[: len(self._groups)]
 
     def choices(self, numbers: Sequence[int]) -> tuple[LayoutChoice, ...]:
         return tuple(o[n].choice for o, n in zip(self.options, numbers, strict=True))
 
     def total(self, numbers: Sequence[int]) -> float:
-        """The total cost of these options: all kernels, and each copy once."""
+        """Return the total cost of one option per group, given by number: all kernels, and each
+        copy once."""
         total = sum(
             self._own(group, options[number])
             for group, (options, number) in enumerate(zip(self.options, numbers, strict=True))

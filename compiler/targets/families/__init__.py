@@ -465,7 +465,7 @@ class Family:
     def named(self, processor: str) -> str:
         """Return the name of the target that describes a CPU; "" if no target does.
 
-        `processor` is that of `DeviceFacts`.
+        `processor` identifies the CPU, as in `DeviceFacts`.
         """
         found = (name for text, name in self.processors.items() if re.search(text, processor))
         return next(found, "")
@@ -489,7 +489,8 @@ class Family:
         return longest if longest > LEAST_SCALABLE_BITS else 0
 
     def refused(self, features: Collection[str]) -> frozenset[str]:
-        """Return the features, among these, that the system does not grant this process."""
+        """Return the elements of `features`, by LLVM's names, that the system denies this
+        process."""
         asked = frozenset(features) & {*self.granted}
         return frozenset() if not asked or (self.ask is not None and self.ask()) else asked
 
