@@ -10,7 +10,10 @@ from tilewright.compiler.sizes import is_dynamic
 
 
 def ints(attrs: Attrs, key: str, default: tuple[int, ...] | None = None) -> tuple[int, ...]:
-    """A tuple of integers; raises InvalidModelError if it is missing and has no default."""
+    """Return the attribute `key` as a tuple of integers, or `default` if it is missing.
+
+    Raises InvalidModelError if it has another type, or is missing without a default.
+    """
     value = attr(attrs, key)
     if value is None and default is not None:
         return default
@@ -20,7 +23,10 @@ def ints(attrs: Attrs, key: str, default: tuple[int, ...] | None = None) -> tupl
 
 
 def integer(attrs: Attrs, key: str, default: int | None = None) -> int:
-    """An integer; raises InvalidModelError if it is missing and has no default."""
+    """Return the integer attribute `key`, or `default` if it is missing.
+
+    Raises InvalidModelError if it has another type, or is missing without a default.
+    """
     value = attr(attrs, key, default)
     if is_dynamic(value):
         return value
@@ -30,7 +36,10 @@ def integer(attrs: Attrs, key: str, default: int | None = None) -> int:
 
 
 def number(attrs: Attrs, key: str, default: float | None = None) -> float:
-    """A number; raises InvalidModelError if it is missing and has no default."""
+    """Return the attribute `key` as a float, or `default` if it is missing.
+
+    Raises InvalidModelError if it is not a number, or is missing without a default.
+    """
     value = attr(attrs, key, default)
     if not isinstance(value, int | float):
         raise InvalidModelError(f"attribute '{key}' is not a number")
@@ -38,7 +47,10 @@ def number(attrs: Attrs, key: str, default: float | None = None) -> float:
 
 
 def optional(attrs: Attrs, key: str) -> float | None:
-    """A number, or None if it is missing; an integer stays an integer, exact at any size."""
+    """Return the numeric attribute `key`, or None if it is missing.
+
+    An integer is returned as an int, so that large values stay exact.
+    """
     value = attr(attrs, key)
     if value is not None and not isinstance(value, int | float):
         raise InvalidModelError(f"attribute '{key}' is not a number")
@@ -46,7 +58,10 @@ def optional(attrs: Attrs, key: str) -> float | None:
 
 
 def word(attrs: Attrs, key: str, default: str | None = None) -> str:
-    """A string; raises InvalidModelError if it is missing and has no default."""
+    """Return the string attribute `key`, or `default` if it is missing.
+
+    Raises InvalidModelError if it has another type, or is missing without a default.
+    """
     value = attr(attrs, key, default)
     if not isinstance(value, str):
         raise InvalidModelError(f"attribute '{key}' is not a string")
@@ -54,16 +69,18 @@ def word(attrs: Attrs, key: str, default: str | None = None) -> str:
 
 
 def axis_of(attrs: Attrs, rank: int, default: int | None = None) -> int:
-    """The attribute `axis` as a dimension in [0, rank); negative ones count from the end."""
+    """Return the attribute `axis` as a dimension in [0, rank); a negative one counts from the
+    end.
+    """
     return dimension(integer(attrs, "axis", default), rank)
 
 
 def dimension(axis: int, rank: int) -> int:
-    """A dimension in [0, rank); negative ones count from the end.
+    """Convert an axis to a dimension in [0, rank); a negative axis counts from the end.
 
     Raises:
-        InvalidModelError: if it is out of range.
-        DynamicSizeError: if it is dynamic.
+        InvalidModelError: if the axis is out of range.
+        DynamicSizeError: if the axis is a dynamic size.
     """
     if not -rank <= axis < rank:
         raise InvalidModelError(f"axis {axis} is out of range for rank {rank}")
@@ -71,10 +88,10 @@ def dimension(axis: int, rank: int) -> int:
 
 
 def dimensions(axes: tuple[int, ...], rank: int) -> tuple[int, ...]:
-    """Distinct dimensions in [0, rank), sorted.
+    """Convert axes to distinct dimensions in [0, rank), sorted.
 
     Raises:
-        InvalidModelError: if one is out of range or named twice.
+        InvalidModelError: if an axis is out of range or occurs twice.
     """
     found = sorted(dimension(axis, rank) for axis in axes)
     if len(set(found)) != len(found):

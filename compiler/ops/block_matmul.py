@@ -44,14 +44,17 @@ _EACH_BYTE = 0x01010101
 
 @dataclass(frozen=True, slots=True)
 class Packing:
-    """The packing of weights in words: their bits, and the elements per block."""
+    """The storage format of packed weights: `bits` per element, and `block` elements per scale."""
 
     bits: int
     block: int
 
     @classmethod
     def of(cls, attrs: Attrs) -> Packing:
-        """The packing of a node; raises InvalidModelError if `checked` raises ValueError."""
+        """Read the packing from the attributes `bits` and `block` of a node.
+
+        Raises InvalidModelError where `checked` raises ValueError.
+        """
         try:
             return cls.checked(integer(attrs, "bits"), integer(attrs, "block"))
         except ValueError as error:
@@ -59,7 +62,7 @@ class Packing:
 
     @classmethod
     def checked(cls, bits: int, block: int) -> Packing:
-        """The packing; raises ValueError if kernels do not support it."""
+        """Build a packing; raises ValueError if the kernels do not support these numbers."""
         if bits not in BITS:
             raise ValueError(f"weights of {bits} bits, not 2, 4 or 8")
         if block < LEAST_BLOCK or block & (block - 1):
@@ -68,17 +71,17 @@ class Packing:
 
     @property
     def word(self) -> int:
-        """Elements per word."""
+        """Number of elements in one uint32 word."""
         return 32 // self.bits
 
     @property
     def chunk(self) -> int:
-        """Consecutive elements of a quantised x that share a scale."""
+        """Number of consecutive elements of a quantised `x` that share one scale."""
         return min(self.block, _CHUNK)
 
     @property
     def middle(self) -> int:
-        """The default zero point."""
+        """The zero point of weights without a zero-point operand."""
         return 1 << (self.bits - 1)
 
     @property
@@ -113,7 +116,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Operands(Generic[T]):
-    """The operands by name; None for absent operands."""
+    """The operands of a block product by name; `zero`, `x_scale` and `x_sum` are None if absent."""
 
     x: T
     weight: T
@@ -124,7 +127,7 @@ class Operands(Generic[T]):
 
     @classmethod
     def of(cls, items: Sequence[T], types: Sequence[TensorType]) -> Operands[T]:
-        """The operands of a node; raises InvalidModelError if their number is wrong."""
+        """Name the operands of a node; raises InvalidModelError if their number is wrong."""
         extra = 2 if types and types[0].dtype is DType.INT32 else 0
         operand_count(types, 3 + extra, 4 + extra)
         x_scale, x_sum = items[1:3] if extra else (None, None)

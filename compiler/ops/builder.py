@@ -37,8 +37,10 @@ SMALL_BYTES = 1 << 12
 
 @dataclass(frozen=True, slots=True)
 class Trim:
-    """A value that consists of the first `count` (a value too) positions of `source` along
-    `axis`."""
+    """A trimmed value: the first `count` positions of `source` along `axis`.
+
+    `source` and `count` name values of the graph. The run computes `count`.
+    """
 
     source: str
     count: str
@@ -113,7 +115,7 @@ class GraphBuilder:
         return name
 
     def numbers(self, array: np.ndarray, dtype: DType, hint: str) -> str:
-        """Add an array of integers, some of which may be dynamic sizes."""
+        """Add an array of integers, some of which may be dynamic sizes. Return its name."""
         known = size_arithmetic.numbers(array, dtype)
         if known is not None:
             return self.constant(known, hint, dtype)
@@ -193,13 +195,16 @@ class GraphBuilder:
             self._nodes |= others
 
     def sequence(self, values: Sequence[str]) -> str:
-        """A name for a sequence of these values."""
+        """Register a sequence of these values, and return a new name for it."""
         name = self._fresh("sequence")
         self.sequences[name] = tuple(values)
         return name
 
     def known(self, value: str) -> np.ndarray | None:
-        """The array of a value that is known at import: a constant, or a value without elements."""
+        """Return the array of a value that is known at import, else None.
+
+        Known values are constants, and values without elements.
+        """
         kind = self.types[value]
         empty = (
             None
@@ -209,7 +214,10 @@ class GraphBuilder:
         return self.constants.get(value, empty)
 
     def undecided(self, value: str) -> DynamicSizeError | None:
-        """The reason why a value that depends only on constants and dynamic sizes is not known."""
+        """Return the reason why the elements of a value are unknown at import.
+
+        Return None if the value depends on a graph input.
+        """
         found = self._computed_from(value)
         reasons = [self._undecided[each] for each in found if each in self._undecided]
         if not set(found).isdisjoint(self._inputs):
@@ -218,10 +226,10 @@ class GraphBuilder:
         return next(iter(reasons), unknown)
 
     def trim(self, value: str) -> Trim | None:
-        """The source of a trimmed value, whose extent along one dimension is known only at run
-        time.
+        """Return the source and the count of a trimmed value; None for any other value.
 
-        The value's type has the largest possible extent.
+        The extent of a trimmed value along one dimension is known only at run time. Its type has
+        the largest possible extent.
         """
         return self._trims.get(value)
 
@@ -256,7 +264,7 @@ class GraphBuilder:
         names: Mapping[str, str],
         node_names: Mapping[str, str],
     ) -> Graph:
-        """The graph, without nodes that its outputs do not need.
+        """Build the graph, without nodes that its outputs do not need.
 
         Args:
             name: the graph's name.

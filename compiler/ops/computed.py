@@ -45,7 +45,10 @@ _LOGIC: _Names = {
 
 
 class Computed(NDArrayOperatorsMixin):
-    """A value of the graph in the role of an array; annotated as an array."""
+    """A value of the graph that supports NumPy's operators: each operation adds nodes.
+
+    Functions that accept or return it annotate it as `np.ndarray`.
+    """
 
     def __init__(self, node: OnnxNode, value: str) -> None:
         self.node = node
@@ -63,7 +66,7 @@ class Computed(NDArrayOperatorsMixin):
         return self._with(cast_to(self.node, self.value, DType(np.dtype(kind).name)))
 
     def reshape(self, shape: Sequence[int]) -> np.ndarray:
-        """One extent may be -1, which is inferred."""
+        """Reshape to `shape`, in which one extent may be -1: it is inferred from the others."""
         whole, known = 1, 1
         for extent in self.shape:
             whole = whole * extent
@@ -129,26 +132,26 @@ class Computed(NDArrayOperatorsMixin):
 
 
 def counting(node: OnnxNode, count: int, step: int = 1) -> np.ndarray:
-    """0, step, 2 step, ...: `count` integers. Both arguments may be dynamic."""
+    """Return the `count` integers 0, step, 2 * step, ...; both arguments may be dynamic sizes."""
     if is_dynamic(count) or is_dynamic(step):
         return cast(np.ndarray, Computed(node, counted(node, count, 0, step)))
     return np.arange(count, dtype=np.int64) * step
 
 
 def number(node: OnnxNode, size: int) -> np.ndarray:
-    """A size as a number to compute with, of shape ()."""
+    """Convert a size to a scalar array, or to a `Computed` of shape () if it is dynamic."""
     if is_dynamic(size):
         return cast(np.ndarray, Computed(node, node.scalar(size, DType.INT64)))
     return np.asarray(size, np.int64)
 
 
 def is_computed(array: object) -> bool:
-    """Whether a run computes the array."""
+    """Whether the array is a value that each run computes, not a constant."""
     return isinstance(array, Computed)
 
 
 def table(node: OnnxNode, array: object, dtype: DType) -> str:
-    """The graph's value for an array, a number or a size, in this type."""
+    """Convert an array, a number or a size to a value of the graph with this type."""
     if isinstance(array, Computed):
         return cast_to(node, array.value, dtype)
     if is_dynamic(array):
@@ -157,7 +160,7 @@ def table(node: OnnxNode, array: object, dtype: DType) -> str:
 
 
 def filled(node: OnnxNode, value: float, shape: Sequence[int], dtype: DType) -> str:
-    """The graph's value for an array of equal numbers."""
+    """Add a tensor of this shape whose elements all equal `value`. Return its name."""
     if any(map(is_dynamic, shape)):
         return node.emit("expand", [node.scalar(value, dtype)], shape=tuple(shape))
     return node.constant(to_memory(np.full(shape, value), dtype), dtype)

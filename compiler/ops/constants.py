@@ -19,7 +19,11 @@ from tilewright.compiler.sizes import DynamicSizeError, is_dynamic, larger
 
 
 def text_places(texts: np.ndarray) -> tuple[np.ndarray, Labels]:
-    """Texts as positions of labels: each text once, in the order of the elements."""
+    """Replace texts by their positions in a table of labels.
+
+    Return the int64 positions, in the shape of `texts`, and the labels: the distinct texts in the
+    order of their first occurrence.
+    """
     flat = [str(text) for text in texts.reshape(-1).tolist()]
     places = {text: place for place, text in enumerate(dict.fromkeys(flat))}
     found = np.array([places[text] for text in flat], np.int64).reshape(texts.shape)

@@ -65,7 +65,7 @@ GUESSED_STEPS = 16
 
 @dataclass(frozen=True, slots=True)
 class ResultSlot:
-    """A result: its type, and its start in the block, in bytes."""
+    """The place of one result in a control operator's block: its type and its offset in bytes."""
 
     type: TensorType
     offset: int
@@ -94,7 +94,11 @@ class LoopForm:
 
     @property
     def slots(self) -> tuple[ResultSlot, ...]:
-        """The number of steps, whether another one would follow, the states, the stacked rows."""
+        """The results of the loop in the order of the block.
+
+        They are the number of steps, whether another step would follow, the states, and the stacked
+        rows.
+        """
         kinds = [self.body.types[value] for value in self.body.outputs]
         most = 0 if self.most is None else self.most
         stacked = [TensorType(kinds[row].dtype, (most, *kinds[row].shape)) for row in self.rows]
@@ -115,7 +119,7 @@ def loop_form(attrs: Attrs) -> LoopForm:
 
 
 def branch_slots(attrs: Attrs) -> tuple[ResultSlot, ...]:
-    """The results of a branch: the outputs of either body."""
+    """Return the slots of a branch's results; both bodies have the same outputs."""
     body = _body(attrs, "then")
     return _slots([body.types[value] for value in body.outputs])
 

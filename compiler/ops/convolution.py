@@ -137,7 +137,9 @@ def _onnx(node: OnnxNode) -> str:
 
 
 def convolve(node: OnnxNode, operands: Sequence[str], accumulator: DType | None = None) -> str:
-    """The convolution of an image, a weight and optionally a bias, with the node's attributes."""
+    """Emit a convolution of `operands` (image, weight, optional bias) with the node's
+    attributes.
+    """
     x, w = operands[:2]
     kernel = node.shape(w)[2:]
     stated = node.ints("kernel_shape")

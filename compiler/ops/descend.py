@@ -25,7 +25,10 @@ WORDS = 4
 
 
 def records(thresholds: np.ndarray, columns: np.ndarray, following: np.ndarray) -> np.ndarray:
-    """(records, WORDS), int32, of thresholds in float32 or float64."""
+    """Encode tree records as an int32 array (records, WORDS).
+
+    Each record is a threshold (float32 or float64), a column, and its first successor's number.
+    """
     table = np.zeros((len(thresholds), WORDS), np.int32)
     words = thresholds.reshape(-1, 1).view(np.int32)
     table[:, : words.shape[1]] = words

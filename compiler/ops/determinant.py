@@ -18,10 +18,11 @@ SIZE_LIMIT = 64
 
 
 def square_matrices(node: OnnxNode) -> tuple[str, int, int]:
-    """The first input (..., size, size), the number of its matrices, and their size.
+    """Return the first input (..., size, size), the number of its matrices, and their size.
 
     Raises:
-        InvalidModelError, UnsupportedOperatorError: if they are not square, or too large.
+        InvalidModelError: if the matrices are not square.
+        UnsupportedOperatorError: if they are too large.
     """
     x = node.input(0)
     shape = node.shape(x)
@@ -64,7 +65,10 @@ def _onnx_det(node: OnnxNode) -> str:
 
 
 def first_largest(node: OnnxNode, size: str, count: int) -> str:
-    """Sizes (batch, count, 1) -> the same shape: true at the first position of the maximum."""
+    """Emit a mask of the first position of the maximum along dimension 1.
+
+    `size` and the boolean result have the shape (batch, count, 1).
+    """
     largest = node.emit("reduce_max", [size], axes=(1,), keepdims=1)
     numbers = node.constant(np.arange(count, dtype=np.int32).reshape(count, 1))
     equal = node.emit("equal", [size, largest])

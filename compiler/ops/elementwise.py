@@ -81,8 +81,10 @@ def pointwise(
 
 
 def jumping(operator: Operator) -> Operator:
-    """The operator, marked as discontinuous: its float results jump for a tiny change of an
-    operand."""
+    """Return the operator marked as discontinuous.
+
+    A tiny change of an operand can then change its float results by a large amount.
+    """
     return replace(operator, jumps=True)
 
 
@@ -94,7 +96,7 @@ def floats_only(types: Sequence[TensorType]) -> None:
 
 
 def chained(op_name: str) -> Callable[[OnnxNode], str]:
-    """ONNX's variadic operators as a chain of binary ones."""
+    """Return a rule that imports a variadic ONNX operator as a chain of the binary `op_name`."""
 
     def emit(node: OnnxNode) -> str:
         result = node.input(0)
@@ -106,7 +108,7 @@ def chained(op_name: str) -> Callable[[OnnxNode], str]:
 
 
 def same(op_name: str) -> Callable[[OnnxNode], str]:
-    """An ONNX operator with the same operands and no attributes."""
+    """Return a rule that emits `op_name` with the ONNX node's operands, without attributes."""
 
     def emit(node: OnnxNode) -> str:
         return node.emit(op_name, [node.input(i) for i in range(len(node.inputs))])
@@ -115,7 +117,7 @@ def same(op_name: str) -> Callable[[OnnxNode], str]:
 
 
 def native(operation: Operation) -> Scalar:
-    """One native operation on the operands."""
+    """Return the scalar form of an operator that is a single native operation on its operands."""
     return lambda values, _attrs: op(operation, *values)
 
 

@@ -39,7 +39,10 @@ class Enclosure:
         return tuple(v for v, inner in self._inner.items() if inner not in known)
 
     def input(self, name: str, kind: TensorType, origin: str | None = None) -> str:
-        """An input of the body; `origin` is the enclosing graph's value that it starts with."""
+        """Add an input to the body, and return its name.
+
+        `origin` is the value of the enclosing graph that the input has at first, if there is one.
+        """
         while name in self.builder.types:
             name += "_"
         if origin is not None:
@@ -47,7 +50,7 @@ class Enclosure:
         return self.builder.input(name, kind)
 
     def capture(self, value: str) -> str:
-        """The body's value for a value of the enclosing graph.
+        """Return the value of the body that stands for a value of the enclosing graph.
 
         Raises:
             UnsupportedOperatorError: if its size is known only at run time, or if it is text.

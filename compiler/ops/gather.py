@@ -121,8 +121,11 @@ def wrapped(node: OnnxNode, indices: str, extents: Sequence[int] | int) -> str:
 
 
 def elements_along(node: OnnxNode, data: str, places: str, axis: int) -> str:
-    """data[..., places[...], ...]: each place (int64, not negative) selects along one axis at its
-    own position, by a gather from the flat data."""
+    """Emit a gather along one axis, in which each place selects at its own position.
+
+    Element i of `places` (int64, not negative) replaces the coordinate of i along `axis`, as in
+    `np.take_along_axis`.
+    """
     shape, picked = node.shape(data), node.shape(places)
     strides = row_strides(shape)
     steps = {dim: step for dim, step in enumerate(strides) if dim != axis}

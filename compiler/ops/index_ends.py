@@ -62,8 +62,10 @@ def counts_within(node: OnnxNode, indices: str, extent: int) -> tuple[int, ...]:
 
 
 def check_alone(item: int, extent: int) -> None:
-    """Raise DynamicSizeError if one dimension makes an index out of range while all others are
-    minimal."""
+    """Raise DynamicSizeError if a single dimension can put an index out of range.
+
+    All other dimensions are assumed to have their smallest sizes.
+    """
     for dimension in dimensions(item, extent):
 
         def smallest(other: Dimension, own: Dimension = dimension) -> int:

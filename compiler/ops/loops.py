@@ -42,9 +42,13 @@ CHEAP = (OpKind.ELEMENTWISE, OpKind.MOVEMENT, OpKind.PIECES, OpKind.VIEW, OpKind
 
 @dataclass(frozen=True, slots=True)
 class Looped:
-    """States after the last step, the stacked rows of all steps, and the number of steps.
+    """The results of a loop.
 
-    `exact` says that the maximum number of steps is always reached.
+    Attributes:
+        states: the states after the last step.
+        rows: the stacked rows of all steps.
+        steps: the number of steps.
+        exact: whether the loop always takes its maximum number of steps.
     """
 
     states: list[str]
@@ -197,7 +201,10 @@ def branched(
 def branch_of(
     node: OnnxNode, condition: str, pairs: Sequence[tuple[Enclosure, Graph]]
 ) -> list[str]:
-    """The outputs of one of two bodies with equal types, selected by a condition."""
+    """Emit a branch that runs the first body if `condition` is true, else the second.
+
+    Returns the branch's outputs. Both bodies have the same output types.
+    """
     enclosures, graphs = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
     kinds = [graphs[0].types[value] for value in graphs[0].outputs]
     captured = tuple(dict.fromkeys(v for each in enclosures for v in each.captured))
@@ -304,10 +311,10 @@ def _empty(node: OnnxNode, kind: TensorType) -> str:
 
 
 def truth(node: OnnxNode, value: str) -> str:
-    """A condition as a scalar.
+    """Reshape a condition to a scalar.
 
     Raises:
-        InvalidModelError: if it is not boolean.
+        InvalidModelError: if it is not a single boolean.
     """
     kind = node.type(value)
     if kind.dtype is not DType.BOOL or kind.elements != 1:

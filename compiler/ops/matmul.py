@@ -131,8 +131,10 @@ def _onnx_matmul(node: OnnxNode) -> str:
 
 
 def product(node: OnnxNode, a: str, b: str, accumulator: DType | None = None) -> str:
-    """a @ b. A vector becomes a matrix of one row or column, so that every matmul has rank 2 or
-    more."""
+    """Emit `a @ b`, with NumPy's meaning for vectors.
+
+    A vector operand becomes a matrix of one row or column, because `matmul` needs rank 2 or more.
+    """
     row, column = len(node.shape(a)) == 1, len(node.shape(b)) == 1
     left = node.reshape(a, (1, *node.shape(a))) if row else a
     right = node.reshape(b, (*node.shape(b), 1)) if column else b

@@ -35,7 +35,7 @@ def window(node: OnnxNode, value: str, kept: Mapping[int, tuple[int, int]]) -> s
 
 
 def flip(node: OnnxNode, value: str, dims: Sequence[int]) -> str:
-    """The value with the order along some dimensions reversed."""
+    """Reverse the order of the elements along `dims`."""
     shape = node.shape(value)
     turned = [dim for dim in dims if shape[dim] not in (0, 1)]
     if not turned:
@@ -64,7 +64,7 @@ def spread(node: OnnxNode, value: str, first: int, distances: Sequence[int]) -> 
 
 
 def transposed(node: OnnxNode, value: str, perm: Sequence[int]) -> str:
-    """The value with its dimensions in this order."""
+    """Transpose a value: dimension i of the result is dimension `perm[i]` of the value."""
     if tuple(perm) == tuple(range(len(perm))):
         return value
     return node.emit("transpose", [value], perm=tuple(perm))

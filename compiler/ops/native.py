@@ -52,7 +52,7 @@ def no_expression(
 
 
 def split_at(shape: Sequence[int], axis: int) -> tuple[int, int, int]:
-    """Extents before, along and after an axis."""
+    """Return the number of elements before an axis, the axis's extent, and the number after it."""
     return prod(shape[:axis]), shape[axis], prod(shape[axis + 1 :])
 
 

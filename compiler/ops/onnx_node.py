@@ -23,8 +23,14 @@ CALLED_OPSET = 21
 
 @dataclass(frozen=True, slots=True)
 class OnnxTensor:
-    """A tensor of a file; bfloat16 as raw bits, and elements of `narrow` (4-bit) types as bytes.
-    Texts are positions in `labels`."""
+    """A tensor that was read from a file.
+
+    Attributes:
+        array: the elements; bfloat16 as raw bits, texts as positions in `labels`.
+        dtype: the element type.
+        narrow: whether elements have 4 bits in the file; `array` has one byte for each.
+        labels: the texts; None for other types.
+    """
 
     array: np.ndarray
     dtype: DType
@@ -37,7 +43,7 @@ OnnxAttr = int | float | str | OnnxTensor | tuple[int, ...] | tuple[float, ...] 
 
 @dataclass(frozen=True, slots=True)
 class OnnxNode:
-    """One node under import. `inputs` are values of the graph; None for an omitted one."""
+    """One ONNX node under import. `inputs` name values of the graph; an omitted input is None."""
 
     name: str
     op_type: str
@@ -50,14 +56,14 @@ class OnnxNode:
     builder: GraphBuilder
 
     def input(self, position: int) -> str:
-        """A required operand."""
+        """Return the operand at `position`; raises InvalidModelError if it is omitted."""
         value = self.optional(position)
         if value is None:
             raise self.invalid(f"input {position} is missing")
         return value
 
     def optional(self, position: int) -> str | None:
-        """An operand; None if it is omitted."""
+        """Return the operand at `position`, or None if it is omitted."""
         return self.inputs[position] if position < len(self.inputs) else None
 
     def type(self, value: str) -> TensorType:
@@ -67,12 +73,12 @@ class OnnxNode:
         return self.builder.types[value].shape
 
     def static(self, position: int, what: str) -> np.ndarray | None:
-        """An operand that must be known at import; None if it is omitted.
+        """Return the elements of an operand that must be known at import; None if it is omitted.
 
         The array holds objects if dynamic sizes are among its elements.
 
         Raises:
-            UnsupportedOperatorError: if it depends on the run.
+            UnsupportedOperatorError: if the operand depends on the run.
             DynamicSizeError: if it depends on dynamic sizes that their ranges do not decide.
         """
         value = self.optional(position)
@@ -155,7 +161,9 @@ class OnnxNode:
         return value
 
     def ints_or_input(self, key: str, position: int) -> tuple[int, ...] | None:
-        """Integers that are an attribute in older opsets and an input in newer ones."""
+        """Return integers from the attribute `key` (older opsets), else from an input (newer
+        ones).
+        """
         given = self.ints(key)
         return given if given is not None else self.static_ints(position, key)
 
@@ -178,7 +186,7 @@ class OnnxNode:
         return self.call_at(CALLED_OPSET, op_type, *inputs, **attrs)
 
     def call_at(self, version: int, op_type: str, *inputs: str | None, **attrs: OnnxAttr) -> str:
-        """Like `call`, with the operator's version in an opset."""
+        """Like `call`, for the definition of the operator in opset `version`."""
         called = replace(self, opset=version, inputs=inputs, outputs=self.outputs[:1], attrs=attrs)
         made = ops.onnx_rules()["", op_type].emit(called)
         return made if isinstance(made, str) else made[0]
@@ -190,7 +198,10 @@ class OnnxNode:
         return self.builder.constant(array, f"{self._hint()}.constant", dtype)
 
     def sizes(self, items: Sequence[int] | int, dtype: DType = DType.INT64) -> str:
-        """Add integers, some of which may be dynamic sizes: a list, or one of shape ()."""
+        """Add a constant of integers, some of which may be dynamic sizes.
+
+        A list becomes a vector, and a single integer becomes a scalar.
+        """
         array: np.ndarray = np.empty(len(items) if isinstance(items, Sequence) else (), object)
         array[...] = items
         return self.builder.numbers(array, dtype, f"{self._hint()}.constant")

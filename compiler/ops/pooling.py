@@ -142,10 +142,12 @@ def _average_expression(
 
 
 def window_attrs(node: OnnxNode) -> tuple[dict[str, Shape], Shape, Shape]:
-    """kernel, strides, pads and dilations; then the pads that an average may count.
+    """Read a pooling node's window.
 
-    The latter exclude ceil_mode's padding. For a dimension shorter than its only window, ONNX
-    Runtime counts the missing elements up to opset 18, and not from 19 on.
+    Returns the attributes `kernel`, `strides`, `dilations` and `pads`; the pads whose elements an
+    average may count; and the spatial extents of the input. The counted pads exclude ceil_mode's
+    padding. For a dimension shorter than its only window, ONNX Runtime counts the missing elements
+    up to opset 18, and not from 19 on.
     """
     spatial = node.shape(node.input(0))[2:]
     kernel = node.ints("kernel_shape")

@@ -29,13 +29,13 @@ _MODULUS, _FACTOR = 2**31 - 1, 16807
 
 
 class Engine:
-    """The random engine of one node."""
+    """A pseudo-random number generator, seeded for one node; each call continues the sequence."""
 
     def __init__(self, seed: int) -> None:
         self._state = seed % _MODULUS or 1
 
     def draws(self, count: int) -> np.ndarray:
-        """The next integers from 1 to 2^31 - 2."""
+        """Return the next `count` integers, each from 1 to 2^31 - 2."""
         found = np.array([self._state * _FACTOR % _MODULUS], np.uint64)
         step = _FACTOR
         while len(found) < count:  # doubles the numbers, by jumping ahead
@@ -45,7 +45,7 @@ class Engine:
         return found[:count]
 
     def fractions(self, count: int, dtype: np.dtype) -> np.ndarray:
-        """The next numbers in [0, 1)."""
+        """Return the next `count` numbers in [0, 1)."""
         span = dtype.type(_MODULUS - 1)
         if dtype == np.float32:
             parts = (self.draws(count) - 1).astype(dtype) / span
@@ -56,7 +56,7 @@ class Engine:
         return below
 
     def normal(self, count: int, dtype: np.dtype) -> np.ndarray:
-        """Normally distributed numbers with mean 0 and deviation 1."""
+        """Return `count` normally distributed numbers with mean 0 and deviation 1."""
         found: list[np.ndarray] = []
         missing = count
         while missing > 0:

@@ -211,12 +211,13 @@ def _activation(node: OnnxNode, name: str, parameters: dict[str, float]) -> _Act
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """Both matrices of each direction, as values that a product takes.
+    """The weight matrices W and R of a recurrent layer, in the form that its products take.
 
     Attributes:
-        width: of an input.
-        rows: gates times hidden.
-        of_inputs, of_states: the products of the inputs with W, and of the state with R.
+        width: number of elements of an input.
+        rows: number of gates times the hidden size.
+        of_inputs: emits the product of the inputs with W.
+        of_states: emits the product of the state with R.
         inputs: the values that represent W transposed, (width, rows), for each direction.
         states: the values that represent R transposed, (hidden, rows), for each direction.
     """
@@ -421,7 +422,7 @@ def _here(value: str) -> str:
 
 
 def row_of(node: OnnxNode, value: str, number: int) -> str:
-    """One direction's part of a parameter."""
+    """Emit part `number` of a parameter along its first dimension, which counts the directions."""
     return node.reshape(part(node, value, 0, number, 1), node.shape(value)[1:])
 
 

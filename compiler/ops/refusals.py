@@ -18,12 +18,11 @@ from tilewright.compiler.ops.onnx_node import OnnxNode
 
 
 def at_most(node: OnnxNode, positions: str, size: int, limit: int, what: str) -> str:
-    """The positions, in runs in which a dynamic size is at most a limit. Other runs end with an
-    error that names the dimensions: "Gather 'words': past+tokens is more than 1024 elements of a
-    table".
+    """Return `positions` for runs in which the dynamic size `size` is at most `limit`.
 
-    Equal conditions are computed once, before all other nodes, so that a refused run has changed
-    nothing.
+    Other runs end with an error that names the dimensions: "Gather 'words': past+tokens is more
+    than 1024 elements of a table". Equal conditions are computed once, before all other nodes, so
+    that a refused run has changed nothing.
     """
     zero = node.builder.limits.get((size, limit))
     if zero is None:

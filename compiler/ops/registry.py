@@ -60,7 +60,7 @@ class OpKind(StrEnum):
 
 
 class Source(Protocol):
-    """An operand, read at a logical index.
+    """A function that reads an operand at a logical index.
 
     `indirect` adds positions known at run time: pairs of a dimension and an integer expression.
     """
@@ -72,11 +72,15 @@ class Source(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A box of a PIECES operator's output: elements of an operand, or the fill value.
+    """A box of a PIECES operator's output, with elements of an operand or the fill value.
 
-    `operand` None is the fill value. `offset` and `extents` are in elements of the output. Later
-    pieces overwrite earlier ones. The elements start at `starts` in the operand and are `steps`
-    apart; by default, the box is the whole operand.
+    Later pieces overwrite earlier ones.
+
+    Attributes:
+        operand: the operand's number; None for the fill value.
+        offset, extents: the box, in elements of the output.
+        starts, steps: the first element and the distance of elements in the operand, for each
+            dimension; `()` means that the box is the whole operand.
     """
 
     operand: int | None
@@ -86,8 +90,7 @@ class Piece:
     steps: tuple[int, ...] = ()
 
     def moves(self, dim: int) -> bool:
-        """Whether elements of the operand change their position along a dimension within the
-        box."""
+        """Whether element i of the box, along a dimension, is not element i of the operand."""
         return bool(self.starts) and (self.starts[dim], self.steps[dim]) != (0, 1)
 
 
@@ -146,12 +149,16 @@ class OnnxRule:
 class Operator:
     """One operator of the canonical set; every operator has one output.
 
-    Some fields belong to operators of one kind: `pieces` to PIECES, which are copied box by box;
-    `native` to NATIVE, which have no tensor expression; `terms` to CONTRACTION. `control` belongs
-    to CONTROL and replaces the reference; these operators have no tensor expression either.
-    `commutative`: its operands may be exchanged. `idempotent`: applied to its own result, it
-    changes nothing. `jumps`: its float results are discontinuous. `sums`: whether a NATIVE operator
-    adds up elements, by the attributes of a node; its float results are then continuous.
+    Attributes:
+        pieces: for PIECES operators, which are copied box by box.
+        native: for NATIVE operators, which have no tensor expression.
+        control: for CONTROL operators; it replaces the reference and the tensor expression.
+        terms: for CONTRACTION operators.
+        commutative: its operands may be exchanged.
+        idempotent: applied to its own result, it changes nothing.
+        jumps: its float results are discontinuous.
+        sums: whether a NATIVE operator adds up elements, by the attributes of a node; its float
+            results are then continuous.
     """
 
     name: str

@@ -29,14 +29,18 @@ _CUBIC = -0.75
 
 @dataclass(frozen=True, slots=True)
 class Tap:
-    """(batch, places): positions within the dimension as int64, and weights."""
+    """One element that each sample reads along a dimension.
+
+    `position` is the element's place in the dimension (int64), `weight` its factor; None is 1. Both
+    have the shape (batch, places).
+    """
 
     position: str
     weight: str | None
 
 
 class Coordinates:
-    """Arithmetic on coordinates of one type, with numbers."""
+    """Emits arithmetic on coordinates of one type; operands are values or Python numbers."""
 
     def __init__(self, node: OnnxNode, dtype: DType) -> None:
         self.node = node
@@ -63,16 +67,17 @@ class Coordinates:
         return self("sub", high, self("abs", self("sub", offset, span)))
 
     def whole(self, value: str, extent: int) -> str:
-        """A position within a dimension, as an integer."""
+        """Clip a coordinate to a dimension of `extent` elements, and cast it to int64."""
         return cast_to(self.node, self.clipped(value, 0.0, extent - 1.0), DType.INT64)
 
 
 def sampled(
     node: OnnxNode, x: str, taps: Sequence[Sequence[Tap]], images: str | None = None
 ) -> str:
-    """x: (N, C, ...), taps of each spatial dimension: (R, P). Returns (R, C, P).
+    """Emit the weighted sums of elements of `x` (N, C, ...) at the given taps; returns (R, C, P).
 
-    `images` (R,) is the image, of N, that each of the R samples; by default image r.
+    `taps` has a list for each spatial dimension, whose positions and weights are (R, P). `images`
+    (R,) is the number of the image that each sample set reads; by default, set r reads image r.
     """
     batch, channels, *spatial = node.shape(x)
     strides = row_strides(spatial)
@@ -138,7 +143,10 @@ def _kernel(mode: str, at: Coordinates, fraction: str) -> list[tuple[int, str | 
 def taps_along(
     at: Coordinates, place: str, extent: int, mode: str, padding: str, low: float
 ) -> list[Tap]:
-    """The taps along one dimension; `low` is its lower end, for reflection."""
+    """Emit the taps of a coordinate along one dimension of `extent` elements.
+
+    `low` is the lower end of the range at which reflection padding reflects.
+    """
     high = extent - 1 - low
     if mode == "nearest":
         place = at("round", place)

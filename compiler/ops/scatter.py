@@ -95,12 +95,10 @@ def rows_replaced(
     *,
     circular: bool = False,
 ) -> str:
-    """A cache whose rows along an axis are replaced by those of an update, from a start per batch
-    on.
+    """Emit a cache in which the rows of `update` replace rows along `axis`, from `starts` on.
 
     cache: (batch, ..., length, ...); starts: (batch,), int64; update: (batch, ..., count, ...).
-    Rows before the cache or after it are left out; in a circular cache they continue at its other
-    end.
+    Rows outside the cache are dropped; in a circular cache they continue at its other end.
     """
     shape, count = node.shape(cache), node.shape(update)[axis]
     batch, length, between = shape[0], shape[axis], prod(shape[1:axis])

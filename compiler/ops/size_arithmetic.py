@@ -73,13 +73,13 @@ def folded(
 
 
 def items(array: np.ndarray) -> np.ndarray:
-    """A known array as objects, with integral floats as integers."""
+    """Convert an array to an array of objects, in which integral floats are Python integers."""
     whole = np.frompyfunc(lambda x: int(x) if isinstance(x, float) and x.is_integer() else x, 1, 1)
     return np.asarray(whole(array.astype(object)), object)
 
 
 def numbers(array: np.ndarray, dtype: DType) -> np.ndarray | None:
-    """An object array as an array of its type; None if an element is dynamic."""
+    """Convert an array of objects to the element type `dtype`; None if an element is dynamic."""
     return None if any(map(is_dynamic, array.flat)) else array.astype(dtype.numpy)
 
 

@@ -46,8 +46,11 @@ class TripCount:
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """A state of a loop in its body: its initial value, if that is an integer or a size, and the
-    body's value for the next step."""
+    """A state of a loop, as values of its body.
+
+    `start` is the initial value; None unless it is an integer or a size. `following` is the body's
+    value for the next step.
+    """
 
     start: int | None
     following: str
@@ -98,7 +101,7 @@ def trip_count(
 
 
 def known_integer(builder: GraphBuilder, value: str) -> int | None:
-    """The single element of a value, if that is an integer or a size which is known at import."""
+    """Return the single element of a value, if it is an integer or a size known at import."""
     kind, known = builder.types[value], builder.known(value)
     if kind.elements != 1:
         return None

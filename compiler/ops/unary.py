@@ -48,7 +48,7 @@ def plain(
     *,
     idempotent: bool = False,
 ) -> Operator:
-    """A float function without attributes."""
+    """Declare an elementwise float operator of one operand, without attributes."""
     return pointwise(
         name,
         1,
@@ -77,7 +77,7 @@ def _any_type(
 
 
 def zero(x: Expr) -> Expr:
-    """0 of an expression's type."""
+    """Return the constant 0 in the type of `x`."""
     return Const(0, x.dtype)
 
 

@@ -30,8 +30,11 @@ def stash_type(node: OnnxNode) -> DType:
 
 
 def in_wide_type(rule: Rule) -> Rule:
-    """The rule with narrower operands converted to float32, or to float64 if the node requires it;
-    its first result is converted back to the type of the first operand."""
+    """Wrap a rule so that it computes in float32, or in float64 if the node requires it.
+
+    Narrower float operands are converted first. The first result is converted back to the type of
+    the first operand.
+    """
 
     def emit(node: OnnxNode) -> str | Sequence[str]:
         x = node.input(0)

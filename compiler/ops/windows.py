@@ -16,7 +16,10 @@ from tilewright.compiler.ops.shapes import Shape, Window
 
 @dataclass(frozen=True, slots=True)
 class WindowLine:
-    """One dimension of a window, over `extent` elements; `before` are its first pads."""
+    """One dimension of a window that slides over `extent` elements.
+
+    `outputs` is the number of positions of the window, `before` the padding before the elements.
+    """
 
     extent: int
     outputs: int
@@ -27,14 +30,20 @@ class WindowLine:
 
     @property
     def taps(self) -> range:
-        """The taps that read an element for at least one output, possibly some more."""
+        """The range of taps that can read an element.
+
+        A tap outside the range only reads padding. A tap inside may also only read padding.
+        """
         last_start = (self.outputs - 1) * self.stride - self.before
         first = max(0, -(last_start // self.dilation))
         last = min(self.kernel - 1, (self.extent - 1 + self.before) // self.dilation)
         return range(first, last + 1)
 
     def read(self, tap: int) -> tuple[slice, slice]:
-        """Outputs for which a tap reads an element, and those elements; both may be empty."""
+        """Return the outputs for which a tap reads an element, and the elements that it reads.
+
+        Both slices may be empty.
+        """
         start = tap * self.dilation - self.before
         first = max(0, -(start // self.stride))
         count = min(self.outputs - 1, (self.extent - 1 - start) // self.stride) - first + 1
@@ -43,7 +52,7 @@ class WindowLine:
         )
 
     def window(self, output: int) -> slice:
-        """The elements that the taps read for an output; possibly empty."""
+        """Return the slice of elements that the window at `output` covers; it may be empty."""
         start = output * self.stride - self.before
         first = max(0, -(start // self.dilation))
         count = min(self.kernel - 1, (self.extent - 1 - start) // self.dilation) - first + 1
@@ -56,7 +65,7 @@ def _every(start: int, count: int, step: int) -> slice:
 
 
 def lines(window: Window, spatial: Shape) -> list[WindowLine]:
-    """The dimensions of a window over an input of these extents.
+    """Return one line for each spatial dimension of an input of these extents.
 
     Raises:
         InvalidModelError: if the window does not fit.
@@ -76,8 +85,7 @@ def lines(window: Window, spatial: Shape) -> list[WindowLine]:
 
 
 def reads(dims: list[WindowLine]) -> Iterator[tuple[Shape, tuple[slice, ...], tuple[slice, ...]]]:
-    """Each tap that reads elements, with the outputs that it contributes to and the elements that
-    it reads."""
+    """Yield each tap that reads elements, the outputs that it contributes to, and the elements."""
     if not dims:
         yield (), (), ()
         return
@@ -90,7 +98,7 @@ def reads(dims: list[WindowLine]) -> Iterator[tuple[Shape, tuple[slice, ...], tu
 
 
 def reduce_windows(x: np.ndarray, window: Window, combine: np.ufunc, neutral: float) -> np.ndarray:
-    """The elements of every window of (batch, channels, ...), combined; padding is ignored.
+    """Combine the elements of every window of (batch, channels, ...); padding is ignored.
 
     Dimensions are processed one after the other, first those that shrink most, so that intermediate
     arrays are not larger than the operand or the result.

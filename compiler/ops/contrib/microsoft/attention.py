@@ -98,7 +98,7 @@ def _attention(node: OnnxNode) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    """Operand positions of the padding mask, the cache and the bias of scores."""
+    """The positions of the padding mask, the cache and the score bias among a node's operands."""
 
     mask: int
     past: int

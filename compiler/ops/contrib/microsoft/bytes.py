@@ -22,7 +22,7 @@ _NUMBERS = {dtype: number for number, dtype in ONNX_TYPES.items()}
 
 
 def one_number(node: OnnxNode, position: int, what: str) -> str:
-    """A required operand of one element."""
+    """Return the operand at `position`; raises InvalidModelError unless it has one element."""
     value = node.input(position)
     if node.type(value).elements != 1:
         raise node.invalid(f"{what} (input {position}) is {show(node.shape(value))}, not a scalar")
@@ -30,7 +30,7 @@ def one_number(node: OnnxNode, position: int, what: str) -> str:
 
 
 def require_bytes(node: OnnxNode, position: int) -> str:
-    """A required operand of uint8 or int8."""
+    """Return the operand at `position`; raises InvalidModelError unless it is uint8 or int8."""
     value = node.input(position)
     if node.type(value).dtype not in BYTES:
         raise node.invalid(f"input {position} is of {node.type(value).dtype}, not uint8 or int8")
@@ -38,7 +38,10 @@ def require_bytes(node: OnnxNode, position: int) -> str:
 
 
 def zero_point(node: OnnxNode, position: int, value: str) -> str | None:
-    """The zero point of a value, of its type; None if it is omitted."""
+    """Return the zero point at `position`, or None if it is omitted.
+
+    Raises InvalidModelError if its type differs from the type of `value`.
+    """
     zero = node.optional(position)
     if zero is not None and node.type(zero).dtype is not node.type(value).dtype:
         types = f"{node.type(zero).dtype} for {node.type(value).dtype}"
@@ -47,9 +50,10 @@ def zero_point(node: OnnxNode, position: int, value: str) -> str | None:
 
 
 def dequantised(node: OnnxNode, position: int, value: str | None = None) -> str:
-    """The dequantised float32 operand at a position; its scale and zero point follow it.
+    """Dequantise the operand at `position` to float32.
 
-    `value` replaces the operand, for example by a transposed one.
+    The operands at the next two positions are its scale and its zero point. `value` replaces the
+    operand itself, for example by its transpose.
     """
     stored = require_bytes(node, position)
     scale = one_number(node, position + 1, "a scale")
@@ -60,7 +64,10 @@ def dequantised(node: OnnxNode, position: int, value: str | None = None) -> str:
 
 
 def quantised(node: OnnxNode, value: str, position: int, like: str) -> str:
-    """Quantise float32 numbers to the type of `like`; scale and zero point are at the position."""
+    """Quantise float32 numbers to the type of `like`.
+
+    The scale is the operand at `position`, the zero point is the next operand.
+    """
     scale = one_number(node, position, "a scale")
     zero = zero_point(node, position + 1, like)
     if zero is None:

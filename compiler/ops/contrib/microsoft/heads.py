@@ -16,7 +16,7 @@ from tilewright.compiler.sizes import same_extents
 
 
 def split_heads(node: OnnxNode, value: str, heads: int, what: str) -> str:
-    """(batch, rows, heads * size) as (batch, heads, rows, size)."""
+    """Split into heads: (batch, rows, heads * size) -> (batch, heads, rows, size)."""
     shape = node.shape(value)
     if len(shape) != 3 or heads < 1 or shape[2] % heads:
         raise node.invalid(f"{what} is {show(shape)}, not three dimensions of {heads} heads")
@@ -26,16 +26,16 @@ def split_heads(node: OnnxNode, value: str, heads: int, what: str) -> str:
 
 
 def merge_heads(node: OnnxNode, value: str) -> str:
-    """(batch, heads, rows, size) as (batch, rows, heads * size)."""
+    """Merge the heads: (batch, heads, rows, size) -> (batch, rows, heads * size)."""
     batch, heads, rows, size = node.shape(value)
     return node.reshape(transposed(node, value, (0, 2, 1, 3)), (batch, rows, heads * size))
 
 
 @dataclass(frozen=True, slots=True)
 class MaskedAttention:
-    """Operands of one attention, (batch, heads, rows, size), and the terms added to its scores.
+    """The operands of one attention node, each (batch, heads, rows, size).
 
-    If `causal`, query i does not see keys after `past + i`.
+    `masks` are added to the scores. If `causal`, query i does not see keys after `past + i`.
     """
 
     node: OnnxNode
@@ -54,8 +54,10 @@ class MaskedAttention:
         return self if mask is None else replace(self, masks=(*self.masks, mask))
 
     def with_sink(self, sink: str) -> MaskedAttention:
-        """Add a key before the others, whose score (heads,) takes a share of the softmax and adds
-        no value."""
+        """Return the attention with one more key, placed before the others.
+
+        The key's score is `sink` (heads,). It takes a share of the softmax, and its value is zero.
+        """
         node, (batch, heads, _, size) = self.node, self.node.shape(self.key)
         dtype = node.type(self.key).dtype
         column = node.reshape(sink, (1, node.type(sink).elements, 1, 1))
@@ -72,7 +74,7 @@ class MaskedAttention:
         return replace(self, key=key, value=value, masks=(*moved, mask), past=self.past + 1)
 
     def emit(self) -> str:
-        """(batch, queries, heads * value size)"""
+        """Emit the attention and merge its heads; returns (batch, queries, heads * value size)."""
         node = self.node
         operands = [self.query, self.key, self.value]
         if self.masks:
@@ -90,7 +92,7 @@ class MaskedAttention:
 
 
 def hidden(node: OnnxNode, seen: str, dtype: DType, score: float) -> str:
-    """`score` where a boolean is false, and 0 elsewhere."""
+    """Emit a mask that is `score` where the boolean `seen` is false, and 0 elsewhere."""
     return node.emit("where", [seen, node.scalar(0.0, dtype), node.scalar(score, dtype)])
 
 
@@ -105,7 +107,7 @@ def refuse(node: OnnxNode, inputs: Mapping[int, str], attrs: tuple[str, ...] = (
 
 
 def joined(node: OnnxNode, past: str | None, rows: str, what: str) -> str:
-    """The cached rows, followed by the new rows."""
+    """Append the new rows to the cached rows along dimension 2; `past` None is an empty cache."""
     if past is None:
         return rows
     shape, new = node.shape(past), node.shape(rows)
@@ -115,7 +117,7 @@ def joined(node: OnnxNode, past: str | None, rows: str, what: str) -> str:
 
 
 def both(node: OnnxNode, first: int, second: int, what: str) -> tuple[str | None, str | None]:
-    """Two operands, of which both or none must be present."""
+    """Return two optional operands; raises InvalidModelError if only one of them is present."""
     found = node.optional(first), node.optional(second)
     if (found[0] is None) != (found[1] is None):
         raise node.invalid(f"{what} (inputs {first} and {second}): one of them is missing")

@@ -27,8 +27,11 @@ MOST_BYTE = 255.0
 def integer_product(
     node: OnnxNode, a: str, b: str, zeros: tuple[str | None, str | None], scale: str
 ) -> str:
-    """float32((a - zero) @ (b - zero)) * scale; only b may have one zero point and scale per
-    column."""
+    """Emit float32((a - zeros[0]) @ (b - zeros[1])) * scale.
+
+    The zero point of `a` is a scalar. The zero point of `b`, and the scale, may have one number per
+    column of `b`.
+    """
     left, right = zeros
     if left is not None and node.type(left).elements != 1:
         raise node.invalid(f"a zero point {show(node.shape(left))} of A, not a scalar")
@@ -47,7 +50,10 @@ def _of_columns(node: OnnxNode, what: str, parameter: str | None, b: str) -> Non
 
 
 def column_scales(node: OnnxNode, a: str, b: str, matrix: str) -> str:
-    """The product of two scales; b's scale may have one number for each column."""
+    """Multiply the scalar scale `a` by the scale `b`.
+
+    `b` has one number, or one number per column of `matrix`.
+    """
     if node.type(a).elements != 1:
         raise node.invalid(f"a scale {show(node.shape(a))} of A, not a scalar")
     _of_columns(node, "scale", b, matrix)
@@ -60,10 +66,10 @@ def _biased(node: OnnxNode, value: str, position: int) -> str:
 
 
 def dynamically_quantised(node: OnnxNode, x: str) -> tuple[str, str, str]:
-    """Quantise to uint8 by the smallest and the largest element; returns bytes, scale and zero
-    point.
+    """Quantise to uint8 by the smallest and the largest element.
 
-    Like DynamicQuantizeLinear, but tensors of zeros have a scale of 1, as in ONNX Runtime.
+    Returns the bytes, the scale and the zero point. The result equals DynamicQuantizeLinear's, but
+    tensors of zeros have a scale of 1, as in ONNX Runtime.
     """
     kind = node.type(x)
     if kind.dtype is not DType.FLOAT32 or not kind.elements:

@@ -25,14 +25,14 @@ TRANSFORMS = ("NONE", "SOFTMAX", "LOGISTIC", "SOFTMAX_ZERO", "PROBIT")
 
 
 def as_floats(node: OnnxNode, value: str) -> str:
-    """A float64 unchanged, everything else cast to float32: scores are computed in these types."""
+    """Cast a value to float32, unless it is float32 or float64: scores have one of these types."""
     if node.type(value).dtype in (DType.FLOAT32, DType.FLOAT64):
         return value
     return node.emit("cast", [value], to=DType.FLOAT32.value)
 
 
 def rows_of(node: OnnxNode, value: str) -> str:
-    """(rows, features); a vector is treated as one row."""
+    """Return the value as (rows, features); a vector becomes a single row."""
     shape = node.shape(value)
     if len(shape) not in (1, 2):
         raise node.invalid(f"the input has the shape {show(shape)}, not (rows, features)")
@@ -40,7 +40,7 @@ def rows_of(node: OnnxNode, value: str) -> str:
 
 
 def floats(node: OnnxNode, values: object, dtype: DType) -> str:
-    """A constant of float32 or float64 numbers."""
+    """Add a constant of numbers; `dtype` is float32 or float64."""
     return node.constant(np.asarray(values, dtype.numpy), dtype)
 
 
@@ -120,7 +120,7 @@ TEXTS = "classlabels_strings"
 def with_texts(
     rule: Callable[[OnnxNode], tuple[str, str]],
 ) -> Callable[[OnnxNode], tuple[str, str]]:
-    """A classifier's rule, with text labels if the node has them."""
+    """Wrap a classifier's rule: if a node has text labels, its label output refers to the texts."""
 
     def emit(node: OnnxNode) -> tuple[str, str]:
         label, scores = rule(node)
@@ -136,7 +136,10 @@ def with_texts(
 
 
 def class_labels(node: OnnxNode, integers: str) -> list[int]:
-    """The classes' labels; positions of labels for texts (see `with_texts`)."""
+    """Return the integer labels of the classes, from the attribute `integers`.
+
+    For text labels, return their positions instead: 0, 1, ... (see `with_texts`).
+    """
     named = node.attrs.get(TEXTS, ())
     if named:
         return list(range(len(named) if isinstance(named, tuple) else 1))
@@ -147,13 +150,15 @@ def class_labels(node: OnnxNode, integers: str) -> list[int]:
 
 
 def best_label(node: OnnxNode, scores: str, labels: list[int]) -> str:
-    """(rows,): the label of each row's largest score, the first one of equals."""
+    """Emit (rows,): the label of each row's largest score. The first label wins a tie."""
     place = node.emit("arg_max", [scores], axis=1, keepdims=0, last=0)
     return node.emit("gather", [node.constant(np.array(labels, np.int64)), place], axis=0)
 
 
 def positive_label(node: OnnxNode, score: str, threshold: float, labels: list[int]) -> str:
-    """(rows,): the second label if the score (rows, 1) exceeds the threshold."""
+    """Emit (rows,): the second label where `score` (rows, 1) exceeds the threshold, else the
+    first.
+    """
     above = node.emit("greater", [score, node.scalar(threshold, node.type(score).dtype)])
     first, second = (node.constant(np.array(label, np.int64)) for label in labels)
     chosen = node.emit("where", [above, second, first])
@@ -161,10 +166,10 @@ def positive_label(node: OnnxNode, score: str, threshold: float, labels: list[in
 
 
 def both_scores(node: OnnxNode, score: str, transform: str, *, shares: bool) -> str:
-    """(rows, 2) from the score of the second class (rows, 1), as ONNX Runtime computes it.
+    """Emit the scores of two classes (rows, 2) from the score of the second class (rows, 1).
 
-    Without a transform, the first class's score is one minus the second's if scores are `shares`,
-    else the second's negated.
+    The formulas are those of ONNX Runtime. Without a transform, the first class's score is one
+    minus the second's if `shares` is true, else the negated score of the second.
     """
     negative = node.emit("neg", [score])
     match transform:

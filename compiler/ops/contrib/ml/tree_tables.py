@@ -27,7 +27,7 @@ from tilewright.compiler.errors import InvalidModelError
 
 
 class SplitMode(IntEnum):
-    """Comparisons, by their number in TreeEnsemble."""
+    """The comparison of a tree's node; each value is the mode's number in ONNX's TreeEnsemble."""
 
     LEQ = 0
     LT = 1
@@ -42,7 +42,8 @@ class SplitMode(IntEnum):
 class SplitNode:
     """A node that tests a feature and continues at node `yes` or `no`.
 
-    `values` are its threshold, or its members; a NaN continues at `yes` if `missing` is set.
+    `values` holds the threshold, or the members of the set for MEMBER. A NaN continues at `yes` if
+    `missing` is set.
     """
 
     feature: int
@@ -55,11 +56,16 @@ class SplitNode:
 
 @dataclass(frozen=True, slots=True)
 class Tables:
-    """Records. `leaves` is each record's node if that is a leaf, else -1.
+    """Trees as tables: position i of each array describes record i.
 
-    The first records are the trees' roots. The last one is a leaf that belongs to no tree; its node
-    is -1 too. With `mirrored`, the columns are those of x and then those of -x. Every row reaches
-    its leaves within `steps`.
+    The first records are the trees' roots. The last record is a leaf that belongs to no tree.
+
+    Attributes:
+        columns, thresholds: the column that the record compares, and the threshold.
+        following: the first of the two successor records.
+        leaves: the number of the leaf's node; -1 for all other records, the last one included.
+        mirrored: whether the columns are those of x, followed by those of -x.
+        steps: the number of comparisons after which every row has reached its leaves.
     """
 
     columns: np.ndarray

@@ -44,7 +44,11 @@ grouping is skipped if they would then hold more than this number times the tree
 
 @dataclass(frozen=True, slots=True)
 class Forest:
-    """Trees in ONNX's form. `nodes` are None for leaves; votes are (leaf, target, weight)."""
+    """A tree ensemble in ONNX's form.
+
+    `nodes` has None for each leaf, `roots` are positions in `nodes`. The arrays `leaves`, `targets`
+    and `weights` describe votes: vote i adds `weights[i]` to `targets[i]` at `leaves[i]`.
+    """
 
     nodes: Sequence[SplitNode | None]
     roots: Sequence[int]
