@@ -49,9 +49,9 @@ class CatalogueEntry:
     """One ONNX operator that the import supports.
 
     Attributes:
-        op_type, domain: its name.
-        opsets: the first and the last version of the domain that has it.
-        types: element types of its first operand, or of its result if it has no operand.
+        op_type, domain: the operator's name and domain.
+        opsets: the first and the last version of the domain that has the operator.
+        types: element types of the first operand, or of the result of an operator without operands.
         way: "rule", "function" (the function body in the specification) or "control flow".
         limits: unsupported forms, as a phrase; empty if every form is supported.
     """
@@ -65,7 +65,7 @@ class CatalogueEntry:
 
 
 def catalogue() -> tuple[CatalogueEntry, ...]:
-    """Every supported operator, sorted by domain and name."""
+    """Return an entry for every supported operator, sorted by domain and name."""
     history = _history("", NEWEST_OPSET)
     others = {ML_DOMAIN: _history(ML_DOMAIN, NEWEST_ML_OPSET)}
     scalar = {
@@ -105,8 +105,10 @@ def catalogue() -> tuple[CatalogueEntry, ...]:
 
 
 def page() -> str:
-    """The catalogue in Markdown, as printed by `tilewright show operators` and stored in
-    docs/operators.md."""
+    """Return the catalogue in Markdown.
+
+    `tilewright show operators` prints it, and docs/operators.md stores it.
+    """
     entries = catalogue()
     lines = [
         "# Operators",

@@ -27,7 +27,8 @@ _DIVIDES = frozenset(["Div", "Mod"])
 
 
 def carried(node: OnnxNode, rule: OnnxRule) -> Sequence[str]:
-    """Import a node with trimmed operands, and trim its outputs.
+    """Import a node whose operands are trimmed: import it for the untrimmed values, trim its
+    outputs.
 
     Raises:
         UnsupportedOperatorError: if the node combines several positions along the trimmed

@@ -21,10 +21,10 @@ _NO_TENSORS = {
 
 
 def model_ports(graph: GraphProto) -> ModelPorts:
-    """The inputs and outputs with their stated dimensions, without inputs that have an initializer.
+    """Return the inputs and outputs of a graph with their stated dimensions.
 
-    A dynamic dimension of an input has the name that the file states. Without a usable name, it is
-    named after the input and the position (`x[0]`).
+    An input that has an initializer is left out. A dynamic dimension of an input has the name that
+    the file states. Without a usable name, it is named after the input and the position (`x[0]`).
 
     Raises:
         InvalidModelError: if an input is not a tensor.
@@ -115,8 +115,8 @@ _CACHE_OPERANDS = {"Attention": (4, 5), "MultiHeadAttention": (6, 7), "QAttentio
 
 
 def cache_lengths(graph: GraphProto) -> frozenset[str]:
-    """The names of dynamic dimensions that give the number of rows in a cache. In a first run they
-    may be 0.
+    """Return the names of dynamic dimensions that count the rows of a cache, and may therefore be
+    0.
 
     A cache is an input to which the model adds rows and which it returns as an output. A dimension
     that occurs in other inputs too is not included.
@@ -154,12 +154,11 @@ def _cached_by(node: NodeProto) -> tuple[int, ...]:
 
 
 def check_dims(graph: GraphProto, dims: Mapping[str, SizeRange]) -> dict[str, Dimension]:
-    """Check the stated sizes, and return the range of each dimension; a fixed size is a range of
-    one number. A dimension with hints only (`compiler.sizes.hinted_ranges`) is left out, because it
-    has no stated range.
+    """Check a caller's `dims`, and return the range of each dimension by name.
 
-    A size for a dimension that is not dynamic is an error, also if the model has no dynamic
-    dimension.
+    A fixed size is returned as a range of one number. A dimension with hints only
+    (`compiler.sizes.hinted_ranges`) is left out, because it has no stated range. A size for a
+    dimension that is not dynamic is an error, also if the model has no dynamic dimension.
 
     Raises:
         InvalidArgumentError: if a size is invalid, a name belongs to no dynamic dimension, or

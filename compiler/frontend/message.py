@@ -33,14 +33,14 @@ VARINT_BITS = 64
 
 
 class UnusualError(Exception):
-    """The layout of these bytes is unusual for a model: protobuf decides whether they are one."""
+    """This reader cannot split the bytes: protobuf must decide whether they are a model."""
 
 
 def split_message(stream: BinaryIO, size: int) -> tuple[bytes, dict[int, Bytes]]:
-    """Split a model into its message without the data of large initializers, and that data by the
-    initializers' numbers.
+    """Split a model file into a small message and the data of its large initializers.
 
-    The data is read-only, aligned, and in one block.
+    Returns the message without that data, and the data by the number of the initializer. The data
+    is read-only, aligned, and in one block.
 
     Args:
         stream: at the start of the message.

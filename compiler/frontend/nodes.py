@@ -32,15 +32,16 @@ from tilewright.compiler.sizes import Asking, DynamicSizeError, is_dynamic
 class NameScope:
     """The names defined in a graph, a branch or a function.
 
+    If `spelled` is true, control flow inside is unrolled if possible, because the enclosing body
+    could not be imported as a graph of its own.
+
     Attributes:
         values: the graph's value for each ONNX name; None for a function's input that the call
-            leaves out. It grows as nodes are imported.
-        opsets: version by domain.
+            leaves out. The mapping grows as nodes are imported.
+        opsets: the opset version of each domain.
         attributes: the attributes of the call, for a function's body.
         prefix: the prefix of node names.
         depth: the number of enclosing bodies.
-        spelled: whether control flow inside is unrolled if possible, because the enclosing body
-            could not be imported as a graph of its own.
     """
 
     values: MutableMapping[str, str | None]
@@ -79,8 +80,8 @@ class NodeImporter:
     """Imports nodes by their rules, by the function bodies of their schemas, or branch by branch.
 
     `final_names` maps values to their names in the file, `node_names` maps values to the names of
-    the nodes that compute them. With `waiting`, nodes of the main graph that depend on values of
-    the run are collected there.
+    the nodes that compute them. `waiting`, if not None, collects the nodes of the main graph that
+    depend on values of the run.
     """
 
     def __init__(
@@ -376,7 +377,10 @@ class NodeImporter:
     def inline(
         self, graph: GraphProto, operands: Sequence[str], prefix: str, body: NameScope
     ) -> list[str]:
-        """Import a subgraph for these values of its inputs; returns the values of its outputs."""
+        """Import a subgraph into the graph under construction, with `operands` as its inputs.
+
+        Returns the values of its outputs.
+        """
         values: dict[str, str | None] = {}
         for info, operand in zip(graph.input, operands, strict=True):
             values[info.name] = operand
@@ -463,7 +467,7 @@ class NodeImporter:
 
 
 def subgraph(proto: NodeProto, key: str, name: str) -> GraphProto:
-    """A graph attribute; raises InvalidModelError if it is missing."""
+    """Return the graph in the attribute `key`; raises InvalidModelError if it is missing."""
     for attribute in proto.attribute:
         if attribute.name == key and attribute.HasField("g"):
             return attribute.g

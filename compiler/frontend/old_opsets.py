@@ -19,8 +19,7 @@ _BINARY = frozenset(
 
 
 def aligned_operands(node: OnnxNode) -> Sequence[str | None]:
-    """The node's operands; the second gets the dimensions of extent 1 that NumPy broadcasting
-    needs.
+    """Return the node's operands, the second one reshaped for NumPy's broadcasting.
 
     Before: A (2, 3, 4), B (3,), axis 1. After: B (3, 1).
 
@@ -46,5 +45,5 @@ def aligned_operands(node: OnnxNode) -> Sequence[str | None]:
 
 
 def domain_of(name: str) -> str:
-    """A domain's name; the empty name stands for ONNX's own operators."""
+    """Normalise the name of a domain: `ai.onnx` becomes the empty name, others stay unchanged."""
     return "" if name == "ai.onnx" else name

@@ -73,8 +73,11 @@ def import_model(model: ModelSource, dims: Mapping[str, SizeRange] | None = None
 def importing(
     model: ModelSource, dims: Mapping[str, SizeRange] | None, made: Callable[[ModelImport], Made]
 ) -> Made:
-    """Apply `made` to an import of the model, and return the result; raises the errors of
-    `import_model`."""
+    """Call `made` on an import of the model, and return the result.
+
+    The call is repeated with related dimensions if the model needs two dynamic sizes to be equal.
+    Raises the errors of `import_model`.
+    """
     read = read_model(model)
     proto = inline_functions(read.proto)
     read, opsets = replace(read, proto=proto), check_header(proto)
@@ -100,7 +103,7 @@ def _with_relation(sizes: Mapping[str, int], dimension: Dimension, value: int) -
 
 
 class ModelImport:
-    """One import, which maps ONNX names to values of the graph as it visits the nodes."""
+    """A single import of one model, for either its whole graph or its first segment."""
 
     def __init__(
         self, read: ReadModel, opsets: Mapping[str, int], sizes: Mapping[str, int]
@@ -118,7 +121,7 @@ class ModelImport:
         self._values: dict[str, str | None] = {}
 
     def graph(self) -> Graph:
-        """The whole model as a graph."""
+        """Import the whole model as one graph."""
         return self._finished(self._nodes(None), self._graph.output, ())
 
     def stage(

@@ -34,7 +34,7 @@ def reads(node: NodeProto, depth: int = 0) -> Iterator[str]:
 
 
 def sort_nodes(graph: GraphProto | FunctionProto, defined: Collection[str]) -> list[NodeProto]:
-    """The nodes in topological order; those of a sorted graph keep their order.
+    """Return the nodes in topological order; nodes that are in such an order already keep it.
 
     `defined` are the graph's inputs and initializers, or the inputs of a function.
 
@@ -85,7 +85,10 @@ def _order(graph: GraphProto | FunctionProto, makers: dict[str, int]) -> list[in
 
 
 def needed_nodes(nodes: Sequence[NodeProto], wanted: set[str]) -> set[int]:
-    """Positions of the nodes that the wanted values depend on; adds all values in use to them."""
+    """Return the positions of the nodes that the wanted values depend on.
+
+    Adds to `wanted` all values that these nodes read.
+    """
     found: set[int] = set()
     for position in reversed(range(len(nodes))):
         if wanted & set(nodes[position].output):
@@ -95,7 +98,10 @@ def needed_nodes(nodes: Sequence[NodeProto], wanted: set[str]) -> set[int]:
 
 
 def unique_names(nodes: Sequence[NodeProto]) -> list[str]:
-    """The nodes' names; the name of the first output replaces an empty or repeated name."""
+    """Return a unique name for each node.
+
+    A node without a name gets the name of its first output. Repeated names get a number.
+    """
     seen: set[str] = set()
     names = []
     for node in nodes:

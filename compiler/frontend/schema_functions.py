@@ -24,7 +24,7 @@ _NUMBERS: Mapping[DType, int] = {dtype: number for number, dtype in ONNX_TYPES.i
 
 @dataclass(frozen=True, slots=True)
 class SchemaFunction:
-    """A function body, and the values of its attributes, defaults included."""
+    """A function body, and the values of its attributes, including defaults."""
 
     body: FunctionProto
     attributes: Mapping[str, AttributeProto]
@@ -33,12 +33,12 @@ class SchemaFunction:
 def schema_function(
     node: NodeProto, opset: int, types: Sequence[TensorType | None]
 ) -> SchemaFunction | None:
-    """The function body of a node in the specification; None if it has none.
+    """Return the function body that ONNX specifies for a node; None if it specifies none.
 
     Args:
         node: the node, of the domain ai.onnx.
         opset: the version of the domain.
-        types: of its operands; None for an omitted operand.
+        types: the types of the node's operands; None for an omitted operand.
 
     Raises:
         InvalidModelError: if the node is too malformed to have a body.

@@ -44,10 +44,13 @@ NUMBERS = {dtype: number for number, dtype in ONNX_TYPES.items()}
 
 @dataclass(slots=True)
 class Waiting:
-    """The nodes that an import defers, and the ONNX names of their outputs.
+    """The nodes that an import defers.
 
-    `asked` maps values of the graph whose elements must be known to the nodes that need them.
-    `first` is the reason why the first node was deferred.
+    Attributes:
+        nodes: the deferred nodes.
+        made: the ONNX names of their outputs.
+        asked: values of the graph whose elements must be known, each with the node that needs them.
+        first: the reason why the first node was deferred.
     """
 
     nodes: list[NodeProto] = field(default_factory=list)
@@ -56,7 +59,7 @@ class Waiting:
     first: UnsupportedOperatorError | None = None
 
     def follows(self, node: NodeProto) -> bool:
-        """Whether a node reads an output of a deferred node; it must then be deferred too."""
+        """Defer a node if it reads an output of a deferred node; returns whether it does."""
         found = not self.made.isdisjoint(reads(node))
         if found:
             self._put(node)
@@ -74,9 +77,10 @@ class Waiting:
 
 
 def unwrapped(branch: GraphProto, node: NodeProto, name: str) -> GraphProto:
-    """The nodes of a branch, as nodes of the graph that contains its If, called `name`.
+    """Convert the branch of an If to nodes of the graph that contains the If.
 
-    Their outputs are renamed to `name/...`; the outputs of the If keep their names.
+    `name` is the name of the If. Values of the branch are renamed to `name/...`; the outputs of
+    the If keep their names.
     """
     made = {value for inner in branch.node for value in inner.output if value}
     made |= {tensor.name for tensor in branch.initializer}
@@ -114,14 +118,15 @@ def _renamed(node: NodeProto, names: Mapping[str, str], prefix: str = "") -> Nod
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Continuation:
-    """The continuation of a model behind a cut: nodes, and the values that they read.
+    """The rest of a segmented model: the nodes behind a cut, and the values that they read.
+
+    The first `spelled` nodes compute numbers from the extents of the live-ins, and sequences from
+    live-ins.
 
     Attributes:
-        source: the model, without inputs for these values.
-        reads: the values (live-ins).
+        source: the model of these nodes, without inputs for the values that they read.
+        reads: the values that they read (live-ins).
         reason: why the model was segmented.
-        spelled: the number of leading nodes that compute numbers from the extents of the live-ins,
-            and sequences from live-ins.
     """
 
     source: ReadModel
@@ -130,8 +135,10 @@ class Continuation:
     spelled: int = 0
 
     def at(self, facts: SegmentGuard, arrays: Mapping[str, np.ndarray]) -> ReadModel:
-        """The continuation as a model for these facts. `arrays` holds the shape-determining
-        values."""
+        """Build a model of the continuation for these facts.
+
+        `arrays` holds the shape-determining values by name.
+        """
         sizes = dict(facts.sizes)
         names = {dimension.name for dimension in facts.open}
         proto = ModelProto()
@@ -197,7 +204,8 @@ def _spelled(
 
 
 def input_crossings(graph: GraphProto, ports: ModelPorts) -> tuple[Crossing, ...]:
-    """The inputs of a model as live-ins of its first segment, with the dimensions of `ports`.
+    """Return the inputs of a model as live-ins of its first segment, with the dimensions of
+    `ports`.
 
     Raises:
         UnsupportedOperatorError: if an element type is not supported.
@@ -222,7 +230,7 @@ def rest_of(
     values: MutableMapping[str, str | None],
     before: Continuation | None,
 ) -> Continuation:
-    """The continuation of a model, whose nodes need values of `builder`.
+    """Build the continuation of a model from the nodes that its import deferred.
 
     Args:
         read: the model.

@@ -18,7 +18,7 @@ from tilewright.compiler.ops.shapes import show
 
 
 def sequence_operand(node: OnnxNode, position: int) -> tuple[str, ...]:
-    """The values of an operand that is a sequence."""
+    """Return the values in a sequence operand; raises InvalidModelError for any other operand."""
     found = node.builder.sequences.get(node.input(position))
     if found is None:
         raise node.invalid(f"input {position} is not a sequence")
@@ -146,7 +146,7 @@ SEQUENCES: Mapping[str, Callable[[OnnxNode], str]] = {
 
 
 def on_sequences(node: OnnxNode) -> Callable[[OnnxNode], str] | None:
-    """The function that imports a node on sequences; None for a node on tensors only.
+    """Return the function that imports a node on sequences; None if the node has tensors only.
 
     Raises:
         UnsupportedOperatorError: if an unsupported operator takes a sequence.

@@ -24,7 +24,7 @@ NIBBLES = {TensorProto.UINT4: DType.UINT8, TensorProto.INT4: DType.INT8}
 
 
 def element_type(number: int, what: str) -> DType:
-    """An ONNX element type; raises InvalidModelError if it is not supported."""
+    """Convert ONNX's number of an element type; raises InvalidModelError if it is not supported."""
     dtype = ONNX_TYPES.get(number)
     if dtype is None:
         raise InvalidModelError(f"{what}: element type {onnx_type_name(number)} is not supported")

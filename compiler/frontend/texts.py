@@ -35,7 +35,9 @@ characters."""
 
 
 def input_labels(model: ModelProto) -> Labels:
-    """The table of labels of a text input."""
+    """Return the table of labels for text inputs: all texts of the model, and one for other
+    texts.
+    """
     found: dict[str, None] = {}
 
     def collect(graph: GraphProto) -> None:
@@ -67,7 +69,9 @@ def _decoded(items: Sequence[bytes]) -> list[str]:
 
 
 def with_one_table(node: OnnxNode) -> tuple[OnnxNode, Labels | None]:
-    """The node with its text operands in one table; and that table, if its results are texts.
+    """Convert the text operands of a node to one common table of labels.
+
+    Returns the converted node, and the table if the node's results are texts, else None.
 
     Raises:
         UnsupportedOperatorError: if the operator does not support text.
@@ -103,6 +107,6 @@ def _looked_up(node: OnnxNode, value: str, labels: Labels, whole: Labels) -> str
 
 
 def labelled(node: OnnxNode, values: Sequence[str], labels: Labels | None) -> None:
-    """Record that these values are positions of labels."""
+    """Record that the elements of `values` are positions in `labels`; None records nothing."""
     if labels is not None:
         node.builder.labels.update(dict.fromkeys((v for v in values if v), labels))

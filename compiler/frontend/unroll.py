@@ -36,13 +36,14 @@ time, for states of 32 to 512 elements)."""
 class LoopBody:
     """The body of a Loop or Scan, and the two ways to import it.
 
+    If `spelled` is true, an enclosing body could not be imported as a graph of its own.
+
     Attributes:
-        inputs, outputs: their numbers.
+        inputs, outputs: the number of its inputs and of its outputs.
         weight: its number of nodes; nodes of nested loops count several times.
-        step: imports the body here, for a step's number and inputs; the flag says that importing it
-            as a loop failed before, so that nested loops are unrolled too.
+        step: imports one unrolled step, for the step's number and inputs. The flag says that the
+            import as a loop failed, so that nested loops are unrolled too.
         enclosed: imports the body into an enclosure, for values of that enclosure.
-        spelled: whether an enclosing body is unrolled for that reason.
     """
 
     inputs: int
@@ -54,14 +55,15 @@ class LoopBody:
 
     @property
     def short(self) -> int:
-        """The number of steps that are unrolled without trying a loop first."""
+        """The maximum number of steps that are unrolled without trying a loop first."""
         return STEP_LIMIT if self.spelled else min(STEP_LIMIT, SPELLED_NODES // self.weight)
 
 
 def imported_scan(node: OnnxNode, body: LoopBody) -> list[str]:
     """Import a Scan: returns the states after the last step, then the stacked results of all steps.
 
-    Inputs and outputs of the body are states first, then slices.
+    The body takes the states, then one slice of each scanned input. It returns the next states,
+    then one slice of each stacked result.
 
     Raises:
         InvalidModelError: if the operands contradict each other.

@@ -198,7 +198,7 @@ class OnnxNode:
         return self.builder.constant(array, f"{self._hint()}.constant", dtype)
 
     def sizes(self, items: Sequence[int] | int, dtype: DType = DType.INT64) -> str:
-        """Add a constant of integers, some of which may be dynamic sizes.
+        """Add integers to the graph, some of which may be dynamic sizes. Return the value's name.
 
         A list becomes a vector, and a single integer becomes a scalar.
         """

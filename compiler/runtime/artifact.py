@@ -65,10 +65,10 @@ MANIFEST, LIBRARY, WEIGHTS = "manifest.json", "kernels.so", "weights.bin"
 
 @dataclass(frozen=True, slots=True)
 class SizedProgram:
-    """A program and the sizes of named dimensions that it was compiled for; `()` without named
-    dimensions.
+    """A program, and the sizes of named dimensions for which it was compiled.
 
-    A program with dynamic sizes serves all of their ranges (`Program.dimensions`).
+    The sizes are `()` without named dimensions. A program with dynamic sizes serves all of their
+    ranges (`Program.dimensions`).
     """
 
     sizes: Sizes
@@ -84,8 +84,8 @@ class Artifact:
         programs: one for each served combination of sizes, and at most one with dynamic sizes,
             which serves their ranges. No further programs can be compiled.
         ports: inputs and outputs with the names of their dynamic dimensions.
-        stages: the order of the programs, if the model is segmented where data determine a size;
-            sizes do not select a program then.
+        stages: the order of the programs of a segmented model, in which sizes that depend on data
+            separate the segments; None for other models. With stages, sizes select no program.
         target: the target of the generated code (`Target.to_json`).
         metadata: the compiler's additions: model, schedules, keys, versions.
     """
@@ -108,8 +108,10 @@ class Artifact:
         return self.load(self.program(sizes), threads)
 
     def model(self, threads: int = 1) -> GuardedModel:
-        """All programs behind one `run`: the inputs' sizes, or values that data determine, select
-        the program. A program loads on first use.
+        """Load all programs as one model.
+
+        The sizes of the inputs, or values that data determine, select the program of a run. A
+        program loads on first use.
 
         Raises:
             ArtifactError: if the library does not load.
@@ -151,7 +153,7 @@ class Artifact:
         return Reads(crossings, {each.name: each for each in ranges})
 
     def load(self, chosen: Program, threads: int = 1) -> Executable:
-        """Load one of the artifact's programs, or such a program at fixed sizes.
+        """Load one of the artifact's programs, or a copy of one with fixed sizes (`Program.at`).
 
         Raises:
             ArtifactError: if the library does not load.
@@ -358,7 +360,7 @@ def _read_manifest(path: Path) -> dict[str, Any]:
 
 
 def manifest_checksum(manifest: Mapping[str, Any]) -> str:
-    """SHA-256 of all entries but the checksum itself, in a canonical form."""
+    """Return the SHA-256 of a manifest in a canonical form, without its own checksum entry."""
     rest = {key: value for key, value in manifest.items() if key != "checksum"}
     text = json.dumps(rest, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()

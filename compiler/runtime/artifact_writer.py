@@ -135,15 +135,17 @@ class ArtifactWriter:
         """Flush the finished folder to disk, then move it to its destination.
 
         Raises:
-            OSError: if that fails.
+            OSError: if the folder cannot be flushed or moved.
         """
         self.weights.close()
         replace_folder(self._staging, self._path)
 
 
 def check_destination(path: str | Path) -> Path:
-    """The absolute path, if an artifact may be saved there: it must not exist, be an empty folder,
-    or be an artifact without foreign files next to it.
+    """Check that an artifact may be saved at a path, and return the absolute path.
+
+    The path must not exist, be an empty folder, or be an artifact without foreign files in its
+    folder.
 
     Raises:
         ArtifactError: if something else exists there, or a parent folder cannot be created.

@@ -91,14 +91,19 @@ class BoundKernel:
                 native().tw_evict(buffer.ctypes.data, spec.bytes)
 
     def time(self, samples: int, inner: int = 1) -> NDArray[np.float64]:
-        """Take samples of `inner` runs each: (samples,), seconds per run."""
+        """Time the kernel: returns `samples` numbers, each the seconds per run in a sample.
+
+        A sample is `inner` consecutive runs.
+        """
         seconds = np.empty(samples, np.float64)
         self._struct.inner = inner
         native().tw_bench(ctypes.byref(self._struct), self.threads, samples, seconds.ctypes.data)
         return seconds
 
     def inner_for(self, sample_seconds: float, limit: int = 1 << 20) -> int:
-        """Runs per sample, so that a sample takes about `sample_seconds`. This runs the kernel."""
+        """Run the kernel to find the number of runs per sample for samples of about
+        `sample_seconds`.
+        """
         inner = 1
         while inner < limit:
             seconds = float(self.time(1, inner)[0]) * inner

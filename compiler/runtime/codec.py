@@ -91,7 +91,7 @@ class JsonValue:
 
 
 def encode(value: Any) -> Any:
-    """The JSON form of a value of a dataclass."""
+    """Convert an instance of a dataclass to its JSON form."""
     return _class_codec(type(value)).compiled().write(value)  # type: ignore[arg-type]
 
 

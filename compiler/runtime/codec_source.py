@@ -25,9 +25,9 @@ class Codec:
 
     Attributes:
         read: checks data and returns the value.
-        write: None if the value is its own JSON form.
-        is_own_form: the source of a test of `$` that is true only for data that `read` returns
-            unchanged. If it is true, no function is called.
+        write: converts the value to its JSON form; None if the value is its own JSON form.
+        is_own_form: the source of a test, in which `$` stands for the data. It is true only for
+            data that `read` returns unchanged, so that no function call is needed for them.
     """
 
     read: Read
@@ -37,8 +37,15 @@ class Codec:
 
 @dataclass(frozen=True, slots=True)
 class FormField:
-    """A field of a class: its name, its key in JSON, its codec, its default value, and whether the
-    default is omitted."""
+    """A field of a class.
+
+    Attributes:
+        name: its name in the class.
+        key: its name in JSON.
+        codec: its reader and writer.
+        default: returns the default value; None if the field is required.
+        sparse: whether the default value is omitted in JSON.
+    """
 
     name: str
     key: str
@@ -48,27 +55,32 @@ class FormField:
 
 
 class FunctionSource:
-    """A function under construction: its lines, and the values that they refer to."""
+    """A function under construction: its source lines, and the values that the lines refer to."""
 
     def __init__(self) -> None:
         self.lines: list[str] = []
         self.values: dict[str, Any] = {"within": within, "inf": math.inf}
 
     def name(self, value: Any, word: str) -> str:
-        """A name by which the lines refer to a value."""
+        """Register a value under a new name that starts with `word`, and return the name."""
         found = f"{word}{len(self.values)}"
         self.values[found] = value
         return found
 
     def reading(self, codec: Codec, value: str) -> str:
-        """An expression that reads a variable: an inline test, or the call of a function."""
+        """Return an expression that reads the variable `value`: an inline test, or a function
+        call.
+        """
         call = f"{self.name(codec.read, 'read')}({value}, scope)"
         if not codec.is_own_form:
             return call
         return f"{value} if {codec.is_own_form.replace('$', value)} else {call}"
 
     def part(self, codec: Codec, value: str, place: str) -> list[str]:
-        """Lines that read a variable in place; errors name `place`."""
+        """Return lines that replace the variable `value` by the value read from it.
+
+        Errors name `place`.
+        """
         if codec.is_own_form == "True":
             return []
         lines = [
@@ -81,8 +93,10 @@ class FunctionSource:
         return lines
 
     def compiled(self, parameters: str, what: str) -> Any:
-        """The compiled function. Its source contains only names of fields and words of this
-        module."""
+        """Compile the lines to a function with these parameters.
+
+        The source contains only names of fields and words of this module, no data from outside.
+        """
         text = "\n    ".join([f"def made({parameters}):", *self.lines])
         exec(compile(text, f"<the JSON form of {what}>", "exec"), self.values)
         return self.values["made"]
@@ -157,9 +171,10 @@ def class_reader(kind: type, form: JsonForm, fields: Sequence[FormField]) -> Rea
 
 
 def row_reader(parts: list[tuple[Codec, str]], made: str, source: FunctionSource) -> Read:
-    """Compile the reader of a list of fixed length, each item with its codec and its place.
+    """Compile the reader of a list of fixed length.
 
-    `made` is the source of the result, computed from the parts `a0`, `a1`...
+    `parts` has a codec and a place in error messages for each item. `made` is the source of the
+    result, an expression of the items `a0`, `a1`...
     """
     source.values |= {"expected": expected}
     wrong = f"raise expected('a list of {len(parts)}', data)"
@@ -174,7 +189,11 @@ def row_reader(parts: list[tuple[Codec, str]], made: str, source: FunctionSource
 
 
 def class_writer(form: JsonForm, fields: Sequence[FormField], what: str) -> Write:
-    """Compile the writer of a class: an object with its constants, fields and derived entries."""
+    """Compile the writer of a class.
+
+    It writes an object with the constants, the fields and the derived entries, or a list if
+    `form.row` is set.
+    """
     source = FunctionSource()
     written = {each.name: f"value.{each.name}" for each in fields}
     for each in fields:
@@ -202,7 +221,7 @@ def class_writer(form: JsonForm, fields: Sequence[FormField], what: str) -> Writ
 
 
 def opened(data: object) -> Mapping[str, Any]:
-    """Data that is an object, though not necessarily a `dict`; raises MalformedError."""
+    """Return the data if it is a mapping; raises MalformedError for any other data."""
     if not isinstance(data, Mapping):
         raise expected("an object", data)
     return data

@@ -27,9 +27,10 @@ GROWTH = 1.5
 
 
 class SizedPort(NamedTuple):
-    """An input or output of a run, and the indices of its pointers.
+    """An input or output of one run, with its sizes.
 
-    `stored` is its shape in memory, which is larger with slack capacity (`Port.room`).
+    `positions` are the indices of its pointers. `stored` is its shape in memory, which is larger
+    than `shape` with slack capacity (`Port.room`).
     """
 
     dtype: np.dtype[Any]
@@ -39,13 +40,15 @@ class SizedPort(NamedTuple):
     stored: tuple[int, ...]
 
     def rows_in(self, buffer: Array) -> Array:
-        """The view of the array within the larger buffer that contains it."""
+        """Return the view of the port's array in the larger buffer that contains it."""
         return buffer[tuple(map(slice, self.shape))] if self.shape else buffer
 
 
 @dataclass(frozen=True, slots=True)
 class PortForm:
-    """An input or output; shapes and bytes are indices into the table of numbers."""
+    """An input or output of a program; `shape`, `stored` and `bytes` are indices of numbers
+    (`Rules`).
+    """
 
     dtype: np.dtype[Any]
     shape: tuple[int, ...]
@@ -55,7 +58,7 @@ class PortForm:
 
 
 class ProgramForm:
-    """A program in the interpreter's form, and the indices of its numbers (`Rules`).
+    """A program encoded for the interpreter, and the indices of its numbers (`Rules`).
 
     All contexts of an executable share it.
 
@@ -187,7 +190,9 @@ class RunContext:
         return self._outputs
 
     def resize(self, values: tuple[int, ...]) -> None:
-        """Compute all numbers for these sizes: first the dimensions in order, divided by
+        """Compute all numbers of the program for a run.
+
+        `values` are the sizes of the dimensions in order, each divided by the dimension's
         `multiple`, then the slack capacities.
 
         Raises:
@@ -226,7 +231,7 @@ class RunContext:
         self.ready = True
 
     def watch(self, stop: StopFlag | None) -> None:
-        """Let this flag stop runs; None for no flag."""
+        """Set the flag that ends the runs of this context early; None removes it."""
         self._struct.stop = None if stop is None else stop.address
 
     def _grow(self, arena: int, scratch: int) -> None:
@@ -244,7 +249,7 @@ class RunContext:
                 self._scratch = aligned_empty(scratch)
 
     def stage(self, index: int, array: Array) -> int:
-        """Copy an input into an aligned buffer of this context; returns its address."""
+        """Copy an input into an aligned buffer of this context, and return the buffer's address."""
         staged = self._staged.get(index)
         if staged is None:
             port = self.inputs[index]

@@ -198,15 +198,19 @@ class Executable(Model):
 
     @cached_property
     def in_place(self) -> Mapping[int, int]:
-        """The outputs that `run_into` may write over an input, each with that input
-        (`Program.in_place`)."""
+        """For each output that `run_into` may write over an input, that input; both by number.
+
+        See `Program.in_place`.
+        """
         return self.program.in_place()
 
     @cached_property
     def rooms(self) -> tuple[tuple[int, ...], ...]:
-        """For each slack capacity of the program (`Program.rooms`), the outputs that have it. Empty
-        if such an output cannot share its input's memory, or an input with slack has no such
-        output: runs must then pass no slack capacities."""
+        """For each slack capacity (`Program.rooms`), the numbers of the outputs that have it.
+
+        The result is empty if runs must not pass slack capacities: an output with slack cannot
+        share its input's memory, or an input with slack has no such output.
+        """
         program, continued = self.program, self._continued.values()
         with_room = {k for k, port in enumerate(program.inputs) if port.room is not None}
         if with_room != self._continued.keys():
@@ -230,8 +234,10 @@ class Executable(Model):
     def ports_for(
         self, arrays: Sequence[Array], rooms: tuple[int, ...] = ()
     ) -> tuple[tuple[SizedPort, ...], tuple[SizedPort, ...]]:
-        """Inputs and outputs with their sizes for these inputs, given in order, and with slack
-        capacities as in `run_into`. A following run with the same sizes reuses them.
+        """Return the inputs and the outputs of a run on these arrays, with their sizes.
+
+        `arrays` are the inputs in order, `rooms` the slack capacities as in `run_into`. A following
+        run with the same sizes reuses the computed sizes.
 
         Raises:
             InvalidInputError: if a dimension is outside its range.
@@ -243,7 +249,7 @@ class Executable(Model):
         return ports
 
     def takes(self, arrays: Sequence[Array]) -> bool:
-        """Whether the program serves the sizes of these inputs, given in order."""
+        """Whether the program accepts the shapes of these inputs, given in order."""
         try:
             context = self._context((*self._sizes.of(arrays), *self._no_rooms))
         except InvalidInputError:
@@ -347,8 +353,10 @@ class Executable(Model):
         return outputs
 
     def labelled(self, outputs: Sequence[Array]) -> list[Array]:
-        """Outputs with numbers replaced by their labels, and bfloat16 bits by bfloat16; other
-        outputs unchanged."""
+        """Convert outputs for the caller: numbers to their labels, and bfloat16 bits to bfloat16.
+
+        Other outputs are unchanged.
+        """
         made = list(outputs)
         for index, kind in self._bfloat16:
             made[index] = made[index].view(kind)
@@ -357,7 +365,7 @@ class Executable(Model):
         return made
 
     def listed(self, outputs: Sequence[Array]) -> list[Array]:
-        """Outputs, with the elements of a list joined to one list of arrays."""
+        """Group the outputs that are elements of one list into one list of arrays."""
         if not self._lists:
             return list(outputs)
         return [cast("Array", result.of(outputs)) for result in self._lists]

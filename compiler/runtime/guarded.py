@@ -150,23 +150,27 @@ class GuardedModel(Model):
 
     @property
     def made(self) -> tuple[Sizes, ...]:
-        """Combinations of sizes with their own program, in the order of first use, for a model
-        without segments."""
+        """The combinations of sizes that have their own program, in the order of first use.
+
+        Segmented models have none.
+        """
         made = tuple(self._first.made) if self._first.whole else ()
         own = tuple(tuple(sorted(facts.sizes)) for facts in made if not facts.open)
         return own + tuple(sizes for other in self._parted.values() for sizes in other.made)
 
     @property
     def served(self) -> tuple[Sizes, ...] | None:
-        """Combinations of sizes for which an artifact has programs; None if others can be compiled,
-        or the model is segmented."""
+        """The combinations of sizes for which an artifact has programs.
+
+        None if programs for other sizes can be compiled, or the model is segmented.
+        """
         listed_ = self._first.served
         if listed_ is None or self.is_cut:
             return None
         return tuple(tuple(sorted(facts.sizes)) for facts in listed_ if not facts.open)
 
     def inputs_at(self, sizes: Mapping[str, int]) -> tuple[Port, ...]:
-        """The inputs except texts, with these sizes of `open`."""
+        """The inputs except texts, for these sizes of the dimensions in `open`."""
         return tuple(
             Port(crossing.name, crossing.dtype, _shape(crossing.dims, sizes))
             for crossing in self._first.reads.crossings
@@ -174,7 +178,7 @@ class GuardedModel(Model):
         )
 
     def texts_at(self, sizes: Mapping[str, int]) -> dict[str, tuple[int, ...]]:
-        """The shapes of the text inputs, by name, with these sizes of `open`."""
+        """The shapes of the text inputs, by name, for these sizes of the dimensions in `open`."""
         return {
             crossing.name: _shape(crossing.dims, sizes)
             for crossing in self._first.reads.crossings
@@ -182,8 +186,9 @@ class GuardedModel(Model):
         }
 
     def executable(self, sizes: Mapping[str, int]) -> Executable:
-        """The program for exactly these sizes, compiled if necessary; runs with these sizes then
-        use it.
+        """Return the program for exactly these sizes, compiled if necessary.
+
+        Later runs with these sizes use it.
 
         Raises:
             InvalidInputError: if the sizes are not served, or a size without its own program is
@@ -244,10 +249,10 @@ class GuardedModel(Model):
         return self._run(inputs, labels, stop)[0]
 
     def programs_of(self, inputs: Mapping[str, Array] | Sequence[Array]) -> list[Ran]:
-        """The programs that a run on these inputs consists of, each with its own inputs, in order.
+        """Run the model, and return the programs that ran, in order, each with its own inputs.
 
         Raises:
-            InvalidInputError, CompilerError: as `run` does.
+            InvalidInputError, CompilerError: where `run` raises them.
         """
         return self._run(inputs, labels=False)[1]
 
@@ -290,7 +295,9 @@ class GuardedModel(Model):
         )
 
     def program_for(self, arrays: Sequence[Array]) -> Executable | None:
-        """The single program that serves a run on these inputs; None if the run takes several."""
+        """Return the single program that serves a run on these inputs; None if a run needs
+        several.
+        """
         if not self._first.whole:
             return None
         if self._direct is not None and self._direct.takes(arrays):
@@ -528,7 +535,7 @@ def whole_cut(
     own: Iterable[Sizes] = (),
     reason: str = "",
 ) -> SegmentBoundary[Executable]:
-    """A model without segments, as the continuation of an empty cut.
+    """Build the boundary before the whole of a model without segments.
 
     Args:
         reads: its inputs, with the ranges of their dimensions.

@@ -20,14 +20,14 @@ from tilewright.compiler.sizes import dimensions, is_dynamic
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """An array that is aligned for programs, and its address."""
+    """An array in aligned memory that a program uses directly, and the array's address."""
 
     array: Array
     address: int
 
     @staticmethod
     def at_start(memory: Bytes, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Placed:
-        """An array at the start of a block of memory.
+        """Create an array at the start of a block of memory.
 
         Raises:
             ValueError: if the memory is too small, not aligned to 64 bytes, or read-only.
@@ -44,7 +44,7 @@ class Placed:
 
 
 def unplaced(arrays: Iterable[Array | Placed]) -> list[Array]:
-    """The arrays without their addresses."""
+    """Return the plain arrays of a sequence in which some are `Placed`."""
     return [each.array if isinstance(each, Placed) else each for each in arrays]
 
 
@@ -109,10 +109,10 @@ def _in_order(
 
 
 def shapes_of(arrays: Sequence[Array | Placed], names: Sequence[str]) -> list[tuple[int, ...]]:
-    """The shapes of the inputs with these names.
+    """Return the shape of each array; `names` are the names of the inputs, for errors.
 
     Raises:
-        InvalidInputError: if one is not an array.
+        InvalidInputError: if an input is not an array.
     """
     shapes = []
     for array, name in zip(arrays, names, strict=True):
@@ -136,12 +136,11 @@ class InputSizes:
         )
 
     def of(self, arrays: Sequence[Array | Placed]) -> tuple[int, ...]:
-        """The size of each dimension in these inputs, divided by its `multiple`; checked against
-        the ranges.
+        """Return the size of each dimension in these inputs, divided by the dimension's `multiple`.
 
         Raises:
-            InvalidInputError: if an input is not an array, has another rank, or a dimension outside
-                its range.
+            InvalidInputError: if an input is not an array or has another rank, or a dimension is
+                outside its range.
         """
         if not self._sources:
             return ()
@@ -169,10 +168,11 @@ class InputSizes:
         return {source[0].name: source[0].multiple * value for source, value in values}
 
     def checked(self, arrays: Sequence[Array], index: int, shape: tuple[int, ...]) -> Array:
-        """An input in the port's own type, if its type is equivalent, checked for `shape`.
+        """Check input `index` and return it as a NumPy array of the port's dtype; bfloat16 as raw
+        bits.
 
         Raises:
-            InvalidInputError: if it is not an array of the shape and the port's dtype.
+            InvalidInputError: if it is not an array with this shape and the port's dtype.
         """
         array, port = arrays[index], self._ports[index]
         if not isinstance(array, np.ndarray | np.generic) or len(array.shape) != len(shape):
@@ -223,5 +223,5 @@ class InputSizes:
 
 
 def listed(names: Iterable[str]) -> str:
-    """Names as listed in messages."""
+    """Format names for a message: `'x', 'y'`, or `none`."""
     return ", ".join(f"'{name}'" for name in names) or "none"

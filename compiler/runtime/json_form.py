@@ -77,10 +77,10 @@ class Length:
 
 @dataclass(frozen=True, slots=True)
 class Via:
-    """A value that is written as another type, which has a JSON form.
+    """An annotation of a value that is written as a value of another type with a JSON form.
 
     Attributes:
-        form: that type.
+        form: the other type.
         read: converts a value of `form`, with the scope; raises ValueError for invalid data.
         write: converts the value to `form`.
         own: a type whose values are read unchanged; None if every value is converted.
@@ -94,14 +94,14 @@ class Via:
 
 @dataclass(frozen=True, slots=True)
 class JsonForm:
-    """The differences of a class's form from an object with every field, in the order of the class.
+    """The JSON form of a class, where it differs from an object with all fields in order.
 
     A class declares it as `json_form`.
 
     Attributes:
         what: the class's name in errors, such as `measure request`.
         error: the exception that `decode` raises, a ValueError or an error with one text argument.
-        row: the form is a list of the values, without names.
+        row: whether the form is a list of the values, without names.
         constants: entries before the fields with a fixed value. They distinguish the classes of a
             union. Without constants, the first field of each class does.
         leading: fields that are written before the others.
@@ -109,7 +109,7 @@ class JsonForm:
         sparse: fields that are omitted if they equal their default, or `()` without a default.
         optional: fields that a sender may omit, although they are always written.
         derived, derive: names of entries after the fields, and a function that computes them from a
-            value. They are for readers that do not compute; this reader ignores their values.
+            value. Other programs may read them; this reader ignores their values.
         check: raises ValueError for a value whose fields are inconsistent.
         opens, scope: fields that are read first, and a function that computes the scope of the
             others from the enclosing scope and these fields.
@@ -131,12 +131,17 @@ class JsonForm:
 
 
 def pairs(form: Any) -> Via:
-    """Pairs of a name and a value that are written as an object; `form` is a `Mapping`."""
+    """Return the annotation of a tuple of (name, value) pairs that JSON represents as an object.
+
+    `form` is the `Mapping` type of that object.
+    """
     return Via(form, lambda found, _: tuple(found.items()), dict)
 
 
 def within(error: ValueError, place: str) -> MalformedError:
-    """The error of a part, with `place` prepended to its path."""
+    """Return the error of a part of a value as an error of the value: prepend `place` to its
+    path.
+    """
     if not isinstance(error, MalformedError):
         return MalformedError(str(error), place)
     separator = "." if error.path and not error.path.startswith("[") else ""
@@ -148,5 +153,5 @@ def expected(what: str, value: object) -> MalformedError:
 
 
 def shown(key: object) -> str:
-    """A name that the sender chose, shortened for a message."""
+    """Shorten a name from untrusted data for an error message."""
     return reprlib.repr(key).strip("'")

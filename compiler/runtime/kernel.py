@@ -45,15 +45,15 @@ ALIGNMENT = 64
 
 
 def ranges_to_json(dimensions: Iterable[Dimension]) -> dict[str, str]:
-    """Dynamic dimensions with their ranges: `{"batch": "1..64"}`."""
+    """Convert dimensions to a mapping from names to ranges: `{"batch": "1..64"}`."""
     return {dimension.name: dimension.range_text for dimension in dimensions}
 
 
 def ranges_from_json(data: Mapping[str, str]) -> dict[str, Dimension]:
-    """Read the output of `ranges_to_json`; dimensions by name.
+    """Convert the output of `ranges_to_json` to dimensions by name.
 
     Raises:
-        ValueError: if a range is malformed, or has a single number and is not dynamic.
+        ValueError: if a range is malformed, or is a single number.
     """
     known = {str(name): parse_range(str(name), text) for name, text in data.items()}
     for name, dimension in known.items():
@@ -63,16 +63,17 @@ def ranges_from_json(data: Mapping[str, str]) -> dict[str, Dimension]:
 
 
 def size_to_json(size: int) -> int | str:
-    """A number, or the text of a dynamic size."""
+    """Convert a size to JSON: a number, or the text of a dynamic size."""
     return str(size) if is_dynamic(size) else size
 
 
 def size_from_json(value: Any, known: Mapping[str, Dimension]) -> int:
-    """Read the output of `size_to_json`, which must not be negative; `known` are the dynamic
-    dimensions by name.
+    """Read the output of `size_to_json`.
+
+    `known` are the dynamic dimensions by name.
 
     Raises:
-        ValueError: for other data.
+        ValueError: for other data, and for a size that is or may be negative.
     """
     if not isinstance(value, str):
         return _size(value)
@@ -96,15 +97,17 @@ def _size(value: Any) -> int:
 
 
 class SizeScope(NamedTuple):
-    """The context for reading sizes: dynamic dimensions by name, and the nesting depth of an
-    instruction."""
+    """The context in which sizes are read from JSON.
+
+    `known` are the dynamic dimensions by name, `depth` is the nesting depth of the instruction.
+    """
 
     known: Mapping[str, Dimension]
     depth: int = 0
 
 
 def size_in(value: Any, scope: SizeScope | None) -> int:
-    """`size_from_json` with the dimensions of a scope; None has no dimensions."""
+    """Read a size, as `size_from_json` does, with the dynamic dimensions of `scope`, if any."""
     return size_from_json(value, {} if scope is None else scope.known)
 
 
@@ -212,8 +215,11 @@ class BufferSpec(JsonValue):
 
 @dataclass(frozen=True, slots=True)
 class StageSpec:
-    """One function of a kernel; `extent` is the number of tiles of its parallel loop, 1 for a
-    serial stage."""
+    """One function of a kernel: its symbol, and the number of tiles of its parallel loop
+    (`extent`).
+
+    A serial stage has one tile.
+    """
 
     json_form: ClassVar[JsonForm] = JsonForm(row=True)
 
@@ -245,16 +251,20 @@ class KernelSpec(JsonValue):
     sizes: WorkloadRanges = ()
 
     def given(self, size: int, sizes: tuple[int, ...]) -> int:
-        """Evaluate a size of this kernel for these sizes of its dynamic dimensions, which may be
-        dynamic too."""
+        """Evaluate a size of this kernel, given the sizes of its dynamic dimensions.
+
+        The given sizes may be dynamic too, and the result is then dynamic.
+        """
         if not is_dynamic(size):
             return size
         values: dict[Dimension, int] = dict(zip(self.sizes, sizes, strict=True))
         return substituted(size, lambda dimension: values[dimension] // dimension.multiple)
 
     def check_sizes(self, sizes: tuple[int, ...]) -> None:
-        """Raise ValueError unless the dynamic dimensions may have these sizes, which may be dynamic
-        too."""
+        """Raise ValueError unless `sizes` are possible sizes of the kernel's dynamic dimensions.
+
+        The sizes may be dynamic themselves.
+        """
         if len(sizes) != len(self.sizes):
             raise ValueError(
                 f"kernel '{self.name}' has {len(self.sizes)} dynamic dimensions, got {len(sizes)}"
@@ -270,10 +280,10 @@ class KernelSpec(JsonValue):
                 )
 
     def at(self, sizes: tuple[int, ...]) -> KernelSpec:
-        """The kernel's interface for these sizes of its dynamic dimensions.
+        """Return the kernel's interface for these sizes of its dynamic dimensions.
 
         Raises:
-            ValueError: unless they may have them.
+            ValueError: if a dimension cannot have its size.
         """
         self.check_sizes(sizes)
         known = replace(self, sizes=())

@@ -31,7 +31,7 @@ WIDEST_DISPLAY = 64
 
 @dataclass(frozen=True, slots=True)
 class Labels(JsonValue):
-    """Keys of an output, in order.
+    """The meanings of an output's numbers.
 
     Without `columns`, elements are int64 positions in `keys`, which are texts. With `columns`, the
     output has shape (rows, keys), and each row represents a dictionary of its elements by key.
@@ -66,7 +66,9 @@ class Labels(JsonValue):
         return np.array(self.keys, np.str_)[array] if self.keys else np.empty(array.shape, np.str_)
 
     def positions(self, texts: NDArray[Any]) -> NDArray[Any]:
-        """The positions of texts, as int64; texts without a key get the last position, `OTHER`."""
+        """Convert texts to their int64 positions; a text without a key gets the last position,
+        `OTHER`.
+        """
         places = _places(self.keys)
         other = len(self.keys) - 1
         found = [places.get(text, other) for text in texts.reshape(-1).tolist()]

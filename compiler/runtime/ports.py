@@ -46,8 +46,8 @@ class ModelPorts(JsonValue):
         outputs: dimensions of each output; -1 depends on the sizes in an unknown way.
         pad: whether inputs may be padded with zeros to the next served sizes. This is correct only
             for models that ignore the padding, such as transformers with a mask input.
-        ranges: ranges of dimensions that a program expresses by others, and therefore does not
-            have.
+        ranges: ranges of dimensions that the program expresses by other dimensions. The program
+            itself has no such dimension.
         hints: the sizes at which dimensions with a range were tuned, by name.
         dtypes: types of inputs and outputs, by name; texts and lists have none.
     """
@@ -68,12 +68,16 @@ class ModelPorts(JsonValue):
         return tuple(dict.fromkeys(names))
 
     def described(self, ports: Mapping[str, Dims]) -> tuple[ModelPort, ...]:
-        """`inputs` or `outputs` as values, in order."""
+        """Convert `ports`, which is `inputs` or `outputs`, to a `ModelPort` for each port, in
+        order.
+        """
         return tuple(ModelPort(n, self.dtypes.get(n), dims) for n, dims in ports.items())
 
     def fixed(self, sizes: Mapping[str, int]) -> ModelPorts:
-        """The ports with some dynamic dimensions fixed, by name or by input and position
-        (`x[0]`)."""
+        """Return the ports with these sizes in place of dynamic dimensions.
+
+        A dimension is given by its name, or by its input and position (`x[0]`).
+        """
         inputs = {
             name: tuple(
                 sizes.get(f"{name}[{position}]", sizes.get(dim, dim))
@@ -101,10 +105,10 @@ class ModelPorts(JsonValue):
 
 
 def checked_sizes(sizes: Mapping[str, int]) -> dict[str, int]:
-    """A caller's sizes by name, as plain integers.
+    """Check a caller's mapping from names to sizes, and return it with plain integers.
 
     Raises:
-        InvalidArgumentError: if they are not a mapping, a name is not a text, or a size not an
+        InvalidArgumentError: if it is not a mapping, a name is not a text, or a size is not an
             integer.
     """
     if not isinstance(sizes, Mapping):
@@ -121,23 +125,25 @@ def checked_sizes(sizes: Mapping[str, int]) -> dict[str, int]:
 
 
 def sizes_text(sizes: Sizes) -> str:
-    """`batch=1, sequence=128`."""
+    """Format sizes for a message: `batch=1, sequence=128`."""
     return ", ".join(f"{name}={size}" for name, size in sizes) or "(no named dimension)"
 
 
 def ranges_text(dimensions: Iterable[Dimension]) -> str:
-    """`batch 1..64, sequence 1..512`; empty without dimensions."""
+    """Format dimensions for a message: `batch 1..64, sequence 1..512`; empty without dimensions."""
     return ", ".join(f"{dimension.name} {dimension.range_text}" for dimension in dimensions)
 
 
 def dims_text(dims: Dims) -> str:
-    """`(batch, 3, 224, 224)`."""
+    """Format the dimensions of a port for a message: `(batch, 3, 224, 224)`."""
     return f"({', '.join(map(str, dims))})"
 
 
 def element_name(listed: str, number: int, outputs: Collection[str]) -> str:
-    """The name of a list's element as an output: `boxes[0]`, primed if one of the model's outputs
-    has this name."""
+    """Return the name of a list's element as a separate output, such as `boxes[0]`.
+
+    The name gets a prime if another output of the model has it already.
+    """
     name = f"{listed}[{number}]"
     while name in outputs:
         name += "'"
@@ -145,12 +151,12 @@ def element_name(listed: str, number: int, outputs: Collection[str]) -> str:
 
 
 def dynamic_dims(shape: tuple[int, ...]) -> Dims:
-    """A port's dimensions from its shape: a dynamic size is named by its text."""
+    """Convert a shape to dimensions: a dynamic size becomes its text, a number stays a number."""
     return tuple(size_text(extent) if is_dynamic(extent) else extent for extent in shape)
 
 
 def size_text(size: int) -> str:
-    """A dynamic size for people: a dimension by its name, without its multiple."""
+    """Format a dynamic size for messages: a single dimension is its name, without its multiple."""
     text = str(size)
     for dimension in dimensions(size):
         if dimension.multiple > 1:
@@ -160,5 +166,5 @@ def size_text(size: int) -> str:
 
 
 def shape_text(shape: tuple[int, ...]) -> str:
-    """`(4, 3)` as Python writes it, `(batch, 3)` with dynamic sizes."""
+    """Format a shape for a message: `(4, 3)`, or `(batch, 3)` with dynamic sizes."""
     return dims_text(dynamic_dims(shape)) if any(map(is_dynamic, shape)) else str(shape)

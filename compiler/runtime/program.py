@@ -72,10 +72,10 @@ class BufferSpace(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class BufferRef:
-    """A place in memory. `offset` is in bytes; for an input, output or count it is the index of the
-    port.
+    """A place in memory: a space and an offset in it.
 
-    In a slot of the arena, the offset is `slot_start(i)` plus an offset in the slot.
+    The offset is in bytes; for an input, output or count it is the number of the port. In slot i of
+    the arena, it is `slot_start(i)` plus an offset in the slot.
     """
 
     json_form: ClassVar[JsonForm] = JsonForm(row=True)
@@ -88,7 +88,7 @@ class BufferRef:
 class Slot:
     """A part of the arena of a program with dynamic sizes.
 
-    It starts where the last of the slots `after` ends, in multiples of `ALIGNMENT`. Those have
+    It starts behind the end of all slots in `after`, at a multiple of `ALIGNMENT`. Those slots have
     lower numbers. Two slots may overlap unless one is, directly or indirectly, after the other.
     """
 
@@ -118,22 +118,27 @@ class Slices:
     least: Natural
 
     def most(self, sizes: Mapping[str, int]) -> int:
-        """Maximum elements of a slice, for sizes of the dimensions by name."""
+        """The maximum number of elements in a slice; `sizes` are the sizes of the dimensions by
+        name.
+        """
         return max(self.least, self.budget // max(1, at(self.bytes, sizes)))
 
 
 def slot_start(number: int) -> int:
-    """The start of a slot: bytes after the start of the arena, known when a program runs."""
+    """Return the start of a slot in the arena, in bytes, as a dynamic size.
+
+    The number is known when a program runs.
+    """
     return dynamic_size(slot_dimension(number))
 
 
 def slot_dimension(number: int) -> SlotDimension:
-    """The dimension of `slot_start`."""
+    """Return the dimension whose size is the start of slot `number`."""
     return SlotDimension.numbered(number, ALIGNMENT)
 
 
 def slot_end(number: int, slot: Slot) -> int:
-    """The start of slots that come after this one."""
+    """Return the aligned end of a slot, in bytes, which is where a slot after it may start."""
     return slot_start(number) + aligned_bytes(slot.bytes)
 
 
@@ -141,11 +146,15 @@ def slot_end(number: int, slot: Slot) -> int:
 class Port:
     """An input or output of a program: a row-major array.
 
-    `counted` is the dimension of an output whose extent is known only at run time; `shape` has its
-    maximum. `labels` are the meanings of its numbers. `room` is a dimension and its extent in
-    memory, if the array is the start of a larger buffer along that dimension (slack capacity).
-    `part_of` is the output of the model that is a list with this port as its next element. Random
-    test data for an input lies from the first of `integers` up to, but excluding, the second.
+    Attributes:
+        counted: the dimension of an output whose extent is known only at run time; `shape` has its
+            maximum.
+        labels: the meanings of the numbers.
+        room: a dimension and its extent in memory, if the array is the start of a larger buffer
+            along that dimension (slack capacity).
+        part_of: the output of the model that is a list with this port as its next element.
+        integers: the range of random test data for an input: from the first number up to, but
+            excluding, the second.
     """
 
     json_form: ClassVar[JsonForm] = JsonForm(
@@ -177,7 +186,9 @@ class Port:
         return (*self.shape[:axis], extent, *self.shape[axis + 1 :])
 
     def is_longer_by(self, room: RoomDimension) -> bool:
-        """Whether its extra rows in memory equal a slack capacity."""
+        """Whether the port has extra rows in memory, and their number is the slack capacity
+        `room`.
+        """
         if self.room is None:
             return False
         axis, extent = self.room
@@ -185,12 +196,12 @@ class Port:
 
     @property
     def bytes(self) -> int:
-        """Size in memory, at most."""
+        """The maximum size in memory."""
         return elements(self.stored) * self.dtype.bytes
 
 
 def described(port: Port) -> ModelPort:
-    """A port as users see it: texts and dictionaries have no dtype."""
+    """Convert a port to its public form, in which texts and dictionaries have no dtype."""
     return ModelPort(
         port.name, None if port.labels is not None else port.dtype, dynamic_dims(port.shape)
     )
@@ -200,7 +211,7 @@ def described(port: Port) -> ModelPort:
 class Result:
     """An output of the model: one output of the program, or a list of consecutive ones.
 
-    `places` are their numbers.
+    `places` are the numbers of these outputs.
     """
 
     name: str
@@ -208,15 +219,16 @@ class Result:
     is_list: bool
 
     def of(self, outputs: Sequence[T]) -> T | list[T]:
-        """The result, selected from the program's outputs."""
+        """Select the result from the program's outputs."""
         return [outputs[k] for k in self.places] if self.is_list else outputs[self.places[0]]
 
 
 @dataclass(frozen=True, slots=True)
 class KernelCall:
-    """Run kernel `kernel` of the program; `buffers` are in the order of its specification.
+    """Instruction: run kernel number `kernel` of the program.
 
-    `sizes` gives the kernel's dynamic dimensions (`KernelSpec.sizes`), as sizes of the program.
+    `buffers` are its arguments, in the order of `KernelSpec.buffers`. `sizes` are the sizes of its
+    dynamic dimensions (`KernelSpec.sizes`), as sizes of the program.
     """
 
     json_form: ClassVar[JsonForm] = JsonForm(sparse=("sizes",))
@@ -228,7 +240,9 @@ class KernelCall:
 
 @dataclass(frozen=True, slots=True)
 class Copy:
-    """Copy bytes; for an output that is a view of an input, a weight or another output."""
+    """Instruction: copy bytes, for an output that is a view of an input, a weight or another
+    output.
+    """
 
     json_form: ClassVar[JsonForm] = JsonForm(
         leading=("bytes",), names={"bytes": "copy", "destination": "to", "source": "from"}
@@ -299,9 +313,9 @@ class Branch:
 
 @dataclass(frozen=True, slots=True)
 class SizeBranch:
-    """Run `below` if a dimension of the program is at most `last`, else `above`.
+    """Instruction: run `below` if a dimension of the program is at most a limit, else `above`.
 
-    `last` counts in the dimension's `multiple`, and is within its range.
+    The limit is `last` times the dimension's `multiple`, and is within its range.
     """
 
     json_form: ClassVar[JsonForm] = JsonForm(scope=_deeper)
@@ -313,7 +327,7 @@ class SizeBranch:
 
     @property
     def size(self) -> int:
-        """The size that is compared with `last`."""
+        """The dimension's size divided by its `multiple`, which a run compares with `last`."""
         return dynamic_size(self.dimension) // self.dimension.multiple
 
 
@@ -330,7 +344,9 @@ Instruction = KernelCall | Copy | NativeCall | Loop | Branch | SizeBranch | Refu
 
 
 def walk(instructions: Iterable[Instruction]) -> Iterator[Instruction]:
-    """Every instruction, before its nested ones, in the order of the code."""
+    """Yield every instruction in the order of the code, each before the instructions nested in
+    it.
+    """
     for instruction in instructions:
         yield instruction
         match instruction:
@@ -345,7 +361,7 @@ def walk(instructions: Iterable[Instruction]) -> Iterator[Instruction]:
 
 
 def places(instruction: Instruction) -> tuple[BufferRef, ...]:
-    """The places that an instruction itself refers to, in the order of the code."""
+    """Return the places that an instruction refers to, without those of nested instructions."""
     match instruction:
         case KernelCall(_, buffers) | NativeCall(_, _, buffers):
             return buffers
@@ -439,7 +455,7 @@ class Program:
         return max(self.scratch_sizes(), default=0)
 
     def scratch_sizes(self) -> list[int]:
-        """The scratch memory that each kernel and native function needs, each size once."""
+        """The distinct scratch sizes that kernels and native functions need, in bytes."""
         sizes = []
         for call in self.walk():
             match call:
@@ -451,8 +467,9 @@ class Program:
         return list(dict.fromkeys(sizes))
 
     def at(self, values: Mapping[str, int]) -> Program:
-        """The program with a number for each dynamic size, for dimensions by name. Slack capacities
-        without a value are 0.
+        """Return the program with a number in place of each dynamic size.
+
+        `values` has a size for each dimension by name. Slack capacities without a value are 0.
 
         Raises:
             KeyError: if a dimension has no value.
@@ -484,8 +501,10 @@ class Program:
 
     @property
     def borders(self) -> Mapping[str, tuple[int, ...]]:
-        """Split points by the names of dimensions: the last sizes of intervals with their own
-        kernels."""
+        """For each dimension by name, the sizes at which the program switches to other kernels.
+
+        A size is the last one of its interval.
+        """
         found: dict[str, set[int]] = {}
         for each in self.walk():
             if isinstance(each, SizeBranch):
@@ -494,7 +513,7 @@ class Program:
         return {name: tuple(sorted(last)) for name, last in sorted(found.items())}
 
     def walk(self) -> Iterator[Instruction]:
-        """Every instruction, loops and branches before those within them."""
+        """Yield every instruction; a loop or branch comes before the instructions in it."""
         return walk(self.instructions)
 
     def in_place(self) -> dict[int, int]:
@@ -535,7 +554,7 @@ class Program:
         return found
 
     def sources(self) -> dict[Dimension, tuple[int, int]]:
-        """For each dimension, the first input that has it as an extent, and its position."""
+        """For each dimension, the number of the first input that has it, and its position there."""
         found: dict[Dimension, tuple[int, int]] = {}
         for index, port in enumerate(self.inputs):
             for position, extent in enumerate(port.shape):

@@ -27,8 +27,10 @@ from tilewright.compiler.sizes import is_dynamic
 
 
 class Opcode(IntEnum):
-    """First word of an instruction, as in native/tilewright.h. New kinds of instructions get the
-    next numbers."""
+    """The first word of an instruction, as in native/tilewright.h.
+
+    New kinds of instructions get the next numbers.
+    """
 
     KERNEL = 0
     COPY = 1
@@ -43,11 +45,15 @@ class Opcode(IntEnum):
 class EncodedProgram:
     """A program in the C interpreter's form.
 
-    `code`: words of the instructions; `starts[i]`: the first word of instruction i in the order of
-    `Program.walk`. `refs[i]`: the place that argument i of the code points to; a kernel's arguments
-    are consecutive. `symbols[i]`: the name of function i of the code; after the kernels' functions
-    come `natives`, which the C library contains. `open`: the words that are dynamic sizes, by their
-    number; they are 0 in `code`.
+    Attributes:
+        code: the words of the instructions.
+        starts: the first word of each instruction, in the order of `Program.walk`.
+        refs: the place that each argument of the code points to; a kernel's arguments are
+            consecutive.
+        symbols: the name of each kernel function of the code.
+        natives: the native functions, which the C library contains; they are numbered after
+            `symbols`.
+        open: the dynamic size of each word that is 0 in `code`, by the number of the word.
     """
 
     code: NDArray[np.int64]

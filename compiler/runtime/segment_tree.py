@@ -1,6 +1,6 @@
-"""Stages in artifacts: the program behind each cut, as JSON, checked, and loaded.
+"""The JSON form of a segmented model's stages in an artifact: reading, writing, checking, loading.
 
-A tree of cuts, whose programs are numbers of programs in the artifact.
+The stages are a tree of cuts. Each refers to a program by its number in the artifact.
 """
 
 from __future__ import annotations
@@ -221,7 +221,7 @@ class _LoadedBoundary(SegmentBoundary[Executable]):
 def load_segments(
     first: SegmentBoundary[int], ports: ModelPorts, load: Callable[[int], Executable]
 ) -> GuardedModel:
-    """The stages as a model; `load` returns a program by its number."""
+    """Load the stages of an artifact as a model; `load` returns a program by its number."""
 
     def make(
         cut: SegmentBoundary[Executable], facts: SegmentGuard, values: Mapping[str, Array]

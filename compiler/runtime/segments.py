@@ -36,11 +36,16 @@ MOST_OPEN = 16
 
 @dataclass(frozen=True, slots=True)
 class Crossing:
-    """A live-in: a value that is read behind a cut. A text in `dims` names a dynamic dimension.
+    """A live-in: a value that is read behind a cut.
 
-    If it is `deciding` (shape-determining), sizes depend on its elements, and the continuation is
-    imported for their values; `label` is the prefix of the elements' names. A `text` is an array of
-    `str`.
+    Attributes:
+        name: the name of the value.
+        label: the prefix of the names of its elements.
+        dtype: the element type.
+        dims: a number for each fixed dimension, a name for each dynamic one.
+        deciding: whether the value is shape-determining: sizes depend on its elements, and the
+            continuation is imported for the values of the elements.
+        text: whether the value is an array of `str`.
     """
 
     name: str
@@ -51,16 +56,18 @@ class Crossing:
     text: bool = False
 
     def elements(self, array: Array) -> tuple[str, ...]:
-        """The names of an array's elements."""
+        """Return a name for each element of the array."""
         return tuple(f"{self.label}_{k}" for k in range(array.size))
 
     @property
     def sizes_input(self) -> str:
-        """The name of the input whose extents are the elements of a shape-determining value."""
+        """The name of the program input whose extents are the elements of this shape-determining
+        value.
+        """
         return f"{self.name}//sizes"
 
     def taken(self, array: Array) -> Array:
-        """An array in the form that programs take.
+        """Convert an input to an array that programs accept; bfloat16 becomes raw bits.
 
         Raises:
             InvalidInputError: if it has another type.
@@ -80,9 +87,10 @@ class Crossing:
 class SegmentGuard:
     """The facts about the live-ins of a cut: the guard of a stage, and its specialisation key.
 
-    `sizes` are dimensions and shape-determining elements with one value, `known` the bytes of
-    shape-determining values that are not sizes. `open` are the dimensions that stay dynamic, with
-    their ranges.
+    Attributes:
+        sizes: dimensions and shape-determining elements that have one value.
+        known: name, bytes and shape of each shape-determining value that is not a size.
+        open: the dimensions that stay dynamic, with their ranges.
     """
 
     sizes: tuple[tuple[str, int], ...] = ()
@@ -90,7 +98,7 @@ class SegmentGuard:
     open: tuple[Dimension, ...] = ()
 
     def holds(self, exact: SegmentGuard) -> bool:
-        """Whether a program for these facts serves the exact facts of a run."""
+        """Whether a program for these facts serves a run with the facts `exact`."""
         if self.known != exact.known:
             return False
         sizes = dict(exact.sizes)
@@ -104,7 +112,7 @@ class SegmentGuard:
 
     @property
     def text(self) -> str:
-        """The facts for people, such as `count_0=0, element_1_0 1..4096`."""
+        """Format the facts for a message, such as `count_0=0, element_1_0 1..4096`."""
         parts = [f"{name}={size}" for name, size in self.sizes]
         parts += [f"{name} of {len(data)} bytes, shape {shape}" for name, data, shape in self.known]
         return ", ".join([*parts, *filter(None, [ranges_text(self.open)])]) or "nothing"
@@ -128,7 +136,7 @@ class Reads:
     derived: frozenset[str] = frozenset()
 
     def exact(self, arrays: Mapping[str, Array]) -> SegmentGuard:
-        """The facts of one run: each size is one number."""
+        """Return the facts of a run on these arrays, in which each size is one number."""
         sizes: dict[str, int] = {}
         known: list[tuple[str, bytes, tuple[int, ...]]] = []
         for crossing in self.crossings:
@@ -153,7 +161,8 @@ class Reads:
     def around(
         self, exact: SegmentGuard, ends: Mapping[str, Sequence[int]], steps: Mapping[str, int]
     ) -> SegmentGuard:
-        """The facts of a program that also serves other sizes: all sizes above 0 stay dynamic.
+        """Derive the facts of a program that serves a run and other sizes: sizes above 0 stay
+        dynamic.
 
         Args:
             exact: the facts of a run that the program must serve.
@@ -175,7 +184,10 @@ class Reads:
         return SegmentGuard(tuple(fixed), exact.known, tuple(ranges))
 
     def parted(self, inputs: Mapping[str, Dims]) -> Reads:
-        """The same values with other dimensions, which keep the ranges of the old ones."""
+        """Return the same values with the dimensions in `inputs`.
+
+        A new dimension has the range of the dimension that it replaces.
+        """
         ranges = dict(self.ranges)
         for crossing in self.crossings:
             for dim, old in zip(inputs[crossing.name], crossing.dims, strict=True):
@@ -185,8 +197,11 @@ class Reads:
         return Reads(crossings, ranges)
 
     def inputs(self, facts: SegmentGuard, arrays: Mapping[str, Array]) -> dict[str, Array]:
-        """The inputs of a program for these facts: values, and for each shape-determining one an
-        array without elements that has the value's elements as extents."""
+        """Return the inputs of a program for these facts, by name.
+
+        A shape-determining value is passed as an array without elements, whose extents are the
+        elements of the value.
+        """
         found: dict[str, Array] = {}
         names = {dimension.name for dimension in facts.open}
         for crossing in self.crossings:
@@ -233,10 +248,13 @@ class Reads:
 
 @dataclass(frozen=True, slots=True)
 class ModelSegment(Generic[P]):
-    """A program between two cuts, None if there is nothing to compute, and the cut behind it.
+    """A program between two cuts, and the cut behind it.
 
-    `makes` are the model's names of its outputs. The program's own names differ if an output is an
-    input or a constant.
+    Attributes:
+        program: None if there is nothing to compute.
+        makes: the model's names of the program's outputs. The program's own names differ if an
+            output is an input or a constant.
+        behind: the cut behind the program; None at the end of the model.
     """
 
     program: P | None
@@ -283,20 +301,26 @@ class SegmentBoundary(Generic[P]):
         return [*filter(None, [self.reason]), *map(str, self.asked.values())]
 
     def facts(self, values: Mapping[str, Array]) -> SegmentGuard:
-        """The facts of the stage that serves these values, or of the stage to compile for them."""
+        """Return the facts of the stage that serves these values, or of the stage to compile for
+        them.
+        """
         exact = self.reads.exact(values)
         return self.serving(exact) or self.wanted(exact)
 
     def serving(self, exact: SegmentGuard) -> SegmentGuard | None:
-        """The facts of the stage that serves one run: preferably a stage for its exact sizes, else
-        a stage for ranges. None if no stage serves it."""
+        """Return the facts of the stage that serves a run; None if no stage serves it.
+
+        A stage for the exact sizes of the run is preferred to a stage for ranges.
+        """
         if exact in self.made or exact in self.own or exact in (self.served or ()):
             return exact
         known = tuple(self.made) if self.served is None else self.served
         return next((facts for facts in known if facts.open and facts.holds(exact)), None)
 
     def wanted(self, exact: SegmentGuard) -> SegmentGuard:
-        """The facts that a new stage assumes, derived from the exact facts of one run."""
+        """Return the facts for which to compile a new stage that serves a run with the facts
+        `exact`.
+        """
         if self.reason or not self.ranged:
             return exact
         facts = self.reads.around(exact, self.ends, self.steps)

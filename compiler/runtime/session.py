@@ -155,7 +155,7 @@ class Session:
         return arrays
 
     def state(self, name: str) -> Array:
-        """A copy of a state's current value, by its input; bfloat16 as raw bits.
+        """Copy the current value of a state, named by its input; bfloat16 is returned as raw bits.
 
         Raises:
             InvalidArgumentError: if it is not a state, another thread is running this session, or

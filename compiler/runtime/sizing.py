@@ -30,7 +30,7 @@ class SizingStruct(ctypes.Structure):
 
 @cache
 def sizing_functions() -> tuple[ctypes._NamedFuncPointer, ctypes._NamedFuncPointer]:
-    """`tw_size` and `tw_fill`.
+    """Return the C functions `tw_size` and `tw_fill`.
 
     Raises:
         ImportError: if the C runtime was built from older sources.
@@ -46,8 +46,11 @@ def sizing_functions() -> tuple[ctypes._NamedFuncPointer, ctypes._NamedFuncPoint
 
 
 class Rules:
-    """Numbers by index: first the dimensions, which a run provides, divided by their `multiple`;
-    then one number per rule."""
+    """The rules by which the C runtime computes a program's numbers, each with an index.
+
+    The first numbers are the sizes of the dimensions, which a run provides, divided by their
+    `multiple`. Each rule computes one further number from earlier ones.
+    """
 
     def __init__(self, dimensions: Sequence[Dimension]) -> None:
         self.given = len(dimensions)
@@ -57,11 +60,11 @@ class Rules:
 
     @property
     def count(self) -> int:
-        """The number of numbers."""
+        """The number of dimensions and rules."""
         return self._count
 
     def number(self, size: int) -> int:
-        """The index of a size's number.
+        """Return the index of the number for a size, and add rules that compute it if necessary.
 
         Raises:
             KeyError: if it refers to an unknown dimension.
@@ -72,12 +75,14 @@ class Rules:
         return found
 
     def largest(self, numbers: Iterable[int]) -> int:
-        """The index of the maximum of numbers, at least 0; they are given by index."""
+        """Add a rule for the maximum of 0 and `numbers`, which are indices; returns the result's
+        index.
+        """
         listed = list(numbers)
         return self._rule([0, len(listed), *listed])
 
     def define(self, dimension: Dimension, number: int) -> None:
-        """Define a dimension that follows from others: `number` is the index of its size."""
+        """Define a dimension that follows from others; `number` is the index of its size."""
         self._numbers[dimension] = self._rule([dimension.multiple, 0, 1, 1, 1, number])
 
     def encoded(self) -> NDArray[np.int64]:

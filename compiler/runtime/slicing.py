@@ -12,7 +12,7 @@ from tilewright.compiler.sizes import dynamic_size
 
 
 class Slicing:
-    """Divides the runs of a program with `slices`."""
+    """Divides a run with a large batch into runs on slices, for a program with `slices`."""
 
     def __init__(self, program: Program, sizes: InputSizes) -> None:
         assert program.slices is not None
@@ -22,7 +22,8 @@ class Slicing:
         self._leads = tuple(port.shape[:1] == (dynamic_size(batch),) for port in program.inputs)
 
     def parts(self, arrays: Sequence[Array]) -> list[list[Array]]:
-        """The inputs of each run; empty if one run suffices.
+        """Divide the inputs of a run into the inputs of each smaller run; empty if one run
+        suffices.
 
         The last slice may be smaller.
 

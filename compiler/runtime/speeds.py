@@ -32,8 +32,10 @@ READ_SAMPLES = 8
 
 @dataclass(frozen=True, slots=True)
 class Level:
-    """A cache or the memory: its name, its size in bytes (0: no limit), and bytes read per
-    second."""
+    """A cache level or the memory.
+
+    `bytes` is its size (0: no limit), `bytes_per_second` the rate at which a core reads from it.
+    """
 
     json_form: ClassVar[JsonForm] = JsonForm(row=True)
 
@@ -82,8 +84,10 @@ class Probes:
     dots: Mapping[str, int] = field(default_factory=dict)
 
     def peak_flops(self, samples: int = PEAK_SAMPLES, rounds: int = PEAK_ROUNDS) -> float:
-        """Float32 operations per second of one core: the best of some runs of a few
-        milliseconds."""
+        """Measure the float32 operations per second of one core.
+
+        Returns the best of `samples` runs of a few milliseconds.
+        """
         return self._operations(self.peak, 1, samples, rounds)
 
     def dot_peaks(
@@ -107,7 +111,9 @@ class Probes:
         return max(self.read_rates(size, samples))
 
     def read_rates(self, size: int, samples: int) -> list[float]:
-        """Like `read_bytes_per_second`, for each sample."""
+        """Measure the bytes per second that one core reads from a block of `size` bytes, once
+        per sample.
+        """
         step = CHAINS * self.vector_bytes
         size = max(step, size // step * step)
         memory = aligned_empty(size)
@@ -118,11 +124,12 @@ class Probes:
 
 
 def largest_block(cache_bytes: Sequence[int], memory_bytes: int) -> int:
-    """Bytes that are read to time memory.
+    """Return the size in bytes of the block whose reading measures the memory's rate.
 
     Args:
-        cache_bytes: of each level of the data caches, the first level first; 0 where none exists.
-        memory_bytes: of the machine; 0 where it is unknown.
+        cache_bytes: the size of each level of the data caches, the first level first; 0 for a level
+            that does not exist.
+        memory_bytes: the size of the machine's memory; 0 if it is unknown.
     """
     largest = max(cache_bytes, default=0)
     return max(READ_BYTES, min(MEMORY_BYTES, 4 * largest, memory_bytes // 8))

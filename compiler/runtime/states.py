@@ -28,9 +28,10 @@ memory."""
 
 @dataclass(frozen=True, slots=True)
 class StateBuffer:
-    """Memory of a state, with optional slack capacity, and the array at its start.
+    """The memory of a state, and the array at its start.
 
-    `room` is a dimension and its extent in memory, if the array is the first part of a larger one.
+    `room` is a dimension and its extent in memory, if the array is the first part of a larger one
+    (slack capacity).
     """
 
     memory: Bytes
@@ -38,7 +39,7 @@ class StateBuffer:
     room: tuple[int, int] | None = None
 
     def with_rows(self, shape: tuple[int, ...]) -> StateBuffer:
-        """The same memory for an array with another number of rows."""
+        """Return a buffer in the same memory, for an array with another number of rows."""
         assert self.room is not None
         array, (axis, extent) = self.placed.array, self.room
         whole = np.ndarray((*shape[:axis], extent, *shape[axis + 1 :]), array.dtype, self.memory)
@@ -106,7 +107,7 @@ class SessionState:
         self._held = self._now = self._next = self._spare = None
 
     def value(self) -> Array:
-        """The input of the next step; while its type is not known, boolean zeros."""
+        """Return the input of the next step; boolean zeros as long as its type is unknown."""
         found = self._known()
         if found is not None:
             return found
@@ -144,8 +145,10 @@ class SessionState:
         self._dtype = port.dtype.numpy
 
     def of(self, port: SizedPort, *, roomy: bool) -> Placed:
-        """The input of the next step, in memory that steps may write to. With `roomy`, `have_room`
-        must be called first."""
+        """Return the input of the next step, in memory that steps may write to.
+
+        With `roomy`, call `have_room` first.
+        """
         if self._now is None or (self._now.room is not None and not roomy):
             old = self._known()
             self._now = _placed(self._memory(port.bytes, zeros=old is None), port)
@@ -170,7 +173,7 @@ class SessionState:
         self._now.placed.array[...] = old
 
     def next(self, port: SizedPort, *, in_place: bool, roomy: bool) -> Placed:
-        """The memory to which a step writes the next value."""
+        """Return the memory to which a step writes the next value."""
         spare = self._spare
         if roomy:
             assert self._now is not None
@@ -208,8 +211,14 @@ def _placed(memory: Bytes, port: SizedPort) -> StateBuffer:
 
 
 class StateMove(NamedTuple):
-    """Use of a state by a program: its input and output port, whether both share one buffer, and
-    whether that buffer has slack capacity."""
+    """The use of a state by one step of a program.
+
+    Attributes:
+        state: the state.
+        before, after: the input port and the output port.
+        in_place: whether both ports share one buffer.
+        roomy: whether that buffer has slack capacity.
+    """
 
     state: SessionState
     before: SizedPort
@@ -218,8 +227,10 @@ class StateMove(NamedTuple):
     roomy: bool = False
 
     def among(self, roomy: Collection[SessionState]) -> StateMove:
-        """The same move, if exactly these states have slack capacity. A move that needs slack and
-        has none is not in place."""
+        """Return the move for a step in which exactly the states in `roomy` have slack capacity.
+
+        A move that needs slack capacity and has none is not in place.
+        """
         has_room = self.state in roomy
         needs_room = self.after.stored is not self.after.shape
         in_place = self.in_place and (has_room or not needs_room)
@@ -227,14 +238,17 @@ class StateMove(NamedTuple):
 
 
 class StateRoom(NamedTuple):
-    """States whose buffers share one slack capacity: each with its input port and its dimension of
-    rows. `rows` is the number of rows after the step."""
+    """States whose buffers share one slack capacity.
+
+    `members` has each state with its input port and its dimension of rows. `rows` is the number of
+    rows after the step.
+    """
 
     members: Sequence[tuple[SessionState, SizedPort, int]]
     rows: int
 
     def made(self) -> int:
-        """Allocate memory for the rows; returns the slack capacity after them."""
+        """Provide memory for the rows in every state; returns the slack capacity after them."""
         extent = min([state.room(axis) for state, _, axis in self.members])
         if extent < self.rows:
             extent = GROWTH * self.rows
@@ -243,14 +257,16 @@ class StateRoom(NamedTuple):
         return extent - self.rows
 
     def left(self, room: int) -> int:
-        """The slack capacity after a further step that adds as many rows; 0 if it would not
-        suffice."""
+        """Return the slack capacity after a further step that adds the same number of rows.
+
+        Return 0 if the capacity does not suffice for that step.
+        """
         _, port, axis = self.members[0]
         return max(room - (self.rows - port.shape[axis]), 0)
 
 
 class SessionStep(NamedTuple):
-    """The plan of a step: the executable, the moves of states, and slack capacities."""
+    """The plan of one step: the executable, the use of each state, and the slack capacities."""
 
     executable: Executable
     moves: Sequence[StateMove]
@@ -258,7 +274,10 @@ class SessionStep(NamedTuple):
 
 
 def with_rooms(executable: Executable, moves: Sequence[StateMove]) -> SessionStep:
-    """The step with slack capacities, if all ports with slack are states in place; else without."""
+    """Plan a step with slack capacities if possible, else without.
+
+    Slack capacities are possible if every port that has slack belongs to a state in place.
+    """
     by_output = {move.state.output: move for move in moves if move.in_place}
     rooms: list[StateRoom] = []
     if by_output.keys() >= {output for room in executable.rooms for output in room}:

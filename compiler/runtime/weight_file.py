@@ -73,8 +73,10 @@ class WeightFile(PackedWeights):
         return self._at(0, self._end)
 
     def finish(self) -> dict[str, Any]:
-        """Wait until all data is written; returns the file's size and checksum. The flush to disk
-        continues."""
+        """Wait until all data is written, and return the file's size and checksum for the manifest.
+
+        The flush to disk continues.
+        """
         self._settle()
         os.ftruncate(self._file.fileno(), self._end)
         self._synced = self._writer.submit(os.fsync, self._file.fileno())

@@ -40,7 +40,7 @@ class PackedWeights(ABC):
     @property
     @abstractmethod
     def room(self) -> int:
-        """Free bytes."""
+        """Number of bytes that can still be added."""
 
     @abstractmethod
     def built(self) -> Bytes:
