@@ -28,7 +28,7 @@ _MODE = ("threads", "numerics", "precision")
 
 
 class TilewrightRep(BackendRep):  # type: ignore[misc]  # onnx ships no types for its backend
-    """A compiled model.
+    """A compiled model, with the interface of `onnx.backend.base.BackendRep`.
 
     Dynamic dimensions work as in a `GuardedModel`. Everything else that determines shapes is fixed
     in the code: ranks, and the values of axes, sizes and pads. If a model takes such a value as an
@@ -90,11 +90,11 @@ class TilewrightRep(BackendRep):  # type: ignore[misc]  # onnx ships no types fo
 
     @property
     def decisive(self) -> tuple[str, ...]:
-        """Inputs for whose values the model was compiled."""
+        """The names of the inputs for whose values the model was compiled."""
         return self._decisive
 
     def executable(self, arrays: Mapping[str, np.ndarray]) -> Executable:
-        """The executable that runs on these inputs.
+        """Return the executable for these inputs, compiled if necessary.
 
         Raises:
             InvalidInputError: if an input is missing that shapes depend on.

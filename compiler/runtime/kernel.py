@@ -215,10 +215,9 @@ class BufferSpec(JsonValue):
 
 @dataclass(frozen=True, slots=True)
 class StageSpec:
-    """One function of a kernel: its symbol, and the number of tiles of its parallel loop
-    (`extent`).
+    """One function of a kernel, by its symbol.
 
-    A serial stage has one tile.
+    `extent` is the number of tiles of its parallel loop; it is 1 for a serial stage.
     """
 
     json_form: ClassVar[JsonForm] = JsonForm(row=True)

@@ -68,9 +68,7 @@ class ModelPorts(JsonValue):
         return tuple(dict.fromkeys(names))
 
     def described(self, ports: Mapping[str, Dims]) -> tuple[ModelPort, ...]:
-        """Convert `ports`, which is `inputs` or `outputs`, to a `ModelPort` for each port, in
-        order.
-        """
+        """Convert `ports`, which is `inputs` or `outputs`, to one `ModelPort` each, in order."""
         return tuple(ModelPort(n, self.dtypes.get(n), dims) for n, dims in ports.items())
 
     def fixed(self, sizes: Mapping[str, int]) -> ModelPorts:

@@ -118,9 +118,7 @@ class Slices:
     least: Natural
 
     def most(self, sizes: Mapping[str, int]) -> int:
-        """The maximum number of elements in a slice; `sizes` are the sizes of the dimensions by
-        name.
-        """
+        """The maximum number of elements per slice, for sizes of the dimensions by name."""
         return max(self.least, self.budget // max(1, at(self.bytes, sizes)))
 
 
@@ -186,9 +184,7 @@ class Port:
         return (*self.shape[:axis], extent, *self.shape[axis + 1 :])
 
     def is_longer_by(self, room: RoomDimension) -> bool:
-        """Whether the port has extra rows in memory, and their number is the slack capacity
-        `room`.
-        """
+        """Whether the port has extra rows in memory whose number is the slack capacity `room`."""
         if self.room is None:
             return False
         axis, extent = self.room
@@ -240,9 +236,7 @@ class KernelCall:
 
 @dataclass(frozen=True, slots=True)
 class Copy:
-    """Instruction: copy bytes, for an output that is a view of an input, a weight or another
-    output.
-    """
+    """Instruction: copy bytes, for outputs that are views of an input, a weight or an output."""
 
     json_form: ClassVar[JsonForm] = JsonForm(
         leading=("bytes",), names={"bytes": "copy", "destination": "to", "source": "from"}
@@ -344,9 +338,7 @@ Instruction = KernelCall | Copy | NativeCall | Loop | Branch | SizeBranch | Refu
 
 
 def walk(instructions: Iterable[Instruction]) -> Iterator[Instruction]:
-    """Yield every instruction in the order of the code, each before the instructions nested in
-    it.
-    """
+    """Yield every instruction in the order of the code, each before those nested in it."""
     for instruction in instructions:
         yield instruction
         match instruction:

@@ -61,8 +61,9 @@ class Crossing:
 
     @property
     def sizes_input(self) -> str:
-        """The name of the program input whose extents are the elements of this shape-determining
-        value.
+        """The name of the program input whose extents are the elements of the value.
+
+        Only a shape-determining value has such an input.
         """
         return f"{self.name}//sizes"
 
@@ -161,8 +162,7 @@ class Reads:
     def around(
         self, exact: SegmentGuard, ends: Mapping[str, Sequence[int]], steps: Mapping[str, int]
     ) -> SegmentGuard:
-        """Derive the facts of a program that serves a run and other sizes: sizes above 0 stay
-        dynamic.
+        """Derive the facts of a program that serves a run and others: sizes above 0 stay dynamic.
 
         Args:
             exact: the facts of a run that the program must serve.
@@ -301,9 +301,7 @@ class SegmentBoundary(Generic[P]):
         return [*filter(None, [self.reason]), *map(str, self.asked.values())]
 
     def facts(self, values: Mapping[str, Array]) -> SegmentGuard:
-        """Return the facts of the stage that serves these values, or of the stage to compile for
-        them.
-        """
+        """Return the facts of the stage that serves these values, or of a new stage to compile."""
         exact = self.reads.exact(values)
         return self.serving(exact) or self.wanted(exact)
 
@@ -318,9 +316,7 @@ class SegmentBoundary(Generic[P]):
         return next((facts for facts in known if facts.open and facts.holds(exact)), None)
 
     def wanted(self, exact: SegmentGuard) -> SegmentGuard:
-        """Return the facts for which to compile a new stage that serves a run with the facts
-        `exact`.
-        """
+        """Return the facts of a new stage to compile, for a run with the facts `exact`."""
         if self.reason or not self.ranged:
             return exact
         facts = self.reads.around(exact, self.ends, self.steps)

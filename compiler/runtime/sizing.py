@@ -75,8 +75,8 @@ class Rules:
         return found
 
     def largest(self, numbers: Iterable[int]) -> int:
-        """Add a rule for the maximum of 0 and `numbers`, which are indices; returns the result's
-        index.
+        """Add a rule for the maximum of 0 and numbers given by index; returns the index of the
+        result.
         """
         listed = list(numbers)
         return self._rule([0, len(listed), *listed])

@@ -22,8 +22,7 @@ class Slicing:
         self._leads = tuple(port.shape[:1] == (dynamic_size(batch),) for port in program.inputs)
 
     def parts(self, arrays: Sequence[Array]) -> list[list[Array]]:
-        """Divide the inputs of a run into the inputs of each smaller run; empty if one run
-        suffices.
+        """Divide the inputs of a run into the inputs of smaller runs; empty if one run suffices.
 
         The last slice may be smaller.
 

@@ -12,9 +12,9 @@ _SHOWN = 4
 
 
 def example(interface: Interface, *, weights_inside: bool) -> str:
-    """The text of main.c, for C11 and C++17: it runs the model once, on zeros.
+    """Return the text of main.c (C11 and C++17), which runs the model once on zeros.
 
-    A size with a range gets its smallest value that leaves elements to compute.
+    A dynamic size gets the smallest value in its range that leaves elements to compute.
     """
     name, upper = interface.name, interface.upper
     given = "&sizes, " if interface.sizes else ""
@@ -90,7 +90,9 @@ def example(interface: Interface, *, weights_inside: bool) -> str:
 
 
 def cmake_project(name: str) -> str:
-    """The text of a CMakeLists.txt that builds main.c with the library in the same folder."""
+    """Return the text of a CMakeLists.txt that builds main.c with the library in the same
+    folder.
+    """
     return (
         "# cmake -S . -B build && cmake --build build\n"
         "cmake_minimum_required(VERSION 3.16)\n"

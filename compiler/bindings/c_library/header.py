@@ -27,7 +27,9 @@ _PORT_SUFFIXES = ("_rank", "_elements", "_shape", "_count")
 
 
 class Statement(NamedTuple):
-    """Facts in the header that are not part of the program."""
+    """Facts that the header states in addition to the program: names, version, code size,
+    weights.
+    """
 
     model: str
     target: str
@@ -78,7 +80,7 @@ class Interface:
 
     @property
     def upper(self) -> str:
-        """The prefix of macros."""
+        """The prefix of macros: the library's name in upper case."""
         return self.name.upper()
 
     @property
@@ -88,7 +90,9 @@ class Interface:
 
     @property
     def arena_bytes(self) -> int | None:
-        """Bytes of the values between inputs and outputs; None if they depend on dynamic sizes."""
+        """Memory for the values between inputs and outputs, in bytes; None if it depends on
+        sizes.
+        """
         return None if self.sizes else self.program.at({}).arena_bytes
 
     @property
@@ -171,7 +175,7 @@ def _size_lines(interface: Interface) -> list[str]:
 
 
 def range_of(dimension: Dimension) -> tuple[int, int | None]:
-    """The minimum and maximum of a dimension; a maximum of None means unbounded."""
+    """Return the minimum and the maximum size of a dimension; a maximum of None means unbounded."""
     high = None if dimension.high is None else dimension.high * dimension.multiple
     return dimension.low * dimension.multiple, high
 

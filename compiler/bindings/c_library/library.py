@@ -60,7 +60,7 @@ class WeightPlace(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class CLibrary:
-    """A C library that was written.
+    """The folder of a C library that was written, and its sizes in bytes.
 
     Attributes:
         folder: its folder.
@@ -79,7 +79,7 @@ class CLibrary:
 
 
 def library_name(model: str | Path) -> str:
-    """The library name for a model file: the file's stem as an identifier."""
+    """Derive a library name from a model file: the file's stem as a C identifier."""
     return identifier(Path(model).stem)
 
 
@@ -111,8 +111,9 @@ def write_c_library(
 
 @contextmanager
 def staged(destination: Path, what: str) -> Iterator[Path]:
-    """A temporary folder to fill, which is moved to its destination if the context ends without an
-    error.
+    """Yield a temporary folder, and move it to `destination` if the context ends without an error.
+
+    `what` names the result in errors.
 
     Raises:
         ArtifactError: from the context, if a file cannot be written.
@@ -129,8 +130,9 @@ def staged(destination: Path, what: str) -> Iterator[Path]:
 
 
 def write_executable(compiled: CompiledProgram, path: str | Path, model: str) -> Path:
-    """Write an executable that runs the model on .npy files. An executable linked by zig is
-    self-contained.
+    """Write an executable that runs the model on .npy files, and return its absolute path.
+
+    An executable linked by zig is self-contained.
 
     Raises:
         ArtifactError: if it cannot be written.
@@ -197,8 +199,9 @@ def compile_objects(
     folder: Path,
     tools: Toolchain,
 ) -> list[str]:
-    """Compile the kernels, the runtime and the tables to object files in a folder; returns their
-    names."""
+    """Compile the kernels, the runtime and the tables in a folder; returns the object files'
+    names.
+    """
     name, register_bits = interface.name, compiled.target.register_bits
     folder.joinpath(f"{name}.h").write_text(header(interface, statement), "ascii")
     folder.joinpath(f"{name}.c").write_text(
@@ -242,7 +245,7 @@ def _own_names(interface: Interface) -> list[str]:
 
 
 def weight_object(name: str, folder: Path, tools: Toolchain) -> str:
-    """Make an object file from the file NAME.weights in a folder; returns its name."""
+    """Embed the file NAME.weights in an object file in the same folder; returns its name."""
     size = folder.joinpath(f"{name}.weights").stat().st_size
     # WebAssembly has no sections of this kind: the assembler makes a data segment instead
     flags, kind, stack = '"a"', "%object", '.section .note.GNU-stack, "", %progbits'

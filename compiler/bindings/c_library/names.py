@@ -32,7 +32,8 @@ LONGEST = 60
 
 
 def identifier(name: str) -> str:
-    """A name as an identifier: an underscore replaces each character that C does not allow.
+    """Convert a name to a C identifier: an underscore replaces each character that C does not
+    allow.
 
     Leading and trailing underscores are removed, because C reserves names that begin with one.
     """
@@ -44,9 +45,9 @@ def identifier(name: str) -> str:
 
 
 def identifiers(names: Iterable[str], suffixes: Iterable[str] = ()) -> tuple[str, ...]:
-    """A unique identifier for each name; repeated ones get a number.
+    """Return a unique identifier for each name; repeated ones get a number.
 
-    Identifiers also differ in upper case, as macros need it, and with each of the `suffixes`
+    The identifiers stay unique in upper case, as macros need it, and with each of the `suffixes`
     appended.
     """
     made: list[str] = []
@@ -64,7 +65,7 @@ def identifiers(names: Iterable[str], suffixes: Iterable[str] = ()) -> tuple[str
 
 
 def quoted(text: str) -> str:
-    """A text as a C string literal; characters outside ASCII are written as their UTF-8 bytes."""
+    """Quote a text as a C string literal; other characters than ASCII become escaped UTF-8."""
     parts = []
     for byte in text.encode("utf-8", "surrogateescape"):
         char = chr(byte)
@@ -75,6 +76,6 @@ def quoted(text: str) -> str:
 
 
 def comment(text: str) -> str:
-    """A text as one line within a comment, without a sequence that ends the comment."""
+    """Convert a text to one line that is safe within a C comment."""
     shown = text.encode("ascii", "backslashreplace").decode()
     return re.sub(r"[\x00-\x1f\x7f]+", " ", shown).replace("*/", "* /").replace("/*", "/ *")

@@ -112,7 +112,7 @@ def _ports(kind: str, ports: Sequence[Port], forms: Sequence[PortForm]) -> list[
 
 
 def file_type(dtype: DType) -> str:
-    """The name of an element type in NumPy's file format."""
+    """Return the name of an element type in the .npy format."""
     return dtype.numpy.newbyteorder("<").str
 
 

@@ -36,8 +36,8 @@ class Toolchain:
         compiler: compiles C and assembly, and links.
         archiver: packs objects into a static library.
         static: options of `compiler` that link a self-contained executable.
-        helpers: options that link the functions which a family's ABI requires. A shared library has
-            its own copy: the copy of the program that loads it is hidden.
+        helpers: options that link the helper functions of the target family's ABI. A shared library
+            gets its own copy of them, because the loading program hides its copy.
         linker: links WebAssembly modules.
     """
 

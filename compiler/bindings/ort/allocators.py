@@ -15,7 +15,7 @@ _ARENA_KEYS = (
 
 
 class OrtAllocatorType(IntEnum):
-    """Whether memory comes from an arena."""
+    """The kind of allocator that memory comes from, such as an arena."""
 
     INVALID = -1
     ORT_DEVICE_ALLOCATOR = 0
@@ -23,7 +23,7 @@ class OrtAllocatorType(IntEnum):
 
 
 class OrtMemType(IntEnum):
-    """The purpose of memory."""
+    """The kind of memory that an allocator provides."""
 
     CPU_INPUT = -2
     CPU_OUTPUT = -1
@@ -33,7 +33,7 @@ class OrtMemType(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class OrtMemoryInfo:
-    """Memory of a device."""
+    """The description of a device's memory: name, allocator, device number and kind of memory."""
 
     name: str
     allocator_type: OrtAllocatorType
@@ -42,8 +42,9 @@ class OrtMemoryInfo:
 
 
 class OrtArenaCfg:
-    """Growth settings of an arena: the first four numbers in this order, or all of them by name; -1
-    and 0 select defaults.
+    """The growth settings of an arena, given as four numbers or as a mapping from names to numbers.
+
+    0 for `max_mem` and -1 for the others select defaults.
 
     Raises:
         InvalidArgumentError: if a name is unknown.

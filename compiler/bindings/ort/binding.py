@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class IOBinding:
-    """The inputs and outputs of a session's runs.
+    """Arrays and memory that a session's runs read their inputs from and write their outputs to.
 
     Args:
         session: the session.
@@ -50,7 +50,10 @@ class IOBinding:
         shape: Sequence[int],
         buffer_ptr: int,
     ) -> None:
-        """Read an input at an address, which the caller must keep valid."""
+        """Bind an input to the array at an address, which each run reads.
+
+        The caller must keep the memory valid.
+        """
         check_cpu(device_type)
         self._inputs[name] = array_at(buffer_ptr, shape, element_type_of(element_type))
 
@@ -63,8 +66,12 @@ class IOBinding:
         shape: Sequence[int] | None = None,
         buffer_ptr: int | None = None,
     ) -> None:
-        """Return an output from the run, or write it at an address, which the caller must keep
-        valid."""
+        """Bind an output, which each run then computes.
+
+        With `buffer_ptr`, a run writes it to that address, and the caller must keep the memory
+        valid.
+        Otherwise `get_outputs` returns it in new memory.
+        """
         check_cpu(device_type)
         if buffer_ptr is None:
             self._outputs[name] = None
@@ -74,7 +81,7 @@ class IOBinding:
         self._outputs[name] = OrtValue(array_at(buffer_ptr, shape, element_type_of(element_type)))
 
     def bind_ortvalue_output(self, name: str, ortvalue: OrtValue) -> None:
-        """Write an output into a value."""
+        """Bind an output to an OrtValue, into which each run writes it."""
         self._outputs[name] = ortvalue
 
     def clear_binding_inputs(self) -> None:
@@ -93,11 +100,11 @@ class IOBinding:
         """Does nothing: the CPU's memory needs no synchronisation."""
 
     def get_outputs(self) -> list[OrtValue]:
-        """The outputs of the last run, in the order in which they were bound."""
+        """Return the outputs of the last run, in the order in which they were bound."""
         return list(self._found)
 
     def copy_outputs_to_cpu(self) -> list[Array]:
-        """Like `get_outputs`, as arrays."""
+        """Return the outputs of the last run as arrays, in the order in which they were bound."""
         return [value.numpy() for value in self._found]
 
     def _run(self, options: RunOptions | None) -> None:

@@ -45,12 +45,13 @@ _NUMPY = {"float": "float32", "double": "float64", "string": "O"}
 
 @dataclass(frozen=True, slots=True)
 class NodeArg:
-    """An input or output.
+    """An input or output of a session.
 
     Attributes:
         name: the name of the value.
-        type: `tensor(float)`, `seq(tensor(int64))`, `map(string,tensor(float))`.
-        shape: a dynamic dimension is its name, or None if it is unnamed.
+        type: such as `tensor(float)`, `seq(tensor(int64))` or `map(string,tensor(float))`.
+        shape: a number for each fixed dimension; a name, or None without a name, for each dynamic
+            one.
     """
 
     name: str
@@ -60,7 +61,10 @@ class NodeArg:
 
 @dataclass(frozen=True, slots=True)
 class ModelMetadata:
-    """The producer of a model, and the metadata in its file; empty fields are not stated."""
+    """The producer of a model, and the metadata in its file.
+
+    A field that the file does not state is empty, or 0 for the version.
+    """
 
     producer_name: str = ""
     graph_name: str = ""
@@ -73,14 +77,14 @@ class ModelMetadata:
 
 @dataclass(frozen=True, slots=True)
 class SessionDescription:
-    """Inputs and outputs in order, and the metadata."""
+    """The inputs and outputs of a session, in order, and the metadata of its model."""
 
     inputs: tuple[NodeArg, ...]
     outputs: tuple[NodeArg, ...]
     metadata: ModelMetadata
 
     def at(self, sizes: Mapping[str, int]) -> SessionDescription:
-        """The description with these dynamic dimensions fixed, by name."""
+        """Return the description with these sizes in place of dynamic dimensions, by name."""
         if not sizes:
             return self
         inputs, outputs = (
@@ -94,7 +98,9 @@ class SessionDescription:
 
 
 def denoted(source: Path | bytes, sizes: Mapping[str, int]) -> dict[str, int]:
-    """Sizes of the inputs' dynamic dimensions, by name, from sizes by denotation."""
+    """Convert sizes by denotation (`DATA_BATCH`) to sizes by the names of the inputs'
+    dimensions.
+    """
     from tilewright.compiler.frontend.model_file import read_model
 
     return {
@@ -106,7 +112,7 @@ def denoted(source: Path | bytes, sizes: Mapping[str, int]) -> dict[str, int]:
 
 
 def with_initializers(source: Path | bytes, arrays: Mapping[str, np.ndarray]) -> ReadModel:
-    """A model with other values for some of its initializers.
+    """Read a model, and replace some of its initializers by arrays.
 
     Raises:
         InvalidArgumentError: if it has no such initializer, or one of another type or shape.
@@ -203,20 +209,22 @@ def _port_type(port: Port) -> str:
 
 
 def tensor_type(dtype: np.dtype) -> str:
-    """`tensor(float)` for float32."""
+    """Return ONNX Runtime's name of a tensor type, such as `tensor(float)` for float32."""
     if dtype.kind in "OUT":
         return "tensor(string)"
     return f"tensor({_ours(dtype.name)})"
 
 
 def stored_type(dtype: np.dtype) -> np.dtype:
-    """The type of arrays that store an element type; for bfloat16, the type of its bits."""
+    """Return the NumPy type in which elements are stored: uint16 for bfloat16, else `dtype`."""
     return np.dtype(np.uint16) if dtype.name == DType.BFLOAT16 else dtype
 
 
 def numpy_type(kind: str) -> np.dtype | None:
-    """The NumPy type of a tensor's elements; None if the kind is not a tensor, or for bfloat16
-    without ml_dtypes."""
+    """Convert ONNX Runtime's name of a tensor type to NumPy's element type.
+
+    Return None if `kind` is not a tensor, or for bfloat16 without ml_dtypes.
+    """
     name = kind.removeprefix("tensor(").removesuffix(")")
     if name not in ELEMENT_TYPES.values():
         return None

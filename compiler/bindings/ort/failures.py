@@ -11,7 +11,7 @@ from tilewright.compiler.errors import (
 
 
 class Fail(CompilerError):
-    """The run options stopped a run."""
+    """`RunOptions.terminate` stopped a run."""
 
 
 class InvalidArgument(InvalidInputError, ValueError):

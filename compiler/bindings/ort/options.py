@@ -77,11 +77,13 @@ class SessionOptions:
     entries: dict[str, str] = field(default_factory=dict)
 
     def add_free_dimension_override_by_name(self, name: str, size: int) -> None:
-        """Fix a dynamic dimension."""
+        """Fix the size of the dynamic dimension with this name."""
         self.sizes[name] = size
 
     def add_free_dimension_override_by_denotation(self, denotation: str, size: int) -> None:
-        """Fix the dynamic dimensions with this denotation in the model (`DATA_BATCH`)."""
+        """Fix the size of the dynamic dimensions with this denotation in the model
+        (`DATA_BATCH`).
+        """
         self.denoted_sizes[denotation] = size
 
     def add_initializer(self, name: str, ortvalue: OrtValue) -> None:

@@ -20,10 +20,10 @@ MOST_EVENTS = 1_000_000
 
 
 class SessionTrace:
-    """Events of a session. Several threads may record events at once.
+    """Records the events of a session; several threads may record at once.
 
     Args:
-        prefix: of the file's name, before the date.
+        prefix: the start of the trace file's name, before the date.
     """
 
     def __init__(self, prefix: str) -> None:
@@ -55,8 +55,10 @@ class SessionTrace:
                     self._events.append(noted)
 
     def write(self) -> str:
-        """Write `PREFIX_DATE_TIME.json`, with one event per line; returns its name. Raises
-        OSError."""
+        """Write `PREFIX_DATE_TIME.json`, with one event per line, and return its name.
+
+        Raises OSError if the file cannot be written.
+        """
         with self._lock:
             lines = [json.dumps(event) for event in self._events]
         base = f"{self._prefix}_{time.strftime('%Y-%m-%d_%H-%M-%S')}"

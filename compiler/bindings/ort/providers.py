@@ -15,8 +15,9 @@ def normalized(
     provider_options: Sequence[Mapping[Any, Any]] | None,
     available: Sequence[str] = (PROVIDER,),
 ) -> tuple[list[str], list[dict[str, str]]]:
-    """The providers' names, and the options of each as texts. An unavailable or repeated provider
-    is left out with a warning.
+    """Check a list of providers; returns their names, and the options of each as texts.
+
+    An unavailable or repeated provider is left out with a warning.
 
     Raises:
         ValueError: if `providers` has other items than names, or pairs of a name and options, or if

@@ -187,8 +187,12 @@ class InferenceSession:
         providers: Sequence[Any] | None = None,
         provider_options: Sequence[Mapping[str, Any]] | None = None,
     ) -> None:
-        """Only the CPU's provider is available; others are left out with a warning. Raises
-        ValueError if the providers are not a list of names, or the options do not match them."""
+        """Check the providers, and store the options of the CPU's provider for
+        `get_provider_options`.
+
+        Other providers are left out with a warning. Raises ValueError if the providers are not a
+        list of names, or the options do not match them.
+        """
         names, options = normalized(providers, provider_options)
         self._provider_options = dict(zip(names, options, strict=True)).get(PROVIDER, {})
 
@@ -269,9 +273,12 @@ class InferenceSession:
         user_data: Any,
         run_options: RunOptions | None = None,
     ) -> None:
-        """Run in a separate thread, and call `callback(outputs, user_data, error)` there. `error`
-        is an empty text, or the message of the exception that `run` would raise; `outputs` is then
-        empty."""
+        """Run in a separate thread, and call `callback(outputs, user_data, error)` there.
+
+        `error` is an empty text, or the message of the exception that `run` would raise; `outputs`
+        is
+        then empty.
+        """
 
         def work() -> None:
             try:

@@ -99,7 +99,7 @@ class OrtValue:
         into[...] = found
 
     def data_ptr(self) -> int:
-        """The address of the first element."""
+        """The address of the first element in memory."""
         return int(self._array.ctypes.data)
 
     def data_type(self) -> str:
@@ -118,7 +118,7 @@ class OrtValue:
         return int(self._array.nbytes)
 
     def shape(self) -> list[int]:
-        """The extents."""
+        """The number of elements along each dimension."""
         return list(self._array.shape)
 
     def device_name(self) -> str:
@@ -126,7 +126,7 @@ class OrtValue:
         return "cpu"
 
     def has_value(self) -> bool:
-        """True."""
+        """Always true."""
         return True
 
     def is_tensor(self) -> bool:
@@ -162,8 +162,11 @@ class _Capsule:
 
 
 def as_array(given: Any, kind: Callable[[], np.dtype | None] = lambda: None) -> Array:
-    """An input's value as an array; bfloat16 as raw bits. A list becomes an array of the type that
-    `kind` returns. `kind` is called for lists only, because it may have to read a model."""
+    """Convert the value given for an input to an array; bfloat16 becomes raw bits.
+
+    A list becomes an array of the type that `kind` returns. `kind` is called for lists only,
+    because it may have to read a model.
+    """
     return _bits(_any_array(given, kind))
 
 
@@ -186,8 +189,10 @@ def _bits(array: Array) -> Array:
 
 
 def element_type_of(given: Any) -> np.dtype:
-    """The NumPy type for a NumPy type or ONNX number; an integer type for raw bits if NumPy lacks
-    bfloat16."""
+    """Convert a NumPy type or ONNX's number of an element type to a NumPy type.
+
+    bfloat16 becomes uint16, for raw bits, if NumPy lacks the type.
+    """
     if isinstance(given, int):
         if given not in ELEMENT_TYPES:
             raise InvalidArgumentError(f"{given} is not an element type of arrays")

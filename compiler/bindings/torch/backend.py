@@ -77,7 +77,9 @@ def tilewright(
 
 @cache
 def decompositions() -> Mapping[Any, Callable[..., Any]]:
-    """Decompositions of operators without a rule into other operators."""
+    """Return PyTorch's decompositions of the operators that have no rule, and this package's
+    own.
+    """
     known = rules()
     theirs = {op: way for op, way in core_aten_decompositions().items() if op not in known}
     return {**theirs, **DECOMPOSITIONS}

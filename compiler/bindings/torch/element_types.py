@@ -29,13 +29,15 @@ ELEMENT_TYPES: Mapping[Any, tuple[int, DType]] = {
 
 
 def part_type(dtype: Any) -> Any:
-    """The type of a complex type's real and imaginary parts; any other type unchanged."""
+    """Return the type of the parts of a complex type; any other type is returned unchanged."""
     return dtype.to_real() if dtype.is_complex else dtype
 
 
 def as_numpy(tensor: torch.Tensor) -> np.ndarray:
-    """The tensor's memory as an array; bfloat16 as raw bits, complex numbers as pairs in an
-    additional last dimension."""
+    """Return a tensor's elements as an array, in the tensor's own memory if possible.
+
+    bfloat16 becomes raw bits. A complex number becomes a pair in an additional last dimension.
+    """
     if tensor.is_complex():
         tensor = torch.view_as_real(tensor.detach().resolve_conj())
     if tensor.dtype is torch.bfloat16:

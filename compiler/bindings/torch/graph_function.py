@@ -138,8 +138,8 @@ def _run_by_pytorch(module: fx.GraphModule) -> Callable[[list[Any]], Sequence[An
 
 
 class GraphFunction:
-    """The callable that dynamo receives for a graph: a list of tensors and numbers -> a list of
-    tensors and numbers.
+    """The function that dynamo calls for a graph: it takes and returns lists of tensors and
+    numbers.
 
     Operators that cannot be compiled run in PyTorch, and a warning names them; the rest of the
     graph is compiled in pieces. Several threads may call the function at once.

@@ -32,9 +32,10 @@ class BackendOptions:
         numerics, precision: as in `Mode`.
         keep: whether programs are stored in the compilation cache, for other processes.
         schedules: the source of tuned schedules, such as a tuning database's records.
-        tuner: called in a separate thread for each compiled model; the tuned program is used from
-            then on. `service.background.BackgroundTuner` is one. If it has a method `kept` with the
-            same arguments, that is called first, for programs tuned before.
+        tuner: a function, such as `service.background.BackgroundTuner`, that is called in a
+            separate thread for each compiled model. The tuned program is used from then on. If it
+            has a method `kept` with the same arguments, that method is called first, and finds
+            programs tuned before.
     """
 
     threads: int = 0
@@ -46,8 +47,10 @@ class BackendOptions:
 
     @classmethod
     def of(cls, given: Mapping[str, Any] | None) -> BackendOptions:
-        """The options from a mapping. Raises InvalidArgumentError for an unknown option, or an
-        invalid value."""
+        """Convert the `options` of `torch.compile` to an instance; None selects the defaults.
+
+        Raises InvalidArgumentError for an unknown option, or an invalid value.
+        """
         known = [each.name for each in fields(cls)]
         for name in given or {}:
             if name not in known:
@@ -59,7 +62,7 @@ class BackendOptions:
         return options
 
     def compile_options(self, ranges: Mapping[str, range]) -> CompileOptions:
-        """Compile options for a model whose dimensions have these ranges."""
+        """Return the compile options for a model whose dimensions have these ranges."""
         return CompileOptions(
             Mode(
                 threads=self.threads or torch.get_num_threads(),

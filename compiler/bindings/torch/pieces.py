@@ -24,11 +24,11 @@ from tilewright.compiler.bindings.torch.views import is_tensor_valued
 
 @dataclass(frozen=True, slots=True)
 class GraphPiece:
-    """A part of a graph as a graph of its own.
+    """A part of a graph, as a separate module.
 
     Attributes:
-        module: takes `inputs` as arguments, and returns `outputs` as a list.
-        is_refused: whether PyTorch runs it.
+        module: takes the values of `inputs` as arguments, and returns those of `outputs` as a list.
+        is_refused: whether PyTorch runs the part, because it cannot be compiled.
         inputs, outputs: nodes of the whole graph.
     """
 
@@ -44,7 +44,7 @@ def cut(
     refused: Collection[fx.Node],
     weights: Collection[fx.Node],
 ) -> list[GraphPiece]:
-    """The pieces of a graph in the order in which they run.
+    """Divide a graph into pieces, and return them in the order in which they run.
 
     Args:
         root: holds the tensors of `get_attr` nodes.

@@ -32,14 +32,14 @@ _MOVES = {
 
 
 def source_of(node: fx.Node) -> fx.Node:
-    """The node that a value's elements come from, through operators that only move elements."""
+    """Follow operators that only move elements back to the node that the elements come from."""
     while node.target in _MOVES and isinstance(node.args[0], fx.Node):
         node = node.args[0]
     return node
 
 
 def narrowed(one: range, other: range) -> range:
-    """The intersection of two ranges."""
+    """Return the intersection of two ranges."""
     return range(max(one.start, other.start), min(one.stop, other.stop))
 
 

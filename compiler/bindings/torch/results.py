@@ -19,10 +19,10 @@ class ResultMismatchError(CompilerError):
 
 @dataclass(frozen=True, slots=True)
 class OutputSpec:
-    """One result of the graph.
+    """The expected form of one result of the graph.
 
     Attributes:
-        position: among the model's outputs; None for `given`.
+        position: the position among the model's outputs; None if the result is `given`.
         given: the value of a result that is not an output of the model: None, or a number.
         dtype: PyTorch's type; None for a number, which the model returns as an int64 of rank 0.
         shape: the traced shape; None for a dynamic dimension.
@@ -38,13 +38,13 @@ class OutputSpec:
 
     @classmethod
     def of(cls, position: int, traced: torch.Tensor) -> OutputSpec:
-        """The specification for a traced fake tensor."""
+        """Build the specification of output `position` from the fake tensor that PyTorch traced."""
         sizes = [expression(size) for size in traced.shape]
         shape = tuple(size if isinstance(size, int) else None for size in sizes)
         return cls(position, None, traced.dtype, shape, memory_order(traced))
 
     def taken(self, found: Sequence[Any]) -> Any:
-        """The result, from a model's outputs.
+        """Select the result from a model's outputs, and return it as PyTorch expects it.
 
         Raises:
             ResultMismatchError: if a tensor does not have the traced type or shape.

@@ -33,7 +33,10 @@ class NotTranslatedError(CompilerError):
 
 
 def expression(size: Any) -> Size:
-    """A size as a number, or as an expression over symbols."""
+    """Convert a size to a number, or to an expression over symbols.
+
+    Raises NotTranslatedError for anything that is not an integer.
+    """
     if isinstance(size, fx.Node):
         size = size.meta["val"]
     if isinstance(size, torch.SymInt):
@@ -48,7 +51,7 @@ def expression(size: Any) -> Size:
 
 
 def quotient(size: sympy.Expr) -> tuple[sympy.Expr, sympy.Integer]:
-    """A floating-point expression over sizes as a quotient of an integer expression and an integer.
+    """Split a floating-point expression over sizes into an integer numerator and denominator.
 
     Raises:
         NotTranslatedError: if floating-point arithmetic may round it.
@@ -74,7 +77,10 @@ def _exact(size: sympy.Expr) -> sympy.Expr:
 
 
 def memory_order(value: torch.Tensor) -> tuple[int, ...] | None:
-    """The order of a dense tensor's dimensions in memory; None for the usual order."""
+    """Return a dense tensor's dimensions from outermost to innermost in memory.
+
+    Return None for the usual order.
+    """
     if any(isinstance(each, torch.SymInt) for each in (*value.shape, *value.stride())):
         strides = [_hint(each) for each in value.stride()]
         sizes = [_hint(each) for each in value.shape]
@@ -96,7 +102,7 @@ def _hint(size: Any) -> int:
 
 
 def bounded(dynamic_dims: Mapping[str, Any], ranges: Mapping[Any, Any]) -> dict[str, range]:
-    """The dimensions with an upper bound in PyTorch."""
+    """Return the ranges of the dynamic dimensions that have an upper bound in PyTorch, by name."""
     found = {}
     for name, size in dynamic_dims.items():
         known = ranges.get(size)

@@ -49,7 +49,7 @@ Rule: TypeAlias = Callable[..., Any]
 
 
 class ComplexPair(NamedTuple):
-    """The names of the real and imaginary part of complex values."""
+    """The names of two values that hold the real and the imaginary part of complex numbers."""
 
     real: str
     imaginary: str
@@ -57,14 +57,14 @@ class ComplexPair(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Translated:
-    """A graph as a model.
+    """An ONNX model translated from a graph, and how to call it in place of the graph.
 
     Attributes:
         model: the ONNX model; its weights are the tensors' own memory.
         inputs: the positions of the arguments that the model takes, in its order.
         outputs: the results of the graph.
-        ranges: of the model's dynamic dimensions that PyTorch bounds.
-        positions: index arguments, with the bounds of their elements.
+        ranges: the ranges of the model's dynamic dimensions that PyTorch bounds.
+        positions: the positions of index arguments, with the bounds of their elements.
     """
 
     model: ReadModel
@@ -81,7 +81,7 @@ def operator_name(target: Any) -> str:
 
 @cache
 def rules() -> Mapping[Any, Rule]:
-    """Rules by operator, from all files in `compiler/bindings/torch/rules`."""
+    """Return the rule of each operator, from all files in `compiler/bindings/torch/rules`."""
     package = import_module("tilewright.compiler.bindings.torch.rules")
     found: dict[Any, Rule] = {}
     for each in iter_modules(package.__path__):
@@ -91,7 +91,10 @@ def rules() -> Mapping[Any, Rule]:
 
 @cache
 def complex_rules() -> Mapping[Any, Rule]:
-    """Rules by operator with a complex argument or result; complex values are `ComplexPair`s."""
+    """Return the rules of operators with a complex argument or result, by operator.
+
+    Complex values are `ComplexPair`s.
+    """
     found: Mapping[Any, Rule] = import_module(
         "tilewright.compiler.bindings.torch.rules.complex"
     ).COMPLEX_RULES
@@ -114,7 +117,7 @@ def translate(
         graph: ATen operators; each node has its value's fake tensor (`meta["val"]`).
         constants: the arguments that are weights, by position.
         attributes: returns the tensor of a `get_attr` node.
-        names: of the other arguments, by position; numbered by default.
+        names: the names of the other arguments, by position; numbered by default.
         output_names: names of the output tensors.
         ranges: bounds of PyTorch's symbols (`ShapeEnv.var_to_range`).
         is_exported: whether the model runs without PyTorch, which then cannot run untranslated
@@ -211,7 +214,7 @@ class Translator:
         return results
 
     def constant(self, value: Any, dtype: Any = None) -> str:
-        """A small constant, of a PyTorch type; int64 by default."""
+        """Add a small constant of a PyTorch type (int64 by default), and return its name."""
         kind = ELEMENT_TYPES[dtype or torch.int64]
         if kind[1] is DType.BFLOAT16:
             return self.tensor(torch.tensor(value, dtype=dtype))
@@ -228,7 +231,9 @@ class Translator:
         return self._known[key]
 
     def tensor(self, tensor: torch.Tensor) -> str:
-        """A tensor's own memory as a constant; a tensor that is not contiguous is copied."""
+        """Add a constant that shares a tensor's memory; a tensor that is not contiguous is
+        copied.
+        """
         kind = ELEMENT_TYPES.get(tensor.dtype)
         if kind is None:
             raise NotTranslatedError(f"a constant of {tensor.dtype}")
@@ -242,8 +247,10 @@ class Translator:
 
     @contextmanager
     def taking(self, part: int) -> Iterator[None]:
-        """Let `value` return one part of complex values, 0 or 1; the second part of real values is
-        0."""
+        """Within this context, `value` returns one part of complex values.
+
+        `part` is 0 for the real and 1 for the imaginary part, which is 0 for real values.
+        """
         self._taken = part
         try:
             yield
@@ -251,19 +258,22 @@ class Translator:
             self._taken = None
 
     def pair_of(self, name: str) -> ComplexPair:
-        """The parts of complex values, from a real value whose last dimension has both."""
+        """Split a real value whose last dimension holds the two parts of complex numbers."""
         parts = [self.op("Gather", name, self.constant(part), axis=-1) for part in (0, 1)]
         return ComplexPair(*parts)
 
     def joined(self, pair: ComplexPair) -> str:
-        """Both parts of complex values as the last dimension of one value."""
+        """Join the two parts of complex numbers in a new last dimension of one value."""
         last = self.constant([-1])
         return self.op("Concat", *(self.op("Unsqueeze", each, last) for each in pair), axis=-1)
 
     # methods that rules query
 
     def value(self, given: Any, dtype: Any = None) -> str:
-        """The name of an argument: a node's value, or a number as a constant of `dtype`."""
+        """Return the name of an argument's value; a number becomes a constant.
+
+        The value is cast to `dtype`, if that is given.
+        """
         if isinstance(given, fx.Node):
             if not isinstance(given.meta.get("val"), torch.Tensor):
                 number = self.number(given)
@@ -280,7 +290,7 @@ class Translator:
         return self.constant(given, dtype)
 
     def cast(self, name: str, dtype: Any) -> str:
-        """The value in another type."""
+        """Cast a value to another type, and return the name of the result."""
         if dtype not in ELEMENT_TYPES:
             raise NotTranslatedError(f"a value of {dtype}")
         found = self.op("Cast", name, to=ELEMENT_TYPES[dtype][0])
@@ -288,24 +298,26 @@ class Translator:
 
     @staticmethod
     def dtype(node: fx.Node) -> Any:
-        """The type of a node's (first) value; for complex values, the type of their parts."""
+        """The type of the node's value, the first if it has several; for complex values, of
+        their parts.
+        """
         value = node.meta["val"]
         return part_type((value[0] if isinstance(value, tuple | list) else value).dtype)
 
     @staticmethod
     def shape(node: fx.Node) -> tuple[Size, ...]:
-        """The shape of a node's (first) value."""
+        """The shape of the node's value, the first if it has several."""
         value = node.meta["val"]
         value = value[0] if isinstance(value, tuple | list) else value
         return tuple(expression(size) for size in value.shape)
 
     def number(self, size: Any) -> str:
-        """An integer as an int64 of rank 0."""
+        """Emit a size as an int64 of rank 0."""
         known = expression(size)
         return self.constant(known) if isinstance(known, int) else self._computed(known)
 
     def numbers(self, sizes: Sequence[Any]) -> str:
-        """Integers as an int64 vector."""
+        """Emit sizes as an int64 vector."""
         known = [expression(size) for size in sizes]
         if all(isinstance(each, int) for each in known):
             return self.constant(np.array(known, np.int64))
@@ -339,9 +351,11 @@ class Translator:
         return found
 
     def looked_up(self, index: fx.Node, size: Size, *, from_end: bool = False) -> None:
-        """Declare that the elements of a value are indices below `size`. An argument with an index
-        out of bounds is passed to PyTorch, which rejects it. `from_end`: whether indices may be
-        negative."""
+        """Declare that the elements of `index` are indices below `size`.
+
+        If an argument has an index out of bounds, the call runs in PyTorch, which rejects it.
+        `from_end` says that indices may be negative.
+        """
         place = self._places.get(source_of(index))
         if place is None or not isinstance(size, int):
             return
@@ -574,7 +588,7 @@ _EXPRESSIONS: Mapping[Any, Callable[[Translator, str, str], str]] = {
 
 
 def used_as_tables(node: fx.Node) -> bool:
-    """Whether a weight is only used for lookups of rows: a program then reads it in place."""
+    """Whether a weight is only a table of embeddings; a program then reads it in place."""
     return bool(node.users) and all(
         user.target is torch.ops.aten.embedding.default and user.args[0] is node
         for user in node.users

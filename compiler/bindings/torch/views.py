@@ -21,8 +21,7 @@ from torch import fx
 
 
 def split_views(whole: fx.GraphModule) -> tuple[fx.Graph | None, fx.GraphModule | None]:
-    """Split a graph into one that computes, and one that creates the results from the computed
-    values.
+    """Split a graph into one that computes values, and one that creates the results as their views.
 
     Args:
         whole: its results are a list; each node has its value's fake tensor (`meta["val"]`).

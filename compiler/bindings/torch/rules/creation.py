@@ -14,7 +14,7 @@ aten = torch.ops.aten
 
 
 def filled(t: Translator, node: fx.Node, value: Any) -> str:
-    """A tensor of the result's shape with all elements equal."""
+    """Emit a tensor with the shape and type of the node's result, all elements equal to `value`."""
     shape = t.shape(node)
     element = t.value(value, t.dtype(node)) if isinstance(value, fx.Node) else None
     if element is None:
@@ -55,7 +55,7 @@ def _arange(t: Translator, node: fx.Node, *bounds: Any, **_: Any) -> str:
 
 
 def counted(t: Translator, size: Any) -> str:
-    """0, 1, 2, ... below a size, int64."""
+    """Emit the int64 vector 0, 1, 2, ... with `size` elements."""
     return t.op("Range", t.constant(0), t.number(size), t.constant(1))
 
 

@@ -49,7 +49,7 @@ def _binary(kind: str) -> Rule:
 
 
 def common_type(t: Translator, left: Given, right: Given) -> Any:
-    """The type to which both operands of a comparison are cast."""
+    """Return the type to which PyTorch casts both operands of a comparison."""
     given = [each.meta["val"] if isinstance(each, fx.Node) else each for each in (left, right)]
     # sizes count as plain numbers
     given = [int(each.node.hint) if isinstance(each, torch.SymInt) else each for each in given]
@@ -97,7 +97,7 @@ def _divided(
 
 
 def truncated(t: Translator, value: str, dtype: Any) -> str:
-    """A float rounded towards zero."""
+    """Round a float value towards zero; returns the name of the result."""
     below = t.op("Less", value, t.constant(0, dtype))
     return t.op("Where", below, t.op("Ceil", value), t.op("Floor", value))
 
@@ -327,7 +327,7 @@ _ARITHMETIC: dict[str, Callable[..., Any]] = {
 
 
 def overloads(name: str) -> list[Any]:
-    """All overloads of an operator that return a new tensor."""
+    """Return all overloads of an ATen operator that return a new tensor."""
     packet = getattr(aten, name)
     forms: tuple[str, ...] = (
         "default",

@@ -88,8 +88,10 @@ def _angle(t: Translator, node: fx.Node, x: fx.Node) -> str:
 
 
 def angle_of(t: Translator, first: str, second: str, dtype: Any) -> str:
-    """The angle of (x, y), from y and x: the arctangent of the quotient, plus or minus pi if x is
-    negative."""
+    """Emit atan2(first, second): the angle of the point (second, first).
+
+    It is the arctangent of the quotient, plus or minus pi where `second` is negative.
+    """
     endless = t.op("And", t.op("IsInf", first), t.op("IsInf", second))
     first = t.op("Where", endless, t.op("Sign", first), first)
     second = t.op("Where", endless, t.op("Sign", second), second)

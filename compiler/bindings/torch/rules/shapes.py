@@ -70,7 +70,7 @@ def _repeat(t: Translator, node: fx.Node, x: fx.Node, repeats: Sequence[Any]) ->
 
 
 def sliced(t: Translator, value: str, axis: int, start: Any, end: Any, step: int = 1) -> str:
-    """Part of a value along an axis."""
+    """Emit the elements `start:end:step` of a value along an axis."""
     bounds = [t.numbers([each]) for each in (start, end, axis, step)]
     return t.op("Slice", value, *bounds)
 
