@@ -7,7 +7,11 @@ from dataclasses import dataclass
 
 
 class CancelToken:
-    """A flag that any thread sets once; `reason` is the message to the user."""
+    """A flag that any thread can set, once.
+
+    Attributes:
+        reason: the message to the user.
+    """
 
     def __init__(self) -> None:
         self._event = threading.Event()
@@ -30,7 +34,7 @@ class CancelToken:
 
 @dataclass(frozen=True, slots=True)
 class AnyToken:
-    """Cancelled as soon as one of its tokens is."""
+    """Combine several tokens: it is cancelled as soon as one of them is."""
 
     tokens: tuple[CancelToken, ...]
 

@@ -37,12 +37,16 @@ class Ended(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class TaskSnapshot:
-    """Current state of a task. `from_store` tasks had a record already and cost no trial.
+    """The state of a task when an event was sent.
 
-    `origins` counts the candidates by the strategy that suggested them, including candidates whose
-    code was measured before. `best_origin` suggested the fastest. `relative` is the workload key of
-    the task that is searched in its place, or whose record it takes; its seconds are those of the
-    relative until its own finalists were compared.
+    Attributes:
+        count: how often the model runs the task.
+        from_store: whether the task had a record already, so that it needed no trial.
+        origins: number of candidates by the strategy that suggested them, including candidates
+            whose code had been measured before.
+        best_origin: the strategy that suggested the fastest candidate.
+        relative: workload key of the task that is searched in this one's place, or whose record it
+            uses. Until the task's own finalists are compared, its seconds are the relative's.
     """
 
     name: str
@@ -60,12 +64,15 @@ class TaskSnapshot:
 
 @dataclass(frozen=True, slots=True)
 class TaskInputs:
-    """Knowledge about a task before its first trial in a run.
+    """The stored facts about a task with which a run starts.
 
-    `known_trials` is the number of its trials in the store, counted from the oldest. `incumbent` is
-    the record to beat. `bound_seconds` is the least time that the machine allows (0: unknown).
-    Candidates were measured at `points`; `scale` is the task's. `relative` is a record of its
-    family.
+    Attributes:
+        known_trials: number of its trials in the store, counted from the oldest.
+        incumbent: the record to beat.
+        bound_seconds: the least time that the machine allows (0: unknown).
+        points: the sizes at which candidates are measured.
+        relative: a record of another task of its family.
+        scale: factor of the task's seconds (`Task.scale`).
     """
 
     key: RecordKey
@@ -81,11 +88,11 @@ class TaskInputs:
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """The tasks of a run are known. The run can be repeated from its options, its inputs and the
-    adopted requests.
+    """A run has started: its tasks are known. It has all that is needed to repeat the run.
 
-    `adopted` are requests that an earlier process of the job sent and this one waits for, in the
-    order of their numbers.
+    Attributes:
+        adopted: requests that an earlier process of the job sent and whose results this process
+            awaits, in the order of their numbers.
     """
 
     tasks: tuple[TaskSnapshot, ...]
@@ -97,12 +104,15 @@ class Started:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """A batch was measured.
+    """A batch of candidates was measured.
 
-    `model_seconds` sums the best known latency of all tasks, each as often as the model runs it.
-    It and `forecast` are None until every task has a latency. `seconds_left` is an estimate, finals
-    included. `task_gain` is the share of the model's time that a minute of trials of this task
-    alone is expected to gain; None if it is not known.
+    Attributes:
+        model_seconds: the sum of the best known latency of each task times how often the model runs
+            it; None until every task has a latency.
+        seconds_left: estimated time until the end of the run, including the finals.
+        forecast: the expected gain of more trials; None until every task has a latency.
+        task_gain: expected gain of one more minute of trials of this task alone, as a share of the
+            model's time; None if unknown.
     """
 
     task: TaskSnapshot
@@ -118,7 +128,7 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """The finalists of a task were compared, and one of them is its record."""
+    """The finalists of a task were compared, and one of them became its record."""
 
     task: TaskSnapshot
     record: TuningRecord
@@ -126,7 +136,7 @@ class Recorded:
 
 @dataclass(frozen=True, slots=True)
 class Screened:
-    """The candidates that a run measured before it compared finalists, and the seconds it took."""
+    """Number of candidates that a run measured in the screening, and its duration in seconds."""
 
     candidates: int
     seconds: float
@@ -134,11 +144,12 @@ class Screened:
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """The end of a run. `tune` returns it, too.
+    """The end of a run: an event, and the return value of `tune`.
 
-    `forecast` says what further trials were expected to gain when the screening ended, and
-    `forecast_error` how well the forecasts came true. `journal` is the order in which batches were
-    sent and taken (see `tuner.pipeline`).
+    Attributes:
+        forecast: the expected gain of more trials when the screening ended.
+        forecast_error: the accuracy of the run's forecasts.
+        journal: the order in which batches were sent and taken (see `tuner.pipeline`).
     """
 
     tasks: tuple[TaskSnapshot, ...]
@@ -154,7 +165,7 @@ class Finished:
 
     @property
     def cancelled(self) -> bool:
-        """Whether the run was cancelled before its work was done."""
+        """Whether the run ended by a cancellation."""
         return self.ended is Ended.CANCELLED
 
 

@@ -1,6 +1,6 @@
-"""Measures schedules that are known beforehand, once each and without a search.
+"""Measures a given list of schedules, once each and without a search.
 
-Records of workers' devices are measured a second time.
+The service uses it for the second measurement of records from workers' devices.
 """
 
 from __future__ import annotations
@@ -42,8 +42,10 @@ POLL_SECONDS = 0.05
 class Wanted:
     """Schedules of one task to measure in one request.
 
-    In any phase but screening, the first is timed in pairs with each other one. The trials get this
-    `origin`, and `serial` in their names (`trial_id`).
+    Attributes:
+        phase: in any phase but screening, the first schedule is timed in pairs with each other one.
+        origin: the origin of the trials.
+        serial: part of the trials' ids, to distinguish repeated measurements (`trial_id`).
     """
 
     task: Task
@@ -55,7 +57,7 @@ class Wanted:
 
 @dataclass(slots=True)
 class FixedTrials:
-    """Measures schedules as trials of the job that the options name."""
+    """Measures schedules as trials of a job, `options.job_id`."""
 
     builder: Builder
     runner: Runner
@@ -65,13 +67,14 @@ class FixedTrials:
     link: Link = link_to_bytes
 
     def measure(self, wanted: Iterable[Wanted], stopped: Callable[[], bool]) -> list[Trial]:
-        """Measure each once, in this order, until `stopped`; returns the trials, which are stored.
+        """Measure each schedule once, in order, until `stopped` returns true. Return the stored
+        trials.
 
-        A schedule that fails is a trial, too. An item is taken from the iterator when the builders
-        have room: to make a task takes time, in which earlier ones are built.
+        A schedule that fails gives a trial, too. The next item is taken from the iterator only when
+        the builders have room, so that the caller creates tasks while earlier candidates are built.
 
         Raises:
-            CompilerError: if a task cannot be made; everything under way is stopped first.
+            CompilerError: if a task cannot be created; pending requests are cancelled first.
         """
         coming = iter(wanted)
         one = next(coming, None)

@@ -55,11 +55,16 @@ STEPS = 48
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """A task's improvement so far, for a forecast. Times are of one kernel run.
+    """A task's improvement so far, from which its expected gain is computed.
 
-    `scale` is a share of `best_seconds`. No schedule can beat `bound_seconds` (0: unknown). `space`
-    is the number of schedules (0: unknown). `weight` is how often the model runs the task, and
-    `open` says whether the task gets more trials.
+    Attributes:
+        weight: how often the model runs the task.
+        trials: number of trials so far.
+        best_seconds: fastest time of one kernel run.
+        scale: expected gain after one trial, as a share of `best_seconds`.
+        bound_seconds: least time of any schedule (0: unknown).
+        open: whether the task gets more trials.
+        space: number of schedules (0: unknown).
     """
 
     weight: float
@@ -71,7 +76,7 @@ class Curve:
     space: int = 0
 
     def gain(self, trials: int, more: int) -> float:
-        """Seconds of the model that `more` trials are expected to save after `trials` ones."""
+        """Return the seconds of the model that `more` trials after `trials` trials should save."""
         if not self.open or more <= 0:
             return 0.0
         first = max(1, trials)
@@ -85,7 +90,7 @@ class Curve:
 
 @dataclass(slots=True)
 class History:
-    """The times of one task as they come in, from which its curve is made."""
+    """Collects the times of one task's trials, and estimates its gain from further trials."""
 
     trials: int = 0
     """Schedules with a result, working or not, of this job and of others."""
@@ -104,7 +109,7 @@ class History:
         return self.fastest[0] if self.fastest else None
 
     def add(self, seconds: float | None, object_digest: str = "") -> None:
-        """Count a trial (None: it failed). Code that was measured before adds no time."""
+        """Count a trial. `seconds` is None if it failed; equal code contributes one time only."""
         self.trials += 1
         if seconds is None or (object_digest and object_digest in self.codes):
             return
@@ -114,23 +119,30 @@ class History:
         bisect.insort(self.fastest, seconds)
 
     def judge(self, expected: float, gained: float) -> None:
-        """Compare the expected gain of a batch with its gain, both as shares."""
+        """Record the expected and the actual gain of a batch, both as shares, for `trust`."""
         self.expected += expected
         self.gained += gained
 
     @property
     def trust(self) -> float:
-        """A factor for the expected gain: how well expectations came true so far."""
+        """Return a factor for the expected gain: about the actual gain so far over the expected
+        gain.
+        """
         return min(MOST_TRUST, (DOUBT + self.gained) / (DOUBT + self.expected))
 
     @property
     def freshness(self) -> float:
-        """1 while the record is in the later half of the trials, then less and less."""
+        """Return a factor for the expected gain that falls as the record grows old.
+
+        It is 1 if the record is in the later half of the trials, less otherwise.
+        """
         return min(1.0, sqrt(2 * self.record_at / self.trials)) if self.trials else 1.0
 
     def own_scale(self) -> tuple[float, int]:
-        """The scale estimated from the sorted times, as a share, and the number of distances
-        used."""
+        """Estimate the scale from the sorted times of this task alone.
+
+        Return the scale as a share, and its weight: the number of distances between times used.
+        """
         # From the second fastest on: the fastest is hardly random, a model or the default chose it.
         most = len(self.fastest) - 2
         if most < 1:
@@ -143,14 +155,18 @@ class History:
         return min(MOST_SCALE, distance * self.trials), near
 
     def scale(self, alike: float) -> float:
-        """The mean of the task's own scale and that of similar tasks, which counts VOICES times."""
+        """Return the scale of the task's curve, corrected by `trust` and `freshness`.
+
+        It is the weighted mean of the task's own scale and of `alike`, the scale of similar tasks,
+        which has the weight VOICES.
+        """
         own, known = self.own_scale()
         return self.trust * self.freshness * (own * known + VOICES * alike) / (known + VOICES)
 
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
-    """Expected gain of `seconds` more of tuning, as a share of the model's time now."""
+    """Expected gain of tuning for `seconds` more, as a share of the model's present time."""
 
     gain: float
     seconds: float
@@ -171,7 +187,7 @@ class Forecast:
 
 @dataclass(frozen=True, slots=True)
 class ForecastError:
-    """How a run's forecasts compare with the gains that followed, as shares of the model's time."""
+    """The accuracy of a run's forecasts: expected and actual gains, as shares of model time."""
 
     checks: int
     expected: float
@@ -183,14 +199,14 @@ class ForecastError:
 
 
 def seconds_of(curves: Sequence[Curve]) -> float:
-    """Seconds of one inference with the best kernels on these curves."""
+    """Return the seconds of one inference with the best kernels so far."""
     return sum(curve.weight * curve.best_seconds for curve in curves)
 
 
 def expected_gain(curves: Sequence[Curve], trials: int) -> float:
-    """Share of the model's time that `trials` are expected to save.
+    """Return the share of the model's time that `trials` more trials are expected to save.
 
-    They are spent in parts, and each part on the task where it is expected to save most.
+    The trials are divided into parts; each part goes to the task with the largest expected saving.
     """
     total = seconds_of(curves)
     if not total or trials <= 0:
@@ -214,14 +230,15 @@ def expected_gain(curves: Sequence[Curve], trials: int) -> float:
 def forecast(
     curves: Sequence[Curve], trials_per_second: float, seconds: float = WINDOW_SECONDS
 ) -> Forecast:
-    """Expected gain of the next `seconds` at this rate of trials."""
+    """Forecast the gain of `seconds` more of tuning at this rate of trials."""
     trials = round(trials_per_second * seconds)
     return Forecast(expected_gain(curves, trials), seconds, trials, seconds_of(curves))
 
 
 def gain_alone(curve: Curve, whole: Forecast | None) -> float | None:
-    """The share of the model's time that a minute is expected to gain if all its trials are of one
-    task; None without a forecast of the whole."""
+    """Return the expected gain per minute if all trials go to one task, as a share of the model's
+    time; None without a forecast of the whole model.
+    """
     if whole is None or not whole.model_seconds:
         return None
     saved = curve.gain(curve.trials, whole.trials)
@@ -229,19 +246,19 @@ def gain_alone(curve: Curve, whole: Forecast | None) -> float | None:
 
 
 class ForecastLog:
-    """The forecasts of a run, kept to be compared with the gains that followed."""
+    """Records the forecasts of a run, to compare them later with the actual gains."""
 
     def __init__(self) -> None:
         self._made: list[tuple[float, int, tuple[Curve, ...]]] = []
 
     def note(self, seconds: float, trials: int, curves: Sequence[Curve]) -> None:
-        """Record the state of a task `seconds` after the start, and the number of trials so far."""
+        """Record the curves of all tasks and the number of trials, `seconds` after the start."""
         self._made.append((seconds, trials, tuple(curves)))
 
     def error(self, window_seconds: float = WINDOW_SECONDS) -> ForecastError | None:
-        """Compare every forecast with the gain known a window later, or at the end.
+        """Compare every forecast with the gain up to `window_seconds` later, or up to the end.
 
-        None if nothing followed the first forecast.
+        Return None if nothing followed the first forecast.
         """
         pairs = []
         for number, (at, trials, curves) in enumerate(self._made[:-1]):

@@ -36,13 +36,13 @@ LOST_BATCHES = 5
 
 
 def search_effort(seconds: float | None, tasks: int, points: int) -> float:
-    """Share of the usual number of candidates that a search ranks.
+    """Return the share of the usual number of candidates that a search ranks.
 
-    A small budget of many tasks would be spent before their second trials. It depends on the budget
-    alone, and not on the clock: a run can be repeated.
+    With a small budget for many tasks, full ranking would use up the time before second trials. The
+    share depends on the budget alone, and not on the clock, so that a run can be repeated.
 
     Args:
-        seconds: the time budget of the run, if it has one.
+        seconds: the time budget of the run; None without one.
         tasks: number of searched tasks.
         points: number of sizes at which candidates of this task are analysed.
     """
@@ -53,7 +53,7 @@ def search_effort(seconds: float | None, tasks: int, points: int) -> float:
 
 
 class RunLimits:
-    """The clock of a run, the limits that end it, and whether one was met."""
+    """Measures the time of a run, and checks the limits that end it (`ended`)."""
 
     def __init__(self, options: TuneOptions, clock: Callable[[], float]) -> None:
         self._options = options
@@ -79,24 +79,24 @@ class RunLimits:
         return self._options.seconds - (self._clock() - self._started)
 
     def finals_seconds(self, tasks: int) -> float:
-        """Time limit in seconds of the comparison of the finalists of a number of tasks."""
+        """Return the time limit in seconds for comparing the finalists of this number of tasks."""
         most = FINALS_SECONDS_PER_TASK * tasks
         if self._options.seconds is None:
             return most
         return min(FINALS_SHARE * self._options.seconds, most)
 
     def is_late(self, tasks: int) -> bool:
-        """Whether the time left is needed for the finalists."""
+        """Whether screening must stop now, because the finals need the time that is left."""
         left = self.seconds_left
         return left is not None and left <= self.finals_seconds(tasks)
 
     def is_over(self, tasks: int) -> bool:
-        """Whether it is too late even to wait for results that are on their way."""
+        """Whether too little time is left even to await the results of batches already sent."""
         left = self.seconds_left
         return left is not None and left <= self.finals_seconds(tasks) / 2
 
     def look_after_device(self, trials: Sequence[Trial]) -> None:
-        """End the run if all trials of `LOST_BATCHES` batches in a row lost the device."""
+        """End the run if `LOST_BATCHES` consecutive batches lost the device in every trial."""
         lost = [t.measurement.error for t in trials if t.measurement.status is Status.WORKER_LOST]
         if trials and len(lost) == len(trials):
             self._losses.append(f"the device was lost: {lost[-1] or 'no reason was given'}")
@@ -107,21 +107,22 @@ class RunLimits:
 
     @property
     def lost_device(self) -> str:
-        """Why the device was lost last, if that ended the run."""
+        """Return the reason of the last loss of the device if that ended the run; otherwise ""."""
         return self._losses[-1] if self.ended is Ended.DEVICE else ""
 
     def look_ahead(
         self, curves: Sequence[Curve], measured: int, trials: int, *, binding: bool
     ) -> None:
-        """Forecast what another window gains at the rate of candidates so far.
+        """Forecast the gain of the next window at the present rate of candidates, and set
+        `forecast`.
 
-        The run ends if the target is met, or if less than `stop_gain` is expected.
+        If `binding`, the run ends if the target is met, or if less than `stop_gain` is expected.
 
         Args:
-            curves: what is known of each task.
-            measured: candidates that this process measured.
-            trials: trials of the whole job.
-            binding: whether the forecast may end the run.
+            curves: the improvement curves of all tasks.
+            measured: number of candidates that this process measured.
+            trials: number of trials of the whole job.
+            binding: whether this call may end the run.
         """
         self.forecast = forecast(curves, measured / self.elapsed)
         self._log.note(self.elapsed, trials, curves)
@@ -134,5 +135,5 @@ class RunLimits:
             self.ended = Ended.GAIN
 
     def forecast_error(self) -> ForecastError | None:
-        """How well the forecasts so far came true."""
+        """Return the accuracy of the forecasts so far; None if nothing followed the first one."""
         return self._log.error()

@@ -65,14 +65,27 @@ def tune(
     journal: Sequence[int] | None = None,
     relatives: Mapping[RecordKey, TuningRecord] | None = None,
 ) -> Finished:
-    """Tune tasks within a budget of trials and time, and keep the best schedules in the store.
+    """Tune tasks within a budget of trials and time, and store the best schedules.
 
-    Builder and runner stay open. `clock` gives seconds. `bounds` gives the least seconds that the
-    machine allows each task (0: unknown); it is called only if there is something to tune.
-    `references` are the job's; without them the run has its own. `timings` counts what the loop
-    does, `beside` what the runner does meanwhile. `journal` repeats a run (see `tuner.replay`). Of
-    tasks of one family one is searched (`Task.family`), and none for which `relatives` has a record
-    of another member.
+    Of the tasks of one family (`Task.family`) only one is searched, and none if `relatives` has a
+    record for another member. The caller closes builder and runner.
+
+    Args:
+        tasks: the tasks; each has its own record key.
+        builder, runner: build and measure candidates.
+        store: keeps trials and records.
+        options: the settings of the run.
+        on_event: receives the events of the run.
+        token: cancels the run.
+        link: links the objects of a batch.
+        references: the references of the job; by default the run has its own.
+        clock: returns the time in seconds.
+        bounds: returns the least seconds that the machine allows each task (0: unknown). It is
+            called only if there is something to tune.
+        timings: records the time that the loop takes for each step.
+        beside: records the time in which the runner is busy.
+        journal: the order of batches of the run to repeat (see `tuner.replay`).
+        relatives: by task, a record of another task of its family.
 
     Raises:
         TuningError: if the strategy or the cost model is unknown, or two tasks have one key.

@@ -20,9 +20,9 @@ together: 5)."""
 
 
 def least_seconds(workload: Workload, threads: int) -> float:
-    """A lower bound of the seconds for one run, on any machine.
+    """Return a lower bound in seconds for one run of a workload, on any machine.
 
-    Only what is written counts as traffic: a kernel may read less than its inputs hold.
+    Only written bytes count as memory traffic, since a kernel may read less than its whole inputs.
     """
     compute = costs.flops(workload) / (SAVING * OPERATIONS_PER_SECOND)
     traffic = costs.bytes_written(workload) / BYTES_PER_SECOND

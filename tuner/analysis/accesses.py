@@ -20,7 +20,7 @@ LINE_BYTES = 64
 
 
 class OperationKind(StrEnum):
-    """Kinds of operations of about the same cost."""
+    """Group operations that cost about the same, so that features can count them together."""
 
     FMA = "fma"
     ADD = "add"
@@ -67,7 +67,13 @@ _COSTS: Mapping[Operation, float] = {
 
 @dataclass(frozen=True, slots=True)
 class ExprFacts:
-    """Work of an expression at one point: its loads, operations by kind, cost in additions."""
+    """The work of evaluating an expression once.
+
+    Attributes:
+        loads: the loads, equal ones once.
+        counts: the number of operations of each kind, in the order of KINDS.
+        cost: the cost of all operations, in floating-point additions.
+    """
 
     loads: tuple[Load, ...]
     counts: tuple[float, ...]
@@ -76,7 +82,7 @@ class ExprFacts:
 
 @memo(4096)
 def expression_facts(expr: Expr) -> ExprFacts:
-    """Loads and operations of a tree, equal subtrees once. `counts` is in the order of KINDS."""
+    """Collect the loads of an expression and count its operations; equal subtrees count once."""
     counts = dict.fromkeys(KINDS, 0.0)
     loads: list[Load] = []
     cost = 0.0
@@ -103,9 +109,15 @@ FormTerm = tuple[int, int, int]
 class Form:
     """The common part of accesses to one tensor that differ in constants only (quadrants, taps).
 
-    Equal forms are one object. `dims` has the extent and the terms of each dimension, `moving` only
-    dimensions that have terms. `numbers` numbers the axes as terms name them. If several axes move
-    one dimension (`overlaps`), different points may read one place, as the taps of a window do.
+    Equal forms are one object, so results can be cached by form.
+
+    Attributes:
+        axes: the axes on which the address depends.
+        dims: the extent and the index terms of each dimension of the tensor.
+        moving: the entries of `dims` that have terms.
+        numbers: maps each axis to the number by which the terms name it.
+        overlaps: whether several axes move one dimension. Then different points may read the same
+            element, like the taps of a convolution window.
     """
 
     tensor: Tensor
@@ -123,29 +135,35 @@ class Form:
         object.__setattr__(self, "overlaps", any(len(terms) > 1 for _, terms in self.moving))
 
     def touched(self, sizes: Mapping[Axis, int]) -> float:
-        """Bytes touched while each axis runs over its size; for indirect accesses, all bytes."""
+        """Return the bytes that the accesses touch while each axis runs over its size.
+
+        For indirect accesses, return the bytes of the whole tensor.
+        """
         return _touched(self, self._sizes(sizes))
 
     def touched_by(self, sizes: tuple[int, ...]) -> float:
-        """`touched`, with the sizes in the order of `numbers`."""
+        """Return `touched` for sizes that are given in the order of `numbers`."""
         return _touched(self, sizes)
 
     def places(self, points: tuple[tuple[int, int], ...]) -> int:
-        """The number of different places that points access.
+        """Return the number of different elements that a grid of points accesses.
 
         `points` has a count and a step for each axis, in the order of `numbers`.
         """
         return _places(self, points)
 
     def axes_beside(self, axis: Axis) -> frozenset[Axis]:
-        """The other axes of the dimensions that this axis moves."""
+        """Return the other axes that appear in the index of the same dimensions as `axis`."""
         number = self.numbers.get(axis)
         moved = [{n for n, *_ in terms} for _, terms in self.moving]
         beside = set().union(*[numbers for numbers in moved if number in numbers])
         return frozenset(other for other, n in self.numbers.items() if n in beside) - {axis}
 
     def lines(self, sizes: Mapping[Axis, int]) -> float:
-        """Cache lines of `touched`: each run of adjacent elements is rounded up to whole lines."""
+        """Return the cache lines that the accesses touch while each axis runs over its size.
+
+        Each run of adjacent elements is rounded up to whole lines.
+        """
         return _lines(self, self._sizes(sizes))
 
     def _sizes(self, sizes: Mapping[Axis, int]) -> tuple[int, ...]:
@@ -209,7 +227,7 @@ def _reach(extent: int, terms: tuple[FormTerm, ...], sizes: tuple[int, ...]) -> 
 
 @dataclass(frozen=True, eq=False)
 class MemoryAccess:
-    """A load or store of memory."""
+    """A load from memory, or a store in the form of a load, and the facts of its address."""
 
     load: Load
     form: Form
@@ -217,13 +235,16 @@ class MemoryAccess:
     axes: frozenset[Axis]
 
     def step(self, axis: Axis) -> int:
-        """Bytes from the element at 0 of an axis to that at 1; 0 if they are the same element."""
+        """Return the distance in bytes between the elements at positions 0 and 1 of an axis.
+
+        It is 0 if the address does not depend on the axis.
+        """
         return _byte_step(self.load, axis)
 
 
 @memo(16384)
 def access(load: Load) -> MemoryAccess | None:
-    """The facts of a load; None if it reads registers or constants."""
+    """Analyse the address of a load. Return None if it reads registers or constants."""
     if load.tensor.space is not Space.MEMORY:
         return None
     axes = load_axes(load)
@@ -254,7 +275,10 @@ def load_axes(load: Load) -> frozenset[Axis]:
 
 
 def forms_by_tensor(accesses: Iterable[MemoryAccess]) -> dict[str, dict[Form, None]]:
-    """The distinct forms of accesses, by the name of their tensor."""
+    """Group the distinct forms of accesses by the name of their tensor.
+
+    The inner dicts serve as ordered sets: their values are None.
+    """
     found: dict[str, dict[Form, None]] = {}
     for each in accesses:
         found.setdefault(each.form.tensor.name, {})[each.form] = None
@@ -263,7 +287,10 @@ def forms_by_tensor(accesses: Iterable[MemoryAccess]) -> dict[str, dict[Form, No
 
 @memo(16384)
 def alignment(load: Load, vector: Axis | None) -> int:
-    """Bytes, at most a cache line, to which the address of the first lane is always aligned."""
+    """Return the guaranteed alignment of the first lane's address: bytes, at most a cache line.
+
+    `vector` is the axis of the lanes.
+    """
     axes = [axis for axis in load_axes(load) if axis != vector]
     return gcd(LINE_BYTES, _address(load, None, 0), *[_byte_step(load, axis) for axis in axes])
 

@@ -25,18 +25,18 @@ class Reuse(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class BufferUse:
-    """One tensor in one statement.
+    """The accesses of one statement to one tensor, and how it reuses the elements.
 
     Attributes:
-        bytes: all that move between registers and memory.
-        unique_bytes: the bytes that these accesses touch.
-        unique_lines: the cache lines that they touch.
-        reuse: how an element is reused first.
+        bytes: bytes moved between registers and memory, with repetitions.
+        unique_bytes: bytes of the distinct elements accessed.
+        unique_lines: cache lines of these elements.
+        reuse: the nearest kind of reuse.
         distance_iterations: executions of the register tile between two accesses of an element.
-        distance_bytes: bytes of all tensors that are touched between the two.
+        distance_bytes: bytes of all tensors that are touched between these two accesses.
         reuse_count: accesses of each element.
-        lane_step: bytes from one lane to the next (0: broadcast), of the access that is executed
-            most.
+        lane_step: bytes from one lane to the next (0: broadcast) in the access that is executed
+            most often.
     """
 
     name: str
@@ -55,7 +55,10 @@ class BufferUse:
 
 @memo(2048)
 def uses_in_loops(statement: ComputeCosts, most: int) -> tuple[BufferUse, ...]:
-    """The `most` tensors with the most traffic, in that order, as if no statement came before."""
+    """Return the uses of the `most` tensors with the most traffic, largest first.
+
+    Reuse counts only the statement's own loops; `after_others` adds earlier statements.
+    """
     tensors: dict[str, list[Use]] = {}
     for use in statement.uses:
         tensors.setdefault(use.access.form.tensor.name, []).append(use)
@@ -65,7 +68,10 @@ def uses_in_loops(statement: ComputeCosts, most: int) -> tuple[BufferUse, ...]:
 
 
 def after_others(use: BufferUse, found: Sequence[PlacedCompute], number: int) -> BufferUse:
-    """The use by statement `number`, with reuse after an earlier statement if no loop reuses it."""
+    """Return the use with SERIAL reuse if no loop reuses the tensor but an earlier statement does.
+
+    `use` belongs to statement `number` of `found`. Otherwise it is returned unchanged.
+    """
     earlier = _earlier(found, number, use.name) if use.reuse is Reuse.NONE else None
     if earlier is None:
         return use

@@ -43,11 +43,11 @@ _FMA, _ADD, _MUL, _COMPARE = map(
 
 @dataclass(frozen=True, slots=True)
 class LoopLevel:
-    """A loop around (or inside) a statement: the number of iterations, and the memory that it
-    accesses.
+    """A loop around or inside a statement, with its iterations and its memory footprint.
 
-    `trips` counts the iterations of this loop alone. `footprint_bytes` are the bytes of all tensors
-    in memory that one whole execution of the loop touches.
+    Attributes:
+        trips: iterations of this loop alone.
+        footprint_bytes: bytes of all tensors that one whole execution of the loop touches.
     """
 
     trips: int
@@ -56,10 +56,13 @@ class LoopLevel:
 
 @dataclass(frozen=True, slots=True)
 class Use:
-    """An access of a statement: how often the nest executes it, and its step along the lanes.
+    """One load or store of a statement, as the nest executes it.
 
-    It belongs to the body (`in_body`), or to the start or the end of a sum. The address of its
-    first lane is always a multiple of `alignment` bytes.
+    Attributes:
+        executions: how often the nest executes it.
+        lane_step: bytes from one vector lane to the next.
+        in_body: true in the body of the statement, false at the start or the end of a sum.
+        alignment: guaranteed alignment in bytes of the first lane's address.
     """
 
     access: MemoryAccess
@@ -72,14 +75,18 @@ class Use:
 
 @dataclass(frozen=True, eq=False)
 class ComputeCosts:
-    """Cost of one statement, a Compute in its loops. Equal ones in equal loops share it.
+    """Cost of one statement, a Compute in its loops. Equal statements in equal loops share it.
 
-    `operations` are all scalar operations. `vector_operations` are the instructions issued for
-    them, weighted by cost; `counts` has the instructions by kind, in the order of `accesses.KINDS`.
-    `operands` are the vectors that one step of the innermost reduction loads: registers hold them
-    in addition to the accumulators. `is_extremum` marks a maximum or minimum, whose steps also
-    compare. `ending` is the cost of the end of one sum, in additions. For a product in matrix
-    registers, `depth_groups` are the groups along the sum that one row has there; else 0.
+    Attributes:
+        operations: number of scalar operations.
+        vector_operations: instructions issued for these operations, weighted by cost.
+        counts: instructions by kind, in the order of `accesses.KINDS`.
+        operands: vectors that one step of the innermost reduction loads; they need registers in
+            addition to the accumulators.
+        is_extremum: whether it computes a maximum or minimum, whose steps also compare.
+        ending: cost of finishing one sum, in additions.
+        depth_groups: for a product in matrix registers, the groups along the sum that one row
+            holds; otherwise 0.
     """
 
     operations: float
@@ -130,17 +137,23 @@ class ComputeCosts:
 
     @property
     def footprints(self) -> tuple[float, ...]:
-        """Bytes that one execution of the tile touches, then one of each loop of `around`."""
+        """Return the bytes that the statement touches in one execution of the register tile.
+
+        Further entries give the bytes for one execution of each loop of `around`.
+        """
         return self.loop_counts.footprints(self.tensors)
 
     @cached_property
     def weight(self) -> float:
-        """Vector instructions that it issues; the statements of a nest are ordered by it."""
+        """Return the number of vector operations and loads; the heaviest statements come first."""
         return self.vector_operations + self.vector_loads + self.broadcast_loads
 
     @cached_property
     def totals(self) -> tuple[float, float, float, float]:
-        """Operations, loads, scattered accesses and stores, which are summed over the nest."""
+        """Return the four counts that are summed over a nest.
+
+        They are vector operations, loads, scattered accesses (loads and stores), and stores.
+        """
         return (
             self.vector_operations,
             self.vector_loads + self.broadcast_loads,
@@ -150,12 +163,16 @@ class ComputeCosts:
 
     @cached_property
     def spans(self) -> Mapping[Form, tuple[float, ...]]:
-        """Bytes that each form touches in the tile, then in one run of each loop of `around`."""
+        """Map each form to the bytes it touches: in the tile, then per run of each loop of
+        `around`.
+        """
         return {form: self.loop_counts.span(form) for forms in self.tensors for form in forms}
 
     @cached_property
     def levels(self) -> tuple[LoopLevel, ...]:
-        """The tile, then the loops that iterate, from the innermost reduction to the outermost."""
+        """Return the register tile as a level of one trip, then the iterating loops, innermost
+        first.
+        """
         found = [LoopLevel(1, self.footprints[0])]
         for loop, footprint in zip(self.around, self.footprints[1:], strict=True):
             if loop.trips > 1:
@@ -165,11 +182,13 @@ class ComputeCosts:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PlacedCompute:
-    """A statement at its place in a nest.
+    """A statement and its position in a nest.
 
-    `path` names the loops around it by the place of each among its neighbours, outermost first. If
-    it `prefetches`, it asks for weights ahead of their use. If `in_program_order`, its points are
-    computed in the order in which they are written. Neither changes its costs.
+    Attributes:
+        path: the position of each enclosing loop among its siblings, outermost first.
+        prefetches: whether the code prefetches weights. It does not change the costs.
+        in_program_order: whether points are computed in the order in which they are written. It
+            does not change the costs.
     """
 
     statement: ComputeCosts
@@ -179,12 +198,12 @@ class PlacedCompute:
 
 
 def compute_costs(nest: LoopNest) -> tuple[ComputeCosts, ...]:
-    """Every Compute of a nest, in program order, analysed in its loops."""
+    """Return the costs of every Compute of a nest, in program order."""
     return tuple([each.statement for each in placed_computes(nest)])
 
 
 def placed_computes(nest: LoopNest) -> tuple[PlacedCompute, ...]:
-    """`compute_costs`, and where in the nest they are."""
+    """Return every Compute of a nest with its costs and its position, in program order."""
     return _in_loops([node for stage in nest.stages for node in stage.body], (), OUTSIDE)
 
 

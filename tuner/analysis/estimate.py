@@ -58,7 +58,14 @@ class Estimate:
 def estimate_nest(
     nest: LoopNest, found: Sequence[PlacedCompute], machine: Machine, threads: int = 1
 ) -> Estimate:
-    """Estimate the time of a nest; `found` are its statements, with their costs."""
+    """Estimate the time of a nest.
+
+    Args:
+        nest: the loop nest.
+        found: its statements with their costs (`placed_computes`).
+        machine: the model of one core.
+        threads: number of threads that run the parallel loops.
+    """
     costs = [_cost(one.statement, one.in_program_order, machine, threads) for one in found]
     cycles = sum([each for each, _ in costs])
     cold = sum(b.bytes for b in nest.buffers if b.role is Role.WEIGHT and b.bytes >= COLD_BYTES)
@@ -100,11 +107,12 @@ def _behind(statement: ComputeCosts, machine: Machine) -> list[float]:
 
 
 def traffic(statement: ComputeCosts, cache_bytes: Sequence[int]) -> tuple[float, ...]:
-    """Bytes that come from beyond each of these caches in one run of the nest.
+    """Return, for each cache size, the bytes that one run of the nest fetches from behind the
+    cache.
 
     A loop that reuses a tensor fetches it again in each iteration, unless everything that its body
-    touches fits into the cache. If the whole nest fits, its data stay from run to run. No more is
-    fetched than is loaded and stored.
+    touches fits into the cache. If the whole nest fits into the first cache, all entries are 0: its
+    data stay from run to run. No entry exceeds the bytes loaded and stored.
     """
     footprints = statement.footprints
     if footprints[-1] <= cache_bytes[0]:

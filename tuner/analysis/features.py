@@ -154,7 +154,7 @@ _NO_BUFFER = [0.0] * len(BUFFER_COLUMNS)
 
 @dataclass(frozen=True, slots=True)
 class TargetFacts:
-    """Facts of a machine on which a candidate's speed depends; a cache of 0 bytes is unknown."""
+    """Facts of a machine on which a candidate's speed depends. A cache size of 0 means unknown."""
 
     vector_bits: int
     vector_registers: int
@@ -165,7 +165,7 @@ class TargetFacts:
     tiles: TileRegisters | None = None
 
     def columns(self) -> list[float]:
-        """The values of TARGET_COLUMNS."""
+        """Return the feature values for TARGET_COLUMNS, in their order."""
         return [
             float(self.vector_bits),
             float(self.vector_registers),
@@ -178,7 +178,7 @@ class TargetFacts:
 def target_facts(
     target: Target, threads: int = 1, device: DeviceFacts | None = None
 ) -> TargetFacts:
-    """The facts of a target on a device; without one its caches are unknown."""
+    """Collect the facts of a target and of a device. Without a device, cache sizes are unknown."""
     caches, ways = (0, 0, 0), 0
     if device is not None:
         caches = (device.cache_bytes(1), device.cache_bytes(2), device.cache_bytes(3))
@@ -201,9 +201,9 @@ def nest_features(
     facts: TargetFacts,
     found: Sequence[PlacedCompute] | None = None,
 ) -> np.ndarray:
-    """The columns of a nest alone, without comparison to a default: one row, float32.
+    """Return one float32 row with the features of a nest, without comparison to a default.
 
-    `found` are its statements, if they were counted already.
+    `found` are its statements with their costs; if None, they are computed.
     """
     if found is None:
         found = placed_computes(nest)
@@ -223,13 +223,18 @@ _Absolute: TypeAlias = tuple[np.ndarray, Estimate]
 
 
 class FeatureExtractor:
-    """Features of one task's candidates, and estimates of their times, cached by schedule.
+    """Compute features and estimated times of one task's candidates, cached by schedule.
 
-    `lower` gives the loop nest of a schedule, and raises ScheduleError if the schedule does not
-    fit. A nest with open sizes is analysed at the sizes of each of the `points`. `timings` records
-    the time of the analysis, under "features". Once `stopped` returns true, no new schedule is
-    analysed, so that a ranking for an ended job finishes with the known ones. `effort` is the share
-    of the usual number of ranked candidates that the job has time for.
+    Args:
+        lower: returns the loop nest of a schedule; raises ScheduleError if the schedule is invalid.
+        default: the task's default schedule, with which candidates are compared.
+        facts: the facts of the machine.
+        points: the sizes at which a nest with open sizes is analysed.
+
+    Attributes:
+        timings: records the time of the analysis, under "features".
+        stopped: once it returns true, only cached schedules have rows, so that ranking ends soon.
+        effort: share of the usual number of candidates that the job has time to rank.
     """
 
     timings: Timings | None = None
@@ -258,10 +263,10 @@ class FeatureExtractor:
         return self._points
 
     def row(self, schedule: Schedule) -> np.ndarray | None:
-        """Rows over COLUMNS, one for each point.
+        """Return the features of a schedule, float32.
 
-        None for a schedule that cannot be lowered, and for one that is not known when the work has
-        stopped. Of a workload without open sizes: (len(COLUMNS),), else (points, len(COLUMNS)).
+        The shape is (len(COLUMNS),), or (points, len(COLUMNS)) with open sizes. Return None if the
+        schedule cannot be lowered, or if it is not cached and `stopped` returns true.
         """
         try:
             return self._rows[schedule]
@@ -273,11 +278,11 @@ class FeatureExtractor:
             return row
 
     def estimated_seconds(self, schedule: Schedule) -> float | None:
-        """Seconds by `tuner.analysis.estimate`; None if `row` gives None."""
+        """Return the seconds by `tuner.analysis.estimate`; None if `row` returns None."""
         return None if self.row(schedule) is None else self._estimates[schedule]
 
     def rows(self, schedules: Sequence[Schedule]) -> tuple[list[Schedule], np.ndarray]:
-        """The schedules that have rows (`row`), and these, stacked; float32."""
+        """Return the schedules that have a `row`, and their rows stacked in one array, float32."""
         kept, rows = [], []
         for schedule in schedules:
             row = self.row(schedule)
@@ -291,10 +296,9 @@ class FeatureExtractor:
     def scores(
         self, schedules: Sequence[Schedule], predict: Callable[[np.ndarray], np.ndarray]
     ) -> dict[Schedule, float]:
-        """A model's scores of the schedules that can be lowered.
+        """Return a model's score of each schedule that can be lowered.
 
-        With open sizes they are means of the scores at each point, since a model compares
-        candidates at one size: a score is as good there as the share that runs have that size.
+        With open sizes, it is the mean of the scores at all points, weighted by `SizePoint.share`.
         """
         kept, rows = self.rows(schedules)
         predicted = np.asarray(predict(rows.reshape(-1, len(COLUMNS))), dtype=np.float64)

@@ -1,7 +1,7 @@
 """Trip counts of the loops and tiles of a Compute, independent of its expression.
 
-Candidates of one workload are tiled alike, and so are the several products of one candidate. Equal
-loops are one object, and so are equal counts: the bytes that an access touches are counted once.
+Candidates of one workload have many loops in common. Equal loops, and equal counts, are shared
+objects, so that the bytes of an access are computed once.
 """
 
 from __future__ import annotations
@@ -19,7 +19,14 @@ from tilewright.tuner.analysis.accesses import Form
 
 @dataclass(frozen=True, slots=True)
 class EnclosingLoop:
-    """A run-time loop around a statement; `axes` has its own axis and those derived from it."""
+    """A run-time loop around a statement.
+
+    Attributes:
+        axis: the axis that the loop splits.
+        axes: this axis and those derived from it.
+        trips: number of iterations.
+        extent: size of the axis before the split.
+    """
 
     axis: Axis
     axes: frozenset[Axis]
@@ -36,9 +43,12 @@ class EnclosingLoop:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class EnclosingLoops:
-    """Loops around a node: `fors` outermost first, each without its body, `around` innermost first.
+    """The loops around a node.
 
-    `sizes` has the size of each axis inside these loops.
+    Attributes:
+        fors: the loops, outermost first, each without its body.
+        around: the same loops as EnclosingLoop, innermost first.
+        sizes: size of each axis inside all of these loops.
     """
 
     fors: tuple[For, ...] = ()
@@ -46,7 +56,7 @@ class EnclosingLoops:
     sizes: Mapping[Axis, int] = field(default_factory=dict)
 
     def inside(self, loop: For) -> EnclosingLoops:
-        """These loops and one more inside them."""
+        """Return these loops with `loop` added as the innermost."""
         return _inside(self, loop.axis, loop.step, loop.binding, loop.peel, loop.unroll, loop.lets)
 
 
@@ -78,10 +88,15 @@ def _inside(
 class LoopCounts:
     """A Compute's loops and register tile.
 
-    `around` is innermost first, including `reduce_levels` reduction loops. `reduce_unroll` steps of
-    reductions are written out. `tile` is the size of each axis inside all loops, `counts` the
-    number of points along each axis of the register tile. A vector has `lanes` along the axis
-    `vector`; the share `useful` of them computes results that are needed.
+    Attributes:
+        loops: the loops around the Compute.
+        around: all run-time loops, innermost first, including reductions.
+        reduce_levels: number of reduction loops in `around`.
+        reduce_unroll: unrolled steps of reductions.
+        tile: size of each axis inside all loops.
+        counts: number of points along each axis of the register tile.
+        lanes: lanes of a vector along the axis `vector`.
+        useful: share of the lanes that compute results that are needed.
     """
 
     loops: EnclosingLoops
@@ -104,7 +119,7 @@ class LoopCounts:
     )
 
     def points_along(self, axes: frozenset[Axis]) -> int:
-        """Points of the register tile that differ in these axes."""
+        """Return the product of the register tile's `counts` over these axes."""
         known = self._points.get(axes)
         if known is None:
             known = prod([count for axis, count in self.counts.items() if axis in axes])
@@ -112,7 +127,7 @@ class LoopCounts:
         return known
 
     def places(self, form: Form, fixed: tuple[Axis, ...] = ()) -> int:
-        """How many different places the tile's points access, with the `fixed` axes held still."""
+        """Return how many different elements the tile's points access; `fixed` axes do not move."""
         known = self._places.get((form, fixed))
         if known is None:
             counts = [1 if axis in fixed else self.counts.get(axis, 1) for axis in form.numbers]
@@ -124,16 +139,19 @@ class LoopCounts:
         return known
 
     def overlap(self, form: Form) -> float:
-        """Places per point along the axes of a form: below 1 if points share places."""
+        """Return elements per point along the axes of a form; below 1 if points share elements."""
         return self.places(form) / self.points_along(form.axes)
 
     @cached_property
     def innermost(self) -> frozenset[Axis]:
-        """The axes of the innermost loop that iterates."""
+        """Return the axes of the innermost loop with more than one iteration; empty without one."""
         return next((loop.axes for loop in self.around if loop.trips > 1), frozenset())
 
     def trips_inside(self, form: Form) -> int:
-        """Iterations of the loops inside the innermost one that moves a form."""
+        """Return how many iterations access the form's elements before a loop changes the address.
+
+        It is the product of the trips of the loops inside the innermost loop that moves the form.
+        """
         inside = 1
         for loop in self.around:
             if loop.trips > 1:
@@ -143,14 +161,21 @@ class LoopCounts:
         return inside
 
     def span(self, form: Form) -> tuple[float, ...]:
-        """Bytes that a form touches in the tile, then in one run of each loop of `around`."""
+        """Return the bytes that a form touches, per execution of the tile and of each loop.
+
+        The first entry is for the tile, the others for one run of each loop of `around`.
+        """
         known = self._spans.get(form)
         if known is None:
             self._spans[form] = known = self._span(form)
         return known
 
     def footprints(self, tensors: tuple[tuple[Form, ...], ...]) -> tuple[float, ...]:
-        """Bytes of all tensors touched in the tile, then in one run of each loop of `around`."""
+        """Return the bytes that all tensors touch, per execution of the tile and of each loop.
+
+        The first entry is for the tile, the others for one run of each loop of `around`. Of the
+        forms of one tensor, only the largest counts.
+        """
         known = self._footprints.get(tensors)
         if known is None:
             self._footprints[tensors] = known = self._sum_of_spans(tensors)
@@ -187,7 +212,7 @@ class LoopCounts:
 
     @cached_property
     def whole(self) -> Mapping[Axis, int]:
-        """The size of each axis around all loops."""
+        """Return the full size of each axis, before any loop splits it."""
         sizes = dict(self.tile)
         for loop in self.around:
             for axis, size in loop.sizes:
@@ -205,7 +230,12 @@ def _level(axis: Axis, trips: int, extent: int) -> EnclosingLoop:
 def count_loops(
     loops: EnclosingLoops, reduce: tuple[Tile, ...], unroll: tuple[Tile, ...], vector: Axis | None
 ) -> LoopCounts:
-    """The loops of a Compute that has these fields, counted."""
+    """Count the trips and the tile sizes of a Compute.
+
+    Args:
+        loops: the loops around it.
+        reduce, unroll, vector: its fields of the same names.
+    """
     tile = dict(loops.sizes)
     levels: list[EnclosingLoop] = []
     written_out = 1

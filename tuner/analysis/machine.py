@@ -17,7 +17,7 @@ CYCLES_PER_SECOND = 3.5e9
 
 @dataclass(frozen=True, slots=True)
 class CacheLevel:
-    """A cache: its size, and the bytes a cycle that the level behind it delivers."""
+    """A cache: its size in bytes, and the bytes per cycle that the next level delivers to it."""
 
     bytes: int
     bytes_per_cycle_behind: float
@@ -25,18 +25,18 @@ class CacheLevel:
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """One core, as modelled by the estimate, for vectors of one width. Rates are per cycle.
+    """Model of one core for vectors of one width. Rates are per cycle.
 
     Attributes:
-        registers: vector registers.
-        operations: whole vectors multiplied and added in a cycle.
-        loads: whole vectors loaded in a cycle.
-        stores: whole vectors stored in a cycle.
-        in_flight: number of operations in the core's reorder buffer.
-        page_rows: rows at a distance of one page that the first cache holds at once.
-        caches: from the first level to the third.
-        core: the facts that do not depend on the width.
-        tiles: the registers that hold matrices, if there are any.
+        registers: number of vector registers.
+        operations: fused multiply-adds of whole vectors.
+        loads: loads of whole vectors.
+        stores: stores of whole vectors.
+        in_flight: operations of a sum that the reorder buffer holds: half of its entries.
+        page_rows: rows at a distance of one page that fit into the first cache at the same time.
+        caches: the caches, from the first level to the third.
+        core: the facts that do not depend on the vector width.
+        tiles: the matrix registers; None if the core has none.
     """
 
     registers: int
@@ -71,9 +71,10 @@ wait to retire take the rest."""
 
 @memo(64)
 def describe(facts: TargetFacts) -> Machine:
-    """The machine by its facts. Unknown caches are those that its core usually has.
+    """Build the model of a core from the facts of a target and device.
 
-    A level that a device lacks gets the size of the level before it.
+    If the caches are unknown, the core's usual sizes are used. A level that the device lacks gets
+    the size of the level before it.
     """
     core = facts.core
     sizes, ways = core.cache_bytes, core.level1_ways

@@ -1,8 +1,8 @@
 """Cycles of the core for one execution of a statement's register tile, divided into parts.
 
-Ports, loads and chains of sums run at the same time, so that the longest counts. Stores, starts and
-ends of tiles, joins of lanes, and spills are added to it. The target gives the cost of each
-(`compiler.targets.families.CoreModel`).
+Operations, loads and dependency chains of sums overlap, so the longest of the three decides.
+Stores, starts and ends of tiles, reductions over lanes, and spills are added to it. The target
+gives the cost of each (`compiler.targets.families.CoreModel`).
 """
 
 from __future__ import annotations
@@ -38,9 +38,12 @@ the longest is not hidden completely."""
 
 @dataclass(frozen=True, slots=True)
 class TileCase:
-    """Executions of the register tile that are alike: their number, and the share of it they fill.
+    """A group of executions of the register tile that have the same size.
 
-    `parts` has the loops whose last, narrower tile this is, each with the share of a full tile.
+    Attributes:
+        count: number of these executions.
+        share: their size as a share of a full tile.
+        parts: the loops in which this is the last, narrower tile, each with its share.
     """
 
     count: float
@@ -50,10 +53,10 @@ class TileCase:
 
 @memo(256)
 def cases(loops: EnclosingLoops, vector: Axis | None, lanes: int) -> list[TileCase]:
-    """Full tiles, and the narrower ones at the ends of ragged loops.
+    """Divide the executions of a register tile into full tiles and narrower ones at loop ends.
 
     Along the axis of vectors, the last, narrower vector has code of its own. It takes as long as a
-    whole vector, or half of that if half a vector holds it.
+    whole vector, or half as long if it fits into half a vector.
     """
     found = [TileCase(1.0)]
     for loop, around in zip(loops.fors, reversed(loops.around), strict=True):
@@ -78,7 +81,7 @@ def cases(loops: EnclosingLoops, vector: Axis | None, lanes: int) -> list[TileCa
 
 
 class RegisterTile:
-    """Cost of one execution of a statement's register tile, whole or in part."""
+    """Model of a statement's register tile: computes the cycles of one execution."""
 
     def __init__(self, statement: ComputeCosts, in_program_order: bool, machine: Machine) -> None:
         self._statement = statement
@@ -89,7 +92,7 @@ class RegisterTile:
         self._window = _window(statement, in_program_order) if statement.is_reduction else None
 
     def parts(self, case: TileCase) -> tuple[float, ...]:
-        """Cycles of one execution with all steps of its sum, by CORE_PARTS."""
+        """Return the cycles of one execution with all steps of its sum, ordered as CORE_PARTS."""
         statement, machine, core = self._statement, self._machine, self._machine.core
         if statement.depth_groups and machine.tiles is not None:
             return self._in_matrices(case, machine.tiles)

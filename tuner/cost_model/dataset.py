@@ -24,12 +24,15 @@ def samples_of(
     workload: Callable[[str], Workload | None],
     target: Callable[[str], Target | None],
 ) -> list[Sample]:
-    """One sample for each schedule of each record key: its fastest time, with the device's facts.
-    With open sizes there is one for each size that was measured.
+    """Convert trials to training samples: one per record key, schedule and set of measured sizes.
 
-    `workload` and `target` map a key to its value, None if it is unknown. Trials of unknown keys,
-    of lost workers, of sizes that the workload cannot have, and of schedules that no longer lower
-    are left out.
+    Each sample has the fastest time and the facts of its device. With open sizes there is one
+    sample for each measured size. The following trials are left out: of unknown keys, of lost
+    workers, of sizes that the workload cannot have, and of schedules that cannot be lowered.
+
+    Args:
+        trials: the stored trials.
+        workload, target: return the value of a key, or None if the key is unknown.
     """
     best: dict[RecordKey, dict[tuple[Schedule, SizeWeights], Measurement]] = {}
     for trial in trials:
@@ -59,8 +62,11 @@ def samples_of(
 
 
 class CandidateFeatures:
-    """The features of the candidates of one record key, on whichever devices they were measured and
-    at whichever sizes. Raises CompilerError for a workload that has no schedules here."""
+    """Compute features of the candidates of one record key, for any device and any measured sizes.
+
+    Raises:
+        CompilerError: if the compiler has no schedules for the workload.
+    """
 
     def __init__(self, key: RecordKey, workload: Workload, target: Target) -> None:
         self._workload = workload
@@ -70,8 +76,10 @@ class CandidateFeatures:
         self._extractors: dict[tuple[TargetFacts, SizeWeights], FeatureExtractor] = {}
 
     def of(self, measurement: Measurement) -> FeatureExtractor | None:
-        """The features of a candidate at its measured sizes; None if the workload cannot have these
-        sizes, or if they are unknown."""
+        """Return the extractor for the device and the sizes of a measurement.
+
+        Return None if the sizes are unknown, or if the workload cannot have them.
+        """
         distribution = measurement.distribution
         target, threads = self._mode.target, self._mode.threads
         facts = target_facts(target, threads, _device(measurement))
@@ -97,7 +105,7 @@ def _device(measurement: Measurement) -> DeviceFacts | None:
 
 
 def task_name(key: RecordKey) -> str:
-    """The name that samples give the task of a record key."""
+    """Return the task name that samples have for a record key."""
     return f"{key.workload_key} {key.target_key} {key.threads} {key.numerics}"
 
 

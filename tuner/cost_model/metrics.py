@@ -42,8 +42,9 @@ class Scores(JsonValue):
 
     @property
     def quality(self) -> float:
-        """One figure to compare models by: the mean of the scores that batches and single picks
-        use."""
+        """Return one number by which models are compared: the mean of `pairwise`, `top1` and
+        `top5`.
+        """
         return (self.pairwise + self.top1 + self.top5) / 3
 
 
@@ -52,10 +53,10 @@ Predict = Callable[[np.ndarray], np.ndarray]
 
 
 def evaluate(samples: Sequence[Sample], predict: Predict) -> Scores:
-    """Scores over the tasks of the samples; failures are left out.
+    """Evaluate a model's predictions on each task of the samples; failed samples are left out.
 
     Raises:
-        ValueError: if no task has LEAST_SAMPLES that worked.
+        ValueError: if no task has LEAST_SAMPLES successful samples.
     """
     worked = [sample for sample in samples if sample.run_seconds is not None]
     rows = np.stack([sample.row for sample in worked]) if worked else np.zeros((0, 0))
@@ -63,7 +64,7 @@ def evaluate(samples: Sequence[Sample], predict: Predict) -> Scores:
 
 
 def evaluate_order(samples: Sequence[Sample], scores: np.ndarray) -> Scores:
-    """The figures of `evaluate`, from the predicted scores (number,) of the samples."""
+    """Evaluate given scores, one per sample, as `evaluate` does."""
     seconds: dict[str, list[float]] = {}
     predicted: dict[str, list[float]] = {}
     for sample, score in zip(samples, scores, strict=True):
@@ -134,7 +135,7 @@ def _pairwise(seconds: np.ndarray, scores: np.ndarray) -> float:
 
 
 def by_task(samples: Iterable[Sample]) -> dict[str, list[Sample]]:
-    """The samples that worked, by task."""
+    """Group the successful samples by task."""
     groups: dict[str, list[Sample]] = {}
     for sample in samples:
         if sample.run_seconds is not None:

@@ -10,7 +10,7 @@ from tilewright.tuner.cost_model.protocol import CostModel, Sample
 
 
 class NoModel:
-    """Learns nothing and prefers no candidate."""
+    """A cost model that learns nothing: all candidates have equal scores."""
 
     trained = False
 

@@ -28,11 +28,12 @@ _LEAST = 1e-6
 
 
 class AllPairs:
-    """Gradients of the cross entropy of all pairs of the same task.
+    """An objective for XGBoost: the cross entropy of all pairs of samples of the same task.
 
-    A pair weighs as much as the throughput of the faster of its two, over the best of the task:
-    candidates are picked from the fast end. Two failures have no order. At the start, candidates
-    weigh 1 on average over their task, so that second derivatives are those of a squared error.
+    Called with predicted scores, it returns the first and second derivatives. The weight of a pair
+    is the throughput of its faster member, relative to the task's best: the search picks candidates
+    from the fast end. Pairs of two failures have no weight. Initially the weights of a task's
+    candidates average 1, so that second derivatives are like those of a squared error.
     """
 
     def __init__(self, tasks: Sequence[str], throughputs: np.ndarray) -> None:

@@ -14,7 +14,10 @@ from tilewright.tuner.protocol.measurement import Measurement
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """A measured candidate for training: its task, feature row, and seconds (None: it failed)."""
+    """A measured candidate for training.
+
+    It has its task, its feature row, and its seconds for one run (None: it failed).
+    """
 
     task: str
     row: np.ndarray
@@ -46,7 +49,9 @@ def point_samples(
 
 
 class CostModel(Protocol):
-    """Predicts scores of candidates from features: higher is better, in a scale of its own."""
+    """Predicts scores of candidates from features. Higher is better; the scale depends on the
+    model.
+    """
 
     @property
     def trained(self) -> bool:
@@ -59,7 +64,9 @@ class CostModel(Protocol):
         """
 
     def predict(self, rows: np.ndarray) -> np.ndarray:
-        """Scores (number,), float64, of rows (number, columns); all equal before training."""
+        """Return scores (number,), float64, of rows (number, columns). Untrained, all scores are
+        equal.
+        """
 
     def save(self) -> bytes:
         """The trained model as bytes that `load` reads; empty if untrained."""
@@ -73,7 +80,9 @@ class CostModel(Protocol):
 
 
 def normalised_throughput(samples: Sequence[Sample]) -> np.ndarray:
-    """Best seconds of the task over seconds of the sample: 1 for the best, 0 for a failure."""
+    """Return the throughput of each sample relative to its task's best: 1 for the best, 0 if
+    failed.
+    """
     best: dict[str, float] = {}
     for sample in samples:
         if sample.run_seconds is not None:

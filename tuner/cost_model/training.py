@@ -20,7 +20,13 @@ LEAST_TASKS = 6
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """Samples to train on, to decide when to stop, and to judge by; no task is in two of them."""
+    """A division of samples into three parts without common tasks.
+
+    Attributes:
+        training: samples that the model learns from.
+        stopping: samples that determine the number of rounds.
+        held_out: samples that the trained model is evaluated on.
+    """
 
     training: tuple[Sample, ...]
     stopping: tuple[Sample, ...]
@@ -41,10 +47,10 @@ class BaseModel:
 
 
 def split(samples: Sequence[Sample], target_key: str) -> Split:
-    """Split samples by the key of their workload, so that a task is always in the same part.
+    """Split samples by a hash of their workload key, so that all samples of a task are in one part.
 
-    Only tasks of the target itself are judged by. But a workload that is held out is not trained on
-    for any target, because times of a similar target would give it away.
+    The held-out part has only tasks of the target itself. A held-out workload is excluded from
+    training for every target, because times of a similar target would reveal its order.
     """
     training, stopping, held_out = [], [], []
     for sample in samples:
@@ -66,7 +72,10 @@ def train_base_model(
     seed: int = 0,
     objective: Objective = DEFAULT_OBJECTIVE,
 ) -> BaseModel | None:
-    """A base model for a target; None if there are too few tasks to learn from or to judge by."""
+    """Train a base model for a target, and evaluate it on held-out tasks.
+
+    Return None if there are too few tasks for training or for evaluation.
+    """
     parts = split(samples, target_key)
     if len(_tasks(parts.held_out)) < LEAST_HELD_OUT or not parts.stopping:
         return None
@@ -84,7 +93,10 @@ def train_base_model(
 
 
 def judge(data: bytes, samples: Sequence[Sample], target_key: str) -> Scores | None:
-    """How a saved model ranks today's held-out tasks; None if it can no longer be used."""
+    """Evaluate a saved model on the present held-out tasks.
+
+    Return None if this release cannot load the model, or no held-out task has enough samples.
+    """
     model = XGBoostModel(0)
     try:
         model.load(data)

@@ -17,8 +17,12 @@ from tilewright.tuner.protocol.measurement import Trial
 
 @dataclass(frozen=True, slots=True)
 class TrialPrediction:
-    """Of one trial: measured seconds, seconds by the roofline estimate, and the score of a cost
-    model (higher is faster, on the model's scale); None without a model."""
+    """The measured and the predicted time of one trial.
+
+    Attributes:
+        estimated_seconds: the time by the analytical estimate (`tuner.analysis.estimate`).
+        score: the cost model's score, higher is faster; None without a model.
+    """
 
     trial_id: str
     measured_seconds: float
@@ -28,8 +32,12 @@ class TrialPrediction:
 
 @dataclass(frozen=True, slots=True)
 class TaskPredictions:
-    """Of the trials of a task. `by_score` and `by_estimate` say how well each orders them: None
-    without a model, or of too few trials."""
+    """The predictions for the trials of one task, and their quality.
+
+    Attributes:
+        by_score: quality of the order by scores; None without a model or with too few trials.
+        by_estimate: quality of the order by estimates; None with too few trials.
+    """
 
     trials: tuple[TrialPrediction, ...]
     by_score: Scores | None
@@ -43,9 +51,9 @@ def predict_trials(
     model: CostModel | None,
     enough: Callable[[], bool] = lambda: False,
 ) -> TaskPredictions:
-    """Predict the trials of one record key, in their order until `enough` returns true.
+    """Predict the times of the trials of one record key, in order, until `enough` returns true.
 
-    Left out are failures, and trials of devices, sizes and schedules that this release cannot
+    Failed trials are left out, and those whose device, sizes or schedule this release cannot
     describe.
     """
     if not trials:

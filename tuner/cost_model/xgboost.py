@@ -95,10 +95,10 @@ left out of training."""
 
 
 class XGBoostModel:
-    """Trees that each call of `train` trains anew: some tenths of a second for hundreds of rows.
+    """Gradient-boosted trees. Each call of `train` rebuilds them, in tenths of a second for
+    hundreds of rows.
 
-    After `load`, `train` goes on from the loaded model, and replaces only trees that it added
-    before.
+    After `load`, `train` keeps the loaded trees and rebuilds only the trees that follow them.
     """
 
     def __init__(
@@ -143,12 +143,12 @@ class XGBoostModel:
         self._fit(samples, rounds, self._parameters())
 
     def train_base(self, samples: Sequence[Sample], stopping: Sequence[Sample]) -> None:
-        """Learn from scratch, with the number of rounds that orders the stopping samples best.
+        """Train from scratch, with the number of rounds that best orders the `stopping` samples.
 
-        Rounds are judged by the pairs in order, whatever the objective: judged by squared error,
-        training ended after 22 to 54 rounds, while 150 put more pairs in order. The stopping
-        samples must be of other tasks, or the rounds that remember best would be chosen. In the end
-        the model is trained on them, too: they are not held out.
+        The order is judged by its share of correct pairs, whatever the objective: judged by squared
+        error, training ended after 22 to 54 rounds, while 150 put more pairs in order. The stopping
+        samples must be of other tasks; otherwise the choice would favour overfitting. Finally the
+        model is trained on both sets, so the stopping samples are not held out.
         """
         import xgboost
 

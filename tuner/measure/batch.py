@@ -46,14 +46,14 @@ def make_request(
     codegen_version: str,
     least_seconds: float = LEAST_SECONDS,
 ) -> tuple[MeasureRequest, dict[str, bytes]]:
-    """A request for built candidates, and the blobs that it names.
+    """Create a request for built candidates, and collect the blobs that it names, by digest.
 
-    Candidates are checked against all `references` and timed on the references of points. Outside
-    screening the first candidate is the incumbent, with which the others are compared. Equal
-    objects are linked once.
+    All candidates are checked against all `references`, and timed on the references that have a
+    size point. In any phase but screening, the first candidate is the incumbent, with which the
+    others are compared. Equal objects are linked once.
 
     Raises:
-        CompilerError: if they cannot be linked.
+        CompilerError: if the objects cannot be linked.
     """
     objects = {entry.built.object_digest: entry.built.object for entry in entries}
     library = link(list(objects.values()))
@@ -88,9 +88,9 @@ def make_request(
 
 
 def trials_of(request: MeasureRequest, result: MeasureResult) -> list[Trial]:
-    """The trials that a result makes of its request; needs nothing else, so it works after a crash.
+    """Convert the result of a request to trials. Candidates without a result are left out.
 
-    Candidates that the result does not mention are left out.
+    Request and result suffice, so a restarted process can convert results of an earlier one.
     """
     found = dict(result.measurements)
     return [
@@ -110,7 +110,7 @@ def trials_of(request: MeasureRequest, result: MeasureResult) -> list[Trial]:
 
 
 def link_to_bytes(objects: Sequence[bytes]) -> bytes:
-    """Link with whatever linker the machine has.
+    """Link objects with any linker of this machine, and return the shared object.
 
     Raises:
         CompilerError: if no linker is found, or it fails.

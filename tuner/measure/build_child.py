@@ -18,7 +18,10 @@ START_SECONDS = 120.0
 
 
 class BuildChild:
-    """One child, started when it is first needed, and anew after it died. For one thread."""
+    """Builds candidates in one child process, which is started on demand and replaced if it dies.
+
+    Only one thread may use it.
+    """
 
     def __init__(self, compile_candidate: Compile) -> None:
         self._compile = compile_candidate

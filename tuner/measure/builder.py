@@ -43,10 +43,13 @@ _PARENT_SECONDS = 0.2
 
 @dataclass(frozen=True, slots=True)
 class Built:
-    """A candidate after its build. `spec` is its KernelSpec as JSON; empty for a failure.
+    """The result of a build.
 
-    `object_digest` names the code independently of its symbols: equal code has equal digests.
-    `spills` is a message if the code keeps too many vectors on the stack; else empty.
+    Attributes:
+        status: OK, or the kind of failure; `error` has the message.
+        object_digest: identifies the code without its symbol names: equal code has equal digests.
+        spills: a message if the code keeps too many vectors on the stack; otherwise empty.
+        spec: the KernelSpec as JSON; empty for a failure.
     """
 
     schedule: Schedule
@@ -68,51 +71,51 @@ Picklable, since it runs in another process. Raises CompilerError for a candidat
 
 
 class Ticket(Protocol):
-    """A batch on its way."""
+    """A batch of candidates that is being built."""
 
     def done(self) -> bool:
-        """Whether every candidate is built or failed."""
+        """Whether the build of every candidate has ended."""
 
     def results(self) -> list[Built]:
-        """The candidates in the order of the batch; waits for unfinished builds."""
+        """Wait for all builds, and return the results in the order of the batch."""
 
     def cancel(self) -> None:
-        """Give the batch up; unfinished builds get the status CANCELLED."""
+        """Cancel the batch; unfinished builds get the status CANCELLED."""
 
 
 class Builder(Protocol):
     """Builds batches of candidates in the background."""
 
     def start(self) -> None:
-        """Prepare for the first batch, so that it need not wait."""
+        """Prepare for the first batch, so that its builds start without a delay."""
 
     def submit(self, task: Task, schedules: Sequence[Schedule]) -> Ticket:
-        """Start to build a batch."""
+        """Start to build a task's schedules as one batch."""
 
     def close(self) -> None:
         """Stop all processes."""
 
 
 class BuildFuture(Protocol):
-    """A candidate on its way."""
+    """A candidate that is being built."""
 
     def done(self) -> bool:
-        """Whether `result` answers at once."""
+        """Whether `result` returns without waiting."""
 
     def cancelled(self) -> bool:
-        """Whether it was given up."""
+        """Whether the build was cancelled."""
 
     def cancel(self) -> bool:
-        """Give it up."""
+        """Cancel the build. Return whether this succeeded."""
 
     def result(self) -> Mapping[str, Any]:
-        """What `Compile` gives, and `build_seconds`.
+        """Wait for the build; return the result of `Compile` and `build_seconds`.
 
         Raises:
-            CancelledError: if it was given up, or the builder closed.
+            CancelledError: if the build was cancelled, or the builder closed.
             BuildTimeoutError: if it took too long.
             ProcessExpired: if its process died.
-            CompilerError: if the compiler refuses it.
+            CompilerError: if the compiler rejects the candidate.
         """
 
 
@@ -133,7 +136,7 @@ class CachingBuilder(ABC):
         """Start to build one candidate; the arguments are passed to `Compile`."""
 
     def submit(self, task: Task, schedules: Sequence[Schedule]) -> Ticket:
-        """Start to build a batch."""
+        """Start to build a batch; candidates built before are returned from the cache."""
         key, text, mode = task.key, task.workload.text(), task.mode.to_json()
         parts: list[Built | _Pending] = []
         for schedule in schedules:
@@ -374,7 +377,7 @@ class _CachingTicket:
 def compile_with_compiler(
     text: str, schedule: Mapping[str, Any], mode: Mapping[str, Any]
 ) -> Mapping[str, Any]:
-    """Compile with the compiler, which only a builder process imports."""
+    """Compile with the real compiler; only builder processes import it, when this is called."""
     from tilewright.tuner.measure.candidate import compile_candidate
 
     return compile_candidate(text, schedule, mode)
@@ -410,7 +413,7 @@ def timed_compile(
     schedule: Mapping[str, Any],
     mode: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """The compiler's result, and the seconds that it took."""
+    """Compile a candidate, and add `build_seconds` to the result."""
     started = time.perf_counter()
     made = compile_candidate(text, schedule, mode)
     return {**made, "build_seconds": time.perf_counter() - started}

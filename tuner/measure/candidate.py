@@ -36,11 +36,12 @@ def compile_candidate(
     """Compile a workload with a schedule.
 
     Returns:
-        object, spec (JSON), digest (of the code under a neutral name), spills (a message if it uses
-        too much of the stack, or empty), stages (seconds by step).
+        A dict with `object` (bytes), `spec` (JSON), `digest` (of the code under a neutral name),
+        `spills` (a message if it uses too much of the stack, otherwise empty) and `stages` (seconds
+        by step).
 
     Raises:
-        CompilerError: if the schedule does not fit, or LLVM refuses the code.
+        CompilerError: if the schedule does not fit, or LLVM rejects the code.
     """
     timings = Timings()
     chosen, parsed = Mode.from_json(mode), Schedule.from_json(dict(schedule))

@@ -39,11 +39,13 @@ def build_on_worker(
     limit_seconds: float,
     expected: Versions,
 ) -> dict[str, Any]:
-    """Build one candidate.
+    """Build one candidate within `limit_seconds`, if the versions here are the `expected` ones.
 
     Returns:
-        `made` (the result of `Compile`), or one of `refused`, `expired`, `late`, `bug` and
-        `differs` with a text. Exceptions are never sent: the tuner would have to unpickle them.
+        A dict with the result of `Compile` in `made`; or with a text in one of `refused`,
+            `expired`,
+        `late`, `bug` and `differs`. Exceptions are never sent, because the tuner would have to
+        unpickle them.
     """
     mine = versions_here()
     if mine != expected:

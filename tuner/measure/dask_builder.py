@@ -77,7 +77,7 @@ class DaskBuilder(CachingBuilder):
         self._seen = float("-inf")
 
     def start(self) -> None:
-        """Connect, and compare versions; the first time.
+        """Connect to the scheduler at the first call, and compare the versions of its workers.
 
         Raises:
             BuilderError: if the scheduler does not answer, or a worker is of another version.
@@ -137,7 +137,7 @@ class DaskBuilder(CachingBuilder):
         return len(client.scheduler_info(n_workers=-1)["workers"])
 
     def abandoned(self) -> bool:
-        """Whether the cluster builds nothing: no scheduler, or no worker for a while."""
+        """Whether the cluster cannot build: it has no scheduler, or no worker for a while."""
         client, now = self._client, self._clock()
         if client is None or client.status != "running":
             return True

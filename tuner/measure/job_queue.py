@@ -39,7 +39,7 @@ def go_together(requests: Sequence[Request]) -> bool:
 
 
 class JobQueue(Generic[Item]):
-    """Items in order of arrival; `take` takes those at the front that go together."""
+    """A thread-safe queue of requests; `take` returns the first items that may share a job."""
 
     def __init__(self, request_of: Callable[[Item], Request]) -> None:
         self._request_of = request_of
@@ -56,7 +56,7 @@ class JobQueue(Generic[Item]):
             return not self._closed
 
     def close(self) -> list[Item]:
-        """End `take`, and return the items that still wait."""
+        """End all calls of `take`, and return the items left in the queue."""
         with self._changed:
             self._closed = True
             waiting = [*self._items]
@@ -65,10 +65,12 @@ class JobQueue(Generic[Item]):
             return waiting
 
     def take(self, timeout_seconds: float | None = None, most: int = MOST_TOGETHER) -> list[Item]:
-        """The next items for one job, waiting for a first; none when time is up.
+        """Wait for an item, and remove the items for the next job; empty at the timeout or when
+        closed.
 
         Args:
-            most: items of a job.
+            timeout_seconds: the longest wait; None for no limit.
+            most: the largest number of items in a job.
         """
         with self._changed:
             self._changed.wait_for(lambda: self._items or self._closed, timeout_seconds)

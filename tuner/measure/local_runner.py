@@ -62,22 +62,20 @@ class LocalRunner:
 
     @property
     def capacity(self) -> int:
-        """Two interleaved requests, so that the device has work between the rounds of either. More
-        of them would be proposed before the first results are known."""
+        """Return 2: two interleaved requests keep the device busy between the rounds of either.
+
+        With more, candidates would be proposed before the first results are known.
+        """
         return 2
 
     @property
     def speed(self) -> dict[str, Any] | None:
-        """How fast this machine is, as JSON of `Speed` and whether it is throttled; None before the
-        first batch."""
+        """Return this machine's `Speed` as JSON, with throttling; None before the first batch."""
         speed: dict[str, Any] | None = self._harness.state()["speed"]
         return speed
 
     def submit(self, request: MeasureRequest, blobs: Mapping[str, bytes]) -> None:
-        """Queue a request. A request that was measured before returns its stored result.
-
-        So a loop that repeats a request gets its result, and nothing is measured twice.
-        """
+        """Queue a request. If its id was measured already, `poll` returns the stored result."""
         with self._lock:
             if request.request_id in self._results:
                 finished = self._results[request.request_id]
@@ -88,9 +86,9 @@ class LocalRunner:
         self._put(_Work(request, blobs))
 
     def run(self, request: RunRequest, blobs: Mapping[str, Bytes]) -> RunResult:
-        """Run whole programs, after the requests that were queued before; waits for the result.
+        """Run whole programs after the requests already queued, and wait for the result.
 
-        Its status is CANCELLED if the runner is closed before.
+        The result has the status CANCELLED if the runner is closed first.
 
         Raises:
             OSError, RuntimeError, ValueError, HarnessError: if the harness cannot do it.
@@ -109,7 +107,7 @@ class LocalRunner:
             return results
 
     def acknowledge(self, request_ids: Sequence[str]) -> None:
-        """Nothing outlives this process. Results are small, and kept for a request that repeats."""
+        """Do nothing: results are small, and kept in case a request is repeated."""
 
     def cancel(self, request_ids: Sequence[str] | None = None) -> None:
         with self._lock:

@@ -26,10 +26,11 @@ def input_spec(
     seed: int,
     integers: tuple[int, int] | None = None,
 ) -> InputSpec:
-    """The distribution of a model's random input: standard normal for floats, from the first of
-    `integers` up to before the second (`Port.integers`), or else zero and one.
+    """Return the distribution of a random input of a model.
 
-    The seed is of the name, so that the order of the inputs does not matter.
+    Floats are standard normal. Integers are uniform in [first, second) of `integers`
+    (`Port.integers`); without `integers`, and for bool, they are 0 or 1. The input's seed is
+    derived from `seed` and `name`, so it does not depend on the order of the inputs.
     """
     own = seed << 32 | zlib.crc32(name.encode())
     if dtype.is_float:
@@ -43,7 +44,7 @@ def input_spec(
 
 
 def draw_inputs(ports: Iterable[Port], seed: int = INPUT_SEED) -> dict[str, np.ndarray]:
-    """Arrays for the inputs of a program, by name; bfloat16 as its raw bits.
+    """Generate random arrays for the inputs of a program, by name; bfloat16 as raw 16-bit values.
 
     Raises:
         OutOfMemoryError: if the machine cannot hold them.
@@ -55,9 +56,9 @@ def draw_inputs(ports: Iterable[Port], seed: int = INPUT_SEED) -> dict[str, np.n
 
 
 def largest_error(actual: np.ndarray, expected: np.ndarray) -> float:
-    """The largest difference of an output, relative to the largest finite value expected.
+    """Return the largest absolute difference, relative to the largest finite expected value.
 
-    Infinite where the shapes differ, or NaNs and infinities are not at the same places.
+    It is infinite if the shapes differ, or if NaNs and infinities are not at the same positions.
     """
     if actual.shape != expected.shape:
         return math.inf

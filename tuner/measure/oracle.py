@@ -67,9 +67,15 @@ MOVING = (OpKind.MOVEMENT, OpKind.PIECES, OpKind.VIEW, OpKind.GATHER)
 
 @dataclass(frozen=True, slots=True)
 class ExpectedOutput:
-    """Expected output as .npy bytes with their digest, and the inputs that it belongs to.
+    """The expected output of a workload on one set of random inputs.
 
-    Candidates are timed on it if it is of a `point`.
+    Attributes:
+        inputs: the distributions of the inputs.
+        expected: the output as .npy bytes, whose SHA-256 is `digest`.
+        tolerance: the largest relative error accepted.
+        sizes: the sizes of dynamic dimensions.
+        point: the size point on which candidates are timed with these inputs; None if they are
+            checked only.
     """
 
     inputs: tuple[InputSpec, ...]
@@ -81,7 +87,7 @@ class ExpectedOutput:
 
     @property
     def case(self) -> Case:
-        """As it travels."""
+        """The inputs and the output's digest as a `Case` of a request."""
         if self.point is None:
             return Case(self.inputs, self.digest, self.sizes)
         point = self.point
@@ -89,10 +95,11 @@ class ExpectedOutput:
 
 
 def make_reference(workload: Workload, draw: int = 0) -> ExpectedOutput:
-    """Generate random inputs and compute the workload's output.
+    """Generate random inputs for a workload and compute its expected output.
 
-    If the output is not finite (a logarithm of a negative number, a large exponential), milder
-    inputs are generated instead: an output of NaNs would certify nothing.
+    `draw` selects the set of inputs, an index of DRAWS. If the output is not finite (a logarithm of
+    a negative number, a large exponential), milder inputs are generated instead: an output of NaNs
+    would certify nothing.
     """
     seed = BASE_SEED + SEED_STEP * draw
     wide = (Distribution.WIDE,) if DRAWS[draw] is Distribution.WIDE and _is_wide(workload) else ()
@@ -195,10 +202,10 @@ def _is_wide(workload: Workload) -> bool:
 
 
 def input_specs(workload: Workload, seed: int = BASE_SEED) -> tuple[InputSpec, ...]:
-    """The distribution of each input: indices within bounds, weights scaled by their fan-in.
+    """Return the distribution of each input of a workload.
 
-    Bytes that are multiplied have any value, so that neither a sign nor a sum that saturates on the
-    way goes unnoticed.
+    Indices are within bounds, and weights are scaled by their fan-in. 8-bit factors of products
+    cover their whole range, so that sign errors and saturating sums are noticed.
     """
     bounds = _index_bounds(workload)
     multiplied = any(_sums_bytes(node) for node in workload.graph.nodes)

@@ -42,9 +42,9 @@ KEPT_BYTES = 256 << 20
 
 
 class PlainForms:
-    """Makes plans and arrays; batches of one workload share its arrays.
+    """Expands requests for devices without NumPy: creates their plans and arrays.
 
-    `kept_bytes` of these are kept.
+    Batches of one workload share arrays. At most `kept_bytes` of arrays are cached.
     """
 
     def __init__(self, kept_bytes: int = KEPT_BYTES) -> None:
@@ -57,14 +57,15 @@ class PlainForms:
         blob: Callable[[str], bytes | memoryview],
         most_elements: int = MOST_ELEMENTS,
     ) -> tuple[Request, Mapping[str, bytes]]:
-        """The request with its plan, and the blobs that it names besides.
+        """Add a plan to a request. Return the new request and the additional blobs that it names.
 
         Args:
-            blob: the bytes of one that the request names, by its digest.
+            request: a batch or a run.
+            blob: returns the bytes of a blob of the request, by digest.
             most_elements: the most elements of the random arrays of a case, or of the programs.
 
         Raises:
-            ValueError: as `plain_programs`, and for more elements.
+            ValueError: if the arrays have more elements, or for the reasons of `plain_programs`.
         """
         if request.plain:
             return request, {}
@@ -87,10 +88,10 @@ class PlainForms:
         return replace(request, plain=plain, blobs={**request.blobs, **sizes}), made
 
     def batch(self, request: MeasureRequest) -> tuple[MeasureRequest, dict[str, bytes]]:
-        """The request with its plan, and the blobs that it names besides.
+        """Add a plan to a batch. Return the new request and the additional blobs that it names.
 
-        The plan of a candidate that is not a kernel, or that lacks the sizes of a case, is an
-        error: the device reports the candidate as RUN_ERROR, and measures the others.
+        If a candidate is not a kernel, or lacks the sizes of a case, its plan is an error. Then the
+        device reports the candidate as RUN_ERROR, and measures the others.
         """
         blobs: dict[str, bytes] = {}
         cases = [
@@ -163,7 +164,7 @@ class PlainForms:
 def plain_programs(
     programs: Sequence[Program], seed: int, given: Sequence[Mapping[str, np.ndarray]]
 ) -> tuple[tuple[str, ...], dict[str, bytes]]:
-    """Digests of the plan of a run and of the inputs that it names, and these blobs.
+    """Create the plan and the input arrays of a run. Return their digests and the blobs.
 
     Args:
         programs: the programs, to which the run refers by number.

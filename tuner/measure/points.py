@@ -14,11 +14,15 @@ from tilewright.tuner.protocol.measurement import Sizes
 
 @dataclass(frozen=True, slots=True)
 class SizePoint:
-    """Sizes of a workload's dynamic dimensions, by their names there, and the weight of a second.
+    """Sizes at which a workload with dynamic dimensions is measured, and their weight.
 
-    No machine runs the workload at these sizes in less than `least_seconds`. `share` is the share
-    of all runs at these sizes; `weight` also accounts for the time of these runs. A workload
-    without dynamic sizes has one point without sizes.
+    A workload without dynamic sizes has one point without sizes.
+
+    Attributes:
+        sizes: a size for each dynamic dimension of the workload, by name.
+        weight: factor of a candidate's seconds at these sizes in its total time.
+        least_seconds: lower bound of the seconds of a run at these sizes on any machine.
+        share: share of all runs that have these sizes.
     """
 
     sizes: Sizes = ()

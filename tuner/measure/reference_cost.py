@@ -56,21 +56,24 @@ GIB = 1 << 30
 
 
 def most_bytes(root: Path = Path("/")) -> int:
-    """The most bytes that one reference may take on this machine."""
+    """Return the memory limit in bytes for computing one reference on this machine."""
     total = total_bytes(root)
     return MOST_BYTES if total is None else min(MOST_BYTES, total // SHARE)
 
 
 @dataclass(frozen=True, slots=True)
 class ReferenceLimit:
-    """The most that one reference may take."""
+    """The largest memory, operations and seconds that computing one reference may take."""
 
     bytes: int = field(default_factory=most_bytes)
     operations: int = MOST_OPERATIONS
     seconds: float = MOST_SECONDS
 
     def refusal(self, workload: Workload) -> str:
-        """Why the reference of a workload of fixed sizes is not begun; empty if it may be."""
+        """Return why a workload's reference exceeds the limits; empty if it does not.
+
+        The workload has fixed sizes.
+        """
         needed = reference_bytes(workload)
         if needed > self.bytes:
             return f"needs {_gib(needed)}, the limit is {_gib(self.bytes)}"
@@ -86,8 +89,10 @@ def is_quick(workload: Workload) -> bool:
 
 
 def affordable(workload: Workload, sizes: Sizes, limit: ReferenceLimit) -> Sizes:
-    """The nearest smaller sizes of its dimensions at which a workload can be checked. The sizes
-    themselves if they can be, or if no smaller ones can."""
+    """Reduce sizes until the workload's reference is within the limit, and return these sizes.
+
+    Return `sizes` unchanged if they are within the limit, or if no tried reduction is.
+    """
     ranges = {dimension.name: dimension for dimension in workload.dimensions}
     for step in range(STEPS):
         smaller = tuple((name, _between(ranges[name], size, step)) for name, size in sizes)
@@ -103,8 +108,10 @@ def _between(dimension: Dimension, size: int, step: int) -> int:
 
 
 def reference_bytes(workload: Workload) -> int:
-    """An estimate of the most bytes that the reference holds at a time: the values still needed,
-    and the temporaries of the running operator."""
+    """Estimate the peak memory of computing a reference, in bytes.
+
+    It counts the values that are still needed, and the temporaries of the running operator.
+    """
     graph = workload.graph
     last_use = {value: number for number, n in enumerate(graph.nodes) for value in n.inputs}
     live = {value: graph.types[value].elements for value in (*graph.inputs, *graph.constants)}

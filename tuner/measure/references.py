@@ -1,4 +1,4 @@
-"""The references of one job: each is computed once, concurrently with the job, and freed with it.
+"""Computes the references of one job: once each, in child processes, and freed when the job ends.
 
 A caller that submits candidates to a builder calls `ReferenceCache.prepare`. The references are
 computed during the builds, so that the device does not wait for them.
@@ -33,14 +33,23 @@ from tilewright.tuner.protocol.measurement import MOST_ERROR, Measurement, Phase
 
 @dataclass(frozen=True, slots=True)
 class NoReference:
-    """The reason why a reference was not computed. `ended`: its job has ended, which is not a
-    failure."""
+    """Stands for a reference that was not computed.
+
+    Attributes:
+        reason: why, as the end of a sentence.
+        ended: whether the job has ended, which is not a failure.
+    """
 
     reason: str
     ended: bool = False
 
     def measurement(self, name: str, build_seconds: float) -> Measurement:
-        """The measurement of a candidate that is not run. `name` is its task's name."""
+        """Return the failed measurement of a candidate that cannot be checked.
+
+        Args:
+            name: the name of the candidate's task, for the message.
+            build_seconds: the time of its build.
+        """
         if self.ended:
             return Measurement(Status.CANCELLED, build_seconds=build_seconds)
         error = f"the reference of '{name}' {self.reason}"[:MOST_ERROR]
@@ -52,19 +61,21 @@ ENDED = NoReference("is not wanted any more", ended=True)
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """Requested references. They are kept until this object is freed."""
+    """References that are being computed. They stay in the cache while this object exists."""
 
     asked: tuple[tuple[SizePoint, int], ...]
     """The size point of each reference, and the index of its random inputs in DRAWS."""
     made: tuple[Future[ExpectedOutput | NoReference], ...]
 
     def done(self) -> bool:
-        """Whether `cases` returns at once."""
+        """Whether `cases` returns without waiting."""
         return all(each.done() for each in self.made)
 
     def cases(self) -> tuple[ExpectedOutput, ...] | NoReference:
-        """The references that candidates are checked against; waits for them. If any is missing,
-        the reason of the first missing one."""
+        """Wait for the references that candidates are checked against, and return them.
+
+        If any is missing, return the first NoReference instead.
+        """
         found: list[ExpectedOutput] = []
         for (point, draw), made in zip(self.asked, self.made, strict=True):
             output = _outcome(made)
@@ -76,12 +87,11 @@ class Prepared:
 
 
 class ReferenceCache:
-    """References by workload key, for one job. A context manager, which ends running computations.
+    """Computes and caches the references of one job, by workload. It is thread-safe.
 
-    One child process computes quick references, one after the other, and another child the slow
-    ones, so that quick ones never wait for slow ones. Both children start on first use. Callers of
-    a reference that fails get the reason. The failure is not cached: a later call computes the
-    reference again. Safe to call from several threads.
+    Two child processes, started on demand, compute quick and slow references, so that quick ones
+    never wait for slow ones. If a reference fails, its callers get the reason, and a later call
+    computes it again. As a context manager, it ends running computations at exit.
     """
 
     def __init__(
@@ -132,7 +142,7 @@ class ReferenceCache:
     def close(self) -> None:
         """Drop queued references, end running computations, and free all outputs.
 
-        Waiting and later callers get `ENDED`.
+        Waiting and later callers get `ENDED`, a NoReference.
         """
         with self._lock:
             self._closed = True
@@ -143,18 +153,28 @@ class ReferenceCache:
     def prepare(
         self, workload: Workload, phase: Phase, points: Sequence[SizePoint] = ITSELF
     ) -> Prepared:
-        """Begin to compute the references of a phase: for one set of random inputs at each point,
-        or for all sets. The first sets are timed. The others are at the middle point."""
+        """Start to compute the references that a phase needs.
+
+        Screening needs one set of random inputs at each point. Other phases also check the
+        remaining sets of DRAWS, at the middle point. Only the first set at each point is timed.
+        """
         asked = tuple(_asked(phase, points))
         made = tuple(self.begin(_at(workload, point), draw) for point, draw in asked)
         return Prepared(asked, made)
 
     def get(self, workload: Workload, draw: int = 0) -> ExpectedOutput | NoReference:
-        """The reference of a workload for one set of random inputs, an index of DRAWS."""
+        """Return the reference of a workload for one set of random inputs; wait for its
+        computation.
+
+        `draw` selects the set, an index of DRAWS.
+        """
         return _outcome(self.begin(workload, draw))
 
     def begin(self, workload: Workload, draw: int) -> Future[ExpectedOutput | NoReference]:
-        """Begin to compute one, unless it is known or under way."""
+        """Start to compute a reference, unless it is cached or being computed. Return its future.
+
+        `draw` selects the set of random inputs, an index of DRAWS.
+        """
         identity = workload.key, draw
         with self._lock:
             found = self._known.get(identity)
@@ -225,8 +245,12 @@ class _Lane:
 
 
 def computed(text: str, draw: int) -> ExpectedOutput:
-    """Compute the reference of a workload, given as text, in the child process. `draw` is an index
-    of DRAWS."""
+    """Compute a reference in the child process.
+
+    Args:
+        text: the workload's text.
+        draw: the set of random inputs, an index of DRAWS.
+    """
     return make_reference(Workload.parse(text), draw)
 
 

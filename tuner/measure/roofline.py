@@ -1,8 +1,8 @@
 """Lower bounds on a kernel's time on a machine, and the code that measures the machine's peaks.
 
-The roofline of Williams, Waterman and Patterson (2009): a kernel takes at least as long as its
-arithmetic at the peak rate and at least as long as its bytes at the rate of the memory that they
-come from. `compiler.runtime.speeds` times the code that is made here.
+In the roofline model of Williams, Waterman and Patterson (2009), a kernel takes at least as long as
+its arithmetic at the peak rate. It also takes at least as long as its bytes at the rate of the
+memory that they come from. `compiler.runtime.speeds` times the code generated here.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ CACHE_LEVELS = (1, 2, 3)
 
 @dataclass(frozen=True, slots=True)
 class TimeBound:
-    """The least time that the machine allows: the larger of the two, and which it is."""
+    """Lower bounds of a kernel's time on a machine, by arithmetic and by memory traffic."""
 
     compute_seconds: float
     memory_seconds: float
@@ -50,7 +50,7 @@ class TimeBound:
 
     @property
     def limit(self) -> str:
-        """`compute` or `memory`."""
+        """Return the larger of the two bounds: `compute` or `memory`."""
         return "compute" if self.compute_seconds >= self.memory_seconds else "memory"
 
 
@@ -87,12 +87,12 @@ def bound(
 
 
 def cache_sizes(device: DeviceFacts) -> tuple[int, ...]:
-    """Bytes of its data caches by level, first level first; 0 for a missing level."""
+    """Return the sizes in bytes of the data caches, first level first; 0 for a missing level."""
     return tuple(device.cache_bytes(level) for level in CACHE_LEVELS)
 
 
 def probe_library(target: Target) -> bytes:
-    """The code of `peak`, `read` and `dots` as a shared library, for a device elsewhere.
+    """Compile `peak`, `read` and the `peak_NAME` functions into a shared library for a target.
 
     Raises:
         LinkerError: if no linker of this machine links for the target.
@@ -104,14 +104,15 @@ def probe_library(target: Target) -> bytes:
 
 
 def vector_bytes(target: Target) -> int:
-    """Bytes of the vectors that the probes work on."""
+    """Return the size in bytes of the vectors with which the probes compute."""
     return target.lanes(DType.FLOAT32) * DType.FLOAT32.bytes
 
 
 def peak_ir(target: Target) -> str:
-    """LLVM IR of `void peak(int64_t rounds, float *memory)`; memory: 3 vectors, 64-byte aligned.
+    """Return LLVM IR of `void peak(int64_t rounds, float *memory)`, which measures peak arithmetic.
 
-    A loop of independent fused multiply-adds on registers, nothing else.
+    It is a loop of independent fused multiply-adds on registers. `memory` has 3 vectors and is
+    64-byte aligned.
     """
     lanes = target.lanes(DType.FLOAT32)
     vector = _vector(DType.FLOAT32, lanes)
@@ -120,10 +121,12 @@ def peak_ir(target: Target) -> str:
 
 @dataclass(frozen=True, slots=True)
 class DotPeak:
-    """An intrinsic that adds products of a narrow type to sums, as fast as the target can.
+    """An instruction that multiplies values of a narrow type and adds the products to wider sums.
 
-    `groups` is the number of groups of `speeds.DOTS` that it multiplies for each sum of a vector.
-    For matrix registers that is one pass over all of them.
+    Attributes:
+        intrinsic: its LLVM intrinsic.
+        groups: number of groups of `speeds.DOTS` that it multiplies for each sum of a vector; for
+            matrix registers, in one pass over all of them.
     """
 
     intrinsic: str
@@ -134,7 +137,10 @@ class DotPeak:
 
 
 def dots(target: Target) -> dict[str, DotPeak]:
-    """The best instruction for products of each narrow type (`speeds.DOTS`) of the target."""
+    """Return the target's fastest instruction for each narrow type of `speeds.DOTS`, by type.
+
+    Types without such an instruction are left out.
+    """
     both = (DType.UINT8, DType.INT8)
     types = {
         "int8": [(x, y, DType.INT32) for x in both for y in both],
@@ -164,10 +170,10 @@ def _peak(target: Target, left: DType, right: DType, sums: DType) -> DotPeak | N
 
 
 def dot_peak_ir(target: Target, name: str) -> str:
-    """LLVM IR of `peak` by the instruction of a narrow type in `dots`, as `peak_NAME`.
+    """Return LLVM IR of `peak_NAME`, like `peak` but with the instruction of `dots` for a narrow
+    type.
 
-    Where an instruction multiplies several groups, there are as many fewer of them in so many
-    rounds.
+    An instruction that multiplies several groups counts as so many rounds.
     """
     found, lanes = dots(target)[name], target.lanes(DType.FLOAT32)
     if found.in_tiles and target.tiles is not None:
@@ -247,9 +253,10 @@ def _peak_ir(symbol: str, sums: str, factors: str, function: str, step: int = 1)
 
 
 def read_ir(target: Target) -> str:
-    """LLVM IR of `void read(int64_t rounds, float *memory, int64_t bytes)`: loads and additions.
+    """Return LLVM IR of `void read(int64_t rounds, float *memory, int64_t bytes)`.
 
-    `bytes` is a multiple of CHAINS vectors; the sum goes to the start of the memory.
+    It loads and adds all of `memory` in each round, to measure bandwidth. `bytes` is a multiple of
+    CHAINS vectors. The sum is stored at the start of the memory.
     """
     vector = f"<{target.lanes(DType.FLOAT32)} x float>"
     width = target.vector_bits // 8
@@ -290,7 +297,7 @@ def read_ir(target: Target) -> str:
 
 
 def peak_flops(target: Target, samples: int = PEAK_SAMPLES, rounds: int = PEAK_ROUNDS) -> float:
-    """Float32 operations a second of one core of this machine (`Probes.peak_flops`)."""
+    """Measure the float32 operations per second of one core of this machine."""
     with loaded_probes(target) as probes:
         return probes.peak_flops(samples, rounds)
 
@@ -309,7 +316,7 @@ def _sum(vector: str, terms: int, add: str = "fadd") -> list[str]:
 
 @contextmanager
 def loaded_probes(target: Target) -> Iterator[Probes]:
-    """The probes in this process."""
+    """Compile the probes for a target, and yield them loaded into this process."""
     library = backend_of(target).load(_objects(target))
     try:
         narrow = {name: library.address(f"peak_{name}") for name in dots(target)}

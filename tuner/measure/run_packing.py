@@ -1,7 +1,7 @@
 """Packs programs of this process for a run request: blobs, and the positions of their bytes.
 
-Weights are split at the offsets that the program refers to. So variants of a model share the blobs
-of every weight that they pack alike, whatever its position in their blocks.
+Weights are split at the offsets to which the program refers. So variants of a model share the blob
+of each weight that they pack alike, even at different positions in their weight blocks.
 """
 
 from __future__ import annotations
@@ -38,14 +38,13 @@ class PackedProgram:
     """A program in the form that is sent to a device.
 
     Attributes:
-        program: the program.
-        digest: the digest of its JSON.
-        library: the digest of its code; empty if it has no kernels.
-        block: the name of the block of its weights; programs with equal weights share it.
+        digest: the digest of the program's JSON.
+        library: the digest of its shared library; empty if it has no kernels.
+        block: identifies its block of weights; programs with equal numbers share the block.
         parts: the weights that it reads.
-        blobs: all named blobs, by digest.
-        inputs: digests of the given arrays of inputs, as .npy files.
-        given: these arrays.
+        blobs: the bytes of all these, by digest.
+        inputs: by the name of an input, the digest of the .npy file that fills it.
+        given: by the name of an input, the array in this file.
     """
 
     program: Program
@@ -59,7 +58,7 @@ class PackedProgram:
 
     @property
     def run_bytes(self) -> int:
-        """Bytes of memory that one run takes on one thread, without weights."""
+        """Return the bytes of memory that one run takes on one thread, without weights."""
         # An input is generated as float32 or int64, converted, and copied into aligned memory.
         drawn = sum(
             3 * max(port.bytes, 8 * port.bytes // port.dtype.bytes) for port in self.program.inputs
@@ -101,9 +100,10 @@ def pack_program(
 
 
 def pack_weights(program: Program, weights: Bytes) -> tuple[tuple[Part, ...], Blobs]:
-    """The parts of its weights that a program reads, and their blobs, which are not copied.
+    """Split the weights that a program reads into parts. Return the parts and their blobs.
 
-    Small weights lie together in blobs, in the order of their contents.
+    Small weights are joined in common blobs, in an order that depends only on their contents. Large
+    ones are not copied.
     """
     parts: list[Part] = []
     blobs: dict[str, memoryview] = {}
@@ -135,7 +135,7 @@ def make_request(
     work_bytes: int,
     limit_seconds: float,
 ) -> tuple[RunRequest, Blobs]:
-    """A request that has no name yet, and its blobs.
+    """Create a run request without a name, and collect its blobs.
 
     Args:
         job_id: the job that submits the run.
@@ -174,7 +174,7 @@ def make_request(
 
 
 def request_name(request: RunRequest, *salt: object) -> str:
-    """A name that equal requests share, and none that differ."""
+    """Return a digest of a request and `salt`, as a name: equal requests have equal names."""
     text = json.dumps([request.to_json(), *map(str, salt)], sort_keys=True)
     return digest_bytes(text.encode())
 

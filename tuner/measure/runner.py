@@ -1,8 +1,8 @@
 """Runners of measurements: the protocol that the tune loop uses, locally or over a network.
 
-A runner takes many batches and yields results as they finish. A result stays the runner's until
-`acknowledge`: the tune loop stores the trials first, so a process that is killed in between finds
-the result again through `resume`.
+A runner takes many batches and yields results as they finish. It keeps each result until
+`acknowledge`, before which the tune loop stores the trials. So if the process is killed in between,
+the next process gets the result again through `resume`.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ class Runner(Protocol):
 
     @property
     def capacity(self) -> int:
-        """How many requests may be in flight before more of them only wait."""
+        """Return how many requests may be in flight before further ones only wait."""
 
     def submit(self, request: MeasureRequest, blobs: Mapping[str, bytes]) -> None:
-        """Queue a request. `blobs` holds, by digest, the bytes that the request names.
+        """Queue a request. `blobs` maps digests to the bytes that the request names.
 
-        A request id that was submitted before is not queued twice: its result is polled again.
+        A request id that was submitted before is not queued again: `poll` returns its result again.
         """
 
     def poll(self, timeout_seconds: float) -> list[MeasureResult]:
-        """Results that finished since, waiting up to the timeout for a first one."""
+        """Return results that finished since the last call; wait up to the timeout for one."""
 
     def acknowledge(self, request_ids: Sequence[str]) -> None:
-        """The results of these requests are stored; the runner may forget them."""
+        """Report that the results of these requests are stored; the runner may forget them."""
 
     def cancel(self, request_ids: Sequence[str] | None = None) -> None:
         """Stop these requests (None: all) as soon as possible.
@@ -39,8 +39,10 @@ class Runner(Protocol):
         """
 
     def resume(self) -> list[MeasureRequest]:
-        """Requests of this job from an earlier process that were not acknowledged. Their results
-        are polled as if this process had submitted them."""
+        """Return the unacknowledged requests of this job from an earlier process.
+
+        `poll` returns their results as if this process had submitted them.
+        """
 
     def close(self) -> None:
-        """Release processes and files; results that were not polled are lost to this process."""
+        """Release processes and files. Results that were not polled are lost to this process."""

@@ -1,7 +1,7 @@
-"""The present speed of the device: the reference kernel's time against its best time here.
+"""The present speed of the device: the reference kernel's time relative to its best on this device.
 
-The same work is timed around each batch. If it takes longer than at its best, the machine throttles
-or is shared, and times that were measured meanwhile are unreliable. The harness evaluates its
+The reference kernel is timed around each batch. If it is slower than at its best, the machine
+throttles or is shared, and kernels timed at that moment are unreliable. The harness evaluates its
 readings (speed.c). Standard library only.
 """
 
@@ -32,7 +32,12 @@ _NotNegative = Annotated[float, Between(0.0, math.inf)]
 
 @dataclass(frozen=True, slots=True)
 class Speed(JsonValue):
-    """One reading: seconds of both parts of the reference kernel, and their ratios to the best."""
+    """One reading of the reference kernel, which has an arithmetic and a memory part.
+
+    Attributes:
+        arithmetic_seconds, memory_seconds: the time of each part.
+        arithmetic_ratio, memory_ratio: these times divided by the best ones on the device.
+    """
 
     json_form: ClassVar[JsonForm] = JsonForm(
         derived=("disturbed",), derive=lambda speed: (speed.disturbed,)
@@ -45,10 +50,10 @@ class Speed(JsonValue):
 
     @property
     def disturbed(self) -> bool:
-        """Whether the machine was so slow that times taken meanwhile are discarded."""
+        """Whether the machine was too slow at this moment for reliable measurements."""
         return self.arithmetic_ratio > ARITHMETIC_LIMIT or self.memory_ratio > MEMORY_LIMIT
 
     @property
     def excess(self) -> float:
-        """How disturbed: at most 1 where it is not."""
+        """Return the larger ratio relative to its limit; above 1, the machine is `disturbed`."""
         return max(self.arithmetic_ratio / ARITHMETIC_LIMIT, self.memory_ratio / MEMORY_LIMIT)

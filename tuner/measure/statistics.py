@@ -60,7 +60,7 @@ class Outcome(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """An interval, and the probability with which such intervals contain the true value."""
+    """A confidence interval; `coverage` is the probability that it contains the true value."""
 
     low: float
     high: float
@@ -68,9 +68,10 @@ class Interval:
 
 
 def undisturbed(samples: Sequence[float], confidence: float = CONFIDENCE) -> Interval | None:
-    """An interval for the undisturbed time, given seconds of repeated runs; it ends at the fastest.
+    """Return a confidence interval for the undisturbed time of a kernel.
 
-    None for fewer than two samples: one sample gives no estimate of its own error.
+    `samples` are seconds of repeated runs. The interval ends at the fastest sample. Return None for
+    fewer than two samples, because one sample gives no estimate of its own error.
     """
     count = len(samples)
     if count < 2:
@@ -83,10 +84,11 @@ def undisturbed(samples: Sequence[float], confidence: float = CONFIDENCE) -> Int
 
 
 def median_interval(values: Sequence[float], confidence: float = CONFIDENCE) -> Interval:
-    """The narrowest interval of two order statistics that holds the median with `confidence`.
+    """Return the narrowest interval of two order statistics that holds the median with
+    `confidence`.
 
-    With fewer than six values no such interval exists. Then the interval is the whole range, and
-    `coverage` is its confidence.
+    With fewer values (below six for 95 %) no such interval exists. Then return the whole range,
+    with its smaller `coverage`.
 
     Raises:
         ValueError: if `values` is empty.
@@ -110,9 +112,11 @@ def median_interval(values: Sequence[float], confidence: float = CONFIDENCE) -> 
 
 @dataclass(frozen=True, slots=True)
 class Comparison(JsonValue):
-    """A challenger against the incumbent. `ratios` are challenger / incumbent, one a pair.
+    """The result of timing a challenger in pairs with the incumbent.
 
-    `against` names the incumbent: the digest of its schedule.
+    Attributes:
+        against: the digest of the incumbent's schedule.
+        ratios: for each pair, the challenger's time divided by the incumbent's.
     """
 
     json_form: ClassVar[JsonForm] = JsonForm(
@@ -133,7 +137,11 @@ class Comparison(JsonValue):
 
     @property
     def outcome(self) -> Outcome:
-        """TIE, unless the interval is certain enough and excludes 1, and the gain is worth it."""
+        """Return FASTER or SLOWER if the pairs show a difference that matters; otherwise TIE.
+
+        The interval of the median ratio must exclude 1, and the difference must exceed TIE_MARGIN.
+        FASTER also requires an interval with full confidence.
+        """
         interval = self.interval
         if interval.high < 1.0 and self.ratio < 1.0 - TIE_MARGIN:
             return Outcome.FASTER if interval.coverage >= CONFIDENCE else Outcome.TIE
@@ -149,10 +157,10 @@ class Comparison(JsonValue):
 
 
 def may_be_faster(ratios: Sequence[float], pairs: int) -> bool:
-    """Whether the challenger may still be shown to be FASTER when all `pairs` are run.
+    """Whether the outcome can still be FASTER when all `pairs` have run, given the first `ratios`.
 
-    It may not once so many ratios are against it that even the best luck in the remaining pairs
-    would not suffice. To stop then takes nothing from the challenger: the answer is the same.
+    If not even the best possible ratios in the remaining pairs would suffice, the comparison can
+    stop early without changing its answer.
     """
     left = (0.0,) * (pairs - len(ratios))
     return Comparison("", (*ratios, *left)).outcome is Outcome.FASTER
@@ -164,12 +172,15 @@ def racing(
     leader_seconds: float | None = None,
     confidence: float = CONFIDENCE,
 ) -> list[bool]:
-    """Which of several kernels may still be the fastest, or within `margin` of it.
+    """Decide for each kernel whether it may still be the fastest, or within `margin` of the
+    fastest.
 
     Args:
-        samples: seconds of each kernel, at least one each, taken in the same rounds.
-        margin: relative; a kernel that is not shown to be slower by more stays.
-        leader_seconds: the fastest sample of a kernel that is not among them.
+        samples: for each kernel, its seconds, at least one, taken in the same rounds as the
+            others'.
+        margin: relative; a kernel stays unless it is shown to be slower by more than this.
+        leader_seconds: the fastest sample of a kernel outside `samples`, if there is one.
+        confidence: the confidence with which a kernel must be shown to be slower.
     """
     fastest = [min(each) for each in samples]
     best = min(fastest)

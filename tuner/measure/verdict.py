@@ -9,10 +9,11 @@ from tilewright.tuner.protocol.measurement import Trial
 
 
 def winner_of(trials: Sequence[Trial]) -> Trial | None:
-    """The fastest challenger that was shown to be faster than the incumbent, or else the incumbent.
+    """Return the trial that becomes the record of the compared finalists.
 
-    None unless one of them has a certificate. The incumbent is the first that was compared with
-    nothing. If it stays, `Comparison.outcome` of the others has the reason.
+    It is the fastest challenger that was shown to be faster than the incumbent, or else the
+    incumbent: the first trial without a comparison. Only certified trials count; without one,
+    return None. If the incumbent wins, `Comparison.outcome` of the others gives the reason.
     """
     sound = [t for t in trials if t.measurement.certified and t.measurement.run_seconds is not None]
     faster = [

@@ -30,7 +30,7 @@ def found_compiler() -> str | None:
 
 
 def host_compiler() -> list[str]:
-    """The command of this machine's compiler, whose binaries need its libraries.
+    """Return the command of this machine's compiler. Its binaries use this machine's libraries.
 
     Raises:
         FileNotFoundError: if no compiler is found.
@@ -47,8 +47,9 @@ def build(
     """Compile the harness.
 
     Args:
-        compiler: its command, with options.
-        environment: in which it runs; None: this process's.
+        compiler: the compiler's command, with options.
+        output: the path of the binary.
+        environment: the compiler's environment; None for this process's.
 
     Raises:
         CalledProcessError: if the compiler fails; `stderr` has its messages.
@@ -59,10 +60,11 @@ def build(
 
 
 def harness_path(machine: str, folder: Path) -> Path:
-    """The path of the harness of this release in a folder.
+    """Return the path of this release's harness in a folder; the name has a digest of its sources.
 
     Args:
         machine: the architecture, by the name of its family or an operating system's name.
+        folder: the folder of harnesses.
     """
     text = hashlib.sha256()
     for parent in (FOLDER, SOURCES[0].parent):
@@ -72,11 +74,10 @@ def harness_path(machine: str, folder: Path) -> Path:
 
 
 def build_into_package(folder: Path) -> Path:
-    """Compile the harness of this machine into the folder of a package, unless it is there.
-    Harnesses of earlier sources are deleted.
+    """Compile a static harness for this machine into a package's folder, unless it exists.
 
-    It is static, since `--via` copies a package's harness to other devices. Where the C library has
-    no static form, none is packaged.
+    It is static because `--via` copies it to other devices. If the C library has no static form, no
+    harness is built. Harnesses of earlier sources are deleted.
 
     Raises:
         OSError: if no compiler is found, or the folder cannot be written.

@@ -87,7 +87,7 @@ SANDBOX_USERS = (61_000, 61_255)
 
 
 def is_complete(result: WorkResult) -> bool:
-    """Whether no candidate of a batch lacks its result because the work was cancelled."""
+    """Whether no candidate of a batch has the status CANCELLED; always true for a run."""
     return isinstance(result, RunResult) or all(
         measured.status is not Status.CANCELLED for _, measured in result.measurements
     )
@@ -204,12 +204,11 @@ class Harness:
         return self._facts
 
     def state(self) -> Mapping[str, Any]:
-        """`speed` and `condition` of the device just now, as a heartbeat holds them; from any
-        thread."""
+        """Return the device's latest `speed` and `condition`, as in a heartbeat. Thread-safe."""
         return self._state
 
     def begin(self, worker_id: str) -> None:
-        """Measure in the name of a worker. Raises DeviceLost, HarnessError."""
+        """Set the worker in whose name the harness measures. Raises DeviceLost, HarnessError."""
         self._worker_id = worker_id
         self._connected()
         self.look()
@@ -217,10 +216,10 @@ class Harness:
     def work(
         self, requests: Sequence[Request], blob: Blob, cancelled: Callable[[], bool]
     ) -> Sequence[WorkResult | None]:
-        """Results of one run, or of batches that are measured together.
+        """Execute one run, or several batches that are measured together, and return the results.
 
-        The result is None if the work was cancelled before it began, or if the run was cancelled.
-        In a batch that is cancelled later, unfinished candidates have the status CANCELLED.
+        A result is None if the work was cancelled before it began, or if the run was cancelled. In
+        a batch that is cancelled later, unfinished candidates have the status CANCELLED.
 
         Raises:
             DeviceLost: if the device is unreachable.
@@ -243,9 +242,9 @@ class Harness:
         return [None] * len(requests) if found is None else found
 
     def look(self) -> None:
-        """Between requests: time the reference kernel, if that was not done for a while.
+        """Have the harness time the reference kernel if that has not been done for a while.
 
-        Raises DeviceLost, HarnessError.
+        Call it between requests, to keep `state` up to date. Raises DeviceLost, HarnessError.
         """
         if time.monotonic() >= self._looked_at + PROBE_SECONDS:
             self._send({"do": "probe"})
@@ -254,7 +253,7 @@ class Harness:
             raise self._lost("it ended")
 
     def readings(self, count: int) -> Sequence[Speed]:
-        """Times of the reference kernel, where candidates run.
+        """Time the reference kernel `count` times under the same conditions as candidates.
 
         Raises:
             HarnessError, OSError, RuntimeError: if the harness is missing, or runs no sandbox.
@@ -274,7 +273,7 @@ class Harness:
         raise self._lost("its answer is malformed")
 
     def close(self) -> None:
-        """End the harness, and whatever it runs."""
+        """End the harness and all processes that it runs."""
         if self._connection is None:
             return
         process, self._connection = self._connection.process, None

@@ -28,7 +28,7 @@ HERE = "{}"
 
 @contextmanager
 def harness_here(log: Log, device: Mapping[str, Any] | None = None) -> Iterator[Harness]:
-    """A harness whose candidates run on all cores.
+    """Yield a harness of this machine whose candidates may use all cores.
 
     Args:
         log: receives log lines for the user.
@@ -53,8 +53,11 @@ def harness_here(log: Log, device: Mapping[str, Any] | None = None) -> Iterator[
 
 
 def cache_room(folder: Path) -> int:
-    """The size of the cache of blobs: the free part of the disk, but at most this machine's memory,
-    because no larger run fits."""
+    """Return a size in bytes for the cache of blobs: the free disk space, at most this machine's
+    memory.
+
+    No run needs more blobs than fit into memory.
+    """
     free = free_bytes(folder) - SPARE_BYTES
     memory = total_bytes()
     return max(free if memory is None else min(free, memory), LEAST_CACHE_BYTES)
@@ -66,7 +69,7 @@ def free_bytes(folder: Path) -> int:
 
 
 def sweep(folder: Path) -> None:
-    """Remove the blobs of harnesses that have ended, even by a kill.
+    """Remove the blobs of harnesses that are no longer running, for example after a kill.
 
     Each harness locks the file `lock` of its numbered folder while it runs (`cache.c`).
     """
@@ -78,7 +81,8 @@ def sweep(folder: Path) -> None:
 
 
 def local_readings(count: int) -> Sequence[Speed]:
-    """Times of the reference kernel on this machine, where candidates run.
+    """Time the reference kernel `count` times on this machine, under the same conditions as
+    candidates.
 
     Raises:
         HarnessError, OSError, RuntimeError: if the harness is missing, or runs no sandbox.
