@@ -68,7 +68,8 @@ def tune(
     """Tune tasks within a budget of trials and time, and store the best schedules.
 
     Of the tasks of one family (`Task.family`) only one is searched, and none if `relatives` has a
-    record for another member. The caller closes builder and runner.
+    record for another member. The caller closes builder and runner. `timings` records the seconds
+    of the loop's steps, `beside` the seconds in which the runner is busy.
 
     Args:
         tasks: the tasks; each has its own record key.
@@ -82,8 +83,6 @@ def tune(
         clock: returns the time in seconds.
         bounds: returns the least seconds that the machine allows each task (0: unknown). It is
             called only if there is something to tune.
-        timings: records the time that the loop takes for each step.
-        beside: records the time in which the runner is busy.
         journal: the order of batches of the run to repeat (see `tuner.replay`).
         relatives: by task, a record of another task of its family.
 

@@ -9,19 +9,22 @@ from tilewright.compiler.targets.device import DeviceFacts
 
 
 class TuningError(CompilerError):
-    """A tuning run was asked for something impossible: a negative budget, an unknown strategy."""
+    """The request of a tuning run is invalid, such as a negative budget or an unknown strategy."""
 
 
 @dataclass(frozen=True, slots=True)
 class TuneOptions:
     """Settings of one tuning run.
 
-    `trials` bounds the screened candidates of all tasks together, including failures and those of
-    an earlier process with the same `job_id`, but not the comparison of finalists. `seconds` bounds
-    the wall time, finals included. The run ends early if another minute is expected to gain less
-    than `stop_gain`, a share of the model's time (0: off), or if the kernels together take at most
-    `target_seconds` (None: off). `codegen_version` is kept with every trial: measurements of
-    another version are not used.
+    Attributes:
+        trials: limit of screened candidates of all tasks together. It includes failures and the
+            candidates of an earlier process with the same `job_id`, but not the finals.
+        seconds: limit of the wall time, including the finals.
+        stop_gain: the run ends early if another minute is expected to gain a smaller share of the
+            model's time (0: off).
+        target_seconds: the run ends early if the kernels together take at most this time (None:
+            off).
+        codegen_version: stored with every trial; trials of other versions are not used.
     """
 
     trials: int = 256

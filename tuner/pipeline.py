@@ -1,4 +1,4 @@
-"""Batches on their way through builder and runner, in the background of the tune loop.
+"""Batches that pass through builder and runner, in the background of the tune loop.
 
 The decisions of the loop depend on the order in which it sent and took batches. The pipeline writes
 this order down in a journal. Its entries are SCREEN_SENT or FINAL_SENT for a batch that was sent,
@@ -40,7 +40,11 @@ references take less: the order of a run does not depend on how fast they are.""
 
 @dataclass(slots=True, eq=False)
 class Batch:
-    """Candidates of one task on their way. `trials` is complete when the batch is `finished`."""
+    """A batch of candidates of one task, from its submission until all its trials are known.
+
+    Attributes:
+        trials: the trials so far; complete if `finished`.
+    """
 
     number: int
     state: TaskState
@@ -59,7 +63,7 @@ class Batch:
 
 
 class Pipeline:
-    """Sends batches through builder and runner, and yields them finished."""
+    """Builds and measures batches in the background, and returns them with their trials."""
 
     def __init__(
         self,
@@ -92,19 +96,19 @@ class Pipeline:
 
     @property
     def journal(self) -> tuple[int, ...]:
-        """The batches sent and taken so far, in order."""
+        """Return the order in which batches were sent and taken so far."""
         return tuple(self._journal)
 
     @property
     def repeats(self) -> bool:
-        """Whether it keeps to a journal."""
+        """Whether the pipeline repeats the order of a given journal."""
         return self._given is not None
 
     def has_room(self, phase: Phase, least: int = 0) -> bool:
-        """Whether to propose another batch, so that the builders always have work.
+        """Whether the loop should propose another batch of this phase now.
 
-        That is so in any case if fewer than `least` are on their way. With a given journal: whether
-        a batch of this phase was sent next.
+        Without a given journal, it should if the builders would run out of work, or fewer than
+        `least` batches are in the pipeline. With one, it should if the next entry is such a batch.
         """
         if self._given is not None:
             return self._next_given() == _sent(phase)
@@ -116,7 +120,7 @@ class Pipeline:
         return not self._batches
 
     def candidates(self, phase: Phase) -> int:
-        """Candidates on their way."""
+        """Return the number of a phase's candidates in the pipeline."""
         return sum(batch.size for batch in self._batches if batch.phase is phase)
 
     def send(
@@ -126,7 +130,7 @@ class Pipeline:
         phase: Phase,
         repeat: RepeatSettings,
     ) -> None:
-        """Start to build a batch; it is measured when it is built."""
+        """Submit a batch: build its schedules, then measure them."""
         prepared = self._references.prepare(state.task.workload, phase, state.task.points)
         named = tuple((state.new_trial_id(schedule, phase), schedule) for schedule in schedules)
         self._journal.append(_sent(phase))
@@ -144,11 +148,11 @@ class Pipeline:
         )
 
     def resume(self) -> list[MeasureRequest]:
-        """The requests that an earlier process left with the runner, which are now waited for."""
+        """Return the requests that an earlier process left with the runner (`Runner.resume`)."""
         return self._runner.resume()
 
     def adopt(self, state: TaskState, request: MeasureRequest) -> None:
-        """Wait for a request that this process did not send."""
+        """Add a request that an earlier process sent, as a batch whose results are awaited."""
         self._batches.append(
             Batch(
                 self._next_number(),
@@ -166,7 +170,7 @@ class Pipeline:
         self._runner.acknowledge([request.request_id])
 
     def finished(self, timeout_seconds: float) -> list[Batch]:
-        """Batches that are done, oldest first; waits for one up to the timeout."""
+        """Remove and return finished batches, oldest first; wait up to the timeout for results."""
         self._forward()
         with timed(self._timings, "idle"):
             results = self._runner.poll(timeout_seconds)
@@ -228,7 +232,10 @@ class Pipeline:
             self._runner.acknowledge(sent)
 
     def cancel(self) -> None:
-        """Stop everything; batches still come back finished, with their measurements so far."""
+        """Cancel all builds and requests.
+
+        `finished` still returns the batches, with the measurements made so far.
+        """
         for batch in self._batches:
             if batch.ticket is not None and batch.request is None:
                 batch.ticket.cancel()

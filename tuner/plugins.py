@@ -1,4 +1,4 @@
-"""Finds the members of a package: to add a cost model or a strategy is to add a file."""
+"""Finds the plug-ins of a package: a new cost model or strategy only needs a new file."""
 
 from __future__ import annotations
 
@@ -9,7 +9,10 @@ from typing import Any
 
 
 def members(package: ModuleType, attribute: str) -> dict[str, Any]:
-    """The attribute of this name of each module of a package, by the module's name with dashes."""
+    """Import all modules of a package, and return the `attribute` of each module that has it.
+
+    The keys are the modules' names with dashes instead of underscores.
+    """
     found: dict[str, Any] = {}
     for info in sorted(pkgutil.iter_modules(package.__path__), key=lambda info: info.name):
         module = importlib.import_module(f"{package.__name__}.{info.name}")

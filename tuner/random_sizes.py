@@ -4,10 +4,10 @@ A user may state the sizes of a dimension with their shares. Otherwise they are 
 log-uniform distribution over the range: as many requests between 1 and 22 as between 22 and 512.
 They are few and always the same, so that measurements of all jobs can be compared.
 
-A candidate's time is a weighted sum of its times at these sizes. The weight of a size is its share,
-divided by the workload's cost there: then a tenth more time is as bad at a small size as at a large
-one. With unweighted seconds, the largest size would decide alone: of 1..512, the last of four
-quantiles takes four fifths of the sum. The weights are scaled so that a kernel whose times are
+A candidate's time is a weighted sum of its times at these sizes. The weight of a size is its share
+divided by the workload's cost at this size. So a tenth more time counts equally at a small size and
+at a large one. With unweighted seconds, the largest size would dominate: of 1..512, the last of
+four quantiles takes four fifths of the sum. The weights are scaled so that a kernel whose times are
 proportional to these costs has the mean of its times as its time.
 """
 
@@ -41,7 +41,7 @@ LONG = 512
 
 @dataclass(frozen=True, slots=True)
 class SampledSizes:
-    """Sizes of all open dimensions of a model or workload, by name, and their share of all runs."""
+    """One size for each open dimension of a model or workload, and their share of all runs."""
 
     sizes: Sizes
     share: float
@@ -50,13 +50,15 @@ class SampledSizes:
 def sample_sizes(
     dimensions: Sequence[Dimension], stated: Shares | None = None
 ) -> list[SampledSizes]:
-    """Sizes of open dimensions at which to measure; their shares add up to 1.
+    """Return the sizes of open dimensions at which to measure, with shares that add up to 1.
 
-    With several dimensions, each size of one meets another size of the others, small with large and
-    large with small alike.
+    Sizes of several dimensions are combined in a fixed, mixed order: small sizes of one dimension
+    occur with small and with large sizes of another. `stated` has the sizes and shares that a user
+    gave, by dimension.
 
     Raises:
-        InvalidArgumentError: naming a dimension that is not open, or a size that it cannot have.
+        InvalidArgumentError: if `stated` names a dimension that is not open, or a size that the
+            dimension cannot have.
     """
     stated = stated or {}
     known = {dimension.name: dimension for dimension in dimensions}
@@ -84,8 +86,7 @@ def sample_sizes(
 
 
 def check_hinted(stated: Shares, open_names: Collection[str]) -> None:
-    """Raises InvalidArgumentError if hints are stated for a dimension that is not open, naming it
-    and the open ones."""
+    """Raise InvalidArgumentError if `stated` has hints for a dimension that is not open."""
     for name in stated:
         if name not in open_names:
             listed = ", ".join(f"'{each}'" for each in open_names) or "none"
@@ -101,14 +102,15 @@ def points_of(
     names: Sequence[str] = (),
     threads: int = 1,
 ) -> tuple[SizePoint, ...]:
-    """The sizes at which candidates of a workload are measured. A size at which this machine cannot
-    check them is replaced by the nearest smaller one.
+    """Return the size points at which candidates of a workload are measured.
+
+    If this machine cannot compute a reference at some sizes, the nearest smaller ones replace them.
 
     Args:
         workload: of open or of fixed sizes.
-        drawn: sizes of the dimensions of the model that it is part of; by default samples of its
-            own dimensions.
-        names: the names of its dimensions, in order, in `drawn`.
+        drawn: sizes of the model's dimensions; by default, sizes of the workload's own dimensions
+            are sampled.
+        names: for each dimension of the workload, its name in `drawn`.
         threads: the number of threads of a run.
     """
     dimensions = workload.dimensions
@@ -140,15 +142,18 @@ def points_within(
     *,
     stated: bool = False,
 ) -> tuple[tuple[SizePoint, ...], float]:
-    """The sizes at which candidates of a piece of a workload are measured, and the weight of its
-    seconds. The sum over all pieces equals the weighted sum over the sizes of the whole.
+    """Return the size points for a piece of a workload's range, and the factor of its seconds.
 
-    No points if the sizes were `stated` and none of them lies within the piece. If no sampled size
-    lies there, others are sampled.
+    With these factors, the sum over all pieces equals the weighted sum over the sizes of the whole.
+    If no size of `drawn` lies within the piece, other sizes are sampled, unless the sizes were
+    `stated`: then there are no points, and the factor is 0.
 
     Args:
-        piece: of `whole`.
-        drawn, names: as of `points_of`, for the whole.
+        piece: a piece of `whole`.
+        whole: the workload with its full range.
+        drawn, names: as in `points_of`, for the whole.
+        threads: the number of threads of a run.
+        stated: whether a user stated the sizes.
     """
     known = dict(zip(names, piece.box, strict=True))
     inside = [each for each in drawn if all(n in known[d] for d, n in each.sizes if d in known)]
@@ -171,8 +176,9 @@ def _mean_cost(workload: Workload, points: Sequence[SizePoint]) -> float:
 def points_at(
     workload: Workload, distribution: SizeWeights, threads: int = 1
 ) -> tuple[SizePoint, ...]:
-    """The sizes at which candidates of a workload were measured (`distribution` of a measurement).
-    Empty where it says nothing, or sizes that the workload cannot have.
+    """Return the size points of a measurement, from its `Measurement.distribution`.
+
+    Return () if the distribution is empty, or has sizes that the workload cannot have.
     """
     points = []
     names = {dimension.name for dimension in workload.dimensions}

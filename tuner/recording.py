@@ -22,16 +22,23 @@ _STORED = {"estimates": "draft"}
 
 
 class ReplayError(CompilerError):
-    """A run cannot be repeated: it did not end, or the code has changed and decides differently."""
+    """A run cannot be repeated: it did not end, or the code now decides differently."""
 
 
 @dataclass(frozen=True, slots=True)
 class RecordedRun:
-    """All inputs of the decisions of a run.
+    """All inputs that determined the decisions of a run.
 
-    `known` are the trials that the store had at the start, oldest first. `trials` are those of the
-    run. `adopted` are requests that an earlier process left with the runner. If a run was killed
-    and continued, this is its last process, and `known` has the measurements of the earlier ones.
+    If a run was killed and continued, this is its last process. `known` then includes the trials of
+    the earlier ones.
+
+    Attributes:
+        options: the settings of the run.
+        inputs: what was known of each task at the start.
+        journal: the order in which batches were sent and taken.
+        known: by key, the trials that the store had at the start, oldest first.
+        trials: the trials of the run.
+        adopted: requests that an earlier process left with the runner.
     """
 
     options: TuneOptions
@@ -43,7 +50,7 @@ class RecordedRun:
 
 
 def options_to_json(options: TuneOptions) -> dict[str, Any]:
-    """Plain data for `json`; the base model is compressed and written as text (base64)."""
+    """Convert options to plain data for `json`; the base model is compressed and base64-encoded."""
     packed = base64.b64encode(zlib.compress(options.base_model)).decode()
     device = options.device and options.device.to_json()
     plain = {**asdict(options), "base_model": packed, "device": device}
@@ -51,7 +58,7 @@ def options_to_json(options: TuneOptions) -> dict[str, Any]:
 
 
 def options_from_json(data: Mapping[str, Any]) -> TuneOptions:
-    """Read what `options_to_json` wrote.
+    """Convert the data of `options_to_json` back to options.
 
     Raises:
         ReplayError: if there is an option that this release does not have.
@@ -69,7 +76,7 @@ def options_from_json(data: Mapping[str, Any]) -> TuneOptions:
 
 
 def inputs_to_json(inputs: TaskInputs) -> dict[str, Any]:
-    """Plain data for `json`."""
+    """Convert a task's inputs to plain data for `json`."""
     return {
         "key": inputs.key.to_json(),
         "name": inputs.name,
@@ -84,7 +91,7 @@ def inputs_to_json(inputs: TaskInputs) -> dict[str, Any]:
 
 
 def inputs_from_json(data: Mapping[str, Any]) -> TaskInputs:
-    """Read what `inputs_to_json` wrote."""
+    """Convert the data of `inputs_to_json` back to a task's inputs."""
     key = RecordKey.from_json(data["key"])
     return TaskInputs(
         key,

@@ -1,11 +1,11 @@
 """Tuning without a device, from recorded measurements.
 
-A run is repeated from its options, what it knew at its start, its journal and its trials
-(`RecordedRun`). Builder and runner answer with recorded results, so the loop takes the same
-decisions again, and they can be examined.
+A run is repeated from its options, its inputs, its journal and its trials (`RecordedRun`). Builder
+and runner return recorded results, so the loop takes the same decisions again, and they can be
+examined.
 
-A table holds measurements of many candidates of a workload. With a task `restricted` to them, any
-strategy and cost model can be tried offline, with any seed.
+Alternatively, a table holds measurements of many candidates of a workload. With a task `restricted`
+to these candidates, any strategy and cost model can be tried offline, with any seed.
 """
 
 from __future__ import annotations
@@ -39,17 +39,19 @@ from tilewright.tuner.tasks import Task
 
 
 class Answers(Protocol):
-    """Known results, in place of a device."""
+    """Source of recorded results, which replace builds and measurements."""
 
     def built(self, key: RecordKey, schedule: Schedule) -> Measurement | None:
-        """A measurement that says how the build of a schedule ended; None: unknown."""
+        """Return a measurement whose status shows how the build of a schedule ended; None if
+        unknown.
+        """
 
     def measured(self, key: RecordKey, candidate: Candidate) -> Measurement | None:
-        """The recorded measurement of a candidate; None: unknown."""
+        """Return the recorded measurement of a candidate; None if unknown."""
 
 
 class TableAnswers:
-    """Answers from a table with one measurement for each schedule of a key."""
+    """Answers from a table that has one measurement per schedule of a key."""
 
     def __init__(self, known: Mapping[RecordKey, Mapping[Schedule, Measurement]]) -> None:
         self._known = known
@@ -62,7 +64,8 @@ class TableAnswers:
 
 
 class RunAnswers:
-    """Answers from the trials of one run, by id: a schedule may have been measured more than once.
+    """Answers from the trials of one run, by trial id, as a schedule may have been measured
+    repeatedly.
 
     `earlier` are trials from before the run. An adopted request may contain some of them: its
     process stored them, and was killed before it acknowledged the request.
@@ -102,22 +105,22 @@ class _Ready:
 
 
 class AnswerBuilder:
-    """A builder that compiles nothing: its objects are the digests of those that were built.
+    """A builder that compiles nothing: its objects contain the recorded digests of the code.
 
-    A schedule without an answer is CANCELLED, so that it leaves no trial.
+    A schedule without a recorded result gets the status CANCELLED, so that it leaves no trial.
     """
 
     def __init__(self, answers: Answers) -> None:
         self._answers = answers
 
     def start(self) -> None:
-        """There is nothing to start."""
+        """Do nothing: no process is needed."""
 
     def submit(self, task: Task, schedules: Sequence[Schedule]) -> _Ready:
         return _Ready([self._build(task.key, schedule) for schedule in schedules])
 
     def close(self) -> None:
-        """Nothing runs."""
+        """Do nothing: no process is running."""
 
     def _build(self, key: RecordKey, schedule: Schedule) -> Built:
         known = self._answers.built(key, schedule)
@@ -138,9 +141,9 @@ class AnswerBuilder:
 
 
 class AnswerRunner:
-    """A runner that measures nothing: the result of a candidate is its answer.
+    """A runner that measures nothing: the result of a candidate is its recorded measurement.
 
-    `adopted` are requests that an earlier process left with it.
+    `adopted` are requests that `resume` returns as those of an earlier process.
     """
 
     def __init__(self, answers: Answers, adopted: Sequence[MeasureRequest] = ()) -> None:
@@ -161,17 +164,17 @@ class AnswerRunner:
         return results
 
     def acknowledge(self, request_ids: Sequence[str]) -> None:
-        """Nothing is kept."""
+        """Do nothing: no results are kept."""
 
     def cancel(self, request_ids: Sequence[str] | None = None) -> None:
-        """Nothing to cancel: the next poll answers all requests."""
+        """Do nothing: the next `poll` returns the results of all requests."""
 
     def resume(self) -> list[MeasureRequest]:
         self._waiting.extend(self._adopted)
         return list(self._adopted)
 
     def close(self) -> None:
-        """Nothing runs."""
+        """Do nothing: no process is running."""
 
     def _answer(self, request: MeasureRequest) -> MeasureResult:
         unknown = Measurement(Status.CANCELLED)
@@ -185,10 +188,10 @@ class AnswerRunner:
 
 
 class NoReferences(ReferenceCache):
-    """Empty references: the answers already say how each comparison ended."""
+    """Empty references: recorded measurements already contain the result of each check."""
 
     def begin(self, workload: Workload, draw: int) -> Future[ExpectedOutput | NoReference]:
-        """There is nothing to compute."""
+        """Return an empty reference without computing anything."""
         name = f"{workload.key} {draw}".encode()
         made: Future[ExpectedOutput | NoReference] = Future()
         made.set_result(ExpectedOutput((), name, hashlib.sha256(name).hexdigest(), 0.0))
@@ -207,7 +210,14 @@ def tune_from(
     adopted: Sequence[MeasureRequest] = (),
     relatives: Mapping[RecordKey, TuningRecord] | None = None,
 ) -> Finished:
-    """Tune with answers instead of a device."""
+    """Run `tune` with recorded results instead of a device.
+
+    Args:
+        answers: the recorded results.
+        bounds: the least seconds that the machine allows each task.
+        adopted: requests that an earlier process left with the runner.
+        tasks, store, options, on_event, journal, relatives: as in `tune`.
+    """
     return tune(
         tasks,
         AnswerBuilder(answers),
@@ -229,13 +239,13 @@ def tune_from(
 def replay(
     run: RecordedRun, tasks: Sequence[Task], on_event: Callable[[Event], None] = lambda event: None
 ) -> tuple[Finished, MemoryStore]:
-    """Repeat a run: the same candidates in the same order, the same records.
+    """Repeat a run, with the same candidates in the same order. Return its end and its records.
 
-    A run that was killed and continued is repeated from where its last process began.
+    A run that was killed and continued is repeated from the start of its last process.
 
     Raises:
-        ReplayError: if a task's key is another one today, or if the candidates proposed are not
-            those that were measured: code that decides, counts features or makes spaces changed.
+        ReplayError: if a task's key has changed, or if other candidates are proposed than were
+            measured, because code that decides, computes features or creates spaces has changed.
     """
     store = MemoryStore()
     for task, inputs in zip(tasks, run.inputs, strict=True):
@@ -277,7 +287,7 @@ def replay(
 
 
 def restricted(task: Task, schedules: Sequence[Schedule]) -> Task:
-    """The task with a space of these schedules alone.
+    """Return the task with a schedule space of these schedules alone.
 
     Raises:
         ReplayError: if the default of the task's space is not among them.

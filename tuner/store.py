@@ -1,4 +1,4 @@
-"""Where trials and records are kept: the protocol, and an implementation in memory."""
+"""Stores of trials and records: the protocol, and an implementation in memory."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from tilewright.tuner.protocol.measurement import RecordKey, Trial, TuningRecord
 
 
 class RecordStore(Protocol):
-    """Protocol of a record store, as the tune loop uses it. Every method is safe to repeat."""
+    """A store of trials and records, as the tune loop uses it. Every method is safe to repeat."""
 
     def best_record(self, key: RecordKey) -> TuningRecord | None:
-        """The record of a key, or None."""
+        """Return the record of a key; None without one."""
 
     def add_record(self, record: TuningRecord) -> None:
-        """Make this the record of its key, and replace any earlier one."""
+        """Store a record for its key, replacing any earlier one."""
 
     def add_trials(self, trials: Sequence[Trial]) -> None:
-        """Keep trials, including failures; a trial whose id is known already stays as it is."""
+        """Store trials, including failures. An existing trial with the same id does not change."""
 
     def trials(self, key: RecordKey) -> list[Trial]:
-        """Every trial of a key, oldest first, also those that were withdrawn."""
+        """Return all trials of a key, oldest first, including withdrawn ones."""
 
 
 class MemoryStore:

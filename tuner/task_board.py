@@ -1,4 +1,4 @@
-"""All tasks of a run: their states, which one is next, and their totals."""
+"""The tasks of a run: the state of each, the choice of the next, and totals over all."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from tilewright.tuner.tasks import Task
 
 
 class TaskBoard:
-    """The states of a run's tasks, in the order of the tasks.
+    """Holds the state of each task of a run, in the given order, and computes totals.
 
-    The scheduler has no tasks before `schedule` is called. Seconds of the model are those of one
-    inference.
+    `schedule` gives the tasks to `scheduler`, which is empty before. Seconds of the model are
+    seconds of one inference.
     """
 
     def __init__(
@@ -50,13 +50,15 @@ class TaskBoard:
         return iter(self._states)
 
     def find(self, key: RecordKey) -> TaskState | None:
-        """The task of a record key, or None."""
+        """Return the state of the task with a record key, or None."""
         return self._by_key.get(key)
 
     def group(self) -> None:
-        """Select one task of each family, whose search serves all of its tasks: one with a record,
-        else the one with most trials, else the one that the model runs most often. A task with a
-        relative's record is not searched."""
+        """Select one task of each family to be searched for all tasks of the family.
+
+        It is a task with a record, else the one with most successful trials, else the one that the
+        model runs most often. Tasks with a relative's record are not searched.
+        """
         families: dict[Hashable, list[TaskState]] = {}
         for state in self._states:
             if state.relative is None:
@@ -69,7 +71,7 @@ class TaskBoard:
                     lead.others += state.task.weight
 
     def schedule(self) -> None:
-        """Give the scheduler all tasks."""
+        """Create the scheduler with all tasks."""
         searched = sum(not (state.finished or state.follows) for state in self._states)
         for state in self._states:
             state.schedule()
@@ -78,31 +80,33 @@ class TaskBoard:
         self.scheduler = TaskScheduler(self._states)
 
     def bound(self, bounds: Sequence[float]) -> None:
-        """Give the scheduler the least seconds that the machine allows each task; 0: unknown."""
+        """Set the least seconds that the machine allows each task, in the order of the tasks; 0:
+        unknown.
+        """
         for state, bound in zip(self._states, bounds, strict=True):
             progress = state.progress
             progress.profile = replace(progress.profile, bound_seconds=bound)
 
     @property
     def unfinished(self) -> int:
-        """How many tasks have no record of this run yet."""
+        """Return the number of tasks that are not finished."""
         return sum(not state.finished for state in self._states)
 
     @property
     def trials(self) -> int:
-        """How many trials of this job were made."""
+        """Return the number of trials of this job so far."""
         return sum(state.trials for state in self._states)
 
     @property
     def measured(self) -> int:
-        """The number of schedules with a result, from this job or others."""
+        """Return the number of schedules with a result, from this job or others."""
         return sum(len(state.measured) for state in self._states)
 
     @property
     def model_seconds(self) -> float | None:
-        """The sum of the best known times, each as often as the model runs the task.
+        """Return the sum of the tasks' best known seconds, each times its weight in the model.
 
-        None if one of them is unknown.
+        Return None if one of them is unknown.
         """
         found = self.snapshots()
         weights = [state.task.weight for state in self._states]
@@ -120,11 +124,15 @@ class TaskBoard:
         return tuple(state.record for state in self._states)
 
     def samples(self) -> list[Sample]:
-        """The trials that the cost model learns from."""
+        """Return the training samples for the cost model, from all tasks."""
         return [sample for state in self._states for sample in state.samples()]
 
     def curves(self) -> dict[RecordKey, Curve] | None:
-        """The improvement curves of all tasks that may work; None until each of them has a time."""
+        """Return the improvement curve of each task that is searched, by key.
+
+        Return None if a task that still gets trials has no time yet. Tasks that cannot work are
+        left out.
+        """
         found = {}
         for state, curve in zip(self._states, self.scheduler.curves(), strict=True):
             if state.lead is not None:
@@ -139,9 +147,10 @@ class TaskBoard:
         return found
 
     def waiting_for_finals(self) -> list[TaskState]:
-        """Tasks whose finalists are to be compared; the largest share of the model's time first.
+        """Return the tasks whose finalists are to be compared, by descending share of the model's
+        time.
 
-        Tasks with nothing but a default come last, if the time ends before all are compared.
+        Tasks with a single finalist come last, in case the time does not suffice for all.
         """
         waiting = [state for state in self._states if state.needs_finals]
         return sorted(

@@ -1,8 +1,9 @@
-"""Which task the next batch of trials goes to: the one with the largest expected gain.
+"""Chooses the task for the next batch of trials: the task with the largest expected gain.
 
-A gradient scheduler (Ansor, Zheng et al. 2020). The gain of a task is what another batch is
-expected to save of the whole model's time. It follows from the task's own improvement curve, from
-similar tasks, and from the bound of the machine (`tuner.forecast`). The choice is deterministic.
+It is a gradient scheduler (Ansor, Zheng et al. 2020). The gain of a task is the time that another
+batch is expected to save, of the whole model's time. It is computed from the task's own improvement
+curve, from similar tasks, and from the bound of the machine (`tuner.forecast`). The choice is
+deterministic.
 """
 
 from __future__ import annotations
@@ -23,12 +24,16 @@ task, not with its candidates."""
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """Knowledge about a task before its first trial.
+    """Facts about a task that are known before its first trial in a run.
 
-    `operations` are vector operations of the default schedule. They compare the work of tasks, and
-    are not FLOPs. Tasks of one `kind` are alike. `bound_seconds` is the least time that the machine
-    allows; 0 if unknown. `space` has the schedules: they are counted, which may take a tenth of a
-    second, once a trial has shown that the task works. An empty one is unknown.
+    Attributes:
+        weight: how often the model runs the task.
+        operations: vector operations of the default schedule. They serve to compare tasks, and are
+            not FLOPs.
+        kind: equal for similar tasks.
+        bound_seconds: the least time that the machine allows; 0 if unknown.
+        space: the schedules; empty if unknown. They are counted only after a trial has succeeded,
+            because counting may take a tenth of a second.
     """
 
     weight: float
@@ -39,13 +44,13 @@ class Profile:
 
     @property
     def work(self) -> float:
-        """The task's operations in one inference."""
+        """Return the task's operations in one inference."""
         return self.weight * self.operations
 
 
 @dataclass(slots=True, eq=False)
 class TaskProgress:
-    """The scheduler's view of one task: its times, and its batches on their way."""
+    """The progress of one task, on which the scheduler's choice depends."""
 
     profile: Profile
     history: History = field(default_factory=History)
@@ -65,13 +70,15 @@ class TaskProgress:
 
     @property
     def at_bound(self) -> bool:
-        """Whether the machine allows no faster kernel."""
+        """Whether the best time is so near to the machine's bound that no faster kernel is
+        possible.
+        """
         best, bound = self.best_seconds, self.profile.bound_seconds
         return best is not None and bound > 0 and best <= bound * (1 + AT_BOUND)
 
     @property
     def hopeless(self) -> bool:
-        """Whether no trial worked, and too many failed to make more."""
+        """Whether MOST_FAILURES trials failed and none succeeded, so that the task gets no more."""
         return self.best_seconds is None and self.history.trials >= MOST_FAILURES
 
     @property
@@ -79,7 +86,12 @@ class TaskProgress:
         return not (self.exhausted or self.at_bound or self.hopeless)
 
     def finished(self, size: int, measured: Sequence[tuple[float | None, str]]) -> None:
-        """A batch is back: seconds (None: failed) and digest of the code of each candidate."""
+        """Record the results of a batch.
+
+        Args:
+            size: number of candidates in the batch.
+            measured: for each measured candidate, its seconds (None: failed) and its code's digest.
+        """
         self.in_flight = max(0, self.in_flight - size)
         before = self.best_seconds
         self.seen(measured)
@@ -89,7 +101,7 @@ class TaskProgress:
             self.history.judge(promised, (before - after) / before)
 
     def seen(self, measured: Sequence[tuple[float | None, str]]) -> None:
-        """Take over trials without counting a batch, for example those of earlier jobs."""
+        """Record results without counting a batch, for example trials of earlier jobs."""
         for seconds, digest in measured:
             self.history.add(seconds, digest)
 
@@ -116,7 +128,7 @@ class _Kind:
 
 
 class Scheduled(Protocol):
-    """The tasks from which a scheduler chooses."""
+    """A task that a scheduler can choose, known by its progress."""
 
     @property
     def progress(self) -> TaskProgress: ...
@@ -132,7 +144,7 @@ class TaskScheduler(Generic[T]):
         self.tasks = tuple(tasks)
 
     def next(self, batch_size: int = 8) -> T | None:
-        """The task for the next batch, or None if no task is worth one."""
+        """Return the task for the next batch; None if no task is worth one."""
         tasks = [task for task in self.tasks if not task.progress.waits]
         open_tasks = [task for task in tasks if task.progress.open]
         untouched = [task for task in open_tasks if not task.progress.batches]
@@ -145,7 +157,7 @@ class TaskScheduler(Generic[T]):
         return max(open_tasks, key=lambda task: _gain(task.progress, batch_size, kinds))
 
     def started(self, task: T, size: int) -> None:
-        """A batch of this task was sent off."""
+        """Record that a batch of `size` candidates of this task was sent."""
         progress = task.progress
         best = progress.best_seconds
         gain = self.gain(task, size)
@@ -155,11 +167,11 @@ class TaskScheduler(Generic[T]):
         progress.promised.append(share)
 
     def gain(self, task: T, batch_size: int = 8) -> float:
-        """Seconds of the whole model that one more batch is expected to save."""
+        """Return the expected saving of one more batch of a task, in seconds of the whole model."""
         return _gain(task.progress, batch_size, self._kinds())
 
     def curves(self) -> list[Curve | None]:
-        """The improvement curve of each task; None until one of its candidates worked."""
+        """Return the improvement curve of each task; None before its first successful candidate."""
         kinds = self._kinds()
         return [_curve(task.progress, kinds) for task in self.tasks]
 

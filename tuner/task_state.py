@@ -39,7 +39,7 @@ MAX_RETRIES = 2
 
 @dataclass(slots=True, eq=False)
 class TaskState:
-    """One task: its search, its measurements, its record, and the results it waits for."""
+    """The state of one task in a run: its search, its measurements and its record."""
 
     task: Task
     features: FeatureExtractor
@@ -87,7 +87,10 @@ class TaskState:
 
     @classmethod
     def start(cls, task: Task, model: CostModel, options: TuneOptions) -> TaskState:
-        """A task before its first trial. Its random numbers depend on seed and key alone."""
+        """Create the state of a task without trials.
+
+        Its random numbers depend only on `options.seed` and on the task's workload key and threads.
+        """
         if options.unconstrained:
             task = replace(task, space=task.space.unconstrained())
         rng = random.Random(f"{options.seed} {task.key.workload_key} {task.key.threads}")
@@ -108,13 +111,19 @@ class TaskState:
 
     @property
     def follows(self) -> bool:
-        """Whether a relative's schedules are compared with its default, and nothing is searched."""
+        """Whether the task is not searched, because a relative's schedules serve it.
+
+        Only the finals compare these schedules with the task's default.
+        """
         return self.lead is not None or self.relative is not None
 
     @property
     def may_be_compared(self) -> bool:
-        """Whether all that its finalists come from is known: its relative has its record, or will
-        have none."""
+        """Whether all sources of its finalists are known.
+
+        If a relative is searched in its place, the relative must have its record, or have no
+        finalists.
+        """
         lead = self.lead
         if lead is None or lead.finished or lead.decided:
             return True
@@ -141,7 +150,9 @@ class TaskState:
 
     @property
     def operations(self) -> float:
-        """Vector operations of the default schedule; 1 if it cannot be lowered."""
+        """Return the number of vector operations of the default schedule; 1 if it cannot be
+        lowered.
+        """
         try:
             nest = self.task.lower(self.task.space.default())
         except ScheduleError:
@@ -154,17 +165,21 @@ class TaskState:
 
     @property
     def seconds_in_model(self) -> float:
-        """This task's part of one inference, with the best candidate measured, be it of its
-        relative; 0 without any."""
+        """Return this task's seconds in one inference with its best candidate, or its relative's.
+
+        It is 0 if no time is known.
+        """
         return (self.snapshot().best_seconds or 0.0) * (self.task.weight + self.others)
 
     @property
     def needs_finals(self) -> bool:
-        """Whether its finalists are still to be compared."""
+        """Whether it has finalists that were not yet compared."""
         return not (self.finished or self.finals_adopted) and bool(self.finalists())
 
     def schedule(self) -> None:
-        """Get ready for the task scheduler. Tasks that offer the same algorithms are alike."""
+        """Initialise `progress` for the task scheduler. Tasks with the same algorithms are of one
+        kind.
+        """
         kind = frozenset(space.algorithm for space in self.task.space.subspaces)
         operations = max(self.operations, 1.0)
         weight = self.task.weight + self.others
@@ -175,7 +190,11 @@ class TaskState:
         self.progress.seen([(m.run_seconds, m.object_digest) for m in self.measured.values()])
 
     def inputs(self, known_trials: int) -> TaskInputs:
-        """Knowledge at the start of the run; call it after `schedule` and `TaskBoard.bound`."""
+        """Return the facts about the task with which the run starts.
+
+        Call it after `schedule` and `TaskBoard.bound`. `known_trials` is the number of trials in
+        the store.
+        """
         task, bound = self.task, self.progress.profile.bound_seconds
         return TaskInputs(
             task.key,
@@ -224,15 +243,16 @@ class TaskState:
 
     @property
     def is_untried(self) -> bool:
-        """Whether its first trial, the default schedule, is neither made nor on its way."""
+        """Whether the first trial, of the default schedule, was neither made nor requested."""
         default = self.task.space.default()
         return default not in self.measured and default not in self.requested
 
     def suggest(self, count: int) -> list[Suggestion]:
-        """The next candidates: the default alone, then lost ones again, then the search's.
+        """Return the next candidates: first the default alone, then lost ones again, then the
+        search's.
 
-        The default waits for no search. Ranking the first candidates of a task takes longer than
-        measuring its default, and a small budget may end in between.
+        The default comes before any ranking: to rank the first candidates of a task takes longer
+        than to measure its default, and a small budget may end in between.
         """
         if self.is_untried:
             default = self.task.space.default()
@@ -256,13 +276,13 @@ class TaskState:
         return chosen
 
     def new_trial_id(self, schedule: Schedule, phase: Phase) -> str:
-        """The id of the next measurement of a schedule in this job."""
+        """Return the trial id for the next measurement of a schedule in this job."""
         serial = self.serials.get((schedule, phase), 0)
         self.serials[schedule, phase] = serial + 1
         return trial_id(self.task.key, schedule.digest, phase, self.options.job_id, serial)
 
     def remember(self, trials: Iterable[Trial]) -> None:
-        """Take over trials from the store, of this job or of others."""
+        """Learn from trials in the store, of this job or of others."""
         for trial in trials:
             same = trial.job_id == self.options.job_id
             if same:
@@ -281,7 +301,7 @@ class TaskState:
             self._learn(trial, counted=same and bool(trial.job_id))
 
     def adopt(self, request: MeasureRequest) -> None:
-        """Count the candidates of a request from an earlier process as proposed."""
+        """Mark the candidates of an earlier process's request as suggested."""
         for candidate in request.candidates:
             schedule = Schedule.from_json(dict(candidate.schedule))
             serial = self.serials.get((schedule, request.phase), 0)
@@ -292,12 +312,12 @@ class TaskState:
             self.search.update([Observed(schedule, None)])
 
     def take(self, trials: Sequence[Trial]) -> None:
-        """New trials of this run."""
+        """Learn from new trials of this run."""
         for trial in trials:
             self._learn(trial, counted=True)
 
     def samples(self) -> list[Sample]:
-        """Training rows of all measurements that were not disturbed."""
+        """Return training samples from all measurements that were not disturbed."""
         found = []
         for schedule, measurement in self.measured.items():
             row = self.features.row(schedule)
@@ -308,11 +328,10 @@ class TaskState:
         return found
 
     def finalists(self) -> list[Schedule]:
-        """The schedules to compare: the incumbent, the default, a relative's best one, and the
-        fastest few.
+        """Return the schedules to compare in the finals.
 
-        The first is the incumbent that the others have to beat: the old record's schedule, else the
-        default.
+        The first is the incumbent that the others have to beat: the old record's schedule, or else
+        the default. The others are the default, a relative's best schedule, and the fastest few.
         """
         chosen = []
         if self.incumbent is not None and self.incumbent.schedule in self.task.space:
@@ -328,9 +347,9 @@ class TaskState:
         return list(dict.fromkeys(chosen))
 
     def may_compare_again(self, trials: Sequence[Trial]) -> bool:
-        """Whether another comparison may find a record after this one found none.
+        """Whether another comparison may find a record after the one with these trials found none.
 
-        It may in two cases. The device was lost, but not too often. Or all finalists failed, on
+        There are two cases. The device was lost, but not too often. Or all finalists failed, on
         more random inputs than the screening used, and slower candidates are left.
         """
         lost = [t for t in trials if t.measurement.status is Status.WORKER_LOST]

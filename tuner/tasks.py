@@ -19,13 +19,19 @@ from tilewright.tuner.random_sizes import points_at, points_of
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """A workload in a mode, and how often the model runs it.
+    """A workload in a mode: the unit on which the tuner spends trials.
 
-    `lower` gives the loop nest of a schedule of `space`, and raises ScheduleError if the schedule
-    does not fit. `name` is the text for users. Candidates are measured at `points`: at several
-    sizes if the workload has open ones; `stated` says whether a user gave them. `scale` weights its
-    seconds: for a piece of a range (`compiler.plan.intervals`), so that the pieces sum up to the
-    weighted sum over all sizes of the range.
+    Attributes:
+        name: the text for users.
+        space: the schedules to search.
+        lower: returns the loop nest of a schedule; raises ScheduleError if the schedule does not
+            fit.
+        count: how often the model runs the task.
+        points: the sizes at which candidates are measured; several if the workload has open sizes.
+        stated: whether a user stated these sizes.
+        scale: a factor of its seconds. If the task is a piece of a range
+            (`compiler.plan.intervals`), the pieces sum up to the weighted sum over all sizes of the
+            range.
     """
 
     name: str
@@ -40,7 +46,7 @@ class Task:
 
     @property
     def weight(self) -> float:
-        """How much a second counts in the time of the model."""
+        """Return the factor of the task's seconds in the time of the model."""
         return self.count * self.scale
 
     @property
@@ -49,38 +55,48 @@ class Task:
 
     @property
     def family(self) -> Hashable:
-        """Key shared by tasks of which one is searched for all: their workloads differ in numbers
-        alone (`Workload.family`), which do not change the knobs or the default."""
+        """Return the key of a family of tasks, of which only one is searched.
+
+        Their workloads differ only in numbers (`Workload.family`) that change neither the knobs nor
+        the default schedule.
+        """
         offered = tuple((space.default, space.knobs) for space in self.space.subspaces)
         key = replace(self.key, workload_key=self.workload.family)
         return key, self.points, offered
 
     @property
     def least_seconds(self) -> float:
-        """Lower bound of seconds for a run on any machine: the weighted sum over the points."""
+        """Return a lower bound of the task's seconds on any machine.
+
+        It is the weighted sum over the points, like the task's time.
+        """
         return sum(point.weight * point.least_seconds for point in self.points)
 
     @property
     def distribution(self) -> SizeWeights:
-        """Sizes and weights in measurements of its candidates (`Measurement.distribution`)."""
+        """Return sizes and weights as in measurements of its candidates
+        (`Measurement.distribution`).
+        """
         return tuple((point.sizes, point.weight) for point in self.points if point.sizes)
 
     def fixed(self) -> tuple[tuple[SizePoint, Workload], ...]:
-        """The workload at each of its points."""
+        """Return each point with the workload fixed at its sizes."""
         if not self.workload.dimensions:
             return tuple((point, self.workload) for point in self.points)
         return tuple((point, self.workload.at(dict(point.sizes))) for point in self.points)
 
     def as_measured(self, record: TuningRecord) -> Task:
-        """The task at the sizes at which a record was measured: times at other sizes are not
-        comparable."""
+        """Return the task with the sizes at which a record was measured.
+
+        Times at other sizes are not comparable with the record's.
+        """
         found = points_at(self.workload, record.measurement.distribution, self.mode.threads)
         return replace(self, points=found or self.points)
 
     def is_known(self, record: TuningRecord | None, codegen_version: str) -> bool:
-        """Whether a record leaves nothing to measure.
+        """Whether a record makes further measurements of the task unnecessary.
 
-        A record for another distribution of the sizes does, unless the user stated this one.
+        If a user stated the sizes, the record must have been measured at these sizes.
         """
         if record is None or not record.holds(codegen_version):
             return False
@@ -98,13 +114,13 @@ def make_task(
     stated: bool = False,
     scale: float = 1.0,
 ) -> Task:
-    """A task over the schedule space that the compiler has for a workload.
+    """Create a task with the schedule space that the compiler offers for a workload.
 
     If not `constrained`, the space has every schedule that lowers, whatever the target's registers.
     By default `points` are sampled (`tuner.random_sizes`).
 
     Raises:
-        ScheduleError: if no template takes the workload.
+        CompilerError: if no template applies to the workload.
     """
     space = schedule_space(workload, mode)
     return Task(

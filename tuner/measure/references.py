@@ -245,11 +245,9 @@ class _Lane:
 
 
 def computed(text: str, draw: int) -> ExpectedOutput:
-    """Compute a reference in the child process.
+    """Compute the reference of a workload in the child process.
 
-    Args:
-        text: the workload's text.
-        draw: the set of random inputs, an index of DRAWS.
+    `text` is the workload's text; `draw` selects the set of random inputs, an index of DRAWS.
     """
     return make_reference(Workload.parse(text), draw)
 

@@ -47,7 +47,14 @@ class Distribution(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class InputSpec(JsonValue):
-    """The random values of one input. `shape` is logical; `dtype` names a compiler dtype."""
+    """The distribution and the seed of one random input.
+
+    Attributes:
+        shape: the logical shape, before a layout packs it.
+        dtype: the name of a compiler dtype.
+        scale: a factor of random floats.
+        low, high: the range of random integers, `high` excluded.
+    """
 
     shape: tuple[Annotated[int, Between(0, LARGEST_SIZE)], ...]
     dtype: str
@@ -58,7 +65,7 @@ class InputSpec(JsonValue):
     high: int = 2
 
     def draw(self) -> np.ndarray:
-        """The logical array, row-major; bfloat16 as its 16 raw bits in uint16."""
+        """Generate the array, with its logical shape, row-major; bfloat16 as raw bits in uint16."""
         rng = np.random.default_rng(self.seed)
         values: np.ndarray
         match self.distribution:
@@ -82,16 +89,20 @@ class InputSpec(JsonValue):
 
 @dataclass(frozen=True, slots=True)
 class RepeatSettings(JsonValue):
-    """How often candidates are timed.
+    """How often candidates are timed, and when timing stops.
 
-    Each of `samples` rounds visits the candidates in a fresh seeded order and takes one sample of
-    each: as many runs as fit in `sample_seconds`, after one untimed run. At least `round_seconds`
-    pass between the starts of two rounds: disturbances on a shared machine come in bursts of some
-    tens of milliseconds, and a burst would cover all rounds of a small batch. A candidate that
-    takes `abandon_ratio` times the fastest of the batch (or `incumbent_seconds`) is abandoned at
-    once. A candidate that is shown to be slower by more than `margin` gets no further rounds
-    (`statistics.racing`). For finalists, `samples` counts pairs with the incumbent.
-    `limit_seconds` is wall time for each step of one candidate.
+    Attributes:
+        samples: number of rounds. Each round visits the candidates in a new seeded order and takes
+            one sample of each. For finalists, the number of pairs with the incumbent.
+        sample_seconds: a sample has as many runs as fit into this time, after one untimed run.
+        round_seconds: least time between the starts of two rounds. Disturbances on a shared machine
+            come in bursts of some tens of milliseconds, and a burst would cover all rounds of a
+            small batch.
+        abandon_ratio: a candidate that takes this many times the fastest time of the batch (or
+            `incumbent_seconds`) is abandoned at once.
+        margin: a candidate shown to be slower by more than this share gets no further rounds
+            (`statistics.racing`).
+        limit_seconds: wall time for each step of one candidate.
     """
 
     samples: int = 5
@@ -106,9 +117,13 @@ class RepeatSettings(JsonValue):
 
 @dataclass(frozen=True, slots=True)
 class Candidate(JsonValue):
-    """One kernel of a batch: its KernelSpec and Schedule as JSON, and its built code.
+    """One kernel of a batch.
 
-    `origin` names the source of the candidate; a device does not need it.
+    Attributes:
+        schedule: its Schedule as JSON.
+        spec: its KernelSpec as JSON.
+        object_digest: digest of its code.
+        origin: the source of the candidate, such as a search strategy; devices ignore it.
     """
 
     trial_id: str
@@ -122,10 +137,14 @@ class Candidate(JsonValue):
 
 @dataclass(frozen=True, slots=True)
 class Case(JsonValue):
-    """Inputs, and the digest of the output that they must give (logical, row-major, as .npy).
+    """A set of inputs with the expected output.
 
-    `sizes` are the sizes of a workload's dynamic dimensions. Seconds at these sizes count `weight`
-    times, not at all if it is 0. No machine takes less than `least_seconds`.
+    Attributes:
+        inputs: the distributions of the random inputs.
+        reference_digest: digest of the expected output (logical shape, row-major, as .npy).
+        sizes: sizes of the workload's dynamic dimensions.
+        weight: factor of the seconds of this case in a candidate's time; 0 if it is checked only.
+        least_seconds: lower bound of the seconds on any machine; a shorter time is implausible.
     """
 
     inputs: tuple[InputSpec, ...]
@@ -137,13 +156,18 @@ class Case(JsonValue):
 
 @dataclass(frozen=True, slots=True)
 class MeasureRequest(JsonValue):
-    """One batch of candidates of one workload.
+    """A request to check and time one batch of candidates of one workload.
 
-    `library_digest` names the shared object. Candidates are checked on every case. They are timed
-    on the cases with a weight, or else on the first. With an `incumbent`, the trial id of a
-    candidate, each of the others is timed in pairs with it. No machine runs the workload in less
-    than `least_seconds`. The request alone suffices to convert its results to trials, so a
-    restarted tuner loses nothing.
+    It has everything that is needed to convert its results to trials, so a restarted tuner loses
+    nothing.
+
+    Attributes:
+        library_digest: digest of the shared object with all candidates.
+        cases: the inputs on which every candidate is checked. Cases with a weight are timed; if
+            there are none, the first is.
+        least_seconds: lower bound of the workload's seconds on any machine.
+        incumbent: trial id of a candidate with which each of the others is timed in pairs; or
+            empty.
     """
 
     kind: ClassVar[RequestKind] = RequestKind.MEASURE
@@ -173,22 +197,22 @@ class MeasureRequest(JsonValue):
 
     @property
     def timed(self) -> tuple[Case, ...]:
-        """The cases that candidates are timed on."""
+        """Return the cases on which candidates are timed."""
         return tuple(case for case in self.cases if case.weight) or self.cases[:1]
 
     @property
     def has_sizes(self) -> bool:
-        """Whether the workload has dynamic sizes: then each of the timed cases has a time."""
+        """Whether the workload has dynamic sizes, so that results have a time per timed case."""
         return bool(self.cases[0].sizes)
 
     @property
     def digests(self) -> tuple[str, ...]:
-        """The blobs that a device has to fetch."""
+        """Return the digests of all blobs that a device has to fetch."""
         references = dict.fromkeys(c.reference_digest for c in self.cases)
         return (self.library_digest, *references, *self.plain)
 
     def check(self) -> None:
-        """Raises ValueError if the cases do not fit each other."""
+        """Raise ValueError unless all cases have sizes of the same dimensions."""
         if len({tuple(name for name, _ in case.sizes) for case in self.cases}) > 1:
             raise ValueError("the cases have sizes of other dimensions")
 
@@ -234,7 +258,7 @@ class MeasureResult(JsonValue):
     protocol: int = PROTOCOL
 
     def by(self, worker_id: str) -> Self:
-        """Return the result under the id of its worker, whatever name it was sent with."""
+        """Return a copy of the result with this worker id, whatever id it was sent with."""
         named = tuple((name, replace(m, worker=worker_id)) for name, m in self.measurements)
         return replace(self, measurements=named, worker=worker_id)
 

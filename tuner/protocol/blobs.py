@@ -1,4 +1,4 @@
-"""The large bytes of requests, which travel separately: named by digest, arrays as .npy files."""
+"""The large data of requests, sent separately as blobs named by digest; arrays as .npy files."""
 
 from __future__ import annotations
 

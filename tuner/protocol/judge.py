@@ -66,7 +66,11 @@ _INSTRUCTION_BYTES = 16
 
 
 class ImplausibleError(ValueError):
-    """A result does not match its request. `field` names the wrong part."""
+    """A device's result cannot be the result of its request.
+
+    Attributes:
+        field: the name of the wrong part.
+    """
 
     def __init__(self, field: str, sentence: str) -> None:
         self.field = field
@@ -74,10 +78,7 @@ class ImplausibleError(ValueError):
 
 
 def most_result_bytes(request: Request) -> int:
-    """The most bytes of JSON that a result of a request can have.
-
-    A reader can reject a larger result unread.
-    """
+    """Return the largest size in bytes of a valid result's JSON; a reader rejects more unread."""
     if isinstance(request, MeasureRequest):
         seeds = sum(len(case.inputs) for case in request.cases)
         sizes = len(request.timed) if request.has_sizes else 0
@@ -102,7 +103,7 @@ def most_result_bytes(request: Request) -> int:
 
 
 def check_result(request: Request, result: WorkResult) -> None:
-    """Raise ImplausibleError unless the result can be that of its request, of either kind."""
+    """Raise ImplausibleError if a batch or a run cannot have this result."""
     if isinstance(request, MeasureRequest) and isinstance(result, MeasureResult):
         check_measured(request, result)
     elif isinstance(request, RunRequest) and isinstance(result, RunResult):
@@ -112,7 +113,7 @@ def check_result(request: Request, result: WorkResult) -> None:
 
 
 def check_measured(request: MeasureRequest, result: MeasureResult) -> None:
-    """Raises ImplausibleError unless the result can be that of a batch."""
+    """Raise ImplausibleError if a batch cannot have this result."""
     _require(result.request_id == request.request_id, "request_id", "is another request's")
     names = [candidate.trial_id for candidate in request.candidates]
     said = [name for name, _ in result.measurements]
@@ -196,7 +197,7 @@ def _check_comparison(
 
 
 def check_run(request: RunRequest, result: RunResult) -> None:
-    """Raises ImplausibleError unless the result can be that of a run."""
+    """Raise ImplausibleError if a run cannot have this result."""
     _require(result.request_id == request.request_id, "request_id", "is another request's")
     ok = result.status is RunStatus.OK
     work = request.work

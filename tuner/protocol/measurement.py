@@ -57,7 +57,7 @@ class Status(StrEnum):
 
     @property
     def says_something_of_the_candidate(self) -> bool:
-        """Whether the candidate caused the outcome, so that it need not be measured again."""
+        """Whether the outcome depends on the candidate, so that it need not be measured again."""
         return self not in (Status.NO_REFERENCE, Status.WORKER_LOST, Status.CANCELLED)
 
 
@@ -72,7 +72,7 @@ class Phase(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class RecordKey(JsonValue):
-    """The key of a best schedule: workload and mode."""
+    """The key under which the best schedule is stored: workload and mode."""
 
     workload_key: str
     target_key: str
@@ -111,9 +111,11 @@ UnixTime = Annotated[float, Between(0.0, 1e11)]
 
 @dataclass(frozen=True, slots=True)
 class TimesAt(JsonValue):
-    """Times of a candidate with dynamic sizes, at some of the sizes: seconds for one run.
+    """Times of a candidate at some sizes of its dynamic dimensions.
 
-    `weight` is the factor of these seconds in the candidate's time.
+    Attributes:
+        weight: factor of these times in the candidate's total time.
+        samples_seconds: seconds for one run, one value per sample.
     """
 
     sizes: Sizes
@@ -122,7 +124,7 @@ class TimesAt(JsonValue):
 
     @property
     def run_seconds(self) -> float:
-        """The fastest sample."""
+        """Return the fastest sample in seconds."""
         return min(self.samples_seconds)
 
 
@@ -130,19 +132,22 @@ class TimesAt(JsonValue):
 class Measurement(JsonValue):
     """The report of a device on one candidate, or of the builder on a candidate that did not build.
 
-    `samples_seconds` are seconds for one run of the kernel: CPU time with one thread, wall time
-    with several. For a candidate with dynamic sizes they are weighted sums of the samples in
-    `at_sizes`, which were taken one after the other. `comparison` is the comparison with the
-    incumbent, for a finalist that is not the incumbent itself. `speed` is the slowness of the
-    reference kernel around the batch.
+    The fields `checks` to `object_digest` below certify correctness: the output agreed with the
+    reference.
 
-    The certificate of correctness: on `checks` sets of random inputs, from `seeds`, the output
-    agreed with the reference. `max_error` is the largest error relative to the largest expected
-    output, `tolerance` its limit. `reference_digest` (of the first set) and `object_digest` name
-    the compared reference and code.
-
-    `measure_seconds` is wall time from the candidate's check to its last sample, including the
-    samples of other candidates between. `measured_at` is in Unix seconds.
+    Attributes:
+        samples_seconds: seconds for one run of the kernel: CPU time with one thread, wall time with
+            several. With dynamic sizes, weighted sums of the samples in `at_sizes`, which were
+            taken one after the other.
+        comparison: the comparison with the incumbent, for finalists other than the incumbent.
+        speed: the slowest reading of the reference kernel around the batch.
+        checks: number of sets of random inputs that were checked; `seeds` are their seeds.
+        max_error: the largest error relative to the largest expected output; at most `tolerance`.
+        reference_digest: the expected output of the first set.
+        object_digest: the checked code.
+        measure_seconds: wall time from the candidate's check to its last sample, including samples
+            of other candidates in between.
+        measured_at: Unix time in seconds.
     """
 
     status: Status
@@ -165,9 +170,10 @@ class Measurement(JsonValue):
 
     @property
     def ok(self) -> bool:
-        """Whether it ran, was right, and has plausible times; searches learn from no other one.
+        """Whether the candidate ran, was correct, and has plausible times. Searches learn only from
+        these.
 
-        A stored measurement may be from a release that did not check devices' reports.
+        Stored measurements may be from a release that did not check devices' reports.
         """
         return self.status is Status.OK and all(
             0.0 < seconds < math.inf for seconds in self.samples_seconds
@@ -175,10 +181,10 @@ class Measurement(JsonValue):
 
     @property
     def run_seconds(self) -> float | None:
-        """The fastest sample: the statistic that ranks candidates. None for a failure.
+        """Return the fastest sample, by which candidates are ranked; None for a failure.
 
-        With dynamic sizes, it combines the fastest samples at each size: a disturbance at one size
-        does not affect the others.
+        With dynamic sizes, it is the weighted sum of the fastest sample at each size: a disturbance
+        at one size does not affect the others.
         """
         if not (self.ok and self.samples_seconds):
             return None
@@ -188,12 +194,12 @@ class Measurement(JsonValue):
 
     @property
     def distribution(self) -> SizeWeights:
-        """The sizes that it was measured at, with their weights; empty without dynamic sizes."""
+        """Return the measured sizes with their weights; empty without dynamic sizes."""
         return tuple((each.sizes, each.weight) for each in self.at_sizes)
 
     @property
     def certified(self) -> bool:
-        """Whether its output was right on as many sets of random inputs as a record needs.
+        """Whether the output was correct on as many sets of random inputs as a record requires.
 
         One of these sets is timed; with dynamic sizes, one set at each size is timed.
         """
@@ -201,22 +207,27 @@ class Measurement(JsonValue):
 
     @property
     def interval(self) -> Interval | None:
-        """Where the undisturbed time lies; None for a failure, or for a single sample."""
+        """Return a confidence interval for the undisturbed time.
+
+        Return None for a failure, or for a single sample.
+        """
         return undisturbed(self.samples_seconds) if self.ok else None
 
     @property
     def disturbed(self) -> bool:
-        """Whether the machine was too slow meanwhile: the time cannot be compared with others."""
+        """Whether the machine was slow during the measurement, so that its times are unreliable."""
         return self.speed is not None and self.speed.disturbed
 
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """One measured candidate. `id` is made by `trial_id`, so a repeated report is recognised.
+    """One measured candidate.
 
-    `origin` names the source of the candidate: "default", or the search strategy's description of
-    its choice. A trial is `withdrawn` if its worker is not trusted; no search learns from it, and
-    its id is not reused.
+    Attributes:
+        id: made by `trial_id`, so that a repeated report is recognised.
+        origin: the source of the candidate: "default", or the search strategy's description.
+        withdrawn: whether the trial's worker is no longer trusted. Searches ignore the trial, and
+            its id is not reused.
     """
 
     id: str
@@ -232,7 +243,7 @@ class Trial:
 
 @dataclass(frozen=True, slots=True)
 class TuningRecord:
-    """The best schedule known for a key, with its certificate and its trial."""
+    """The best known schedule of a key, with the measurement that certifies it."""
 
     key: RecordKey
     schedule: Schedule
@@ -254,14 +265,14 @@ class TuningRecord:
         return seconds
 
     def holds(self, codegen_version: str) -> bool:
-        """Whether code of this version was measured, and its output certified."""
+        """Whether the record was measured with code of this version, and its output certified."""
         return self.codegen_version == codegen_version and self.measurement.certified
 
 
 def trial_id(
     key: RecordKey, schedule_digest: str, phase: Phase, job_id: str, serial: int | str = 0
 ) -> str:
-    """A reproducible name for a trial, equal after a restart of the job: 32 hexadecimal digits.
+    """Return the id of a trial, 32 hexadecimal digits; it is the same after a restart of the job.
 
     `serial` distinguishes repeated measurements of one candidate in one job: a number, or the id of
     the record that is measured again.

@@ -1,4 +1,4 @@
-"""Reads requests and results of either kind."""
+"""Reads requests and results of both kinds: batches of candidates, and runs of whole programs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ WorkResult = MeasureResult | RunResult
 
 
 def read_request(data: object) -> Request:
-    """A request of either kind.
+    """Decode a request, a MeasureRequest or a RunRequest.
 
     Raises:
         ProtocolError: if it is of another protocol version, or a field is missing or wrong.
@@ -27,7 +27,7 @@ def read_request(data: object) -> Request:
 
 
 def read_result(data: object) -> WorkResult:
-    """A result of either kind. Raises ProtocolError as `read_request` does."""
+    """Decode a result, a MeasureResult or a RunResult; errors as in `read_request`."""
     match kind_of(data):
         case RequestKind.MEASURE:
             return MeasureResult.from_json(data)
@@ -36,10 +36,10 @@ def read_result(data: object) -> WorkResult:
 
 
 def kind_of(data: object) -> RequestKind:
-    """The kind of a request or result in its JSON form.
+    """Return the kind of a request or result in its JSON form.
 
     Raises:
-        ProtocolError: if it is of another protocol version, or of no kind of this version.
+        ProtocolError: if it is of another protocol version, or has no known kind.
     """
     check_protocol(data)
     kind = data.get("kind") if isinstance(data, Mapping) else None

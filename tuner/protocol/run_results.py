@@ -117,7 +117,7 @@ class RunResult(JsonValue):
     protocol: int = PROTOCOL
 
     def by(self, worker_id: str) -> Self:
-        """Return the result under the id of its worker, whatever name it was sent with."""
+        """Return a copy of the result with this worker id, whatever id it was sent with."""
         return replace(self, worker=worker_id)
 
     def arrays(self) -> dict[str, np.ndarray]:

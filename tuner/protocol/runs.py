@@ -58,7 +58,13 @@ class WorkKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Weights: `bytes` of a blob, from `start` on, that lie at `offset` of the program's block."""
+    """A part of a program's weights: where its bytes are in a blob, and where in the weight block.
+
+    Attributes:
+        start: the offset in the blob.
+        bytes: the length.
+        offset: the offset in the program's block of weights.
+    """
 
     json_form: ClassVar[JsonForm] = JsonForm(row=True)
 
@@ -116,7 +122,10 @@ class CheckWork:
 
 @dataclass(frozen=True, slots=True)
 class RaceWork:
-    """Each variant in pairs with the first one. A variant is programs that run one by one."""
+    """Time each variant in pairs with the first one.
+
+    A variant is a sequence of programs that run one after the other.
+    """
 
     json_form: ClassVar[JsonForm] = JsonForm(constants={"do": WorkKind.RACE.value})
 
@@ -126,7 +135,7 @@ class RaceWork:
 
 @dataclass(frozen=True, slots=True)
 class ProfileWork:
-    """Time every instruction of a program in its place; the fastest of `samples`."""
+    """Time every instruction of a program within its run, and report the fastest of `samples`."""
 
     json_form: ClassVar[JsonForm] = JsonForm(constants={"do": WorkKind.PROFILE.value})
 
@@ -137,10 +146,11 @@ class ProfileWork:
 
 @dataclass(frozen=True, slots=True)
 class SpeedsWork:
-    """Measure the roofline with the functions of a library (`compiler.runtime.speeds.Probes`).
+    """Measure the peaks of the roofline with the functions of a library (`speeds.Probes`).
 
-    `cache_bytes` and `memory_bytes` are facts of the device. `dots` are the narrow types whose
-    functions the library has.
+    Attributes:
+        cache_bytes, memory_bytes: sizes of the device's caches and memory.
+        dots: the narrow types for which the library has a function.
     """
 
     json_form: ClassVar[JsonForm] = JsonForm(constants={"do": WorkKind.SPEEDS.value})
@@ -157,7 +167,7 @@ Work = CheckWork | RaceWork | ProfileWork | SpeedsWork
 
 @dataclass(frozen=True, slots=True)
 class RunRequest(JsonValue):
-    """One run.
+    """A request to run whole programs on a device.
 
     Attributes:
         request_id: its name; equal requests of one job have equal names.
@@ -196,12 +206,12 @@ class RunRequest(JsonValue):
 
     @property
     def digests(self) -> tuple[str, ...]:
-        """The blobs that a device has to fetch."""
+        """Return the digests of all blobs that a device has to fetch."""
         return tuple(self.blobs)
 
     @property
     def blob_bytes(self) -> int:
-        """The bytes of all blobs together."""
+        """Return the total size of all blobs in bytes."""
         return sum(self.blobs.values())
 
     @classmethod

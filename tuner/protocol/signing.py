@@ -24,16 +24,16 @@ _ZERO: _Point = (0, 1, 1, 0)
 
 
 def signed_lease(request_id: str, payload: Mapping[str, Any]) -> bytes:
-    """The bytes of a lease that the service signs: the request, and all work for the device.
+    """Return the bytes that the service signs for a lease: the request id and the payload.
 
-    The same bytes for the same values, however their JSON was written.
+    The bytes depend only on the values, not on the formatting of their JSON.
     """
     text = json.dumps(payload, sort_keys=True, separators=(",", ":"))
     return f"tilewright lease 1\n{request_id}\n{text}".encode()
 
 
 def is_signature(public: bytes, message: bytes, signature: bytes) -> bool:
-    """Whether the holder of a public key (32 bytes) signed a message (64 bytes)."""
+    """Whether `public` (32 bytes) verifies `signature` (64 bytes) as signing the message."""
     if len(public) != 32 or len(signature) != 64:
         return False
     key, scalar = _point(public), int.from_bytes(signature[32:], "little")

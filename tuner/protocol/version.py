@@ -1,4 +1,4 @@
-"""Fields of all messages of the worker protocol: its version, and the kind of the request."""
+"""Fields that all messages of the worker protocol have: its version and the request's kind."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class ProtocolError(ValueError):
 
 
 def check_protocol(data: object) -> None:
-    """Raises ProtocolError for a message of another version than this side's."""
+    """Raise ProtocolError if a message has another protocol version than this release."""
     version = data.get("protocol") if isinstance(data, Mapping) else None
     if version != PROTOCOL:
         raise ProtocolError(f"protocol version {version!r}; this side speaks {PROTOCOL}")

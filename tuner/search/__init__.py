@@ -19,7 +19,7 @@ __all__ = [
 
 
 def strategies() -> dict[str, Callable[[SearchContext], SearchStrategy]]:
-    """Every strategy by name, as a function that creates it for a task."""
+    """Return every strategy by name, as a function that creates it for a task."""
     return members(sys.modules[__name__], "make_search")
 
 

@@ -60,7 +60,7 @@ PATIENCE = 32
 
 
 class Bayesian:
-    """Regresses on the measurements of one task."""
+    """Suggests candidates of one task by expected improvement, predicted by `Kriging`."""
 
     def __init__(self, context: SearchContext) -> None:
         self._ranking = Ranking(context)

@@ -28,7 +28,7 @@ EPSILON = 0.15
 
 
 class Evolutionary:
-    """Breeds candidates of one task."""
+    """Suggests candidates of one task that mutation and crossover breed from the fastest ones."""
 
     def __init__(self, context: SearchContext) -> None:
         self._rng = context.rng

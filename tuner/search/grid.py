@@ -1,7 +1,8 @@
-"""Every schedule once, in an order that covers the space early: for small spaces.
+"""Suggests every schedule once, in an order that covers the space early: for small spaces.
 
-The order is van der Corput's over the points of each algorithm (first the ends and the middle, then
-the quarters, ...), with the algorithms in turn. It depends on the space alone and is deterministic.
+Within each algorithm, the order is that of van der Corput (first the ends and the middle, then the
+quarters, ...). The algorithms take turns. The order is deterministic, and depends only on the
+space.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from tilewright.tuner.search.protocol import Observed, SearchContext, SearchStra
 
 
 class Grid:
-    """Walks through the whole space."""
+    """Suggests all schedules of one task's space, each once."""
 
     def __init__(self, context: SearchContext) -> None:
         self._memory = Memory(context.space, context.rng)

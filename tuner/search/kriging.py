@@ -35,9 +35,13 @@ REACH = 0.25
 
 @dataclass(frozen=True, slots=True)
 class Opinion:
-    """Logarithms of the seconds expected of schedules; it has no opinion on those left out.
+    """A prior estimate of the times of schedules.
 
-    The real share of a difference that it sees is believed to be `share`, give or take `deviation`.
+    The search believes a share of each difference that the estimate predicts: `share`, with a
+    standard deviation of `deviation`.
+
+    Attributes:
+        expected: logarithms of seconds by schedule; schedules without an estimate are left out.
     """
 
     expected: Mapping[Schedule, float]
@@ -46,7 +50,9 @@ class Opinion:
 
 
 class Kriging:
-    """Means and deviations of the logarithm of seconds, for schedules of one space."""
+    """Predicts the logarithm of a schedule's seconds, as mean and standard deviation, for one
+    space.
+    """
 
     def __init__(self, space: ScheduleSpace) -> None:
         self._places: dict[str, dict[str, dict[Choice, float]]] = {
@@ -67,9 +73,10 @@ class Kriging:
         self._defaults = {sub.algorithm: sub.default for sub in space.subspaces}
 
     def turned(self, schedules: Iterable[Schedule]) -> dict[Schedule, float]:
-        """How far the knobs of schedules are from those of their algorithm's default.
+        """Return the distance of each schedule from the default of its algorithm, summed over
+        knobs.
 
-        A knob of numbers counts by the share of its range, any other by 1.
+        A numeric knob counts by the share of its range, any other knob by 1 if it differs.
         """
         found = {}
         for schedule in schedules:
@@ -87,13 +94,13 @@ class Kriging:
         opinions: Sequence[Opinion],
         measured: Mapping[Schedule, float],
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Means and deviations of log seconds: (len(schedules),) each, float64.
+        """Return means and standard deviations of log seconds: (len(schedules),) each, float64.
 
         Args:
-            schedules: schedules to predict.
-            levels: log seconds expected of each algorithm.
-            opinions: what is expected of single schedules in addition.
-            measured: measured log seconds.
+            schedules: the schedules to predict.
+            levels: expected log seconds of each algorithm.
+            opinions: prior estimates of single schedules.
+            measured: measured log seconds by schedule.
         """
         known = list(measured)
         everything = [*known, *schedules]

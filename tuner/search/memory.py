@@ -1,4 +1,4 @@
-"""Memory of a strategy about its task: candidates suggested, measured, and left to sample."""
+"""Memory of a strategy about one task: which candidates were suggested or measured."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from tilewright.tuner.search.protocol import Observed, Suggestion
 
 
 class Memory:
-    """Suggestions and results of one task.
+    """The suggestions and results of one task, and a source of random new candidates.
 
-    Candidates with the same code count as one: the first of them stands for all.
+    Candidates with the same code count as one: only the first has a time.
     """
 
     def __init__(self, space: ScheduleSpace, rng: random.Random) -> None:
@@ -30,7 +30,7 @@ class Memory:
         return min(self.seconds.values(), default=None)
 
     def is_new(self, schedule: Schedule) -> bool:
-        """Whether it was neither suggested nor measured."""
+        """Whether a schedule was neither suggested nor measured."""
         return schedule not in self._seen
 
     def update(self, results: Iterable[Observed]) -> None:
@@ -45,21 +45,21 @@ class Memory:
             self.seconds[schedule] = min(seconds, self.seconds.get(schedule, seconds))
 
     def take(self, schedules: Iterable[Schedule], origin: str) -> list[Suggestion]:
-        """Return these schedules as suggestions, and do not suggest them again."""
+        """Convert schedules to suggestions, and mark them as suggested."""
         taken = [Suggestion(schedule, origin) for schedule in schedules]
         self._seen.update(suggestion.schedule for suggestion in taken)
         return taken
 
     def elites(self, count: int) -> list[Schedule]:
-        """The fastest schedules measured, at most `count`."""
+        """Return the fastest measured schedules, at most `count`, fastest first."""
         return sorted(self.seconds, key=self.seconds.__getitem__)[:count]
 
     def draw(self, count: int) -> list[Schedule]:
-        """New schedules at random, every algorithm in turn; fewer if the space is used up.
+        """Return random new schedules, the algorithms in turn; fewer if the space is used up.
 
         The spaces of algorithms differ in size by orders of magnitude: uniform sampling over all
-        points would hardly ever try the small ones. Sampled schedules that are not taken may come
-        again.
+        points would hardly ever try the small ones. A schedule that is not passed to `take` may be
+        returned again.
         """
         decks = self._shuffled()
         drawn: list[Schedule] = []

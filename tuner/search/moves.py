@@ -1,7 +1,7 @@
-"""Steps inside a schedule space: one knob turned, or the knobs of two schedules mixed.
+"""Steps inside a schedule space: a changed knob, or a mixture of the knobs of two schedules.
 
-Numbers are ordered, so a step mostly goes to a neighbouring value. Words and switches have no
-neighbours: a step goes to any other value. A step out of the space, which constraints limit, is
+Numeric values are ordered, so a step mostly goes to a neighbouring value. Words and switches have
+no neighbours: a step goes to any other value. A step that violates the constraints of the space is
 tried again.
 """
 
@@ -28,7 +28,7 @@ def is_ordered(knob: Knob) -> bool:
 
 
 def mutate(space: ScheduleSpace, parent: Schedule, rng: random.Random) -> Schedule | None:
-    """A schedule of the space with a knob or two of the parent turned; None if none was found."""
+    """Change one or two knobs of a schedule. Return None if no valid schedule was found."""
     subspace = next(s for s in space.subspaces if s.algorithm == parent.algorithm)
     knobs = [knob for knob in subspace.knobs if len(knob.values) > 1]
     for _ in range(ATTEMPTS if knobs else 0):
@@ -43,7 +43,10 @@ def mutate(space: ScheduleSpace, parent: Schedule, rng: random.Random) -> Schedu
 def cross(
     space: ScheduleSpace, first: Schedule, second: Schedule, rng: random.Random
 ) -> Schedule | None:
-    """A schedule of the space with each knob from either parent of one algorithm, or None."""
+    """Take each knob at random from one of two parents. Return None if no valid schedule was found.
+
+    The parents have the same algorithm.
+    """
     other = dict(second.choices)
     for _ in range(ATTEMPTS):
         child = Schedule(

@@ -1,8 +1,8 @@
-"""Several strategies share a task's trials; those that find faster candidates get more of them.
+"""Several strategies share a task's trials: the more often one finds faster candidates, the more.
 
-Thompson sampling (1933) chooses a member for each place of a batch: a member's chance to improve on
-the best is a beta distribution over its suggestions so far, of which older ones count less. All
-members get all results.
+Thompson sampling (1933) chooses a member for each place of a batch. A member's chance to improve on
+the best is a beta distribution over its suggestions so far; older ones count less. All members get
+all results.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class _Member:
 
 
 class Portfolio:
-    """Members: regression around the estimate, evolution on the model's scores, random search."""
+    """Suggests candidates by three strategies: Bayesian, Evolutionary and RandomSampling."""
 
     def __init__(self, context: SearchContext) -> None:
         self._rng = context.rng

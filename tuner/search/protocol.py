@@ -15,9 +15,12 @@ from tilewright.tuner.cost_model.protocol import CostModel
 
 @dataclass(frozen=True, slots=True)
 class SearchContext:
-    """One task as a strategy sees it. `rng` is the only source of randomness.
+    """The facts and tools that a strategy has for one task.
 
-    Without `estimates`, all candidates are equal until the model is trained.
+    Attributes:
+        rng: the only source of randomness.
+        estimates: whether to rank candidates by estimated times until the model is trained; if not,
+            all candidates rank equally until then.
     """
 
     space: ScheduleSpace
@@ -29,8 +32,11 @@ class SearchContext:
 
 @dataclass(frozen=True, slots=True)
 class Suggestion:
-    """A candidate to measure. `origin` names the way in which it was chosen: "random", "mutation",
-    "model"..."""
+    """A candidate to measure.
+
+    Attributes:
+        origin: the way in which it was chosen, such as "random", "mutation" or "model".
+    """
 
     schedule: Schedule
     origin: str
@@ -38,10 +44,11 @@ class Suggestion:
 
 @dataclass(frozen=True, slots=True)
 class Observed:
-    """The result of a candidate, whoever suggested it.
+    """The result of a candidate, whichever strategy suggested it.
 
-    `seconds` is the time of one run of the kernel; None for a failure, and for a candidate on its
-    way. `object_digest` names the code that was measured, if any: equal digests mean equal code.
+    Attributes:
+        seconds: the time of one run of the kernel; None for a failure, or without a result so far.
+        object_digest: identifies the measured code, if any: equal digests mean equal code.
     """
 
     schedule: Schedule
@@ -52,12 +59,14 @@ class Observed:
 class SearchStrategy(Protocol):
     """Chooses candidates of one task.
 
-    A strategy suggests members of the space only. It suggests none twice, and none that `update`
-    has shown it.
+    A strategy suggests only members of the task's space. It suggests no candidate twice, and none
+    that `update` has reported.
     """
 
     def suggest(self, count: int) -> list[Suggestion]:
-        """Up to `count` new candidates; fewer, or none, if the space is used up."""
+        """Return up to `count` new candidates; fewer or none if the space is used up."""
 
     def update(self, results: Sequence[Observed]) -> None:
-        """Take results, and candidates about to be measured, including those others suggested."""
+        """Record results, and candidates about to be measured, including other strategies'
+        candidates.
+        """

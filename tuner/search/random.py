@@ -1,4 +1,4 @@
-"""Uniform sampling without replacement: the baseline that every other strategy has to beat."""
+"""Random sampling without replacement: the baseline that every other strategy has to beat."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tilewright.tuner.search.protocol import Observed, SearchContext, SearchStra
 
 
 class RandomSampling:
-    """Each algorithm of the space has the same chance, then each of its schedules."""
+    """Suggests random schedules: each algorithm is equally likely, then each of its schedules."""
 
     def __init__(self, context: SearchContext) -> None:
         self._memory = Memory(context.space, context.rng)

@@ -35,16 +35,21 @@ class Ranking:
 
     @property
     def origin(self) -> str:
-        """Origin of the ranking: `model`, or `prior` until it is trained."""
+        """Return the origin of suggestions by this ranking: `model`, or `prior` until it is
+        trained.
+        """
         return "model" if self._context.model.trained else self.prior
 
     @property
     def prior(self) -> str:
-        """Origin before the model is trained: `estimate`, or `random` if estimates are off."""
+        """Return the origin for an untrained model: `estimate`, or `random` without estimates."""
         return "estimate" if self._context.estimates else "random"
 
     def estimates(self, schedules: Iterable[Schedule]) -> dict[Schedule, float]:
-        """Logarithms of estimated seconds; schedules that cannot be lowered are left out."""
+        """Return the logarithm of estimated seconds, by schedule.
+
+        Schedules that cannot be lowered are left out.
+        """
         found = {}
         for schedule in dict.fromkeys(schedules):
             seconds = self._context.features.estimated_seconds(schedule)
@@ -58,11 +63,12 @@ class Ranking:
         estimates: Mapping[Schedule, float],
         measured: Iterable[Schedule],
     ) -> dict[Schedule, float]:
-        """Predictions of the model for a pool, and for measured schedules before their measurement.
+        """Return the model's predictions of log seconds, relative to the pool's mean, by schedule.
 
-        A model fits a measurement that it was trained on: only its earlier predictions show its
-        quality. Its scores have a scale of their own. Here they are centred and
-        have the deviation of the pool's estimates, or DEVIATION if estimates are off.
+        For a schedule in `measured`, return the last prediction before its measurement: a model
+        fits the measurements that it was trained on, so only earlier predictions show its quality.
+        The scores are scaled to the deviation of the pool's `estimates`, or to DEVIATION if
+        estimates are off.
         """
         if not self._context.model.trained or not pool:
             return {}
@@ -80,7 +86,10 @@ class Ranking:
         }
 
     def scores(self, schedules: Iterable[Schedule]) -> dict[Schedule, float]:
-        """Scores by the model, or by the estimate, of the schedules that can be lowered."""
+        """Return the model's score by schedule, or the estimate's until the model is trained.
+
+        Schedules that cannot be lowered are left out.
+        """
         if not self._context.model.trained:
             believed = float(self._context.estimates)  # if estimates are off, all scores are equal
             return {s: -believed * value for s, value in self.estimates(schedules).items()}
@@ -90,19 +99,20 @@ class Ranking:
         return found
 
     def best_first(self, schedules: Iterable[Schedule]) -> list[Schedule]:
-        """The schedules that can be lowered, in the order of their scores, the best first."""
+        """Return the schedules that can be lowered, ordered by score, best first."""
         scores = self.scores(schedules)
         ranked = list(scores)
         self._context.rng.shuffle(ranked)
         return sorted(ranked, key=lambda schedule: -scores[schedule])
 
     def most(self, count: int) -> int:
-        """Number of candidates to rank instead of this number, which a run with enough time
-        ranks."""
+        """Reduce a number of candidates to rank by the run's `effort`
+        (`tuner.limits.search_effort`).
+        """
         return max(1, round(count * self._context.features.effort))
 
     def pool(self, memory: Memory) -> list[Schedule]:
-        """New candidates to rank: steps from the fastest, and a fresh random sample."""
+        """Return new candidates to rank: mutations of the fastest, and random schedules."""
         space, rng = memory.space, self._context.rng
         elites = memory.elites(ELITES)
         count = self.most(NEAR) if elites else 0
