@@ -40,16 +40,16 @@ class DeviceError(CompilerError):
 
 @dataclass(frozen=True, slots=True)
 class Loadable:
-    """A compiled program that a device can be given.
+    """A compiled program that a device can load and run.
 
     Attributes:
-        program: its instructions, kernels and memory.
-        weights: the packed constants that it refers to by offset; other programs may refer to the
-            same block.
-        load: the program in this process, for a number of threads.
-        link: its code as one shared library for its target.
-        mixing: the symbols of kernels whose algorithm adds up different rows and columns: a
-            rounding of a large element shows in small ones that do not depend on it.
+        program: the instructions, kernels and memory layout.
+        weights: the packed constants, which the program refers to by offset; several programs may
+            refer to the same block.
+        load: returns the program, loaded into this process, for a number of threads.
+        link: returns the bytes of a shared library with the program's machine code.
+        mixing: the symbols of kernels whose algorithm adds different rows and columns. In these,
+            the rounding of a large element affects small elements that do not depend on it.
     """
 
     program: Program
@@ -78,7 +78,7 @@ class Checked:
 
 
 class Device(Protocol):
-    """A machine that measures. Methods are called from one thread."""
+    """A machine that measures kernels and runs programs. All calls must come from one thread."""
 
     @property
     def name(self) -> str:
@@ -90,7 +90,7 @@ class Device(Protocol):
 
     @property
     def runner(self) -> Runner:
-        """Measures kernels."""
+        """The runner that measures kernels on this device."""
 
     @property
     def trusted(self) -> bool:
@@ -98,26 +98,29 @@ class Device(Protocol):
 
     @property
     def fetch_bytes(self) -> int:
-        """Outputs that one `check` may bring back, in bytes."""
+        """The limit, in bytes, of the outputs that one `check` returns."""
 
     def second_opinion(self, first: ClaimReporter) -> Device:
-        """A device for a second opinion: a machine other than this reporter's, if one exists."""
+        """Return a device for repeating a measurement: another machine than the one that reported
+        `first`, if another exists."""
 
     def worth(self, first: ClaimReporter) -> Attestation:
-        """The attestation that a confirmation by `second_opinion` would have at this moment."""
+        """Return the attestation of a claim by `first` if `second_opinion(first)` confirmed it
+        now."""
 
     def runs(self, target: Target) -> bool:
         """Whether the device runs code for this target."""
 
     def absence(self, target: Target) -> str:
-        """The reason why the device does not run code for this target, as a sentence without full
-        stop."""
+        """Return a sentence, without full stop, that says why the device does not run code for this
+        target."""
 
     def speeds(self, target: Target) -> Speeds:
-        """Its roofline, measured with code for this target. It takes about a second.
+        """Return the device's roofline, measured with code for this target. It takes about a
+        second.
 
         Raises:
-            DeviceError: if the device cannot.
+            DeviceError: if the device cannot measure it.
         """
 
     def check(
@@ -128,7 +131,7 @@ class Device(Protocol):
         expected: Mapping[str, np.ndarray],
         fetch: Sequence[str] = (),
     ) -> Checked:
-        """Run a program once and compare its outputs there.
+        """Run a program once on random inputs, and compare its outputs on the device.
 
         Args:
             loadable: the program.
@@ -138,7 +141,7 @@ class Device(Protocol):
             fetch: names of the outputs to return; the others stay on the device.
 
         Raises:
-            DeviceError: if the device cannot.
+            DeviceError: if the device cannot complete the run.
         """
 
     def race(
@@ -146,20 +149,22 @@ class Device(Protocol):
         variants: Iterable[Variant],
         threads: int,
     ) -> Race:
-        """Run variants interleaved in pairs with the first one, the incumbent.
+        """Time variants of a model against the first one, the incumbent, in interleaved pairs of
+        runs.
 
-        Each variant is requested only when its turn comes.
+        The next variant is taken from the iterable only when its race begins.
 
         Raises:
-            DeviceError: if the device cannot.
+            DeviceError: if the device cannot complete the runs.
         """
 
     def profile(self, loadable: Loadable, threads: int, samples: int) -> np.ndarray:
-        """Seconds of each instruction of `program.walk()`, each in its place: the fastest sample.
+        """Return the seconds of each instruction, in the order of `program.walk()`: its fastest
+        sample.
 
         Returns:
             (instructions,), float64.
 
         Raises:
-            DeviceError: if the device cannot.
+            DeviceError: if the device cannot complete the runs.
         """

@@ -17,19 +17,21 @@ from tilewright.service.jobs.device.targets import is_target_key
 
 @dataclass(frozen=True, slots=True)
 class JobTarget:
-    """A target, and the only worker that measures; None for any worker that runs the target."""
+    """The target of a job, and the id of its only worker; `worker_id` is None if any worker that
+    runs the target may measure."""
 
     target: Target
     worker_id: str | None = None
 
 
 def resolve_job_target(name: str, storage: Storage) -> JobTarget:
-    """The target and worker that a name stands for. It names `host` (the machine of this process),
-    a described target, the key of a stored one, or a worker, which stands for the best target that
-    it runs.
+    """Return the target and the worker that a user's name for a target means.
+
+    The name is tried as `host` (the machine of this process) or a described target, then as the key
+    of a stored target, and then as a worker. A worker stands for the best target that it runs.
 
     Raises:
-        UnknownTargetError: if it is none of them, or several living workers have the name.
+        UnknownTargetError: if the name matches none of them, or several live workers.
     """
     try:
         return JobTarget(resolve_target(name))
@@ -47,7 +49,7 @@ def resolve_job_target(name: str, storage: Storage) -> JobTarget:
 
 
 def is_described(name: str) -> bool:
-    """Whether a name is that of a described target or `host`, whatever workers there are."""
+    """Whether a name is `host` or a described target. Workers are not looked up."""
     try:
         resolve_target(name)
     except UnknownTargetError:
@@ -56,11 +58,14 @@ def is_described(name: str) -> bool:
 
 
 def resolve_worker(name: str, storage: Storage) -> RegisteredWorker:
-    """The worker with this id or name, or else the worker whose id has this prefix. If several
-    match, the live one is chosen, else the one with the most recent contact.
+    """Return the worker with this id or name, or else the worker whose id begins with `name`.
+
+    If several workers match, the live one is chosen. If none of them is alive, the worker with the
+    most recent contact is chosen.
 
     Raises:
-        UnknownTargetError: if no worker matches, several are alive, or it runs no target.
+        UnknownTargetError: if no worker matches, several live workers match, or the worker runs no
+            target.
     """
     everybody = storage.workers.list()
     found = [w for w in everybody if name in (w.id, w.name)]
@@ -104,6 +109,6 @@ def mode_of(job: Job, storage: Storage) -> Mode:
 
 
 def target_names(storage: Storage) -> dict[str, str]:
-    """Key -> name of every target that is described or stored."""
+    """Return the name of every described or stored target, by key."""
     described = {target.key: target.name for target in known_targets().values()}
     return {**storage.workloads.targets(), **described}

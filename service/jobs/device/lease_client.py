@@ -1,7 +1,8 @@
-"""Requests of one job in the queue of leases: how they are queued, who gets them, how they end.
+"""A job's client of the lease queue: it submits requests, orders workers, and interprets results.
 
-Requests of both kinds have a name under which they are queued once, a worker that gets them first,
-and an answer: a plausible result, or the reason why it is missing.
+Measurements of kernels and runs of programs are handled in the same way. A request's name ensures
+that it is queued once. A worker gets it first, and it ends with a plausible result or with the
+reason why there is none.
 """
 
 from __future__ import annotations
@@ -40,12 +41,12 @@ class LeaseAnswer:
 
 
 class LeaseClient:
-    """The requests of one job, of either kind.
+    """Submits one job's requests to the lease queue, for kernel measurements and for program runs.
 
     Args:
         storage: the queue, the workers and the blobs.
         job_id: the job that submits the requests.
-        interrupt: set when this process must let go of the job.
+        interrupt: set when this process must release the job.
         cancel: set when the user wants the job to end.
         worker_ids: the only workers that may be used, in order of preference; empty for all.
     """
@@ -67,7 +68,7 @@ class LeaseClient:
         self._had_a_turn: list[str] = []
 
     def check_interrupt(self) -> None:
-        """Raise Interrupted if this process must let go of the job."""
+        """Raise Interrupted if this process must release the job."""
         if self.interrupt.cancelled:
             raise Interrupted(self.interrupt.reason)
 
@@ -85,15 +86,18 @@ class LeaseClient:
         stored: Sequence[str] = (),
         priority: int = 0,
     ) -> set[str]:
-        """Queue requests in one transaction, unless they are there; return the names of the others.
+        """Queue new requests in one transaction; return the names of the requests that existed
+        already.
 
-        Their blobs are saved first, so that no worker looks for them in vain.
+        The blobs are saved first, so that each worker finds the blobs of its request.
 
         Args:
+            requests: the requests; a request whose name is in the queue is not queued again.
             blobs: the bytes that the requests name, by digest.
+            target_key: the target of the generated code.
             worker_id: the worker that gets them first; None for any worker of the target.
-            stored: names of requests whose results are stored, to acknowledge.
-            priority: relative to other jobs' requests.
+            stored: the names of requests to acknowledge, because their results are stored.
+            priority: the priority relative to other jobs' requests.
 
         Raises:
             StaleLeaseError: if the job was paused or has ended.
@@ -117,9 +121,9 @@ class LeaseClient:
         return {request.request_id for request in requests} - {*self.leases.submit(new, stored)}
 
     def unacknowledged(self) -> list[Request]:
-        """Requests of an earlier process of this job whose results were not stored.
+        """Return the requests of earlier processes of this job whose results were not stored.
 
-        Requests of an older release are withdrawn: no worker can do them, no tuner can read them.
+        Requests of an older release are withdrawn, because this release cannot read them.
         """
         statuses = self.leases.of_job(self._job_id, unacknowledged=True)
         # requests that were cancelled when the job was paused are proposed again
@@ -134,8 +138,8 @@ class LeaseClient:
         return found
 
     def workers(self, target_key: str) -> Sequence[RegisteredWorker]:
-        """Workers that run a target: live workers first, and among these first the workers that
-        have not left a request untaken."""
+        """Return the workers that run a target, live workers first. Among these, workers that have
+        left requests untaken come last."""
 
         def order(worker: RegisteredWorker) -> tuple[bool, int, int]:
             named = self.worker_ids.index(worker.id) if self.worker_ids else 0
@@ -162,10 +166,10 @@ class LeaseClient:
     def pass_on(
         self, names: Sequence[str], worker_id: str, target_key: str
     ) -> RegisteredWorker | None:
-        """Offer the requests that a worker has not taken to another live one.
+        """Offer requests that `worker_id` has not taken to another live worker.
 
         Returns:
-            the other worker; None if no other is alive, or if every request was taken.
+            the other worker; None if no other worker is alive, or if every request was taken.
         """
         other = next((each for each in self.alive(target_key) if each.id != worker_id), None)
         if other is None or not self.leases.hand_on(names, other.id):
@@ -176,7 +180,7 @@ class LeaseClient:
 
 
 def answer_of(request: Request, status: RequestStatus) -> LeaseAnswer:
-    """How a request ended. Raises ValueError if it has not."""
+    """Return how a request ended. Raises ValueError if it has not ended."""
     worker = status.worker_id or ""
     match status.state:
         case RequestState.QUEUED | RequestState.LEASED:

@@ -36,11 +36,11 @@ cards."""
 
 
 class LeasedDevice(ProgramRuns):
-    """All workers of one target, or some of them. A context manager.
+    """A device that measures and runs on remote workers of one target. A context manager.
 
     All runs of a job go to one worker (`RunQueue`). Kernels are measured by all workers of the
-    target, or by the named workers in turn (`RemoteRunner`).
-    Methods that run something raise DeviceError, Interrupted and JobCancelled.
+    target, or by the named workers in turn (`RemoteRunner`). Methods that run something raise
+    DeviceError, Interrupted and JobCancelled.
 
     Args:
         storage: the queue, the workers and the blobs.
@@ -49,10 +49,10 @@ class LeasedDevice(ProgramRuns):
         interrupt: set when this process must release the job.
         cancel: set when the user wants the job to end.
         worker_ids: the only workers that may be used, in order of preference; empty for all.
-        absent_seconds: how long a run waits while no worker can take it.
-        gives_back: whether the job is returned then (WorkerAbsent), to wait for a worker.
-        limit_seconds: wall time that one step of a run may take.
-        second: whether a second opinion is requested; results of the first are never reused.
+        absent_seconds: the time that a run waits while no worker can take it.
+        gives_back: whether the job is then released to wait for a worker (WorkerAbsent).
+        limit_seconds: the limit of the wall time of one step of a run.
+        second: whether this device gives a second opinion; results of the first are never reused.
         canaries: whether a run may wait for a worker in quarantine.
         priority: the priority of this job's kernel measurements relative to other jobs'.
         given: real inputs of the model whose programs are run.
@@ -125,7 +125,8 @@ class LeasedDevice(ProgramRuns):
 
     @property
     def facts(self) -> DeviceFacts | None:
-        """Facts of the requested worker, or of the first one; they never change during the job."""
+        """Facts of the job's worker; they never change during the job. None if no worker is known,
+        or if its facts are malformed."""
         if self._facts is None:
             worker = self._queue.worker
             if worker is not None:
@@ -141,11 +142,11 @@ class LeasedDevice(ProgramRuns):
         return False
 
     def second_opinion(self, first: ClaimReporter) -> LeasedDevice:
-        """The same device with other live workers of the target, idle workers first. If no other
-        worker is alive, the workers of this device are kept.
+        """Return a device with other live workers of the target, idle workers first. If no other
+        worker is alive, the returned device has the workers of this one.
 
-        Workers of other owners are preferred, because an owner of several workers could confirm
-        his own false claims.
+        Workers of other owners are preferred, because an owner of several workers could confirm his
+        own false claims.
         """
         others = self._others(first)
         absent = min(self._absent_seconds, SECOND_SECONDS) if others else self._absent_seconds
@@ -185,7 +186,7 @@ class LeasedDevice(ProgramRuns):
 
     @property
     def workers(self) -> int:
-        """The live workers that measure for the job."""
+        """The number of live workers that measure for the job."""
         return self._runner.workers
 
     def runs(self, target: Target) -> bool:

@@ -1,4 +1,4 @@
-"""Programs for devices to run: newly compiled programs, and programs of artifacts."""
+"""Creates the `Loadable` of a newly compiled program or of an artifact, for a device to run."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ LoadableOf = Callable[[Planned], Loadable]
 
 
 def of_compiled(compiled: CompiledProgram) -> Loadable:
-    """A program that was just compiled; it is linked only for a device that needs a library."""
+    """Return a compiled program as a Loadable. It is linked only if a device needs the library."""
     return Loadable(
         compiled.program,
         compiled.weights,
@@ -36,7 +36,7 @@ def of_compiled(compiled: CompiledProgram) -> Loadable:
 
 
 def at_sizes(compiled: CompiledProgram, planned: Planned) -> Loadable:
-    """A program that was just compiled, at the sizes of a plan."""
+    """Return a compiled program as a Loadable for the fixed sizes of a plan."""
     program = compiled.program
     if program.dimensions:
         program = program.at(dict(planned.sizes))
@@ -44,11 +44,12 @@ def at_sizes(compiled: CompiledProgram, planned: Planned) -> Loadable:
 
 
 def of_artifact(artifact: Artifact, planned: Planned) -> Loadable:
-    """The program of an artifact for the sizes of a plan, or for its stage, from the artifact's own
-    files.
+    """Return an artifact's program for the sizes of a plan, or for its stage, as a Loadable.
+
+    The code and the weights are read from the artifact's files.
 
     Raises:
-        ArtifactError: if it serves no such sizes.
+        ArtifactError: if the artifact does not serve these sizes.
         OSError: if its files cannot be read.
     """
     sizes = dict(planned.sizes)

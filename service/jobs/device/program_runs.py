@@ -37,12 +37,12 @@ from tilewright.tuner.protocol.runs import (
 
 
 class ProgramRuns(ABC):
-    """The part of a `Device` that runs programs.
+    """Base class of devices: packs programs into requests, and interprets their results.
 
     Args:
         job_id: the job that submits the runs.
         target: the target of the generated code; None if each call names it.
-        limit_seconds: wall time that one step of a run may take.
+        limit_seconds: the limit of the wall time of one step of a run.
         given: real inputs of the model whose programs are run.
     """
 
@@ -143,8 +143,8 @@ class ProgramRuns(ABC):
         variants: Iterable[Variant],
         threads: int,
     ) -> Race:
-        """Race variants in pairs; see `Device.race`. Each pair is a request, so a device holds two
-        variants at a time."""
+        """Time variants in pairs with the first one; see `Device.race`. Each pair is one request,
+        so a device holds two variants at a time."""
         turns = iter(variants)
         incumbent = tuple(map(self._packed, next(turns)))
         found: list[Race] = []

@@ -42,13 +42,13 @@ TURN_SECONDS = 10.0
 
 
 class RemoteRunner:
-    """Measures for one job, through all workers of a target, or through named workers.
+    """Measures the kernels of one job on all workers of a target, or on named workers.
 
     Named workers take turns. The first healthy worker gets all requests; the next one gets the
     requests that the first has not taken in time. If no worker has been alive for `absent_seconds`
-    while requests wait, the job is given back (`gives_back`: WorkerAbsent), or the requests are
-    cancelled. With `canaries`, a worker in quarantine counts as alive.
-    Workers without NumPy get expanded requests (`plain`).
+    while requests wait, the requests are cancelled; with `gives_back`, WorkerAbsent is raised
+    instead, which releases the job. With `canaries`, a worker in quarantine counts as alive. With
+    `plain`, requests are expanded for workers without NumPy.
     """
 
     def __init__(
@@ -92,12 +92,13 @@ class RemoteRunner:
 
     @property
     def capacity(self) -> int:
-        """`REQUESTS_PER_WORKER` for each living worker; as many without any, which wait for one."""
+        """The number of requests to keep in flight: `REQUESTS_PER_WORKER` for each live worker, and
+        at least for one."""
         return REQUESTS_PER_WORKER * max(1, self.workers)
 
     @property
     def workers(self) -> int:
-        """Living workers for the target, looked up at most once a second."""
+        """The number of live workers for the target, looked up at most once a second."""
         if self._clock() - self._looked_for_workers >= 1.0:
             self._looked_for_workers = self._clock()
             found = self._storage.workers.healths(self._target_key, self._client.worker_ids)
@@ -105,11 +106,11 @@ class RemoteRunner:
         return self._workers
 
     def submit(self, request: MeasureRequest, blobs: Mapping[str, bytes]) -> None:
-        """Queue a request soon: at the latest when the tuner polls.
+        """Add a request to the batch, which is queued at the next poll at the latest.
 
         Raises:
             JobCancelled: if the job has ended, so that no worker may measure for it.
-            StaleLeaseError: as `poll`.
+            StaleLeaseError: as `poll` does.
         """
         self._client.check_cancelled()
         if self._plain is not None:
@@ -123,11 +124,12 @@ class RemoteRunner:
             self._send()
 
     def poll(self, timeout_seconds: float) -> list[MeasureResult]:
-        """The available results; waits up to the timeout for the first one.
+        """Queue the batch, and return the available results; wait up to the timeout for the first
+        one.
 
         Raises:
-            Interrupted: if the process must let go of the job.
-            StaleLeaseError: if the job was paused or has ended without this process's notice.
+            Interrupted: if the process must release the job.
+            StaleLeaseError: if another process has paused or ended the job.
             WorkerAbsent: if no worker that could measure is alive.
         """
         ends = self._clock() + timeout_seconds
@@ -154,7 +156,8 @@ class RemoteRunner:
         self._storage.leases.cancel(request_ids=ids)
 
     def resume(self) -> list[MeasureRequest]:
-        """Requests of an earlier process of this job whose trials were not stored."""
+        """Return the requests of earlier processes of this job whose trials were not stored. `poll`
+        returns their results."""
         # acknowledge first: a request whose trial this process stored in another stage of the job
         # would be resumed here, and no result would follow once it is acknowledged
         self._tell_stored()
@@ -165,7 +168,7 @@ class RemoteRunner:
         return found
 
     def close(self) -> None:
-        """Acknowledge the stored trials. Requests that are not queued yet are dropped."""
+        """Acknowledge the stored trials, and drop the requests that are not queued yet."""
         self._tell_stored()
 
     def _tell_stored(self) -> None:
@@ -259,7 +262,8 @@ class RemoteRunner:
 
 
 def result_of(request: MeasureRequest, status: RequestStatus) -> MeasureResult:
-    """The outcome of a request as the tuner knows it. Raises ValueError if it has none yet."""
+    """Return a request's measurements; a request without a result gets a failure for each
+    candidate. Raises ValueError if the request has not ended."""
     answer = answer_of(request, status)
     match answer.result, answer.state:
         case MeasureResult() as result, _:

@@ -1,4 +1,4 @@
-"""One run after the other through the queue of leases, and the workers that may do them.
+"""Sends a job's program runs through the lease queue, one after the other, and waits for results.
 
 The name of a request is derived from its content, the job and the worker. So the successor of a
 killed tuner finds its requests, running or done. Results are kept as long as the job is open.
@@ -33,15 +33,16 @@ TURN_SECONDS = 30.0
 
 
 class RunQueue:
-    """The runs of one job, all on one worker: the first live worker, of all or of the named ones.
-    If that worker is lost, or takes no run, another takes over.
+    """Runs the programs of one job on one worker: the first live worker, or the first live named
+    one. If that worker is lost or does not take a run, another worker gets it.
 
     Args:
         client: the job's requests in the queue.
         target: the target of the generated code.
-        absent_seconds: how long a run waits while no worker can take it.
-        gives_back: whether the job is given back then (WorkerAbsent) instead of DeviceError.
-        opinion: a label that separates runs: results are never shared between two opinions.
+        absent_seconds: the time that a run waits while no worker can take it.
+        gives_back: whether the job is then released (WorkerAbsent) instead of failing
+            (DeviceError).
+        opinion: a label; runs with different labels never share results.
     """
 
     def __init__(
@@ -67,16 +68,18 @@ class RunQueue:
         return self._chosen or next(iter(self.known(self._target)), None)
 
     def known(self, target: Target) -> Sequence[RegisteredWorker]:
-        """As `LeaseClient.workers`."""
+        """Return the workers that run a target, in the order of `LeaseClient.workers`."""
         return self._client.workers(target.key)
 
     def run(self, request: RunRequest, blobs: Blobs, target: Target) -> tuple[RunResult, str]:
-        """Name and run a request; return its result and the worker's id.
+        """Queue a request under its name, wait, and return its result and the id of the worker that
+        ran it.
 
         Raises:
             DeviceError: if no worker takes it, or the run fails.
-            Interrupted, JobCancelled: if this process must let go of the job, or the job is to end.
-            WorkerAbsent: if no worker takes it, and the job is given back.
+            Interrupted: if this process must release the job.
+            JobCancelled: if the user has cancelled the job.
+            WorkerAbsent: if no worker takes it, and the job is released to wait for one.
         """
         status = None
         while status is None:
@@ -90,10 +93,10 @@ class RunQueue:
         return _result(answer_of(replace(request, request_id=name), status), where), by
 
     def await_worker(self, target: Target) -> RegisteredWorker:
-        """Wait for a worker for this job's runs, and return it.
+        """Wait for a live worker for this job's runs, and return it.
 
         Raises:
-            DeviceError, Interrupted, JobCancelled: as `run` does.
+            DeviceError, Interrupted, JobCancelled, WorkerAbsent: as `run` does.
         """
         # after one wait in vain, later runs do not wait
         ends = time.monotonic() + (0.0 if self._nobody_came else self._absent_seconds)

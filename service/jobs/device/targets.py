@@ -18,19 +18,20 @@ _VECTOR_BITS = (128, 256, 512)
 def runnable_targets(
     named: Sequence[str], device: Mapping[str, Any], storage: Storage
 ) -> tuple[str, ...]:
-    """Keys of the targets that a worker may be given measurements for.
+    """Return the keys of the targets that a worker measures for, best first.
 
-    The worker's own list is taken unchanged. Without a list, the best target of its device comes
-    first. Then follow all targets that the device can run among the other described targets, this
-    machine's own, and the targets that jobs have named. The best target and this machine's come
-    with narrower vectors, too. For a device like this machine the best is this machine's `host`
-    target, which is more detailed than a description. Targets without a description are stored,
-    since a job for the worker names them by their keys.
+    If the worker names targets, the result has only these, in its order. Otherwise the best target
+    of its device comes first. Then follow all other targets that the device can run: described
+    targets, this machine's `host` target, and targets that jobs have named. The best target and the
+    `host` target are also listed with narrower vectors. For a device like this machine, the best
+    target is `host`, which is more detailed than a description. Targets without a description are
+    stored, because a job for the worker refers to them by key.
 
     Args:
         named: names or keys.
-        device: the JSON form of the worker's facts; not read if targets are named. A worker that
-            states no facts runs nothing.
+        device: the JSON form of the worker's facts; not read if targets are named. A worker without
+            facts has no targets.
+        storage: the database with the targets of jobs.
 
     Raises:
         UnknownTargetError: if a listed name is not a target, or the device runs no target.
@@ -55,8 +56,8 @@ def runnable_targets(
 
 
 def recognised_as(device: Mapping[str, Any]) -> str:
-    """A sentence that names the target assigned to a device; "" if the device reports no facts, or
-    no description matches it."""
+    """Return a sentence that names the target assigned to a device; "" if the device reports no
+    facts, or no description matches it."""
     try:
         return best_target(DeviceFacts.from_json(device))[1] if device else ""
     except UnknownTargetError:
@@ -81,7 +82,8 @@ def _stored_key(name_or_key: str, storage: Storage) -> str:
 
 
 def target_key(name_or_key: str) -> str:
-    """A target's key from its name, or the key itself. Raises UnknownTargetError."""
+    """Return the key of the target with this name; a key is returned unchanged. Raises
+    UnknownTargetError."""
     return name_or_key if is_target_key(name_or_key) else resolve_target(name_or_key).key
 
 

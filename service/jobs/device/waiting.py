@@ -1,4 +1,4 @@
-"""Jobs and the workers that could measure them: which jobs wait, and the remedies."""
+"""Decides which jobs wait for a worker, and explains to users why no worker measures."""
 
 from __future__ import annotations
 
@@ -17,22 +17,24 @@ MOST_NAMED = 5
 
 @dataclass(frozen=True, slots=True)
 class WorkerPool:
-    """All workers in the database, and the names of targets by key."""
+    """All workers in the database, and the names of targets by key; decides whether a job can
+    run."""
 
     workers: Sequence[Presence]
     names: Mapping[str, str]
 
     @staticmethod
     def of(storage: Storage) -> WorkerPool:
-        """The present workers of a database."""
+        """Read the workers and the targets of a database."""
         return WorkerPool(list(storage.workers.presences().values()), target_names(storage))
 
     def serves(self, target_key: str, worker_id: str | None) -> bool:
-        """Whether a worker may measure for a target; with a worker's id, whether this one may."""
+        """Whether any worker may measure for a target; with `worker_id`, whether that worker may
+        measure."""
         return any(map(may_measure, self._fitting(target_key, worker_id)))
 
     def reason(self, target_key: str, worker_id: str | None) -> str:
-        """One sentence: why no worker measures, a remedy, and the workers that exist."""
+        """Return one sentence: why no worker measures, a remedy, and the workers that exist."""
         if worker_id is not None:
             return f"the job is for one worker alone: {self._absence(worker_id)}"
         target = self._name(target_key)
@@ -82,10 +84,10 @@ def may_measure(worker: Presence) -> bool:
 
 
 def match_jobs(storage: Storage, *, only_wake: bool = False) -> int:
-    """Let jobs without a worker wait, and wake jobs that have one; return how many. Any process may
-    call it.
+    """Let jobs without a worker wait, and wake jobs that have one; return the number of these jobs.
 
-    With `only_wake` no job starts to wait: the consequence of a new worker.
+    Any process may call it. With `only_wake`, waiting jobs are woken, but no job starts to wait; a
+    newly registered worker needs no more.
     """
 
     @cache
