@@ -32,7 +32,8 @@ Ask = Callable[..., Any]
 
 @dataclass(frozen=True, slots=True)
 class VerificationBound:
-    """The limits of the verification of one size, and the token that ends it at once."""
+    """The limits of the child process that verifies a program, and the token that stops it at
+    once."""
 
     limits: Limits
     stop: Stop
@@ -45,8 +46,17 @@ def verification_limits(settings: Settings) -> Limits:
 
 @dataclass(slots=True)
 class BoundedVerifier:
-    """A `Verifier` whose programs are verified by a child process, at all their sizes one after the
-    other."""
+    """Verifies the programs of one compiled model like `Verifier`, but in a bounded child process.
+
+    The child verifies one size after the other. The device is used by this process.
+
+    Attributes:
+        planned: the plans of the programs.
+        device: the device that runs the programs.
+        bound: the limits of the child process.
+        more_seconds: the time for verifying sizes other than the hints.
+        found: the result; set by `verify`.
+    """
 
     planned: Sequence[Planned]
     device: Device
@@ -55,11 +65,12 @@ class BoundedVerifier:
     found: Verification = field(init=False)
 
     def verify(self, made: LoadableOf) -> None:
-        """Verify the program at all its sizes; see `Verifier.verify`. A size that exceeds its
-        limits is not verified.
+        """Verify the program at all its sizes, and set `found`; see `Verifier.verify`.
+
+        If a size exceeds the limits, it is not verified, and `found.not_run` has the reason.
 
         Raises:
-            CompilerError: as `Verifier.verify` does.
+            CompilerError: as `Verifier.verify` does, or if the child process crashes.
             JobCancelled: if the job was stopped meanwhile.
         """
         child = BoundedChild(self.bound.limits)

@@ -1,10 +1,10 @@
-"""A certificate by steps: every value that a program writes, against the reference of that step.
+"""Verifies a program step by step: each value that it writes is compared with a reference.
 
-The reference computes the imported graph in float64. At each value that the program writes, too,
-the two are compared, and the reference continues with the program's own value. So no error is
-propagated: each comparison covers the operators since the previously compared values, including
-passes, fusion, layouts, memory and the kernel. By induction the program computes the imported
-graph, even if a rounding tie or a choice changes all later values.
+The reference computes the imported graph in float64. At each value that the program writes, the two
+are compared, and the reference continues with the program's own value. So no error is propagated:
+each comparison covers the operators since the previously compared values, including passes, fusion,
+layouts, memory and the kernel. By induction the program computes the imported graph, even if a
+rounding tie or a choice changes all later values.
 
 An element whose error exceeds the rounding bound is excused if rounding explains it. To find out,
 the operators since the last values run again on slightly perturbed values, and values that are
@@ -71,11 +71,14 @@ class Certificate:
     """The result of a comparison by steps.
 
     Attributes:
-        compared: the values that kernels write, or that the model returns, and that agree.
+        compared: the number of values that were compared and agree. A kernel writes them, or the
+            model returns them.
         written: the number of all such values, compared or not.
         worst: the largest error of a float, as a share of the largest element of its channel.
-        excused: the elements that rounding ties or badly conditioned steps explain.
-        unverified: values behind bodies of control flow that differ where rounding may be why.
+        excused: the number of elements whose errors rounding ties or badly conditioned steps
+            explain.
+        unverified: the names of values that differ after a loop or branch, where rounding may be
+            the cause.
     """
 
     compared: int
@@ -86,7 +89,8 @@ class Certificate:
 
 
 def together(found: Sequence[Certificate]) -> Certificate:
-    """Certificates of several programs and sizes as one: all their values, the largest error."""
+    """Combine the certificates of several programs and sizes: add the counts, keep the largest
+    error."""
     return Certificate(
         sum(one.compared for one in found),
         sum(one.written for one in found),
@@ -124,17 +128,18 @@ def certify(
     seen: Observation,
     ports: Mapping[str, str],
 ) -> Certificate:
-    """Compare all values that the program writes with the graph's.
+    """Compare the values that a program writes with the reference of the imported graph, step by
+    step.
 
     Args:
         graph: the imported model, at the sizes of the program.
         inputs: the inputs of the program's run.
         seen: the program's values, observed on a device.
-        ports: the program's outputs, by the graph's.
+        ports: maps each output of the graph to the output of the program.
 
     Raises:
-        WrongProgramError: at the first value that is wrong, or if the program writes other outputs
-            once its values are copied.
+        WrongProgramError: at the first value that is wrong, or if the copies that make values
+            observable change the program's outputs.
         DeviceError: if the device cannot run the program.
     """
     if not seen.same_as_plain():

@@ -1,4 +1,4 @@
-"""Finds the values of the imported graph that a program shows, and its own values that show them.
+"""Finds the values of the imported graph that can be computed from values that a program writes.
 
 A pass that keeps a name keeps its meaning, even if it changes the type
 (`compiler.graph.names.stands_for`). A value that no kernel writes is shown, too, if it only selects
@@ -26,13 +26,13 @@ from tilewright.tuner.measure.oracle import MOVING
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """The way in which a program shows a value.
+    """One way to compute a value of the imported graph from values that a program writes.
 
     Attributes:
-        value: its name in the plan's graph.
-        type: its type there.
-        origins: the values that kernels write; `value` itself if a kernel writes it.
-        moves: the graph that computes `value` from the origins; None if nothing is to be done.
+        value: the name of the value in the plan's graph.
+        type: its type in the plan's graph.
+        origins: the written values that it is computed from; `value` itself if a kernel writes it.
+        moves: the graph that computes `value` from the origins; None if `value` is its own origin.
         whole: whether the origins contain only this value, perhaps in another form.
     """
 
@@ -43,7 +43,11 @@ class Shown:
     whole: bool = True
 
     def numbers(self, written: Mapping[str, np.ndarray]) -> np.ndarray:
-        """The value to compute with, from its origins in row-major memory."""
+        """Return the value as an array of numbers to compute with.
+
+        Args:
+            written: the origins by name, in row-major memory.
+        """
         array = written[self.value] if self.moves is None else run_graph(self.moves, written)[0]
         return from_memory(array, self.type.dtype)
 
@@ -51,8 +55,16 @@ class Shown:
 def correspondence(
     imported: Graph, planned: Graph, written: Iterable[str]
 ) -> dict[str, tuple[Shown, ...]]:
-    """The ways in which each shown value of the imported graph is shown; values that kernels write
-    come first."""
+    """Return, for each value of the imported graph that a program shows, the ways to compute it.
+
+    Args:
+        imported: the imported graph.
+        planned: the plan's graph.
+        written: the names of the values that kernels write.
+
+    Returns:
+        the ways by the value's name in the imported graph; written values come first.
+    """
     own = dict.fromkeys(written)
     places = {node.output: number for number, node in enumerate(planned.nodes)}
     moved: dict[str, frozenset[str]] = dict.fromkeys(own, frozenset())

@@ -58,7 +58,7 @@ SURE_RATIO = 0.97
 
 
 class Served(StrEnum):
-    """The choice of schedules for an artifact."""
+    """Which schedules an artifact is built from: tuned ones, defaults, or both."""
 
     TUNED = "tuned"
     PARTLY = "partly"
@@ -70,12 +70,18 @@ class Served(StrEnum):
 class Verdict:
     """The decision which schedules are served, and the reason.
 
-    `outcome` compares the served schedules (all tuned ones, if the defaults are served) with the
-    untuned program. It is "same" if no schedule differs from the default. It is "not_run" if no
-    race took place: the device could not, or no job had all these records together. `dropped` names
-    the workloads that fell back, `device` the CPU of the race, `untuned_seconds` the fastest run of
-    the untuned program there. `attestation` states how far the reports are trusted; None without a
-    race.
+    Attributes:
+        served: the choice of schedules.
+        outcome: the comparison of the served schedules (of all tuned ones, if the defaults are
+            served) with the untuned program. It is "same" if no schedule differs from the default.
+            It is "not_run" if no race took place: the device could not, or no job had all these
+            records together.
+        comparison: the measured ratio behind `outcome`; None without a race.
+        dropped: the keys of the workloads that fell back to their defaults.
+        reason: the reason, as text for users.
+        device: the CPU of the race.
+        attestation: how far the reports are trusted; None without a race.
+        untuned_seconds: the fastest run of the untuned program in the race.
     """
 
     served: Served
@@ -101,7 +107,8 @@ class Verdict:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Verdict:
-        """Raises KeyError or ValueError for JSON that `to_json` did not write."""
+        """Return the verdict in JSON from `to_json`. Raises KeyError or ValueError for other
+        JSON."""
         comparison = data["comparison"]
         return cls(
             Served(data["served"]),
@@ -117,7 +124,8 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True)
 class FixedSchedules:
-    """A schedule source: the given schedules by workload key, defaults for all others."""
+    """A schedule source: it returns given schedules by workload key, and the default for other
+    keys."""
 
     schedules: Mapping[str, Schedule]
 
@@ -129,9 +137,14 @@ class FixedSchedules:
 class SelectedSchedules:
     """The schedules that one model is built from, at one or several sizes, and the reason.
 
-    `known` of the `workloads` have a record in the database. `related` others use the record of a
-    workload that differs only in sizes. `records` has the ids of the served records by workload
-    key.
+    Attributes:
+        planned: the plans of the model.
+        schedules: the tuned schedules; all other workloads have the default.
+        verdict: the decision behind the choice.
+        known: the number of workloads with a record of their own in the database.
+        workloads: the number of workloads of the model.
+        records: the ids of the served records by workload key.
+        related: the number of workloads that use the record of another workload of their family.
     """
 
     planned: tuple[Planned, ...]
@@ -152,7 +165,8 @@ def select_schedules(
     kernels: KernelCache | None = None,
     weight_limit_bytes: int | None = None,
 ) -> SelectedSchedules:
-    """The schedules to build a model from: records, or defaults if records did not win end to end.
+    """Choose the schedules to build a model from: records, or defaults if records did not win end
+    to end.
 
     Without a device nothing is run, and the result of an earlier race holds. No earlier race exists
     if the records come from other models or the race was of other sizes. Then the records are

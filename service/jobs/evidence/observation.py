@@ -1,8 +1,8 @@
-"""Observes the values that each kernel of a program writes, as values of its plan.
+"""Observes the values that each kernel of a program writes, under their names in the plan.
 
-A copy of the buffer follows each step as a further output of the same program: the same kernels on
-the same memory. The copies are fetched in groups of bounded size, with one run of the program per
-group.
+The program is extended by instructions that copy a value to a further output after the step that
+writes it; kernels and memory are unchanged. The copies are fetched in groups of bounded size, with
+one run of the program per group.
 """
 
 from __future__ import annotations
@@ -59,9 +59,14 @@ _CALLS = {
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """A value that a step writes: after instruction `after` of the program its bytes are at
-    `place`.
+    """A value that a step writes, and its place in the program's memory.
 
+    Attributes:
+        value: the name of the value in the plan's graph.
+        type: its type.
+        placement: its memory layout.
+        after: the number of the instruction that writes it.
+        place: the buffer with its bytes after that instruction.
     """
 
     value: str
@@ -77,10 +82,11 @@ class Written:
 
 
 def written(plan: GraphPlan, program: Program) -> tuple[Written, ...] | None:
-    """The values that kernels and native functions outside of bodies write, in order.
+    """Return the values that kernels and native functions outside of bodies write, in order.
 
-    None if the program is not the plan's: its instructions belong to other steps. Values
-    that lie at the place of an output are left out, because the output shows them.
+    Values that share the memory of an output are left out, because the output shows them. The
+    result is None if the program was not built from this plan, because its instructions do not
+    match the steps.
     """
     pairs = _paired(plan, program)
     if pairs is None:
@@ -103,7 +109,8 @@ def written(plan: GraphPlan, program: Program) -> tuple[Written, ...] | None:
 
 
 def written_by(plan: GraphPlan, program: Program, kernels: Collection[str]) -> frozenset[str]:
-    """The values written by kernels with one of these symbols, outside of bodies."""
+    """Return the names of values that kernels with one of these symbols write, outside of
+    bodies."""
     return frozenset(
         step.output
         for _, step, call in _paired(plan, program) or ()
@@ -128,9 +135,10 @@ def _paired(plan: GraphPlan, program: Program) -> list[tuple[int, Step, Instruct
 
 
 class Observation:
-    """The values that a program writes on random inputs, fetched from a device on request.
+    """Fetches the values that a program writes in a run on random inputs from a device.
 
-    Each fetch runs the program once; a deterministic program writes the same each time.
+    Values are fetched at the first request, in groups. Each fetch runs the program once; a
+    deterministic program writes the same values each time.
     """
 
     def __init__(
@@ -156,7 +164,7 @@ class Observation:
         self._outputs: dict[str, np.ndarray] = {}
 
     def value(self, name: str) -> np.ndarray:
-        """A value in row-major memory; bfloat16 as its raw bits.
+        """Return a value in row-major memory; bfloat16 as its raw bits.
 
         Raises:
             DeviceError: if the device cannot run the program.
@@ -170,16 +178,18 @@ class Observation:
         return self._kept[number][name]
 
     def output(self, port: str) -> np.ndarray:
-        """An output of the program without any copies. Raises the errors of `value`."""
+        """Return an output of the plain program, without copies of values. Raises DeviceError as
+        `value` does."""
         if port not in self._outputs:
             (names,) = (each for each in self._port_groups() if port in each)
             self._outputs |= self._device.check(self._loadable, *self._run, {}, names).fetched
         return self._outputs[port]
 
     def same_as_plain(self) -> bool:
-        """Whether the program with copies writes the outputs of the program without, bit by bit.
+        """Whether the program with copies and the plain program write the same outputs, bit by bit.
 
-        Slices and outputs in place of inputs are parts of the plain program alone.
+        They may differ, because only the plain program runs in slices or writes outputs in place of
+        inputs.
         """
         group = self._groups[0] if self._groups else ()
         watched, _ = _watched(self._loadable, group, self._device.fetch_bytes)
@@ -213,7 +223,7 @@ class Observation:
 
 
 def with_program(loadable: Loadable, program: Program) -> Loadable:
-    """Another program over the same code and weights."""
+    """Return a Loadable that runs another program with the same code and weights."""
     return replace(
         loadable,
         program=program,

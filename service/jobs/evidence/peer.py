@@ -36,11 +36,21 @@ def onnxruntime_times(
     threads: int,
     given: GivenInputs = NONE_GIVEN,
 ) -> list[dict[str, Any]]:
-    """Latencies of ONNX Runtime at the sizes of these latencies, interleaved with the artifact;
-    both run on the inputs of the job's race.
+    """Time ONNX Runtime at the sizes of `latencies`, interleaved with the artifact, on the same
+    inputs.
 
-    Empty if ONNX Runtime is not installed. If it refuses the model, or would take long, the only
-    entry has the "reason".
+    Args:
+        model: the ONNX file.
+        artifact: the artifact's folder.
+        latencies: the measured latencies of the artifact.
+        threads: the threads of both engines.
+        given: the real inputs of the job's race; all other inputs are random.
+
+    Returns:
+        for each size the engine with its version, the sizes, the median seconds, and the ratio of
+            ONNX Runtime's time to the artifact's. Empty if ONNX Runtime is not installed, or if the
+            amount of work depends on the data. If ONNX Runtime refuses the model, or would take
+            long, the only entry has the "reason".
     """
     if find_spec("onnxruntime") is None or not latencies:
         return []

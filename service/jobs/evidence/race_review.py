@@ -15,10 +15,10 @@ from tilewright.tuner.protocol.run_results import Race
 
 @dataclass(frozen=True, slots=True)
 class RaceAgain:
-    """Repeats one race.
+    """Repeats the race behind a verdict; one kind of `Repetition`.
 
-    It confirms the verdict if both races agree on whether a challenger is faster. It contradicts
-    the verdict if a challenger is faster in one race and slower in the other. A tie is
+    The second race confirms the verdict if both races agree on whether a challenger is faster. It
+    contradicts the verdict if a challenger is faster in one race and slower in the other. A tie is
     inconclusive.
 
     Args:
@@ -66,7 +66,8 @@ def review_race(
     *,
     job_id: str = "",
 ) -> Reviewed:
-    """Race again if that could raise the attestation of a verdict, and judge the verdict.
+    """Repeat a race if that could raise the attestation of its verdict; confirm or dispute the
+    verdict.
 
     Args:
         claim: the verdict.
@@ -74,7 +75,7 @@ def review_race(
         device: the device of the job that relies on the verdict.
         race: runs the programs of the verdict on a device.
         first: the outcome of each challenger in the first race.
-        job_id: that job; "" without one.
+        job_id: the job that relies on the verdict; "" without one.
 
     Raises:
         CompilerError: if a program does not compile.

@@ -65,8 +65,10 @@ class Repetition(Protocol[C_contra]):
 class Reviewed:
     """The result of reviews.
 
-    `confirmed` counts claims. `disputed` has a sentence for each contradicted claim. `open` counts
-    the records that are still provisional.
+    Attributes:
+        confirmed: the number of confirmed claims.
+        disputed: a sentence for each contradicted claim.
+        open: the number of records that are still provisional.
     """
 
     confirmed: int = 0
@@ -88,14 +90,15 @@ class Reviewed:
 
 @dataclass(frozen=True, slots=True)
 class Review(Generic[C]):
-    """Reviews claims of one kind.
+    """Repeats measurements of claims of one kind, and confirms or disputes each claim in the
+    ledger.
 
     Args:
         storage: the ledger of the claims.
         device: the device of the reviewing job, which has access to the other workers.
         repetition: repeats the measurements.
-        stopped: whether to begin no more attempts.
-        rounds: attempts per claim.
+        stopped: returns whether to begin no more attempts.
+        rounds: the number of attempts per claim.
         job_id: the reviewing job, which gets no event; "" without one.
     """
 

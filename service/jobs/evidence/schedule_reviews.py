@@ -1,7 +1,7 @@
-"""Reviews of tuning records: the schedule and the default run once more, interleaved.
+"""Reviews tuning records: the record's schedule and the default are measured again, interleaved.
 
-A record of weak attestation is served, with its attestation. The next job that could use it
-reviews it where a worker of another owner is connected, and so does an idle tuner
+A record of weak attestation is served, with its attestation. The next job that could use it reviews
+it if a worker of another owner is connected. An idle tuner does the same
 (`service.jobs.evidence.weak_records`).
 """
 
@@ -42,7 +42,8 @@ _CONTRADICTS = (Status.CRASH, Status.RUN_ERROR, Status.RUN_TIMEOUT, Status.WRONG
 
 
 def records_of(device: Device, storage: Storage, job_id: str) -> RecordStore:
-    """The record store of a job: records that our own machine measured are served at once."""
+    """Return the record store for a job's results. On our own machine, new records are served at
+    once; records of workers are provisional until a review confirms them."""
     if device.trusted:
         return storage.records
     return JobRecords(storage.records, storage.ledger, job_id)
@@ -50,7 +51,7 @@ def records_of(device: Device, storage: Storage, job_id: str) -> RecordStore:
 
 @dataclass(frozen=True, slots=True)
 class ScheduleReviews:
-    """Reviews records of a job's tasks, with a time limit per call."""
+    """Reviews tuning records of a job's tasks; each call takes at most `seconds`."""
 
     storage: Storage
     builder: Builder
@@ -62,10 +63,10 @@ class ScheduleReviews:
     clock: Callable[[], float] = time.monotonic
 
     def confirm(self, tasks: Sequence[Task]) -> Reviewed:
-        """Review the provisional records of the job.
+        """Review the provisional records that the job has stored for these tasks.
 
         Raises:
-            CompilerError: if the kernels cannot be made.
+            CompilerError: if the kernels cannot be compiled.
             DatabaseError: if the database fails.
         """
         ledger, review = self.storage.ledger, self._review(tasks)
@@ -75,7 +76,8 @@ class ScheduleReviews:
         return replace(found, open=len(ledger.provisional(self.job_id)))
 
     def doubt(self, tasks: Sequence[Task]) -> Reviewed:
-        """Review the served records of the tasks whose attestation could rise.
+        """Review the served records of the tasks, if a second measurement could raise their
+        attestation.
 
         A contradicted record is no longer served, and the jobs that were built with it get an
         event. Raises the errors of `confirm`.
@@ -84,7 +86,8 @@ class ScheduleReviews:
         return self.back(tasks, list(served.values()))
 
     def back(self, tasks: Sequence[Task], records: Sequence[StoredRecord]) -> Reviewed:
-        """Review the records of these tasks whose attestation could rise.
+        """Review the given records of these tasks, if a second measurement could raise their
+        attestation.
 
         Raises the errors of `confirm`.
         """
@@ -146,13 +149,13 @@ class _SchedulesAgain:
 
 
 def contradiction(first: Measurement, second: Measurement, devices_ratio: float | None) -> str:
-    """The reason why a second measurement contradicts the first; empty if it does not.
+    """Return the reason why a second measurement contradicts the first; "" if it does not.
 
     Args:
         first: the record's measurement.
         second: another measurement of the same schedule, maybe on another device.
-        devices_ratio: how many times longer the default takes on the second device; None if it is
-            unknown.
+        devices_ratio: the default's time on the second device divided by its time on the first;
+            None if it is unknown.
     """
     names = f"worker '{first.worker}'", f"worker '{second.worker}'"
     if second.status in _CONTRADICTS:

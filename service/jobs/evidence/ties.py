@@ -1,8 +1,8 @@
-"""Bounds the values that a step of a model may take when rounding perturbs its inputs.
+"""Bounds the values that a step of a model may compute when rounding perturbs its inputs.
 
-The operators of the step run again on slightly perturbed inputs, and the values that they round or
-choose among are perturbed, too. So a tie falls either way, and the spread of the results shows
-whether the step is badly conditioned.
+The operators of the step run again on slightly perturbed inputs. Values that are rounded or
+compared are perturbed, too, so that ties are resolved in both directions. A large spread of the
+results shows that the step is badly conditioned.
 """
 
 from __future__ import annotations
@@ -69,13 +69,13 @@ SUMS = (OpKind.CONTRACTION, OpKind.ATTENTION, OpKind.REDUCTION, OpKind.ROW)
 
 @dataclass(frozen=True, slots=True)
 class RoundingInterval:
-    """The interval that a value may lie in, after some perturbed runs.
+    """The interval that a value may lie in, according to the perturbed runs so far.
 
     Attributes:
-        low: the lower end of each element.
-        high: the upper end of each element.
+        low: the lower end for each element.
+        high: the upper end for each element.
         found: the value of the last run.
-        apart: the distance that rounding may move each element, without the limit `MOST_APART`.
+        apart: the distance by which rounding may move each element, without the limit `MOST_APART`.
     """
 
     low: np.ndarray
@@ -85,7 +85,8 @@ class RoundingInterval:
 
 
 def jumps(graph: Graph) -> bool:
-    """Whether a difference by one rounding may change a graph's outputs by more than a rounding."""
+    """Whether the graph has an operator whose result a rounding may change abruptly, such as a
+    comparison."""
     return any(_jumps(each, node) for each in graph.walk() for node in each.nodes)
 
 
@@ -102,16 +103,16 @@ def rounding_intervals(
     narrow: DType | None = None,
     mixed: bool = False,
 ) -> Iterator[RoundingInterval]:
-    """The interval of a graph's output when roundings perturb its inputs, after each further run.
+    """Run a graph repeatedly on perturbed inputs; yield the interval of its output after each run.
 
     Args:
-        segment: the operators; one output.
-        given: the inputs.
-        right: the reference.
+        segment: the operators; the graph has one output.
+        given: the inputs by name.
+        right: the reference's value of the output.
         draw: the source of random numbers.
-        narrow: the 16-bit float that a program multiplies in.
-        mixed: whether its kernel adds up rows and columns, so that the sums of the largest terms
-            are rounded into all others.
+        narrow: the 16-bit float type of the program's products; None without one.
+        mixed: whether the kernel's algorithm adds different rows and columns, so that the rounding
+            of the largest sums affects all others.
     """
     (name,) = segment.outputs
     before, end = _before_jump(segment, name)
@@ -184,8 +185,8 @@ def _largest(array: np.ndarray) -> float:
 
 
 class NormalPool:
-    """Standard normal numbers from a pool, each time from another offset. Generating new numbers
-    would take longer than the operators between two values."""
+    """Returns standard normal numbers from a fixed pool, from a random offset at each call.
+    Generating new numbers would take longer than the operators of a step."""
 
     def __init__(self) -> None:
         self._rng = np.random.default_rng(MOVES)
@@ -283,8 +284,8 @@ def _adds_up(node: Node) -> bool:
 
 
 def errors_of(own: np.ndarray, right: np.ndarray) -> np.ndarray:
-    """The distance between elements: 0 where both are the same infinity or NaN, infinite where
-    only one of them is."""
+    """Return the distance of each element from the reference: 0 where both are the same infinity or
+    NaN, infinite where only one of them is NaN or infinite."""
     with np.errstate(all="ignore"):
         errors: np.ndarray = np.abs(own - right)
     if np.isfinite(errors).all():
@@ -295,8 +296,8 @@ def errors_of(own: np.ndarray, right: np.ndarray) -> np.ndarray:
 
 
 def by_channel(sizes: np.ndarray) -> np.ndarray:
-    """By element, the largest of its channel, which is the second axis; of the whole value if
-    channels have few elements."""
+    """Return an array of the same shape, with the largest element of each channel (axis 1) in all
+    its places. If channels have few elements, the largest element of the whole array is used."""
     axes = tuple(axis for axis in range(sizes.ndim) if axis != 1)
     if sizes.ndim < 2 or sizes.size < LEAST_CHANNEL * sizes.shape[1]:
         axes = tuple(range(sizes.ndim))

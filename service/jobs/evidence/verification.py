@@ -62,7 +62,7 @@ HALF_OVERFLOW = 65520.0
 
 @dataclass(frozen=True, slots=True)
 class Verification:
-    """The findings about an artifact.
+    """The result of verifying a program, or all programs of an artifact.
 
     Attributes:
         error: the largest error of the whole model's outputs, relative to each one's largest value;
@@ -82,8 +82,8 @@ class Verification:
 
     @property
     def unverified(self) -> tuple[str, ...]:
-        """Values that differ from the reference, and for which bodies hide whether rounding is the
-        cause."""
+        """The names of values that differ from the reference after a loop or branch, where it is
+        unknown whether rounding is the cause."""
         return () if self.by_steps is None else self.by_steps.unverified
 
     @property
@@ -93,7 +93,7 @@ class Verification:
 
 
 def worst(found: Sequence[Verification]) -> Verification:
-    """Several verifications (one for each size) as one."""
+    """Combine the verifications of several sizes into one: it has the largest error of all."""
     errors = [one.error for one in found if one.error is not None]
     reason = next((one.not_run for one in found if one.not_run), "")
     steps = [one.by_steps for one in found if one.by_steps is not None]
@@ -113,11 +113,14 @@ def at_each_size(
     more_seconds: float,
     clock: Callable[[], float] = monotonic,
 ) -> Verification:
-    """Verify all plans at their hints, and then for some seconds at other sizes.
+    """Call `verify` for all plans at their hints, and then for `more_seconds` at other sizes.
 
-    A detector has hundreds of programs, whose sizes depend on the data. The programs take turns,
-    one size per turn. The time at a plan's hints gives an estimate for its other sizes; a size that
-    would exceed the remaining time is moved nearer to the hints.
+    The programs take turns, one size per turn, because a detector has hundreds of programs, whose
+    sizes depend on the data. The time at a plan's hints gives an estimate for its other sizes; a
+    size that would exceed the remaining time is moved nearer to the hints.
+
+    Returns:
+        the combined verification (`worst`).
     """
 
     def share(took: float) -> float:
@@ -145,11 +148,14 @@ def at_each_size(
 
 
 class Verifier:
-    """Verifies the programs of one compiled model on a device, at fixed sizes and at some sizes of
-    its ranges.
+    """Verifies the programs of one compiled model on a device, at their fixed sizes or at some
+    sizes of their ranges.
 
-    `found` has the result. A context manager: while the caller compiles, a thread computes the
-    references at the hints on the first random inputs.
+    A context manager: while the caller compiles, a thread computes the references at the hints on
+    the first random inputs.
+
+    Attributes:
+        found: the result; set by `verify`.
     """
 
     found: Verification
@@ -176,7 +182,10 @@ class Verifier:
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     def verify(self, made: LoadableOf) -> None:
-        """`verify_program` at all sizes, as one. Files are not read back for their checksums.
+        """Call `verify_program` for all sizes, and set `found` to the combined result.
+
+        Args:
+            made: returns the compiled program for a plan.
 
         Raises:
             CompilerError: see `verify_program`.
@@ -190,7 +199,7 @@ class Verifier:
 
 
 def verify_artifact(planned: Planned, artifact: Artifact, device: Device) -> Verification:
-    """Call `verify_program` on the program of an artifact for the sizes of the plan."""
+    """Verify the program of an artifact for the sizes of the plan; see `verify_program`."""
     return verify_program(planned, partial(of_artifact, artifact), device)
 
 
@@ -200,10 +209,16 @@ def verify_program(
     device: Device,
     expected: Future[list[np.ndarray]] | None = None,
 ) -> Verification:
-    """Compare a program with the references, on a device that its target runs on.
+    """Run a program on a device, and compare its values with the references.
 
-    `expected` has the reference's outputs on the first random inputs, if a thread computes them. If
-    the device cannot run the program (it is absent, or lacks the memory), `not_run` has the reason.
+    If the device cannot run the program (it is absent, or lacks the memory), `not_run` of the
+    result has the reason.
+
+    Args:
+        planned: the plan of the program, at fixed sizes.
+        made: returns the compiled program for the plan.
+        device: the device to run it on.
+        expected: the reference's outputs on the first random inputs, if a thread computes them.
 
     Raises:
         WrongProgramError: if the program must not be used: a value differs and rounding cannot be
@@ -230,7 +245,7 @@ def verify_program(
 
 
 def input_ports(planned: Planned) -> list[Port]:
-    """The inputs of a plan's programs."""
+    """Return the inputs of a plan's programs, with the distributions of random integers."""
     types, made = planned.graph.types, planned.plan.graph
     return [
         Port(v, types[v].dtype, types[v].shape, integers=drawn_integers(made, v))
@@ -334,7 +349,7 @@ def _overflowing(graph: Graph, inputs: Mapping[str, np.ndarray]) -> tuple[str, f
 
 
 def largest_model_error(actual: Sequence[np.ndarray], expected: Sequence[np.ndarray]) -> float:
-    """The largest difference of any output, relative to the output's largest finite value.
+    """Return the largest difference of all outputs, relative to each output's largest finite value.
 
     NaNs and infinities must be at the same places.
     """

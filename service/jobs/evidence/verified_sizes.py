@@ -41,7 +41,7 @@ STEPS_OPERATIONS = 8_000_000_000
 
 
 def costs_little(planned: Planned) -> bool:
-    """Whether a certificate by steps takes so little time that it is always computed."""
+    """Whether verifying this model by steps takes so little time that it is always done."""
     graph, plan = planned.graph, planned.plan
     made = [kind for name, kind in graph.types.items() if name not in graph.constants]
     computed = sum(costs.flops(w) * count for w, count in plan.tasks())
@@ -49,7 +49,8 @@ def costs_little(planned: Planned) -> bool:
 
 
 def at_hints(planned: Planned) -> tuple[Planned, ...]:
-    """A plan of fixed sizes for each size hint; a plan without ranges is the only one."""
+    """Return a plan of fixed sizes for each size hint. A plan without ranges is returned unchanged,
+    as the only one."""
     found = planned.open
     if found is None:
         return (planned,)
@@ -62,8 +63,8 @@ def at_other_sizes(
     """Yield the planned model at both ends of its ranges, and then at random sizes.
 
     Args:
-        planned: the model.
-        share: is called before each of them. Returns the most operations that it may take, as a
+        planned: the model; nothing is yielded if it has no ranges.
+        share: called before each size. Returns the limit of the operations of that size, as a
             multiple of the operations at the hints, at most MOST.
     """
     found = planned.open
@@ -78,7 +79,7 @@ def at_other_sizes(
 
 
 def at_verified_sizes(planned: Planned) -> tuple[Planned, ...]:
-    """The plans at the hints, then those at the other sizes."""
+    """Return the plans of fixed sizes at the hints, followed by the plans at the other sizes."""
     return (*at_hints(planned), *at_other_sizes(planned))
 
 
@@ -140,12 +141,14 @@ def _comparisons(graph: Graph) -> int:
 
 
 def elements(types: Iterable[TensorType], sizes: Mapping[str, int]) -> int:
-    """Elements of values with these types, at these sizes of their ranges."""
+    """Return the total number of elements of values with these types, at these sizes of
+    dimensions."""
     return sum(at(each.elements, sizes) for each in types)
 
 
 def end_of(dimension: Dimension, *, last: bool) -> int:
-    """An end of a range; a moderately large size if the range has no end."""
+    """Return the smallest or, with `last`, the largest size of a range. If the range has no upper
+    end, MOST times its typical size is returned."""
     if not last:
         return dimension.low * dimension.multiple
     if dimension.high is None:
@@ -168,8 +171,16 @@ def affordable(
     most: int,
     cost: Callable[[Mapping[str, int]], int],
 ) -> dict[str, int]:
-    """Sizes between two vectors of sizes at which the model costs at most a limit, as near as
-    possible to the first."""
+    """Return the sizes nearest to `wanted`, on the way to `near`, at which the model costs at most
+    `most`.
+
+    Args:
+        known: the dimensions by name.
+        wanted: the sizes to approach, by dimension.
+        near: sizes that are returned if no others are cheap enough.
+        most: the limit of the cost.
+        cost: returns the cost of the model at some sizes.
+    """
     while wanted != near and cost(wanted) > most:
         wanted = {
             name: size

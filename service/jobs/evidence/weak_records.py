@@ -1,8 +1,8 @@
-"""A tuner without a job repeats measurements of records that only one owner's workers attest:
-served records, and records that their job left provisional.
+"""Repeats measurements of weakly attested records in a tuner without a job.
 
-Jobs come first. Only a few records are measured at a time, by idle workers, with a lower priority
-than any job's requests, and only until a job arrives.
+A record is weak if only one owner's workers attest it: a served record, or a record that its job
+left provisional. Jobs come first. Only a few records are measured at a time, by idle workers, with
+a lower priority than any job's requests, and only until a job arrives.
 """
 
 from __future__ import annotations
@@ -75,9 +75,11 @@ class WeakRecords:
         self._tried: dict[str, float] = {}
 
     def due(self) -> Sequence[StoredRecord]:
-        """A few records of one target whose attestation an idle worker could raise. Empty if no
-        such record exists, if another tuner has the turn, and for a pause after each of these
-        cases. Raises StorageError."""
+        """Return a few records of one target whose attestation an idle worker could raise.
+
+        The result is empty if no such record exists, if another tuner has the turn, and for some
+        time after each call that looks for records. Raises StorageError.
+        """
         now = self._clock()
         if now - self._looked_at < LOOK_SECONDS:
             return ()

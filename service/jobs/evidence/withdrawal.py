@@ -12,7 +12,12 @@ from tilewright.db.stores.claim_withdrawal import Withdrawn
 
 @dataclass(frozen=True, slots=True)
 class Withdrawal:
-    """The withdrawn records and measurements, and the jobs that received an event."""
+    """The result of a withdrawal.
+
+    Attributes:
+        withdrawn: the withdrawn records, races and measurements.
+        told: the ids of the jobs that received an event.
+    """
 
     withdrawn: Withdrawn
     told: tuple[str, ...]
@@ -28,8 +33,8 @@ def withdraw_records(
     """Withdraw records by their ids, and everything that workers measured, by name or id.
 
     Each job that was built with such a record, or that the worker measured for, gets an event
-    `withdrawn`. The verdicts of its races, and of the workers' races, are withdrawn: the races are
-    run anew.
+    `withdrawn`. The verdicts of these jobs' races, and of races that the workers ran, are
+    withdrawn, so that the races are run again.
 
     Raises:
         NotFoundError: if a record does not exist, or no worker of that name ever measured.
@@ -61,6 +66,6 @@ def tell(
 
 
 def worker_names(storage: Storage, workers: Collection[str]) -> set[str]:
-    """The names and ids that sign the measurements of these workers: as given, and the ids of the
-    workers with these names."""
+    """Return the names and ids under which these workers' measurements are stored: the given ones,
+    and the ids of workers with a given name."""
     return {*workers, *(one.id for one in storage.workers.list() if one.name in workers)}
