@@ -1,1 +1,1 @@
-"""From a job to a verified artifact. Nothing here imports a web framework."""
+"""Runs tuning jobs: plans a model, tunes, verifies and delivers it. Imports no web framework."""

@@ -1,6 +1,6 @@
-"""Real inputs as data of a job: uploaded files of samples, and numbers that fill inputs.
+"""Reads the real inputs that a user gives a job: uploaded files of samples, and values of inputs.
 
-Callers read them in a bounded process: a file of a few bytes may claim to hold gigabytes.
+Callers read them in a bounded process, because a file of a few bytes may expand to gigabytes.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class InvalidSamplesError(CompilerError):
 
 @dataclass(frozen=True, slots=True)
 class SamplesFile:
-    """A file of samples, and its name for people."""
+    """A file of samples, and the name of the file in messages."""
 
     name: str
     path: Path
@@ -41,8 +41,8 @@ class GivenFiles:
 
     Attributes:
         files: the files of samples, each an .npz file of arrays by input name.
-        values: the values of inputs, by name.
-        limit_bytes: the most that all samples may hold together.
+        values: the numbers that fill inputs, by the name of the input.
+        limit_bytes: the limit of the size of all samples together, in bytes.
     """
 
     files: tuple[SamplesFile, ...] = ()
@@ -50,11 +50,12 @@ class GivenFiles:
     limit_bytes: int = 0
 
     def read(self, model: ModelSource, sizes: Mapping[str, Sequence[SizeChoice]]) -> GivenInputs:
-        """The inputs in these files and values.
+        """Read the files, check samples and values against the model's inputs, and return both.
 
         Args:
             model: the model with these inputs.
-            sizes: the sizes of its dimensions; a single integer holds for each sample.
+            sizes: the sizes of its dimensions. A dimension with a single integer has this size in
+                each sample.
 
         Raises:
             InvalidArgumentError: if a value names no input, or an input that cannot hold it.
@@ -78,12 +79,12 @@ class GivenFiles:
 
 
 def shown_name(digest: str) -> str:
-    """The name of an uploaded file in messages."""
+    """Return the name that messages use for an uploaded file with this digest."""
     return f"samples {digest[:12]}"
 
 
 def read_samples_file(file: SamplesFile, limit_bytes: int) -> dict[str, np.ndarray]:
-    """The arrays of a file of samples. Raises InvalidSamplesError."""
+    """Return the arrays of a file of samples by name. Raises InvalidSamplesError."""
     try:
         return load_arrays(file.path, file.name, limit_bytes)
     except ArraysError as error:
@@ -91,7 +92,8 @@ def read_samples_file(file: SamplesFile, limit_bytes: int) -> dict[str, np.ndarr
 
 
 def inputs_at(model: ModelSource, sizes: Mapping[str, Sequence[SizeChoice]]) -> tuple[Input, ...]:
-    """The inputs of a model whose dimensions have the sizes that are single integers.
+    """Return the inputs of a model. Dimensions for which `sizes` has a single integer get this
+    size.
 
     Raises:
         CompilerError: if a dimension is unknown, or an input is not a tensor of numbers.
@@ -104,7 +106,8 @@ def inputs_at(model: ModelSource, sizes: Mapping[str, Sequence[SizeChoice]]) -> 
 
 
 def checked_values(values: Mapping[str, float], inputs: Sequence[Input]) -> dict[str, float]:
-    """The values as the inputs hold them. Raises InvalidArgumentError."""
+    """Convert the values to the types of their inputs. Raises InvalidArgumentError for a value that
+    names no input, or an input that cannot hold it."""
     known = {one.name: one.dtype for one in inputs}
     found: dict[str, float] = {}
     for name, value in values.items():

@@ -1,7 +1,7 @@
-"""Real inputs of a model: samples, and the values of scalars that select a branch or a rate.
+"""Real inputs of a model: samples, and values of single inputs, such as a sampling rate.
 
-Their sizes are size hints. A program is verified, raced and timed on them if their shapes match its
-inputs, and on random inputs otherwise.
+The sizes of the samples are size hints. A program is verified, raced and timed on a sample if its
+shapes match the program's inputs, and on random inputs otherwise.
 """
 
 from __future__ import annotations
@@ -25,13 +25,19 @@ Arrays = Mapping[str, np.ndarray]
 
 @dataclass(frozen=True, slots=True)
 class GivenInputs:
-    """Samples of all inputs, and numbers that fill single ones, by the names of the inputs."""
+    """The real inputs of a model.
+
+    Attributes:
+        samples: the samples; each has an array for every input, by name.
+        values: numbers that fill single inputs, by the name of the input.
+    """
 
     samples: tuple[Arrays, ...] = ()
     values: Mapping[str, float] = field(default_factory=dict)
 
     def draw(self, ports: Iterable[Port], seed: int = INPUT_SEED) -> dict[str, np.ndarray]:
-        """The inputs of a program: the `provided` ones, and random ones for all others."""
+        """Return an array for each input of a program: the `provided` arrays, and random ones for
+        all other inputs."""
         ports = tuple(ports)
         provided = self.provided(ports, seed)
         if provided.keys() == {port.name for port in ports}:
@@ -39,8 +45,11 @@ class GivenInputs:
         return {**draw_inputs(ports, seed), **provided}
 
     def provided(self, ports: Iterable[Port], seed: int = INPUT_SEED) -> dict[str, np.ndarray]:
-        """The inputs of a program that are not random: a sample that has their shapes, and the
-        inputs that values fill. Another seed takes the next sample."""
+        """Return the real arrays for the inputs of a program, by name.
+
+        These are a sample that has the shapes of the inputs, if one exists, and the inputs that
+        values fill. The next seed selects the next such sample.
+        """
         ports = tuple(ports)
         shapes = {port.name: port.shape for port in ports}
         fitting = [
@@ -61,7 +70,7 @@ class GivenInputs:
         ranges: Mapping[str, Dimension] | None = None,
         others: Mapping[str, Collection[int]] | None = None,
     ) -> dict[str, Counter[int]]:
-        """The sizes of dynamic dimensions, by name, and how many samples have each.
+        """Count the sizes of dynamic dimensions: for each dimension, the number of samples by size.
 
         Args:
             inputs: the dimensions of the model's inputs; a text names a dynamic one.
@@ -69,7 +78,7 @@ class GivenInputs:
             others: sizes that a user requests in addition; they may lie outside the ranges.
 
         Raises:
-            InvalidArgumentError: if a sample has a size that a given range does not hold.
+            InvalidArgumentError: if a sample has a size outside a given range.
         """
         counts: dict[str, Counter[int]] = {}
         for number, sample in enumerate(self.samples, 1):
@@ -92,7 +101,8 @@ class GivenInputs:
         return counts
 
     def of_each_size(self) -> list[Arrays]:
-        """The first sample of each combination of shapes, at most as many as sizes are stated."""
+        """Return the first sample of each combination of shapes, with the values filled in; at most
+        MOST_STATED."""
         found: dict[tuple[tuple[str, tuple[int, ...]], ...], Arrays] = {}
         for sample in self.samples:
             shapes = tuple((name, array.shape) for name, array in sorted(sample.items()))
@@ -104,7 +114,8 @@ class GivenInputs:
 
 
 def most_frequent(sizes: Mapping[str, Counter[int]]) -> Shares:
-    """The sizes that most samples have, by dimension, as size hints with their shares."""
+    """Return the most frequent sizes of each dimension as size hints, with their numbers of
+    samples."""
     return {
         name: {size: float(n) for size, n in sorted(counted.most_common(MOST_STATED))}
         for name, counted in sizes.items()

@@ -1,5 +1,7 @@
-"""Finds inputs whose random values make a model fail: a number selects a branch that cannot run, or
-a loop that does not end. The error names the input to give, if possible before tuning starts.
+"""Finds inputs whose random values make a model fail, and names them in the error.
+
+A random number may select a branch that cannot run, or a loop that does not end. The error names
+the inputs that the user must give, if possible before tuning starts.
 """
 
 from __future__ import annotations
@@ -22,8 +24,8 @@ FEW = 1 << 20
 
 @contextmanager
 def named_inputs(plans: Sequence[Planned]) -> Iterator[None]:
-    """A context manager around code that runs a model on random inputs: it applies `with_inputs`
-    to errors.
+    """Run the body of a with statement, which runs a model on random inputs; add the inputs to give
+    to its errors.
 
     Raises:
         InvalidInputError: if the model fails for the inputs, naming the inputs to give.
@@ -35,7 +37,9 @@ def named_inputs(plans: Sequence[Planned]) -> Iterator[None]:
 
 
 def check_draws(plans: Sequence[Planned]) -> None:
-    """Compute the conditions of branches that cannot run, if they depend on few numbers.
+    """Check that the first random inputs select no branch that cannot run.
+
+    Only conditions that can be computed from few numbers are checked.
 
     Raises:
         InvalidInputError: if random inputs select such a branch, naming the inputs to give.
@@ -47,7 +51,8 @@ def check_draws(plans: Sequence[Planned]) -> None:
 
 
 def with_inputs(error: InvalidInputError, plans: Sequence[Planned]) -> InvalidInputError:
-    """The error with the inputs to give; unchanged if it does not depend on a random input."""
+    """Return the error with a text that names the random inputs that caused it and asks for real
+    ones. An error that does not depend on a random input is returned unchanged."""
     for planned in plans:
         drawn = _drawn(planned)
         names = [name for name in deciding_inputs(planned.graph, str(error)) if name in drawn]
@@ -62,7 +67,8 @@ def with_inputs(error: InvalidInputError, plans: Sequence[Planned]) -> InvalidIn
 
 
 def deciding_inputs(graph: Graph, message: str) -> tuple[str, ...]:
-    """The inputs of a graph that decide that a run ends with an error."""
+    """Return the names of the graph's inputs that decide whether a run ends with the error
+    `message`."""
     pending = [value for node in graph.nodes for value in _deciding(node, message)]
     seen = set(pending)
     while pending:

@@ -1,4 +1,4 @@
-"""Random inputs of a model with data-dependent sizes, which runs in stages."""
+"""Random inputs for a model that runs in stages, because its sizes depend on data."""
 
 from __future__ import annotations
 
@@ -26,9 +26,10 @@ def staged_inputs(
     shares: Shares | None = None,
     ranges: Collection[str] = (),
 ) -> Iterator[tuple[dict[str, int], dict[str, Array]]]:
-    """Sizes of the dynamic dimensions from `hinted_sizes`, and inputs that the model accepts.
+    """Yield sizes of the dynamic dimensions from `hinted_sizes`, each with inputs that the model
+    accepts.
 
-    Numbers are random, and texts are empty.
+    Inputs that `given` does not provide are random numbers or empty texts.
 
     Raises:
         InvalidArgumentError: as `hinted_sizes` does.

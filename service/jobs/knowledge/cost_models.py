@@ -1,4 +1,4 @@
-"""Cost models of targets: the models that runs start from, and new versions after enough trials.
+"""Trains and selects the cost models of targets from the trials in the database.
 
 A new version replaces the promoted one only if it orders the held-out tasks better, with both
 evaluated on the present trials.
@@ -39,8 +39,14 @@ minute."""
 
 @dataclass(frozen=True, slots=True)
 class Trained:
-    """A new version. `before` are the scores of the version that was promoted until now, on the
-    same held-out tasks; None if there was none that can be used."""
+    """A newly trained version of a target's cost model.
+
+    Attributes:
+        model: the stored version.
+        scores: its scores on the held-out tasks.
+        before: the scores of the previously promoted version on the same tasks; None if no usable
+            version was promoted.
+    """
 
     model: StoredCostModel
     scores: Scores
@@ -53,10 +59,10 @@ class Trained:
 
 
 def base_model(storage: Storage, target_key: str) -> bytes:
-    """The model that tuning runs of a target start from; empty if nothing usable is promoted.
+    """Return the bytes of the promoted cost model of a target, from which tuning runs start.
 
-    If the version belongs to an earlier release, or its bytes are missing, the run starts without a
-    model.
+    The result is empty if no version is promoted, if the version belongs to an earlier release, or
+    if its bytes are missing. Then the run starts without a model.
     """
     stored = storage.cost_models.promoted(target_key)
     if stored is None:
@@ -108,7 +114,8 @@ def train_cost_model(storage: Storage, target_key: str, seed: int = 0) -> Traine
 
 
 def due_targets(storage: Storage, new_trials: int) -> list[str]:
-    """Targets that have at least this many trials more than when they were last trained on."""
+    """Return the keys of the targets with at least `new_trials` more trials than at their last
+    training."""
     seen: dict[str, int] = {}
     for model in storage.cost_models.list():
         seen[model.target_key] = max(seen.get(model.target_key, 0), model.trials)
@@ -117,7 +124,8 @@ def due_targets(storage: Storage, new_trials: int) -> list[str]:
 
 
 def train_due(storage: Storage, new_trials: int) -> list[Trained]:
-    """Train new versions for the targets that are due; 0 `new_trials` disables this."""
+    """Train a new version for each target of `due_targets`; return the versions. With `new_trials`
+    0, nothing is trained."""
     if not new_trials:
         return []
     found = []

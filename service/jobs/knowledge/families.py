@@ -1,4 +1,4 @@
-"""Structure, family, sizes and name of stored workloads.
+"""Computes the structure, family, sizes and name of stored workloads.
 
 Workloads of one family differ in numbers alone, such as scales.
 """
@@ -14,10 +14,10 @@ from tilewright.service.jobs.report.workload_facts import workload_name
 
 
 def name_workloads(storage: Storage) -> int:
-    """Find the names of the workloads added since the last call, for lists of workloads.
+    """Compute and store the names of one batch of unnamed workloads; return the size of the batch.
 
-    One call names one batch and returns its size, so that no request waits for the names of all
-    workloads in the database. The api names all of them when it starts.
+    The batch is limited so that no request waits for the names of all workloads in the database.
+    The API names all of them when it starts.
     """
     try:
         return storage.shapes.index(shape_of, INDEXED_AT_ONCE)
@@ -29,8 +29,8 @@ def name_workloads(storage: Storage) -> int:
 
 
 def shape_of(text: str) -> WorkloadShape:
-    """The structure, the family, the sizes and the name of a workload's text; nothing of one of
-    another release."""
+    """Return the structure, family, sizes and name of a workload from its text; an empty
+    WorkloadShape for a text that this release cannot read."""
     try:
         workload = Workload.parse(text)
         fixed, name = workload.typical(), workload_name(workload)

@@ -38,15 +38,17 @@ from tilewright.service.jobs.plan.planning import (
 
 @dataclass(slots=True)
 class KnownModel:
-    """Plans and schedules of one model for this machine, resolved program by program
-    (`end_to_end.select_schedules`).
+    """Compiles one model for this machine with the schedules of the database.
 
     One program serves all sizes of dynamic dimensions. Sizes at which a job tuned the model have
-    their own programs, and so have sizes outside all ranges; they are resolved at first use. The
-    race of a size decides for that size. A kernel shared by several programs has the schedule of
-    the program that was compiled first.
+    their own programs, and so have sizes outside all ranges; these are compiled at first use.
+    `end_to_end.select_schedules` chooses the schedules of each program, by the race at its sizes. A
+    kernel shared by several programs has the schedule of the program that was compiled first.
 
     Attributes:
+        model: an ONNX file, or its bytes.
+        storage: the database.
+        mode: the mode in which code is generated.
         selected: the served schedules and verdicts, without plans; one entry per compiled program.
     """
 
@@ -68,8 +70,13 @@ class KnownModel:
     def compile(
         self, dims: Mapping[str, SizeRange] | None = None, into: Path | None = None
     ) -> Model:
-        """Compile for sizes or ranges of named dimensions, as `tilewright.compile_model` does, and
-        write an artifact if there is one program (`tilewright.compiler.driver.compile_with`).
+        """Compile the model for sizes or ranges of named dimensions, as `tilewright.compile_model`
+        does.
+
+        Args:
+            dims: the sizes or ranges by dimension.
+            into: the folder for an artifact, which is written if there is one program
+                (`tilewright.compiler.driver.compile_with`).
 
         Raises:
             CompilerError: naming the error in the model or the arguments.
@@ -91,7 +98,8 @@ class KnownModel:
         )
 
     def best(self, workload_key: str, mode: Mode) -> Schedule | None:
-        """The schedule that is served (`tilewright.compiler.program.kernels.ScheduleSource`)."""
+        """Return the served schedule of a workload, or None for the default. This makes KnownModel
+        a `tilewright.compiler.program.kernels.ScheduleSource`."""
         return self._schedules.get(workload_key)
 
     def _tuned_sizes(self, dims: Mapping[str, SizeRange]) -> list[Sizes]:

@@ -1,10 +1,10 @@
-"""The ladder of look-ups: the stored schedule for a workload that promises the most.
+"""Finds the most promising stored schedule for a workload, by a ladder of look-ups.
 
 The rungs are, in their order: the workload's own record; the record of a workload of its family,
-which differs in numbers alone; that of another target with the same instructions; that of the
-nearest shape; the untuned default. Callers state how far down they go. A schedule of a lower rung
-is borrowed: it must be in the workload's own schedule space, and no trial with the workload's own
-numbers may have failed with it. Withdrawn trials do not count.
+which differs in numbers alone; the record for another target with the same instructions; the record
+of the nearest shape; the untuned default. Callers state the last rung to try. A schedule of a lower
+rung is borrowed: it must be in the workload's own schedule space, and no trial with the workload's
+own numbers may have failed with it. Withdrawn trials do not count.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class LadderStep:
     """The record that was found for a workload.
 
     Attributes:
-        match: the rung.
+        match: the rung of the ladder on which it was found.
         stored: the record.
         distance: the distance between the record's workload and the requested one
             (`db.stores.shapes.distance`).
@@ -78,18 +78,20 @@ def find(
     start: Match = Match.EXACT,
     holding: bool,
 ) -> dict[RecordKey, LadderStep]:
-    """The first step of the ladder that has a record, for each workload that has one.
+    """Look up each workload on the rungs from `start` to `down_to`; return the first record found.
+
+    Workloads without a record are missing from the result.
 
     Args:
         wanted: the workloads by their record keys, all of one mode.
         mode: the mode of the keys.
         storage: the database.
-        down_to: the last rung to look at.
-        start: the first one.
+        down_to: the last rung to try.
+        start: the first rung to try.
         holding: borrow only records of the present code generation that have a certificate.
 
     Raises:
-        CompilerError: if no template takes a workload whose schedule would be borrowed.
+        CompilerError: if no template supports a workload whose schedule would be borrowed.
     """
     found: dict[RecordKey, LadderStep] = {}
     usable = _Borrowing(wanted, mode, storage, holding)
@@ -116,17 +118,19 @@ def find(
 
 
 def known(tasks: Sequence[Task], storage: Storage) -> set[RecordKey]:
-    """The keys of the tasks with a record of their own that needs no further measurement."""
+    """Return the keys of the tasks whose own record is valid, so that they need no further
+    measurement."""
     found = storage.records.best_records([task.key for task in tasks])
     return {task.key for task in tasks if task.is_known(found.get(task.key), CODEGEN_VERSION)}
 
 
 def borrowed(tasks: Sequence[Task], storage: Storage) -> dict[RecordKey, TuningRecord]:
-    """A record of the task's family, for each task without its own record, if one exists.
+    """Return, for each task without its own record, a record of the task's family, if one exists.
 
     Two layers of a quantised model that differ in their scales are two workloads with two record
-    keys. A schedule that was found for one is all that a search for the other would find. So a job
-    compares it with the default of the other, which takes two candidates, and searches nothing.
+    keys. A search for one would find the same schedule as a search for the other. So a job only
+    compares the borrowed schedule with the default, which takes two candidates, and does not
+    search.
     """
     if not tasks:
         return {}
@@ -140,22 +144,23 @@ def borrowed(tasks: Sequence[Task], storage: Storage) -> dict[RecordKey, TuningR
 
 
 def near_shapes(workload: Workload, mode: Mode, storage: Storage) -> Near:
-    """Workloads with a served record that differ only in sizes. A range counts with its typical
-    sizes."""
+    """Return the workloads with a served record that differ from `workload` only in sizes, nearest
+    first. For a range, its typical sizes are compared."""
     storage.shapes.index(shape_of)
     fixed = workload.typical()
     return storage.shapes.nearest(fixed.structure, fixed.sizes, *mode.key, MOST_RELATIVES)
 
 
 def near_records(near: Near, mode: Mode, storage: Storage) -> dict[RecordKey, StoredRecord]:
-    """The served records of near shapes."""
+    """Return the served records of the workloads in `near`, by record key."""
     return storage.ledger.served([RecordKey(each.workload_key, *mode.key) for _, each in near])
 
 
 def step_to(
     key: RecordKey, workload: Workload, near: Near, mode: Mode, storage: Storage
 ) -> LadderStep | None:
-    """The record of the nearest shape whose schedule a workload can borrow."""
+    """Return the record of the nearest shape whose schedule a workload can borrow; None if none
+    can."""
     usable = _Borrowing({key: workload}, mode, storage, holding=False)
     return _nearest(key, near, near_records(near, mode, storage), usable).get(key)
 

@@ -1,4 +1,4 @@
-"""The best answer for a workload, which may never have been tuned, and its confidence.
+"""Answers look-ups of schedules, also for workloads that were never tuned, with a confidence.
 
 The answer is the first step of the ladder (`service.jobs.knowledge.ladder`), down to the default.
 The loss of a borrowed schedule is estimated from pairs of workloads that were both measured with
@@ -47,14 +47,15 @@ class Answer:
     """A schedule for a requested workload, and the confidence in it.
 
     Attributes:
-        match: the kind of evidence for it.
+        match: the kind of evidence for the schedule.
         schedule: a valid schedule of the requested workload.
         record: the record that it is from; None for the default.
         run_seconds: its time on the requested workload, if measured.
         expected_loss: the expected slow-down against a tuned schedule, as a share; None without a
             measurement.
-        pairs: the number of measured pairs behind it.
-        distance: root mean square of the binary logarithms of the ratios of sizes.
+        pairs: the number of pairs of measured workloads from which the loss is estimated.
+        distance: the distance of the record's workload: root mean square of the binary logarithms
+            of the ratios of sizes.
         sentence: the answer as text for users.
     """
 
@@ -87,11 +88,12 @@ class _Losses:
 
 
 def best_answer(storage: Storage, workload_key: str, mode: Mode) -> Answer:
-    """The schedule to use for a workload, with or without a record of it.
+    """Return the best available schedule for a workload: a record, a borrowed schedule or the
+    default.
 
     Raises:
-        NotFoundError: if the workload's text was never seen here.
-        CompilerError: if no template takes the workload.
+        NotFoundError: if the database does not contain the workload.
+        CompilerError: if no template supports the workload.
     """
     key = RecordKey(workload_key, *mode.key)
     stored = storage.ledger.served([key]).get(key)

@@ -35,11 +35,13 @@ PORTION = 200
 
 @dataclass(slots=True)
 class Imported:
-    """The counts of an import's lines by result.
+    """The result of an import: the numbers of lines, and the rejected lines.
 
-    `served` records are new and the fastest known, `slower` ones are kept next to a faster one,
-    `known` ones were imported or measured before, withdrawn ones included. `refused` has the
-    numbers of rejected lines, from 1, with a reason.
+    Attributes:
+        served: new records that are the fastest known; they are served.
+        slower: new records that are stored, but a faster one is served.
+        known: records that were imported or measured before, including withdrawn ones.
+        refused: the number of each rejected line, from 1, with a reason.
     """
 
     served: int = 0
@@ -58,7 +60,7 @@ class Imported:
 
     @property
     def counts(self) -> dict[str, int]:
-        """The number of lines by result."""
+        """The number of lines for each of the four results, by name."""
         return {
             "served": self.served,
             "slower": self.slower,
@@ -75,7 +77,15 @@ def export_records(
     threads: int | None = None,
     numerics: str | None = None,
 ) -> Iterator[str]:
-    """Signed lines of the records that are served, the newest first."""
+    """Yield the served records as signed lines, the newest first.
+
+    Args:
+        storage: the database.
+        key: the key that signs the lines.
+        target_key: only records for this target; None for all targets.
+        threads: only records for this number of threads.
+        numerics: only records with these numerics.
+    """
     targets: dict[str, Target] = {}
     after: Position | None = None
     while True:
@@ -104,7 +114,8 @@ def export_records(
 def checked_lines(
     lines: Iterable[str], trusted: Collection[str]
 ) -> Iterator[tuple[int, RecordLine | RecordLineError]]:
-    """Each line that is not blank with its number, from 1: the record, or the error."""
+    """Yield the number of each line that is not blank, from 1, with its record. An invalid line, or
+    a line signed by an untrusted key, yields the error instead."""
     for number, text in enumerate(lines, 1):
         if not text.strip():
             continue

@@ -1,8 +1,8 @@
-"""A tuning record as a signed line of JSON, and back.
+"""Writes a tuning record as a signed line of JSON, and reads it.
 
 A line is self-contained: it has the text of the workload, the target, the schedule, and the
-measurements with the device that made them. The reader computes the keys from these.
-The signature covers the canonical JSON of `record`.
+measurements with the device that made them. The reader computes the keys from these. The signature
+covers the canonical JSON of `record`.
 """
 
 from __future__ import annotations
@@ -36,9 +36,15 @@ class RecordLineError(CompilerError):
 
 @dataclass(frozen=True, slots=True)
 class RecordLine:
-    """A record with its signer and the values behind its keys.
+    """A tuning record with everything that its line in an export contains.
 
-    `confirmation` is the second measurement, if one was made. `stored_at` is in Unix seconds.
+    Attributes:
+        record: the record.
+        workload: the text of the workload.
+        target: the target.
+        confirmation: the second measurement, if one was made.
+        stored_at: the time when the record was stored, in Unix seconds.
+        signer: the public key that signed the line; "" before it is signed.
     """
 
     record: TuningRecord
@@ -50,7 +56,7 @@ class RecordLine:
 
 
 def write_line(line: RecordLine, key: SigningKey) -> str:
-    """The signed line, without its end."""
+    """Return a record as a signed line of JSON, without the newline."""
     record = line.record
     content = {
         "format": FORMAT,

@@ -1,4 +1,5 @@
-"""Jobs with the same tasks share the work: one job measures, the others adopt its records.
+"""Shares tuning work between jobs with the same tasks: one job measures, the others use its
+records.
 
 A job leases its tasks before it spends trials on them, and defers the tasks that another job holds.
 It tunes the leased tasks, releases them, and looks again: by then the other job's records and
@@ -39,14 +40,14 @@ Tune = Callable[[list[Task], JobBudget], Finished]
 
 
 class Sharing(Protocol):
-    """The coordination of a running job with others that have the same tasks."""
+    """Coordinates a running job with other jobs that have the same tasks."""
 
     def tune(self, tasks: list[Task], budget: JobBudget, tune: Tune) -> Finished:
-        """Tune tasks with `tune`, except the tasks that another job tunes."""
+        """Call `tune` for the tasks that no other job tunes; return the result for all tasks."""
 
 
 class NoSharing:
-    """The coordination of a job that shares no tasks: `tilewright tune`."""
+    """Tunes all tasks without coordination, for a job that shares none: `tilewright tune`."""
 
     def tune(self, tasks: list[Task], budget: JobBudget, tune: Tune) -> Finished:
         return tune(tasks, budget)
@@ -56,13 +57,13 @@ UNSHARED = NoSharing()
 
 
 class SharedTasks:
-    """The coordination of a job through the database, which holds the leases of tasks.
+    """Coordinates a job with others through leases of tasks in the database.
 
     Args:
         storage: the database that the jobs share.
-        hold: the job's lease; waiting ends with it.
+        hold: the job's lease; if it is lost, the wait for other jobs ends.
         waiting: called when the job begins to wait for others.
-        clock: in seconds.
+        clock: returns the time in seconds.
     """
 
     def __init__(
@@ -78,7 +79,11 @@ class SharedTasks:
         self._clock = clock
 
     def tune(self, tasks: list[Task], budget: JobBudget, tune: Tune) -> Finished:
-        """Tune the tasks. Raises Interrupted or JobCancelled if the job must end during a wait."""
+        """Call `tune` for the tasks that this job can lease, until all tasks have records or are
+        tuned.
+
+        Raises Interrupted or JobCancelled if the job must end during a wait.
+        """
         ends = None if budget.seconds is None else self._clock() + budget.seconds
         others_before: int | None = None
         others_last, heard = 0, self._clock()
