@@ -79,8 +79,8 @@ class SharedTasks:
         self._clock = clock
 
     def tune(self, tasks: list[Task], budget: JobBudget, tune: Tune) -> Finished:
-        """Call `tune` for the tasks that this job can lease, until all tasks have records or are
-        tuned.
+        """Call `tune` for the tasks that this job can lease, wait for the jobs that hold the
+        others, and repeat until all tasks are done.
 
         Raises Interrupted or JobCancelled if the job must end during a wait.
         """

@@ -1,7 +1,8 @@
-"""Delivers a job's result: an artifact, or a module with the JavaScript that runs it.
+"""Writes a job's result: an artifact folder, or a WebAssembly module with the JavaScript that runs
+it.
 
-A program for a target of modules is loaded by JavaScript, which reads no artifacts. So a job for
-such a target delivers the same files as `tilewright compile`.
+JavaScript cannot load artifacts. So a job for a target of modules delivers the same files as
+`tilewright compile`.
 """
 
 from __future__ import annotations
@@ -44,12 +45,19 @@ def deliver(
 ) -> None:
     """Compile one model to a folder in its target's format. The folder appears whole or not at all.
 
-    `check` is called with the compiled code before the folder appears; if it raises, no folder is
-    made.
-    The other arguments are passed to `tuning.build_artifact`.
+    Args:
+        planned: the plans of the model, one per size.
+        schedules: the schedules of the kernels.
+        folder: the folder to create.
+        weight_limit_bytes: the limit of the packed weights; see `tuning.build_artifact`.
+        pad: whether an artifact pads inputs; see `tuning.build_artifact`.
+        timings: gets the seconds of each stage.
+        kernels: caches compiled kernels.
+        check: called with the compiled code before the folder appears; if it raises, no folder is
+            created.
 
     Raises:
-        CompilerError: if it cannot be compiled, linked or written; or from `check`.
+        CompilerError: if the model cannot be compiled, linked or written; or from `check`.
     """
     first = planned[0]
     if first.target.family.modules:

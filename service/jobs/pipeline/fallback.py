@@ -1,4 +1,4 @@
-"""Falls back to default schedules if a tuned program fails its verification.
+"""Delivers a verified program; if a tuned program is wrong, it falls back to default schedules.
 
 The kernel that wrote the wrong value gets its default schedule. If that kernel is unknown, all
 kernels get theirs. Only a model whose untuned program is wrong has no artifact. A record that makes
@@ -41,9 +41,16 @@ def deliver_verified(
 ) -> tuple[SelectedSchedules, Verification]:
     """Deliver a verified program; return the served schedules and the verification.
 
-    `bound` limits the child process that verifies; without it, this process verifies. After the
-    hints, other sizes are verified for `more_seconds`. The job no longer uses the records that fell
-    back.
+    The job no longer uses the records of kernels that fell back to their defaults.
+
+    Args:
+        selected: the schedules to serve.
+        device: the device that runs the program.
+        storage: the database, in which wrong records are withdrawn.
+        deliver: compiles and delivers the program.
+        bound: limits the child process that verifies; without it, this process verifies.
+        job_id: the job.
+        more_seconds: the time for verifying sizes other than the hints.
 
     Raises:
         WrongProgramError: if the untuned program is wrong.

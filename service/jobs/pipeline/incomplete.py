@@ -14,14 +14,17 @@ from tilewright.tuner.protocol.measurement import Status
 
 @dataclass(frozen=True, slots=True)
 class Untuned:
-    """The reason why a job tuned nothing. It is a failure only if every trial `failed` and the job
-    delivered no artifact: a delivered artifact is correct, with the schedules known before.
+    """The reason why a job tuned nothing.
+
+    The job counts as failed only if every trial failed and it delivered no artifact. A delivered
+    artifact is correct, with the schedules that were known before.
 
     Attributes:
         reason: one sentence.
         failed: whether the job ran trials and all failed.
         delivered: whether the job delivered an artifact.
-        known: whether it has schedules of earlier jobs, such as those of related workloads.
+        known: whether the artifact has schedules of earlier jobs, such as those of related
+            workloads.
     """
 
     reason: str
@@ -36,7 +39,7 @@ class Untuned:
 
     @property
     def note(self) -> str:
-        """The reason, with the schedules that the artifact has instead."""
+        """A sentence for the user: the reason, and which schedules the artifact has instead."""
         if not self.delivered:
             return f"nothing was tuned: {self.reason}"
         whose = "schedules that were known before" if self.known else "the default schedules"
@@ -44,11 +47,18 @@ class Untuned:
 
 
 def untuned(outcome: JobOutcome, asked: JobBudget, storage: Storage, job_id: str) -> Untuned | None:
-    """The reason why nothing was tuned; None if something was tuned, or nothing was to be tuned.
+    """Return the reason why a job tuned nothing; None if it tuned something, or had nothing to
+    tune.
 
-    `asked` is the budget that the user gave. A model whose workloads were all known before counts
-    as tuned, and a model without workloads has nothing to tune. A record that is not served does
-    not count, because no artifact is built with it.
+    A model whose workloads were all known before counts as tuned, and a model without workloads has
+    nothing to tune. A record that is not served does not count, because no artifact is built with
+    it.
+
+    Args:
+        outcome: the results of the job.
+        asked: the budget that the user gave.
+        storage: the database.
+        job_id: the job.
     """
     finished = outcome.finished
     if not finished.tasks or not asked.trials or any(s.from_store for s in finished.tasks):

@@ -51,7 +51,7 @@ AWAY_SECONDS = 10.0
 
 
 class JobRun:
-    """A job that a tuner has claimed."""
+    """A job that a tuner has claimed, with its lease. `run` does the work in the calling thread."""
 
     def __init__(
         self, context: JobContext, claim: JobClaim, job: Job, lease_seconds: float
@@ -213,8 +213,8 @@ class JobRun:
 
 
 class JobReporter(JobWatcher):
-    """Writes a job's progress to the database, and ends the work when the tuner must release the
-    job."""
+    """Writes a job's progress to the database. Its methods raise Interrupted or JobCancelled when
+    the tuner must release the job."""
 
     def __init__(self, storage: Storage, hold: JobLease, job: Job) -> None:
         self._storage = storage

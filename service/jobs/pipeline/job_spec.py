@@ -1,4 +1,4 @@
-"""The request of a job: a model, its target and options, and the budget of tuning."""
+"""The specification of a job: a model, its target and options, and the budget of tuning."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ LEAST_SECONDS = 1.0
 
 
 def tune_options(budget: JobBudget) -> TuneOptions:
-    """The settings of the tune loop from a budget. Fields have the same names in both.
+    """Convert a job's budget to the options of the tune loop.
 
     Raises:
         TuningError: if a limit is impossible, or the strategy does not exist.
@@ -66,11 +66,11 @@ class JobSpec:
 
     @classmethod
     def of_options(cls, request: ModelRequest, stored: Mapping[str, Any]) -> JobSpec:
-        """The job that a request and the options stored with it describe.
+        """Return the job that a request and the options stored with it describe.
 
-        Missing options have their defaults. `of_earlier_releases` makes options valid that only an
-        earlier release accepted. Given inputs are taken from the request; `given_files` reads the
-        options about them.
+        Missing options have their defaults. Options that only an earlier release accepted are made
+        valid (`of_earlier_releases`). Given inputs are taken from the request, not from the
+        options; `given_files` reads the options for samples and values.
 
         Raises:
             TuningError: if an option is unknown or malformed.
@@ -85,14 +85,15 @@ class JobSpec:
         return cls(request.model, mode, options, request.digest, request.given)
 
     def check_deliverable(self, first: Planned) -> None:
-        """Refuse a job whose result does not fit a module, before anything is tuned.
+        """Check, before tuning starts, that a module can hold the job's result, if the target needs
+        one.
 
         Args:
             first: the job's first plan.
 
         Raises:
-            InvalidArgumentError: if the target's programs are modules, and the job wants more than
-                one holds.
+            InvalidArgumentError: if the target's programs are modules, and the job requests several
+                sizes, padding or a staged model.
         """
         if not first.target.family.modules:
             return
@@ -112,5 +113,5 @@ class JobSpec:
 
     @property
     def request(self) -> ModelRequest:
-        """The model without its sizes."""
+        """The model and its mode, without the sizes that the job requests."""
         return ModelRequest(self.model, self.mode, digest=self.digest, given=self.given)

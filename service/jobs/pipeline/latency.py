@@ -25,10 +25,15 @@ MOST_TIMED = 4
 
 @dataclass(frozen=True, slots=True)
 class Latency:
-    """Seconds of one run at some sizes, before tuning and as served.
+    """The time of one run of a model at some sizes, untuned and as served.
 
-    `low` and `high` are the interval of `after_seconds`; None if the served program is the untuned
-    one, so that nothing was compared.
+    Attributes:
+        sizes: the sizes of the dynamic dimensions.
+        before_seconds: the time of the untuned program.
+        after_seconds: the time of the served program.
+        low: the lower end of the interval of `after_seconds`; None if the served program is the
+            untuned one, so that nothing was compared.
+        high: the upper end of the interval; None as `low`.
     """
 
     sizes: Sizes
@@ -39,7 +44,8 @@ class Latency:
 
     @classmethod
     def of(cls, sizes: Sizes, untuned_seconds: float, served: Comparison | None) -> Latency:
-        """From the untuned program's time, and the comparison of the served one with it."""
+        """Return the latency from the untuned program's time and the ratio of the served program to
+        it."""
         if served is None:
             return cls(sizes, untuned_seconds, untuned_seconds)
         ratio, interval = served.ratio, served.interval
@@ -67,10 +73,11 @@ def latencies(
     kernels: KernelCache | None = None,
     weight_limit_bytes: int | None = None,
 ) -> tuple[Latency, ...]:
-    """The latency at each hint, of the first `MOST_TIMED`; none if the device does not run it.
+    """Return the latency of a model at each of the first `MOST_TIMED` size hints; empty if the
+    device does not run it.
 
     For one size, the race that decided the served schedules gives the latency. For several sizes
-    that race ran all of them together, so each is raced alone.
+    that race ran all of them together, so the programs of each size are raced separately.
 
     Raises:
         CompilerError: if a program does not compile.

@@ -1,4 +1,4 @@
-"""A job, from a model to a verified artifact: its steps in order.
+"""Runs a job, from a model to a verified artifact.
 
 plan -> tune -> confirm -> choose schedules -> verify -> artifact
 
@@ -59,30 +59,39 @@ from tilewright.tuner.tasks import Task
 
 
 class JobWatcher:
-    """Watches a job while it runs. An exception that a method raises ends the job."""
+    """Gets calls about the progress of a job. An exception that a method raises ends the job."""
 
     def phase(self, name: str) -> None:
-        """A phase begins: importing, planning, resolving, building or verifying."""
+        """Called when a phase begins: importing, planning, settling, building or verifying."""
 
     def tasks(self, tracker: Tracker) -> None:
-        """The tasks to tune are known; `tracker` follows them."""
+        """Called when the tasks to tune are known; `tracker` has their state from now on."""
 
     def event(self, event: Event, tracker: Tracker) -> None:
-        """Something happened to the tasks; the tracker does not know it yet."""
+        """Called for each event of the tuner. The watcher must pass it to `tracker.take`."""
         tracker.take(event)
 
     def tuned(self, outcome: JobOutcome) -> None:
-        """Tuning has ended. Later phases may still fail: the artifact may be wrong, a disk full."""
+        """Called when tuning has ended. Later phases may still fail: the artifact may be wrong, a
+        disk full."""
 
 
 @dataclass(slots=True)
 class JobContext:
-    """The resources of a job: stores, builder processes and caches.
+    """The resources of a job: stores, builder processes, limits and caches.
 
-    `timings` has the stages of a job, `loop` the stages of the tuner's loop, `beside` the stages of
-    its builders. `planning` limits the child process that reads and plans models, `verification`
-    the child that verifies programs; with None, this process does the work. `samples_bytes` is the
-    most bytes that the samples of a job may hold.
+    Attributes:
+        storage: the database and the blobs.
+        builder: the processes that compile candidates.
+        planning: the limits of the child process that reads and plans models; None plans in this
+            process.
+        verification: the limits of the child process that verifies programs; None verifies in this
+            process.
+        samples_bytes: the limit of the size of all samples of a job, in bytes.
+        kernels: caches compiled kernels.
+        timings: gets the seconds of the job's stages.
+        loop: gets the seconds of the stages of the tuner's loop.
+        beside: gets the seconds of the stages of the builders.
     """
 
     storage: Storage
@@ -100,10 +109,17 @@ class JobContext:
 class JobOutcome:
     """The results of a job.
 
-    `served` are the plans of the artifact, one per size. `confirmed` has the new records that were
-    confirmed. `selected` and `verification` are None if the job was cancelled before;
-    `verification` also if no artifact was requested. `latencies` are the latencies at the hints,
-    `phases` the seconds of each phase.
+    Attributes:
+        served: the plans of the artifact, one per size.
+        tracker: the final state of the tasks.
+        finished: the result of tuning.
+        device: the device of the job.
+        selected: the served schedules; None if the job was cancelled before they were chosen.
+        confirmed: the results of the reviews of the new records.
+        verification: the result of verifying the artifact; None if the job was cancelled before, or
+            no artifact was requested.
+        latencies: the latencies at the size hints.
+        phases: the seconds of each phase.
     """
 
     served: tuple[Planned, ...]
@@ -121,7 +137,7 @@ class JobOutcome:
         return self.finished.cancelled
 
     def report(self) -> dict[str, Any]:
-        """Plain data for `json`: the report stored with an ended job."""
+        """Return the report that is stored with an ended job, as plain data for `json`."""
         finished, progress = self.finished, self.tracker.progress
         checked = self.verification
         facts = self.device.facts

@@ -1,4 +1,4 @@
-"""The latency of a model on a device, and the speed-up that tuning gained there."""
+"""Times a model on a device, and compares the served program with the untuned one."""
 
 from __future__ import annotations
 
@@ -15,9 +15,11 @@ from tilewright.tuner.measure.statistics import Comparison
 
 @dataclass(frozen=True, slots=True)
 class ModelTiming:
-    """Seconds of the fastest run of the served program, and its comparison with the untuned one.
+    """The time of a served program, and its speed-up over the untuned program.
 
-    `untuned` is the ratio of the untuned program to the served one, in pairs.
+    Attributes:
+        seconds: the fastest run of the served program.
+        untuned: the ratio of the untuned program's time to the served one's, in pairs of runs.
     """
 
     seconds: float
@@ -25,7 +27,7 @@ class ModelTiming:
 
 
 def time_model(served: Planned, schedules: ScheduleSource, device: Device) -> ModelTiming:
-    """Run a model as served, interleaved with its plan's untuned program.
+    """Time the program with these schedules, interleaved with the untuned program of the same plan.
 
     Raises:
         CompilerError: if a workload does not compile.

@@ -1,4 +1,4 @@
-"""Follows a tuning run: its events become counters, and a row for each task."""
+"""Tracks a tuning run: converts its events into counters and a row per task."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tilewright.tuner.tasks import Task
 
 
 class Tracker:
-    """The state of one run. `take` returns the tasks that an event has changed.
+    """Holds the state of one tuning run: `progress`, and `rows` by record key.
 
     Args:
         tasks: the tasks that the run tunes.

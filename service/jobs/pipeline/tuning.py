@@ -45,10 +45,10 @@ def tune_tasks(
     timings: Timings | None = None,
     beside: Timings | None = None,
 ) -> Finished:
-    """Tune tasks. The database stores trials, records, and everything that is needed to repeat the
-    run.
+    """Tune tasks on a device, and return the result.
 
-    `bounds`, `timings` and `beside` are passed to `tuner.loop.tune`.
+    The database stores trials, records, and everything that is needed to repeat the run. `bounds`,
+    `timings` and `beside` are passed to `tuner.loop.tune`.
 
     Raises:
         TuningError: if the budget is impossible.
@@ -90,13 +90,14 @@ def tune_tasks(
 
 
 def all_known(tasks: Sequence[Task], storage: Storage) -> bool:
-    """Whether every task has a valid record, so that nothing needs to be built, measured or
+    """Whether every task has a valid record, so that nothing has to be built, measured or
     learned."""
     return len(known(tasks, storage)) == len({task.key for task in tasks})
 
 
 def save_texts(planned: Planned, storage: Storage) -> None:
-    """Store the texts of workloads and target, to which keys of trials and records refer."""
+    """Store the texts of the plan's workloads and target, to which the keys of trials and records
+    refer."""
     target = planned.target
     storage.workloads.put_workloads({w.key: w.text() for w, _ in planned.workloads})
     storage.workloads.put_target(target.key, target.name, target.to_json())
@@ -113,12 +114,19 @@ def build_artifact(
     kernels: KernelCache | None = None,
     check: Callable[[Artifact], object] = lambda made: None,
 ) -> tuple[CompiledProgram, ...]:
-    """Compile one model at one or several sizes: an artifact folder.
+    """Compile one model at one or several sizes, and write an artifact folder; return the programs.
 
-    The caller resolves its plans and schedules first (`service.jobs.evidence.end_to_end`). With
-    `pad`, the artifact pads sizes in between up to the next ones when it runs.
-    `kernels` caches the kernels that the same process has compiled before.
-    `check` is passed to `artifacts.save_artifact`.
+    The caller resolves plans and schedules first (`service.jobs.evidence.end_to_end`).
+
+    Args:
+        planned: the plans, one per size.
+        schedules: the schedules of the kernels.
+        folder: the folder to create.
+        weight_limit_bytes: the limit of the packed weights.
+        pad: whether the artifact pads inputs with sizes in between up to the next sizes.
+        timings: gets the seconds of each stage.
+        kernels: caches the kernels that the same process has compiled before.
+        check: passed to `artifacts.save_artifact`.
 
     Raises:
         CompilerError: if it cannot be linked or written, the packed weights do not fit the limit,
@@ -141,7 +149,7 @@ def build_for_c(
     timings: Timings | None = None,
     kernels: KernelCache | None = None,
 ) -> CompiledProgram:
-    """Compile one model at one size, or for its ranges, to the program behind a C library.
+    """Compile one model, at one size or for its ranges, and return the program for a C library.
 
     Raises:
         CompilerError: if it does not compile, or the packed weights do not fit the limit.
@@ -170,7 +178,7 @@ def check_weight_limit(
 
 
 def check_ranges(planned: Sequence[Planned], kernels: KernelCache | None = None) -> None:
-    """Check that each kernel for a range of sizes has a schedule. Raises CompilerError."""
+    """Check that each kernel for a range of sizes has a default schedule. Raises CompilerError."""
     for each in planned:
         if each.open is not None:
             builder = ProgramBuilder(None, each.mode, kernels=kernels)

@@ -1,4 +1,4 @@
-"""A job's model, imported and planned in a bounded child of the process that works on the job.
+"""Imports and plans a job's model in a bounded child of the process that works on the job.
 
 An error in the model, even a crash, does not affect the other jobs of the process.
 """
@@ -35,7 +35,7 @@ UNKNOWN_BYTES = 8 << 30
 
 
 def memory_limit(settings: Settings) -> int:
-    """Bytes that reading and planning a model may take."""
+    """Return the limit of the memory, in bytes, for reading and planning a model."""
     return settings.planning_memory_bytes or (total_bytes() or SHARE * UNKNOWN_BYTES) // SHARE
 
 
@@ -47,7 +47,7 @@ def planning_limits(settings: Settings) -> Limits:
 def plan_bounded(
     spec: JobSpec, limits: Limits, stop: Stop, timings: Timings | None = None
 ) -> tuple[Planned, ...]:
-    """The plans of all programs of a job's model (`plan_programs`), computed by a child process.
+    """Plan all programs of a job's model in a child process; see `plan_programs`.
 
     Raises:
         CompilerError: as `plan_programs` does, and if the model exceeds the limits.
@@ -67,7 +67,11 @@ def plan_bounded(
 
 
 def plans_of(spec: JobSpec) -> tuple[tuple[Planned, ...], tuple[StageTime, ...]]:
-    """The entry point of the child process. The plans come back without the model's bytes."""
+    """Plan a job's model; the entry point of the child process.
+
+    Returns:
+        the plans, without the model's bytes, and the seconds of the stages of planning.
+    """
     timings = Timings()
     plans = plan_programs(spec.request, spec.options.sizes, None, timings)
     check_draws(plans)  # it computes parts of the model
@@ -75,7 +79,8 @@ def plans_of(spec: JobSpec) -> tuple[tuple[Planned, ...], tuple[StageTime, ...]]
 
 
 def without_model(planned: Planned) -> Planned:
-    """The plan without the model's bytes, for a process that does not read the model again."""
+    """Return the plan without the model's bytes, for a process that does not read the model
+    again."""
     return _with_model(planned, b"")
 
 
@@ -86,7 +91,7 @@ def _with_model(planned: Planned, model: Path | bytes) -> Planned:
 def given_bounded(
     spec: JobSpec, files: GivenFiles, limits: Limits | None, stop: Stop
 ) -> GivenInputs:
-    """The given inputs of a job, read by a child process; by this process without limits.
+    """Read a job's given inputs in a child process, or in this process if `limits` is None.
 
     Raises:
         CompilerError: as `GivenFiles.read` does, and if reading exceeds the limits.
@@ -101,7 +106,7 @@ def given_bounded(
 
 
 def not_planned(found: NoAnswer, limits: Limits) -> CompilerError | JobCancelled:
-    """The error for a child that has not read or planned the model."""
+    """Return the error to raise for a child that ended without a result."""
     what = "reading and planning the model"
     match found.reason:
         case Reason.ENDED:
@@ -123,7 +128,7 @@ def not_planned(found: NoAnswer, limits: Limits) -> CompilerError | JobCancelled
 
 
 def tell_bug(found: NoAnswer) -> None:
-    """Log the output of a child before its crash."""
+    """Log a crash of a child as a bug, with the output of the child."""
     import structlog
 
     structlog.get_logger("tilewright.children").error("bug", reason=found.text, words=found.words)

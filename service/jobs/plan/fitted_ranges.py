@@ -1,5 +1,4 @@
-"""Ranges and sizes of a model's dynamic dimensions during the search for a program that serves
-them.
+"""Searches ranges and sizes of a model's dynamic dimensions that one program can serve.
 
 If no program serves the ranges, they are relaxed in this order: the range that a user gave is
 narrowed, a dimension takes the one size that an operator needs, or it takes its size hint. If the
@@ -28,14 +27,14 @@ Attempt = Callable[[Mapping[str, int | Dimension]], object]
 
 @dataclass(slots=True)
 class FittedRanges:
-    """The ranges that are still open, and the sizes of the other dimensions.
+    """The state of the search: the dimensions with a range, and the dimensions fixed to a size.
 
     Attributes:
-        given: ranges that a user gave, by name.
-        defaults: the ranges of dimensions without a given one.
-        hints: the size hint of each of these dimensions.
+        given: the ranges that a user gave, by name.
+        defaults: the ranges of dimensions for which the user gave none.
+        hints: the size hint of each dimension.
         stated: the sizes that a user states, with their shares.
-        sizes: dimensions that have one size by now.
+        sizes: the dimensions that were fixed to one size.
         notes: sentences for the user.
     """
 
@@ -48,19 +47,22 @@ class FittedRanges:
 
     @property
     def left(self) -> dict[str, Dimension]:
-        """The defaults that are still open."""
+        """The default ranges of dimensions that are not fixed to a size."""
         return {name: d for name, d in self.defaults.items() if name not in self.sizes}
 
     @property
     def shares(self) -> Shares:
-        """Stated sizes of dimensions that are still open."""
+        """The stated sizes of dimensions that are not fixed to a size."""
         return {name: each for name, each in self.stated.items() if name not in self.sizes}
 
     def relax(self, error: CompilerError) -> None:
-        """Narrow a range, or fix a dimension, at which the import or the planning failed.
+        """Narrow a range, or fix a dimension, so that the failed import or planning may succeed.
+
+        Args:
+            error: the failure.
 
         Raises:
-            CompilerError: the error, if nothing is open any more.
+            CompilerError: the same error, if no relaxation helps.
         """
         question = error if isinstance(error, DynamicSizeError) else DynamicSizeError(str(error))
         asked = {d.name for d in dimensions(question.undecided, question.unequal)}
@@ -97,7 +99,8 @@ class FittedRanges:
         return True
 
     def rows(self) -> list[dict[str, int]]:
-        """The sizes to plan at if nothing is open: one row for each hint that a user stated."""
+        """Return the sizes to plan at if all dimensions are fixed: one row per hint that a user
+        stated."""
         several = {
             name: list(self.stated[name])
             for name, size in self.sizes.items()
@@ -110,7 +113,7 @@ class FittedRanges:
         return [{**self.sizes, **row} for row in cycled]
 
     def take_other_sizes(self, error: InvalidModelError, attempt: Attempt) -> None:
-        """Replace the hint that a model refuses by a size that it takes.
+        """Fix a dimension to another size, because the model refuses its present one.
 
         Args:
             error: the refusal at `sizes`.

@@ -1,4 +1,4 @@
-"""The tuning tasks of a planned model: a workload, or a piece of its range that a hint reaches."""
+"""Derives the tuning tasks of a planned model: one per workload, or per piece of a split range."""
 
 from __future__ import annotations
 
@@ -16,7 +16,11 @@ from tilewright.tuner.tasks import Task, make_task
 
 
 def tasks_of(*planned: Planned) -> list[Task]:
-    """The tuning tasks of one model at one or several sizes, in the order of their first use."""
+    """Return the tuning tasks of one model at one or several sizes, in the order of their first
+    use.
+
+    A piece of a range that contains no measured size has no task.
+    """
     counts: Counter[Workload] = Counter()
     for each in planned:
         counts.update(dict(each.workloads))
@@ -57,7 +61,14 @@ def task_of(
     count: int = 1,
     points: tuple[SizePoint, ...] = (),
 ) -> Task:
-    """The tuning task of a workload, with the number of its runs in the model."""
+    """Return the tuning task of a workload.
+
+    Args:
+        workload: the workload.
+        mode: the mode in which code is generated.
+        count: the number of its runs in one run of the model.
+        points: the sizes at which a workload for ranges is measured.
+    """
     return make_task(
         workload,
         mode,

@@ -1,4 +1,4 @@
-"""Inputs and outputs of a model with the dimensions that vary between its plans."""
+"""Derives an artifact's inputs and outputs from the plans of a model at several sizes."""
 
 from __future__ import annotations
 
@@ -13,10 +13,12 @@ from tilewright.service.jobs.plan.planning import Planned
 
 
 def open_ports(planned: Sequence[Planned], *, pad: bool) -> ModelPorts | None:
-    """Inputs and outputs with the dimensions that vary between plans; None if no dimension varies.
+    """Return the model's inputs and outputs, with the names of dimensions that vary between the
+    plans; None if no dimension varies.
 
     Raises:
-        InvalidArgumentError: if `pad` is set and no dimension varies.
+        InvalidArgumentError: if `pad` is set and no dimension varies, or the model runs in stages;
+            or if several sizes are given for a dimension that the model fixes.
     """
     first = planned[0]
     if first.stages is not None:

@@ -43,7 +43,12 @@ COMBINATIONS = 64
 class ModelRequest:
     """A model, and the mode and sizes that it is compiled for.
 
-    `digest` is the SHA-256 of the model's bytes, if known.
+    Attributes:
+        model: an ONNX file, or its bytes.
+        mode: the mode in which code is generated.
+        dims: the sizes of named dimensions.
+        digest: the SHA-256 of the model's bytes, if known.
+        given: real inputs of the model.
     """
 
     model: Path | bytes
@@ -58,12 +63,17 @@ class ModelRequest:
 class DynamicPlan:
     """A model partitioned once for all sizes of its ranges.
 
-    `ranges` has the range of each dynamic dimension, by name; `defaults` names the dimensions whose
-    range the user did not give. `hints` has the sizes at which the model is planned and verified
-    first, by name: the sizes that a user stated, or else those of `compiler.profile`. A dimension
-    without a hint is planned at its typical size. Kernels are measured at the sizes `drawn`, which
-    are `stated` by the user or sampled from the ranges. `implied` has the ranges given to
-    dimensions that the model expresses by others. `graph` is the imported graph.
+    Attributes:
+        plan: the plan for all sizes.
+        graph: the imported graph.
+        ranges: the range of each dynamic dimension.
+        defaults: the names of dimensions whose range the user did not give.
+        drawn: the sizes at which kernels are measured.
+        stated: whether the user stated these sizes; otherwise they are sampled from the ranges.
+        implied: the ranges of dimensions that the model expresses by others.
+        hints: by name, the sizes at which the model is planned and verified first: the sizes that a
+            user stated, or else those of `compiler.profile`. A dimension without a hint is planned
+            at its typical size.
     """
 
     plan: GraphPlan
@@ -77,7 +87,7 @@ class DynamicPlan:
 
     @property
     def hinted(self) -> dict[str, tuple[int, ...]]:
-        """The sizes at which dimensions with a hint are measured, by name, each once."""
+        """The measured sizes of each dimension with a hint, by name, without repetitions."""
         rows = [dict(each.sizes) for each in self.drawn]
         return {name: tuple(dict.fromkeys(row[name] for row in rows)) for name, _ in self.hints}
 
@@ -92,11 +102,18 @@ class DynamicPlan:
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """A model partitioned into workloads. `graph` is the imported graph before any pass, which
-    serves as the reference.
+    """A model partitioned into workloads, at fixed sizes or for ranges.
 
-    With `open`, kernels are tuned for all sizes of the ranges. Graph and plan have the sizes of the
-    hints, at which the model is verified.
+    Attributes:
+        request: the model, its mode and its sizes.
+        graph: the imported graph before any pass, which serves as the reference.
+        plan: the partition into kernels.
+        sizes: the sizes of `graph` and `plan` in dimensions with several sizes or a range.
+        open: the plan for all sizes of the ranges, for which kernels are tuned; `graph` and `plan`
+            then have the sizes of the hints, at which the model is verified. None for fixed sizes.
+        stages: the sequence of stages of a staged model; None for other models.
+        stage: the number of this plan among the stages.
+        notes: sentences for the user about dimensions that were fixed to a size.
     """
 
     request: ModelRequest
@@ -122,7 +139,8 @@ class Planned:
 
     @property
     def workloads(self) -> list[tuple[Workload, int]]:
-        """Each workload with the number of its runs in the model; for split ranges, each piece."""
+        """Each workload with the number of its runs in the model. A workload for a split range is
+        listed once per piece."""
         return self.served_plan.tasks()
 
     @property
@@ -142,9 +160,9 @@ class Planned:
         return self.plan if self.open is None else self.open.plan
 
     def programs(self, compiled: CompiledProgram) -> tuple[CompiledProgram, ...]:
-        """The programs to time for a program that was built from `served_plan`.
+        """Return the programs to time, from a program that was built from `served_plan`.
 
-        With dynamic sizes, the program is timed at each of the measured sizes.
+        For ranges, the program is returned at each of the measured sizes.
         """
         if self.open is None:
             return (compiled,)
@@ -155,7 +173,7 @@ class Planned:
 
 
 def model_digest(model: Path | bytes) -> str:
-    """The SHA-256 of a model's bytes, by which the database finds it."""
+    """Return the SHA-256 of a model's bytes, which is the model's key in the database."""
     if isinstance(model, bytes):
         return hashlib.sha256(model).hexdigest()
     with model.open("rb") as file:
@@ -165,10 +183,15 @@ def model_digest(model: Path | bytes) -> str:
 def plan_model(
     request: ModelRequest, observer: Observer | None = None, timings: Timings | None = None
 ) -> Planned:
-    """Import a model and partition it into workloads; `observer` gets the graph after each pass.
+    """Import a model at fixed sizes, and partition it into workloads.
+
+    Args:
+        request: the model, its mode and its sizes.
+        observer: gets the graph after each pass.
+        timings: gets the seconds of each stage.
 
     Raises:
-        CompilerError: if the model or the target is wrong or not supported.
+        CompilerError: if the model or the target is invalid or not supported.
     """
     mode = request.mode
     graph = driver.load_for(request.model, dict(request.dims or {}), mode, timings)
@@ -182,7 +205,7 @@ def plan_sizes(
     observer: Observer | None = None,
     timings: Timings | None = None,
 ) -> tuple[Planned, ...]:
-    """`plan_model` for every combination of sizes, in the given order.
+    """Plan a model for every combination of the given sizes, in their order.
 
     If a dimension has a range, the first plan is for all ranges. Dynamic dimensions without a size
     get a default range, which contains their size hints and the sizes of samples. Hints are the
@@ -201,7 +224,8 @@ def plan_first_sizes(
     observer: Observer | None = None,
     timings: Timings | None = None,
 ) -> Planned:
-    """The first plan of `plan_sizes`, without the others. Raises CompilerError as that does."""
+    """Return the first plan of `plan_sizes`, without computing the others. Raises CompilerError as
+    that does."""
     return next(_plan_each(request, dims, observer, timings))
 
 
@@ -370,16 +394,16 @@ def _plan_fixed(
 def profiled(
     plan: DynamicPlan, ports: ModelPorts, free: Sequence[Dimension], shares: Shares
 ) -> DynamicPlan:
-    """A plan with the sizes at which it is measured and verified.
+    """Return a plan for ranges, extended by the sizes at which it is measured and verified.
 
     Args:
-        plan: for all sizes of its ranges.
+        plan: the plan for all sizes of its ranges.
         ports: the model's inputs and outputs with their dimensions.
         free: the dimensions without a given range; each has a hint.
         shares: sizes that a user states or samples have, with their shares.
 
     Raises:
-        InvalidArgumentError: if no range has one of them.
+        InvalidArgumentError: if one of these sizes lies outside its range.
     """
     ports = _united(ports, plan.graph)
     types, constants = plan.graph.types, plan.graph.constants
@@ -415,12 +439,13 @@ def _united(ports: ModelPorts, graph: Graph) -> ModelPorts:
 
 
 def first_sizes(shares: Shares) -> dict[str, int]:
-    """The size with the largest share among the sizes that a user states, by dimension."""
+    """Return the size with the largest share for each dimension."""
     return {name: max(listed, key=lambda size: listed[size]) for name, listed in shares.items()}
 
 
 def planned_for_ranges(request: ModelRequest, plan: DynamicPlan) -> Planned:
-    """A model partitioned for all sizes of ranges; `request` has the fixed sizes."""
+    """Return a model planned for ranges as a `Planned` at its hints; `request` has the fixed
+    sizes."""
     hints = dict(plan.hints)
     sizes = {d.name: hints.get(d.name) or typical(dynamic_size(d)) for d in plan.ranges}
     return Planned(

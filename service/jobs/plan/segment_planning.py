@@ -1,7 +1,7 @@
-"""Models whose data decide sizes, planned in stages: one plan for each program.
+"""Plans models whose sizes depend on data: one plan for each program (stage).
 
-Tuning, races and verification take the stages as they take a model at several sizes: each is a
-program with a reference of its own.
+Tuning, races and verification handle the stages like the plans of a model at several sizes: each
+stage is a program with its own reference.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def plan_programs(
     timings: Timings | None = None,
     kernels: KernelCache | None = None,
 ) -> tuple[Planned, ...]:
-    """The plans of a model's programs: `plan_sizes`, or `plan_segments` if sizes depend on data.
+    """Plan all programs of a model: by `plan_sizes`, or by `plan_segments` if sizes depend on data.
 
     Raises:
         CompilerError: as `plan_sizes` and `plan_segments` do.
@@ -64,8 +64,8 @@ def plan_first_program(
     observer: Observer | None = None,
     timings: Timings | None = None,
 ) -> Planned:
-    """The first plan of `plan_programs`; no code is generated. Raises the same CompilerError as
-    `plan_programs` if an error occurs up to that plan."""
+    """Return the first plan of `plan_programs`, without generating code. Raises the same
+    CompilerError as `plan_programs` if an error occurs up to that plan."""
     try:
         return plan_first_sizes(request, dims, observer, timings)
     except CompilerError as error:
@@ -96,7 +96,8 @@ def plan_segments(
     timings: Timings | None = None,
     kernels: KernelCache | None = None,
 ) -> tuple[Planned, ...]:
-    """A plan for each stage that can be enumerated ahead of time, in the order of their numbers.
+    """Plan each stage of a model that can be enumerated ahead of time, in the order of their
+    numbers.
 
     Stages are compiled to find the ranges of sizes that they serve; `kernels` caches the results.
 
@@ -114,7 +115,7 @@ def plan_segments(
 
 
 def plan_first_stage(request: ModelRequest, dims: Mapping[str, Sequence[SizeChoice]]) -> Planned:
-    """The plan of the first stage alone; no code is generated. Raises the same CompilerError as
+    """Return the plan of the first stage, without generating code. Raises the same CompilerError as
     `plan_segments` if an error occurs up to that stage."""
     segment_compiler, first = _beginning(request, dims, None, None, build=False)
     plans: list[Planned] = []

@@ -1,4 +1,4 @@
-"""The builders that compile candidates: processes of this machine, or a Dask cluster."""
+"""Opens the builder that compiles candidates: processes of this machine, or a Dask cluster."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tilewright.tuner.measure.dask_builder import DaskBuilder, dask_address, is_
 
 
 def open_builder(settings: Settings, timings: Timings | None = None) -> Builder:
-    """The builder that the settings name. `timings` records the seconds of the steps of builds.
+    """Return the builder that the settings name; `timings` gets the seconds of the steps of builds.
 
     Raises:
         BuilderError: if they name neither a number of processes nor a Dask scheduler.
@@ -25,5 +25,6 @@ def open_builder(settings: Settings, timings: Timings | None = None) -> Builder:
 
 
 def default_builders() -> int:
-    """Builder processes for this machine: one for each core that it may use."""
+    """Return the number of builder processes for this machine: one for each core that it may
+    use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -1,4 +1,4 @@
-"""The reasons why a process releases an unfinished job. None is an error of the job."""
+"""Exceptions that make a process release an unfinished job. They are not errors of the job."""
 
 from __future__ import annotations
 

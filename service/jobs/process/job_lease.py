@@ -21,13 +21,13 @@ RENEW_SECONDS = 0.5
 
 
 class JobLease:
-    """A context manager that renews the claim on a job.
+    """Keeps a tuner's claim on a job: a thread renews it in the body of a with statement.
 
     Attributes:
         claim: the claim to renew.
-        cancel: set when the user has ended the job.
-        interrupt: set when the job is paused or another tuner's, or the process ends.
-        stop: set with either.
+        cancel: set when the user has cancelled the job.
+        interrupt: set when the job is paused, another tuner has claimed it, or this process ends.
+        stop: set when `cancel` or `interrupt` is set.
     """
 
     def __init__(self, storage: Storage, claim: JobClaim, lease_seconds: float) -> None:
@@ -55,7 +55,8 @@ class JobLease:
         self._thread.join()
 
     def lost(self) -> None:
-        """Handle a lost claim: find the cause, and set the token for it."""
+        """Set the token for the cause of a lost claim: `cancel` for a cancelled job, otherwise
+        `interrupt`."""
         match self._storage.jobs.get(self.claim.job_id).state:
             case JobState.CANCELLED:
                 self.cancel.cancel()

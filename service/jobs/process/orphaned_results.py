@@ -12,10 +12,11 @@ from tilewright.tuner.protocol.version import ProtocolError
 
 
 def store_orphaned_results(storage: Storage) -> int:
-    """Store these measurements as trials for later jobs; returns their number.
+    """Store the unstored measurements of ended jobs as trials for later jobs; return their number.
 
-    A job may be cancelled while no tuner holds it, or its tuner be killed just then. Any process
-    may call this at any time: a trial is saved once. Raises StorageError.
+    Results are left unstored if a job is cancelled while no tuner holds it, or if its tuner is
+    killed at that time. Any process may call this at any time: a trial is saved only once. Raises
+    StorageError.
     """
     count = 0
     while left := storage.leases.left_behind():

@@ -1,9 +1,9 @@
 """The tuner process: takes jobs from the database, tunes, builds and verifies the artifacts.
 
 It works on several jobs at a time, each in a thread; they share the builder processes. Without a
-job it trains cost models, and has weak records measured again. It shares nothing with the web
-process but the database and the blobs. If it is killed at any moment, the next tuner process goes
-on from the trials that were stored.
+job it trains cost models and repeats the measurements of weak records. It shares only the database
+and the blobs with the web process. If it is killed at any moment, the next tuner process continues
+from the stored trials.
 """
 
 from __future__ import annotations
@@ -60,7 +60,8 @@ class TunerProcess:
         self._ended = False
 
     def stop(self) -> None:
-        """Stop soon: the running jobs return to the queue. Safe in a signal handler's thread."""
+        """Request the end of `run`: the running jobs return to the queue. Safe in a thread that a
+        signal handler starts."""
         self._stopping.set()
         self._leave_it.cancel("shutdown")
         for run in list(self._runs):
@@ -68,7 +69,7 @@ class TunerProcess:
         self._wake.set()
 
     def run(self) -> None:
-        """Work until `stop`."""
+        """Claim jobs and work on them until `stop` is called."""
         log.info("tuner is up", name=self._name, jobs=self._settings.tuner_jobs)
         learned = False
         try:
@@ -112,7 +113,8 @@ class TunerProcess:
             give_back_memory()
 
     def take(self) -> JobRun | None:
-        """Claim the next job; None if no job waits, or as many jobs run as the settings allow.
+        """Claim the next job, and return it; None if no job waits, or as many jobs run as the
+        settings allow.
 
         A job suspected of killing tuners runs alone, so that no other job is lost with it.
         """
