@@ -1,1 +1,1 @@
-"""Explanations, profiles and comparisons for people. Nothing here decides a job."""
+"""Explains, profiles and compares models for users. Nothing here affects the result of a job."""

@@ -1,4 +1,4 @@
-"""Lower bounds of each task's time on a device: no schedule can be faster."""
+"""Computes lower bounds of each task's time on a device: no schedule can be faster."""
 
 from __future__ import annotations
 
@@ -25,17 +25,18 @@ three next to busy builders; a smaller budget is better spent on trials."""
 def bounds_within(
     seconds: float | None, tasks: Sequence[Task], device: Device
 ) -> Callable[[], Sequence[float]] | None:
-    """A function that computes `task_bounds`; None if a budget of `seconds` is too small for it."""
+    """Return a function that computes `task_bounds`; None if a budget of `seconds` is too small for
+    it."""
     if seconds is not None and seconds < LEAST_BUDGET_SECONDS:
         return None
     return partial(task_bounds, tasks, device)
 
 
 def task_bounds(tasks: Sequence[Task], device: Device) -> list[float]:
-    """Lower bounds in seconds for each task, from a measurement of the device that takes a second.
+    """Return a lower bound for each task, in seconds. The device is measured, which takes a second.
 
-    0 means that the bound is unknown: the device does not run the tasks' target, or does not
-    answer.
+    A bound of 0 means that it is unknown, because the device does not run the tasks' target, or
+    does not answer.
     """
     target = tasks[0].mode.target
     if not device.runs(target):
@@ -48,9 +49,11 @@ def task_bounds(tasks: Sequence[Task], device: Device) -> list[float]:
 
 
 def task_bound(task: Task, speeds: Speeds) -> float:
-    """The least seconds of one run at the machine's measured rates. The arithmetic is counted for
-    the algorithm with the fewest operations. All bytes come from the nearest cache that holds them,
-    as when candidates are timed."""
+    """Return the least seconds of one run at the machine's measured rates.
+
+    The arithmetic is counted for the algorithm with the fewest operations. All bytes come from the
+    nearest cache that holds them, as when candidates are timed.
+    """
     return sum(point.weight * _bound(task, point, at, speeds) for point, at in task.fixed())
 
 
@@ -65,7 +68,14 @@ def _bound(task: Task, point: SizePoint, workload: Workload, speeds: Speeds) -> 
 
 
 def least_flops(task: Task, point: SizePoint, workload: Workload) -> float:
-    """Operations of contractions by the algorithm in the space with the fewest operations."""
+    """Return the operations of the algorithm that needs the fewest for a workload, at the sizes of
+    a point.
+
+    Args:
+        task: the task, whose schedule space has the algorithms.
+        point: the sizes.
+        workload: the task's workload at these sizes.
+    """
     direct = 2.0 * (costs.macs(workload) - costs.padding_macs(workload))
     counts = [direct]
     for space in task.space.subspaces:

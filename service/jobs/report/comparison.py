@@ -18,10 +18,14 @@ Run = Callable[[], Sequence[np.ndarray]]
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """Seconds of a run, one list per round; CPU time with one thread, otherwise wall time.
+    """The times of one engine in a race, in seconds per run.
 
-    Each number is the mean of as many runs as last SAMPLE_SECONDS. The numbers of engines of one
-    race are pairs.
+    CPU time is measured with one thread, otherwise wall time. Each number is the mean of as many
+    runs as last SAMPLE_SECONDS. Numbers of two engines at the same position form a pair.
+
+    Attributes:
+        name: the name of the engine.
+        rounds: the times of each round.
     """
 
     name: str
@@ -60,11 +64,11 @@ def race(
 ) -> list[Timing]:
     """Time engines in interleaved samples, A B B A, so that slow drift cancels in each pair.
 
-    One clock times all engines: CPU time of the process with one thread, since engines may run in
-    threads of their own; else wall time.
+    One clock times all engines. With one thread it is the CPU time of the process, since engines
+    may run in threads of their own; otherwise it is wall time.
 
     Args:
-        runs: one run of each engine, by its name.
+        runs: a function per engine that runs it once, by the engine's name.
         threads: the threads that each engine uses.
         rounds: the number of rounds, in which each engine runs for `turn_seconds`.
         turn_seconds: wall time per engine and round.
@@ -86,7 +90,7 @@ def race(
 
 
 def compare(timing: Timing, other: Timing) -> Comparison:
-    """Compare engines of one race by the ratios of their pairs of samples."""
+    """Return the ratio of `timing` to `other`, computed from the pairs of samples of one race."""
     pairs = zip(timing.samples, other.samples, strict=True)
     return Comparison(other.name, tuple(mine / theirs for mine, theirs in pairs))
 
@@ -108,7 +112,7 @@ def _sample(run: Run, count: int, clock: Callable[[], float]) -> float:
 
 
 def onnxruntime_run(model: Path, inputs: Mapping[str, np.ndarray], threads: int) -> tuple[Run, str]:
-    """A run of ONNX Runtime on the same inputs, and its version.
+    """Return a function that runs ONNX Runtime on these inputs, and the engine's version.
 
     Raises:
         CompilerError: if it is not installed or refuses the model.
@@ -137,7 +141,7 @@ def onnxruntime_run(model: Path, inputs: Mapping[str, np.ndarray], threads: int)
 
 
 def openvino_run(model: Path, inputs: Mapping[str, np.ndarray], threads: int) -> tuple[Run, str]:
-    """A run of OpenVINO on the same inputs, and its version.
+    """Return a function that runs OpenVINO on these inputs, and the engine's version.
 
     It computes in float32. OpenVINO's default on a CPU with bfloat16 is bfloat16, with errors of
     several per cent.

@@ -40,24 +40,27 @@ from tilewright.tuner.measure.roofline import Speeds, TimeBound, bound
 
 @dataclass(frozen=True, slots=True)
 class KernelReport:
-    """One kernel of a model, at one size of it.
+    """One kernel of a model, at one size of the model.
 
     Attributes:
-        number: from 1, in the order of first use; a kernel has it at all sizes.
+        number: from 1, in the order of first use; the kernel has the same number at all sizes.
         name: a readable name.
-        workload_key: its key in the database.
+        workload_key: the key of its workload in the database.
         operators: the kernel's graph, as text.
         count: the number of its runs in one run of the model.
         serves: the sizes that it serves, by dimension ("17..128"); undivided dimensions are left
             out.
-        schedule: the schedule's choices; `tuned` is whether they come from the database.
+        schedule: the schedule.
+        tuned: whether the schedule comes from the database.
         nest: the loop nest, as text.
         loops: the innermost loops of its machine code.
-        flops: operations of the definition; `executed_flops` of the chosen algorithm.
+        flops: the operations of the workload's definition.
+        executed_flops: the operations of the chosen algorithm.
         weight_bytes: bytes of the packed weights that it reads.
         value_bytes: bytes of the inputs that it reads and the outputs that it writes.
-        seconds: the time of one run within the model, the mean over all of `count`; `bound` is the
-            least time that the device allows. Both are None if the device does not run the code.
+        seconds: the time of one run within the model, the mean over all of `count`; None if the
+            device does not run the code.
+        bound: the least time that the device allows; None as `seconds`.
     """
 
     number: int
@@ -79,7 +82,7 @@ class KernelReport:
 
     @property
     def spills(self) -> int:
-        """Vector registers that the worst innermost loop keeps on the stack."""
+        """The number of vector registers that the worst innermost loop keeps on the stack."""
         return max((loop.spills for loop in self.loops), default=0)
 
     @property
@@ -92,10 +95,19 @@ class KernelReport:
 
 @dataclass(frozen=True, slots=True)
 class ModelReport:
-    """The kernels that a run of a model needs at `sizes` of its dynamic dimensions.
+    """The kernels that a run of a model needs at some sizes, with their times.
 
-    `seconds` is the time of all kernels in one run. `device` is the CPU that it was timed on, "" if
-    it was not timed.
+    Attributes:
+        name: the name of the model.
+        sizes: the sizes of its dynamic dimensions.
+        target: the name of the target.
+        threads: the threads of a run.
+        numerics: the numerics of the mode.
+        precision: the precision of the mode.
+        kernels: the reports on the kernels.
+        speeds: the measured roofline of the device; None if it was not measured.
+        device: the CPU that the model was timed on; "" if it was not timed.
+        seconds: the time of all kernels in one run; None if they were not timed.
     """
 
     name: str
@@ -116,7 +128,7 @@ class ModelReport:
         return sum(k.count * t for k, t in zip(self.kernels, times, strict=True))
 
     def share(self, kernel: KernelReport) -> float | None:
-        """The share of all runs of the kernel in the model's time, in 0..1."""
+        """Return the share of the kernel in the model's time, over all its runs, in 0..1."""
         total = self.seconds
         return kernel.count * kernel.seconds / total if total and kernel.seconds else None
 
@@ -146,11 +158,11 @@ def explain(
     device: Device,
     timings: Timings | None = None,
 ) -> tuple[ModelReport, ...]:
-    """Compile a model with the schedules that `source` knows, and look at every kernel.
+    """Compile a model with the schedules of `source`, and report on every kernel.
 
     If the device runs the target, the model is run there on seeded inputs, and every kernel is
-    timed in its place. With ranges there is a report for each of `shown_sizes`, with the kernels
-    that serve it.
+    timed within the model. For ranges there is a report for each of `shown_sizes`, with the kernels
+    that serve these sizes.
 
     Raises:
         CompilerError: if a workload does not compile.
@@ -315,10 +327,10 @@ class _Kernel:
 
 
 def products_in_groups(nest: LoopNest) -> tuple[str, int]:
-    """The narrow type whose products a kernel adds in groups, and the size of a group; "" and 1
-    without groups.
+    """Return the narrow type whose products a kernel adds in groups, and the size of a group; ""
+    and 1 without groups.
 
-    Weights of 4 bits are multiplied as groups of bytes where the activations are bytes, too.
+    Weights of 4 bits are multiplied as groups of bytes if the activations are bytes, too.
     """
     nodes = (node for compute in nest.computes for node in walk(compute.body))
     if any(isinstance(node, Op) and node.operation is Operation.DOT for node in nodes):
@@ -332,7 +344,8 @@ def products_in_groups(nest: LoopNest) -> tuple[str, int]:
 
 
 def kernel_seconds(compiled: CompiledProgram, threads: int, device: Device) -> list[float]:
-    """Seconds of each of the plan's `kernels` in one run, each in its place: the fastest sample.
+    """Run a program on the device, and return the fastest time of each of the plan's `kernels`, in
+    seconds.
 
     Raises:
         DeviceError: if the device does not answer, or cannot run it.

@@ -1,10 +1,10 @@
-"""Layout of a directed graph in layers from top to bottom: positions of boxes, routes of edges.
+"""Lays out a directed graph in layers from top to bottom: positions of boxes, routes of edges.
 
 Sugiyama, Tagawa, Toda: "Methods for visual understanding of hierarchical system structures" (1981).
-Each box lies in a layer below all that it reads. An edge across several layers has a bend in each.
-Boxes are ordered within their layers by the means of their neighbours, which keeps crossings few,
-and then lie as near to those means as the distances between them allow: least squares with an
-order, solved by pooling adjacent violators.
+Each box lies in a layer below all boxes that it reads. An edge across several layers has a bend in
+each. Boxes are ordered within their layers by the means of their neighbours, which keeps crossings
+few. Then they are placed as near to those means as the distances between them allow: least squares
+with an order, solved by pooling adjacent violators.
 """
 
 from __future__ import annotations
@@ -35,8 +35,15 @@ Point = tuple[float, float]
 
 @dataclass(frozen=True, slots=True)
 class Layered:
-    """`centres` of boxes, as they were given; `paths` of edges from the lower side of a box over
-    their bends to the upper side of another."""
+    """The layout of a graph.
+
+    Attributes:
+        centres: the centre of each box, in the order of the boxes.
+        paths: the points of each edge, from the lower side of a box over the bends to the upper
+            side of another box.
+        width: the width of the drawing.
+        height: the height of the drawing.
+    """
 
     centres: tuple[Point, ...]
     paths: tuple[tuple[Point, ...], ...]
@@ -47,9 +54,13 @@ class Layered:
 def layered(
     widths: Sequence[float], edges: Sequence[tuple[int, int]], height: float, distance: float
 ) -> Layered:
-    """Lay out boxes of these widths and of one height, `distance` from layer to layer.
+    """Lay out the boxes of a graph in layers, and route its edges.
 
-    An edge leads from a box to one that comes later: the boxes are in topological order.
+    Args:
+        widths: the width of each box; boxes are in topological order.
+        edges: for each edge the positions of its boxes; the second box comes later than the first.
+        height: the height of all boxes.
+        distance: the vertical distance between the centres of two layers.
     """
     if not widths:
         return Layered((), tuple(() for _ in edges), 0.0, 0.0)

@@ -1,7 +1,7 @@
-"""A drawing of a model partitioned into kernels: its steps, the values between them, and the nodes
-of the ONNX file that each step computes.
+"""Draws a model partitioned into kernels: its steps, and the values that pass between them.
 
-Steps that move no data (views) are left out: their readers read the values that they are views of.
+Each step names the nodes of the ONNX file that it computes. Steps that move no data (views) are
+left out: edges lead from the step that computes the data to the readers of the view.
 """
 
 from __future__ import annotations
@@ -72,9 +72,10 @@ class DrawnKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class DrawnStep:
-    """A box of the drawing, by its centre.
+    """A step of the plan, drawn as a box.
 
     Attributes:
+        kind: the kind of the step.
         name: a readable name.
         value: the name of its output in the graph.
         type: the type of the output, such as `float32 1x64x56x56`.
@@ -85,6 +86,9 @@ class DrawnStep:
             split into pieces, each piece has its share of the runs.
         nodes: (name, operator) of the ONNX nodes that it computes, the first `MOST_NODES`.
         more: the number of further nodes.
+        x: the horizontal position of the centre.
+        y: the vertical position of the centre.
+        width: the width of the box.
     """
 
     kind: DrawnKind
@@ -104,7 +108,13 @@ class DrawnStep:
 
 @dataclass(frozen=True, slots=True)
 class DrawnEdge:
-    """`start` and `end` are positions among the steps."""
+    """A value that passes from one step to another, drawn as a line.
+
+    Attributes:
+        start: the position of the first step in `ModelGraph.steps`.
+        end: the position of the second step.
+        path: the points of the line.
+    """
 
     start: int
     end: int
@@ -113,8 +123,16 @@ class DrawnEdge:
 
 @dataclass(frozen=True, slots=True)
 class ModelGraph:
-    """All steps of a plan in topological order. `staged` is whether the model has later stages that
-    depend on data: then this is the first of several programs."""
+    """The drawing of a plan.
+
+    Attributes:
+        steps: all steps, in topological order.
+        edges: the lines between steps.
+        width: the width of the drawing.
+        height: the height of the drawing.
+        staged: whether the plan is the first of several programs, because later stages depend on
+            data.
+    """
 
     steps: tuple[DrawnStep, ...]
     edges: tuple[DrawnEdge, ...]
@@ -124,10 +142,10 @@ class ModelGraph:
 
 
 def model_graph(planned: Planned) -> ModelGraph:
-    """The drawing of a model partitioned into kernels.
+    """Draw a model partitioned into kernels.
 
     Raises:
-        InvalidModelError: if it has too many steps for a drawing.
+        InvalidModelError: if it has too many steps or edges for a drawing.
     """
     plan = planned.served_plan
     found = _Steps.of(plan)

@@ -1,4 +1,4 @@
-"""The loop nest of a stored task as text. Nothing is compiled."""
+"""Shows the loop nest of a stored task as text, without compiling it."""
 
 from __future__ import annotations
 
@@ -13,10 +13,15 @@ from tilewright.compiler.schedule.select import lower_schedule, untuned_schedule
 
 
 def stored_nest(text: str, schedule: Mapping[str, Any] | None, mode: Mode) -> tuple[Schedule, str]:
-    """A schedule and the loop nest that it gives for a workload's text; the untuned schedule by
-    default.
+    """Return a schedule of a workload and its loop nest as text.
 
-    Raises CompilerError, for a workload or a schedule of another release, too.
+    Args:
+        text: the text of the workload.
+        schedule: the JSON form of the schedule; None for the untuned schedule.
+        mode: the mode in which code is generated.
+
+    Raises:
+        CompilerError: if the workload or the schedule is invalid, or of another release.
     """
     workload = Workload.parse(text)
     if schedule is None:

@@ -1,4 +1,4 @@
-"""Predictions of the cost models for a task's trials. Nothing is compiled."""
+"""Computes what the cost models predict for a task's trials, without compiling anything."""
 
 from __future__ import annotations
 
@@ -15,8 +15,13 @@ from tilewright.tuner.protocol.measurement import Trial
 
 @dataclass(frozen=True, slots=True)
 class Predicted:
-    """The predictions. `refusal` is the reason why a stored cost model could not be used; "" if it
-    was used or none is stored."""
+    """The predictions of the cost models for a task.
+
+    Attributes:
+        task: the predictions for the trials.
+        refusal: the reason why the stored cost model could not be used; "" if it was used or none
+            is stored.
+    """
 
     task: TaskPredictions
     refusal: str
@@ -34,8 +39,16 @@ def predicted(
     model: bytes,
     clock: Callable[[], float] = time.process_time,
 ) -> Predicted:
-    """Predict trials of a workload, given as text, by a stored cost model and by the machine's
-    roofline: as many of the first trials as the time by `clock` allows.
+    """Predict trials of a workload by a stored cost model and by the machine's roofline.
+
+    As many of the first trials are predicted as LONGEST_SECONDS allow.
+
+    Args:
+        text: the text of the workload.
+        target: the target of the trials.
+        trials: the trials.
+        model: the bytes of the cost model; empty without one.
+        clock: returns the time in seconds.
 
     Raises:
         CompilerError: for a workload of another release.

@@ -1,4 +1,4 @@
-"""The time of a run by instruction, as a table and as a trace."""
+"""Profiles a run by instruction, as a table and as a trace."""
 
 from __future__ import annotations
 
@@ -38,8 +38,14 @@ class StepKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ProfileStep:
-    """One instruction of a program. `seconds` are those of all its runs in one run of the program,
-    0 if no run reached it."""
+    """One instruction of a program, with its time.
+
+    Attributes:
+        number: from 1, in the order of the code.
+        kind: the kind of the instruction.
+        name: a readable name.
+        seconds: the time of all its runs in one run of the program; 0 if no run reached it.
+    """
 
     number: int  # from 1, in the order of the code
     kind: StepKind
@@ -49,8 +55,16 @@ class ProfileStep:
 
 @dataclass(frozen=True, slots=True)
 class ModelProfile:
-    """One run of a program, at `sizes` of its open dimensions. CPU time with one thread, else wall
-    time."""
+    """The profile of one run of a program. Times are CPU time with one thread, otherwise wall time.
+
+    Attributes:
+        program: the name of the program.
+        target: the name of the target.
+        device: the device of the run.
+        threads: the threads of the run.
+        steps: the instructions with their times.
+        sizes: the sizes of the program's dynamic dimensions in this run.
+    """
 
     program: str
     target: str
@@ -72,7 +86,8 @@ class ModelProfile:
         return sum(step.seconds for step in self.steps)
 
     def by_name(self) -> list[tuple[str, StepKind, int, float]]:
-        """(name, kind, number of instructions, seconds), the most expensive first."""
+        """Return rows (name, kind, number of instructions, seconds) by name and kind, the most
+        expensive first."""
         found: dict[tuple[str, StepKind], list[float]] = {}
         for step in self.steps:
             found.setdefault((step.name, step.kind), []).append(step.seconds)
@@ -90,13 +105,13 @@ def steps_of(
     kernels: Sequence[str] = (),
     operators: Mapping[str, Sequence[str]] | None = None,
 ) -> list[ProfileStep]:
-    """The instructions of a program with their times.
+    """Return the instructions of a program with their times.
 
     Args:
         program: the program that ran, at one size.
-        seconds: the time of each instruction of `program.walk()`.
-        kernels: names of the kernel calls in that order; without them, calls are named by their
-            operators and the shapes that they write.
+        seconds: the time of each instruction, in the order of `program.walk()`.
+        kernels: the names of the kernel calls in that order; without them, a call is named by its
+            operators and the shapes that it writes.
         operators: the operators by kernel symbol, as `operators_of` reads them from an artifact.
     """
     given, known = iter(kernels), operators or {}
@@ -109,9 +124,10 @@ def steps_of(
 
 
 def traces(profiles: Sequence[ModelProfile]) -> dict[str, Any]:
-    """Runs in the Trace Event Format, which Perfetto and chrome://tracing open: a process each.
+    """Return profiles in the Trace Event Format, which Perfetto and chrome://tracing open.
 
-    The steps follow each other without gaps, each as long as its fastest run took.
+    Each profile is a process of the trace. The steps follow each other without gaps, each as long
+    as its fastest run took.
     """
     events: list[dict[str, Any]] = []
     for process, profile in enumerate(profiles, 1):
@@ -156,8 +172,8 @@ def _named(
 
 
 def operators_of(artifact: Artifact) -> dict[str, Sequence[str]]:
-    """The operators of each kernel of an artifact, by the kernel's symbol. Entries of the metadata
-    that are not text are left out."""
+    """Return the operators of each kernel of an artifact, by the kernel's symbol. Malformed entries
+    of the metadata are left out."""
     schedules = artifact.metadata.get("schedules")
     found: dict[str, Sequence[str]] = {}
     for said in schedules.values() if isinstance(schedules, dict) else ():
@@ -167,8 +183,9 @@ def operators_of(artifact: Artifact) -> dict[str, Sequence[str]]:
 
 
 def kernel_text(spec: KernelSpec, operators: Sequence[str], sizes: tuple[int, ...] = ()) -> str:
-    """`matmul +relu 2x4`: the operators of a kernel and the shapes that it writes at the sizes of a
-    call. Without operators, the start of its symbol stands for them."""
+    """Return a name for a kernel call, such as `matmul +relu 2x4`: the kernel's operators, or
+    without operators the start of its symbol, and the shapes that it writes at the sizes of the
+    call."""
     shapes = [
         "x".join(str(spec.given(extent, sizes) if sizes else extent) for extent in buffer.shape)
         for buffer in spec.buffers

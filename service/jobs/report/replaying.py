@@ -1,4 +1,4 @@
-"""Repetition of a stored tuning run."""
+"""Repeats a stored tuning run from its recorded measurements."""
 
 from __future__ import annotations
 
@@ -24,7 +24,13 @@ from tilewright.tuner.tasks import Task, make_task
 
 @dataclass(frozen=True, slots=True)
 class Repeated:
-    """A repeated run, with its events and the origins of its trials."""
+    """The result of repeating a tuning run.
+
+    Attributes:
+        finished: the result of the run.
+        origins: the number of trials by origin.
+        events: the events of the run.
+    """
 
     finished: Finished
     origins: Mapping[str, int]
@@ -32,12 +38,12 @@ class Repeated:
 
 
 def repeat(run: StoredRun, storage: Storage) -> Repeated:
-    """Repeat a run without its device.
+    """Repeat a tuning run from its recorded measurements, without a device.
 
     Raises:
         ReplayError: if the run did not end, or is of another version of the code generation; if
-            trials that it needs were forgotten by age; or if today's code decides differently.
-        NotFoundError: if a workload of it is not in the database.
+            trials that it needs were deleted by age; or if today's code decides differently.
+        NotFoundError: if one of its workloads is not in the database.
     """
     events: list[Event] = []
     recorded = load_run(run, storage)

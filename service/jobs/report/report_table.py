@@ -1,4 +1,4 @@
-"""A model's report as a table, with a headline."""
+"""Formats a model's report as a table with a headline."""
 
 from __future__ import annotations
 
@@ -33,7 +33,8 @@ def report_table(report: ModelReport) -> Table:
 
 
 def headline(report: ModelReport) -> str:
-    """Two lines: the subject of the report, and the peaks of the device."""
+    """Return one or two lines: what was reported on, and if it was timed, the peaks of the
+    device."""
     runs = sum(kernel.count for kernel in report.kernels)
     at = f" at {sizes_text(tuple(report.sizes.items()))}" if report.sizes else ""
     precision = "" if report.precision == DType.FLOAT32 else f", {report.precision} precision"
@@ -58,17 +59,22 @@ def headline(report: ModelReport) -> str:
 
 
 def rate(kernel: KernelReport) -> str:
-    """Operations of the definition per second, which are comparable between algorithms."""
+    """Return the kernel's GFLOP/s as text, or "-" if it was not timed.
+
+    The operations of the workload's definition are counted, so rates of two algorithms are
+    comparable.
+    """
     return f"{kernel.flops / kernel.seconds / 1e9:.1f}" if kernel.seconds else "-"
 
 
 def roofline(kernel: KernelReport) -> str:
-    """The kernel's time relative to the device's roofline, and the limiting resource."""
+    """Return the share of the device's peak that the kernel reaches, and the limiting resource, as
+    text; "-" if it was not timed."""
     if kernel.of_roofline is None or kernel.bound is None:
         return "-"
     return f"{100 * kernel.of_roofline:.0f} % {kernel.bound.limit}"
 
 
 def serves(kernel: KernelReport) -> str:
-    """The sizes of a range that the kernel is for."""
+    """Return the sizes that the kernel serves as text, such as "batch 17..128"."""
     return ", ".join(f"{name} {sizes}" for name, sizes in kernel.serves.items())

@@ -1,4 +1,4 @@
-"""A stored schedule of a workload as code: its loop nest and the assembly generated from it.
+"""Shows a stored schedule of a workload as code: its loop nest and the assembly generated from it.
 
 LLVM generates the code for any target, and no code is run. The caller must isolate the call in a
 process of its own, because an unusual workload or schedule may crash LLVM.
@@ -35,7 +35,15 @@ MOST_LOOPS = 20
 
 @dataclass(frozen=True, slots=True)
 class CodeLoop:
-    """Counts of an innermost loop; `registers` are the vector registers that it names."""
+    """Counts of an innermost loop of the assembly.
+
+    Attributes:
+        label: the label of the loop.
+        instructions: the number of its instructions.
+        fmas: the number of its multiply-adds.
+        spills: the number of vector registers that it keeps on the stack.
+        registers: the number of vector registers that it names.
+    """
 
     label: str
     instructions: int
@@ -48,8 +56,16 @@ class CodeLoop:
 class ShownCode:
     """The code that a schedule generates for a workload.
 
-    `left_out` counts the lines missing from `nest` and `assembly`, `more_loops` the missing loops.
-    `registers` are the vector registers that the code names, of `all_registers` of the target.
+    Attributes:
+        schedule: the JSON form of the schedule.
+        nest: the first lines of the loop nest.
+        assembly: the first lines of the assembly.
+        left_out: the number of lines missing from `nest` and from `assembly`.
+        counts: statistics of the assembly.
+        registers: the number of vector registers that the code names.
+        all_registers: the number of vector registers of the target.
+        loops: the innermost loops with the most multiply-adds.
+        more_loops: the number of innermost loops missing from `loops`.
     """
 
     schedule: Mapping[str, Any]
@@ -64,10 +80,16 @@ class ShownCode:
 
 
 def shown_code(text: str, schedule: Mapping[str, Any] | None, mode: Mode) -> ShownCode:
-    """A schedule of a workload's text as code; without a schedule, the untuned one.
+    """Generate the code of a workload's schedule.
+
+    Args:
+        text: the text of the workload.
+        schedule: the JSON form of the schedule; None for the untuned schedule.
+        mode: the mode in which code is generated.
 
     Raises:
-        CompilerError: for a workload or a schedule of another release, or code that LLVM refuses.
+        CompilerError: if the workload or the schedule is of another release, or LLVM rejects the
+            code.
     """
     workload, target = Workload.parse(text), mode.target
     if schedule is None:

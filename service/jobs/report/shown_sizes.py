@@ -1,4 +1,4 @@
-"""The sizes at which a model with ranges is explained and profiled, and remarks on them."""
+"""Selects the sizes at which a model with ranges is explained and profiled."""
 
 from __future__ import annotations
 
@@ -26,9 +26,11 @@ FIRST_STAGE = "the data decide sizes; the figures are those of the first stage"
 
 
 def shown_sizes(planned: Planned) -> list[dict[str, int]]:
-    """Sizes of a model's dynamic dimensions: the stated hints, or else the profile's hints and the
-    largest sizes, or the nearest sizes at which a run stays short. One empty mapping if no
-    dimension is dynamic."""
+    """Return the sizes of a model's dynamic dimensions at which it is explained.
+
+    These are the hints that a user states, or else the profile's hints and the largest sizes at
+    which a run stays short. The result is one empty mapping if no dimension is dynamic.
+    """
     found = planned.open
     if found is None:
         return [{}]
@@ -55,8 +57,16 @@ def hinted_sizes(
     stated: Shares | None = None,
     given: Collection[str] = (),
 ) -> list[dict[str, int]]:
-    """Sizes of a compiled program's dynamic dimensions: the stated hints, or else its own; for
-    ranges that a user has `given`, sizes spread over them. An artifact keeps its hints.
+    """Return the sizes of a compiled program's dynamic dimensions at which it is run.
+
+    These are the stated hints, or else the hints of the artifact or the model. Sizes of dimensions
+    whose range the user has given are spread over the range.
+
+    Args:
+        ports: the program's inputs and outputs, with the hints of an artifact.
+        ranges: the ranges of the dimensions.
+        stated: the hints that a user states, with their shares.
+        given: the names of the dimensions whose range the user has given.
 
     Raises:
         InvalidArgumentError: as `sample_sizes` does.
@@ -70,7 +80,8 @@ def hinted_sizes(
 
 
 def stated_sizes(ranges: Sequence[Dimension], stated: Shares | None) -> list[dict[str, int]]:
-    """The hints that a user states; one empty mapping if the user states none.
+    """Return the sizes to run a model at: the hints that a user states, or sizes spread over a
+    range without hints. The result is one empty mapping if there are no ranges.
 
     Raises:
         InvalidArgumentError: as `sample_sizes` does.
@@ -79,7 +90,8 @@ def stated_sizes(ranges: Sequence[Dimension], stated: Shares | None) -> list[dic
 
 
 def range_lines(planned: Sequence[Planned]) -> list[str]:
-    """Lines that list the ranges of sizes an artifact serves, and which of them are defaults."""
+    """Return lines for the user: the ranges of sizes that an artifact serves, and which are
+    defaults."""
     if planned[0].stages is not None:
         return [f"the data decide sizes: {len(planned)} programs, run in stages"]
     lines = []

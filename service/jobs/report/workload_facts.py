@@ -1,4 +1,4 @@
-"""Facts of workloads and tasks for people: their names, costs and measured schedules."""
+"""Describes workloads and tasks for users: their names, costs and measured schedules."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ from tilewright.tuner.tasks import Task
 
 
 def workload_name(workload: Workload) -> str:
-    """A name for people: "conv 3x3 /2 +add +relu 64x56x56"; index maps are left out."""
+    """Return a readable name, such as "conv 3x3 /2 +add +relu 64x56x56". Operators that only move
+    data are left out."""
     nodes = workload.graph.nodes
     if not nodes:
         return "copy"
@@ -55,9 +56,10 @@ _MAIN = (OpKind.GATHER, OpKind.PIECES)
 
 
 def task_facts(task: Task) -> dict[str, Any]:
-    """The costs of a task's workload under every schedule: operations, bytes.
+    """Return costs of a task's workload that do not depend on the schedule: `flops`, `macs` and
+    `bytes`.
 
-    With open sizes they are means over the sizes at which it is measured.
+    For ranges they are means over the measured sizes.
     """
     total: Counter[str] = Counter()
     for point, workload in task.fixed():
@@ -71,8 +73,8 @@ def task_facts(task: Task) -> dict[str, Any]:
 
 
 def schedule_facts(task: Task, schedule: Schedule, found: Measurement) -> dict[str, Any]:
-    """Facts of a scheduled and measured workload: algorithm, knobs, operations really executed,
-    and with open sizes the time at each."""
+    """Return a measured schedule as plain data: its algorithm, its knobs, the operations that it
+    executes, and for ranges the seconds at each measured size."""
     nest = task.lower(schedule)
     executed = sum(
         point.share
@@ -89,9 +91,14 @@ def schedule_facts(task: Task, schedule: Schedule, found: Measurement) -> dict[s
 
 
 def executed_flops(workload: Workload, schedule: Schedule, nest: LoopNest) -> float:
-    """The operations of the algorithm that a schedule chose; `nest` is what it lowers to.
+    """Return the operations of the algorithm that a schedule chose.
 
     Elements that an incomplete tile computes twice, and products with padding, are not counted.
+
+    Args:
+        workload: the workload.
+        schedule: the schedule.
+        nest: the loop nest of the schedule.
     """
     if not template_of(schedule.algorithm).transforms:
         return float(costs.flops(workload) - 2 * costs.padding_macs(workload))
