@@ -1,4 +1,4 @@
-"""Attributes kernel times to layers. Layers that kernels compute together are parts of a model.
+"""Attributes kernel times to the layers of a quantised model, and groups layers that share kernels.
 
 A plan keeps the names of the model's values. A kernel belongs to the layers whose values it
 computes between its inputs and its output, rounded or not. If it computes no layer's value, it
@@ -24,9 +24,12 @@ Indices = frozenset[int]
 
 @dataclass(frozen=True, slots=True)
 class ModelPart:
-    """Layers, by position, that are timed together, and seconds of one run of their kernels.
+    """Layers that are timed together, because they share kernels.
 
-    The times are None if the device was not used, or could not measure them.
+    Attributes:
+        layers: the positions of the layers in the model's list of layers.
+        float_seconds: the time of their kernels in one run of the float32 model; None if unknown.
+        quantised_seconds: the time in one run of the quantised model; None if unknown.
     """
 
     layers: tuple[int, ...]
@@ -35,7 +38,8 @@ class ModelPart:
 
     @property
     def saved_seconds(self) -> float | None:
-        """The seconds that quantising it saves; negative if the quantised part takes longer."""
+        """The seconds that quantising this part saves; negative if the quantised part takes longer,
+        None if a time is unknown."""
         if self.float_seconds is None or self.quantised_seconds is None:
             return None
         return self.float_seconds - self.quantised_seconds
@@ -43,10 +47,14 @@ class ModelPart:
 
 @dataclass(frozen=True, slots=True)
 class Timed:
-    """A plan with the seconds of each of `plan.kernels`.
+    """A plan with the times of its kernels.
 
-    `owners` knows the layers of the model's values, `values` are all of them. `tuned` kernels have
-    a schedule of the tuner.
+    Attributes:
+        plan: the plan of the float32 or the quantised model.
+        seconds: the time of each of `plan.kernels`.
+        owners: finds the layers of a value.
+        values: the names of all values of the model.
+        tuned: the number of kernels with a tuned schedule.
     """
 
     plan: GraphPlan
@@ -58,7 +66,13 @@ class Timed:
 
 @dataclass(frozen=True, slots=True)
 class Attribution:
-    """Parts, and the seconds of the kernels that belong to none, in either model."""
+    """The times of a model by part.
+
+    Attributes:
+        parts: the parts with their times.
+        float_elsewhere: the seconds of kernels that belong to no part, in the float32 model.
+        quantised_elsewhere: the same in the quantised model.
+    """
 
     parts: tuple[ModelPart, ...]
     float_elsewhere: float | None
@@ -70,9 +84,15 @@ def attribute(
     before: Timed | None,
     after: Timed | None,
 ) -> Attribution:
-    """The parts of a model by the kernels of its float32 and its quantised form.
+    """Group layers into parts by the kernels of the float32 and the quantised model, and time the
+    parts.
 
-    Without timed plans each layer is a part, with unknown times.
+    If `before` or `after` is None, each layer is a part, and its times are unknown.
+
+    Args:
+        layers: the layers of the model.
+        before: the timed plan of the float32 model.
+        after: the timed plan of the quantised model.
     """
     if before is None or after is None:
         return Attribution(
@@ -97,7 +117,8 @@ def attribute(
 
 
 def kernel_layers(timed: Timed) -> list[Indices]:
-    """The layers of each of `plan.kernels`; empty for kernels in bodies of loops and branches."""
+    """Return the positions of the layers of each of `plan.kernels`; empty for kernels in bodies of
+    loops and branches."""
     plan = timed.plan
     readers: dict[str, Indices] = {}
     found: dict[int, Indices] = {}

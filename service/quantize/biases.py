@@ -1,8 +1,10 @@
-"""Biases in the only form that onnxruntime quantises with a scale per channel: one number per
-channel. It ignores `beta`, which is therefore multiplied into the bias.
+"""Expands the biases of Gemm to one number per channel, which onnxruntime requires.
 
-Gemm(x, w, b), b: () or (1,) or (1, channels)  ->  Gemm(x, w, b'), b': (channels,)
-Gemm(x, w, b), b: (rows, ...)                  ->  Add(Gemm(x, w), b)
+Only biases in this form are quantised with a scale per channel. onnxruntime ignores `beta`, which
+is therefore multiplied into the bias.
+
+    Gemm(x, w, b), b: () or (1,) or (1, channels)  ->  Gemm(x, w, b'), b': (channels,)
+    Gemm(x, w, b), b: (rows, ...)                  ->  Add(Gemm(x, w), b)
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Fidelity of arrays to expected ones: sums over any number of arrays, added with `+`."""
+"""Measures how far arrays are from expected ones, by sums that can be added over many arrays."""
 
 from __future__ import annotations
 
@@ -14,8 +14,10 @@ from tilewright.service.show.units import finite
 
 @dataclass(frozen=True, slots=True)
 class Fidelity:
-    """Sums over elements. A value that is equal on both sides, including NaN and infinities, adds
-    no noise. A value that is finite on only one side makes the noise infinite.
+    """The difference of an array from an expected one, as sums over elements. `+` adds two of them.
+
+    A value that is equal on both sides, including NaN and infinities, adds no noise. A value that
+    is finite on only one side makes the noise infinite.
 
     Attributes:
         signal: the sum of the squares of the expected values.
@@ -31,7 +33,7 @@ class Fidelity:
 
     @staticmethod
     def of(expected: Array, actual: Array) -> Fidelity:
-        """The sums of two arrays of one shape. Raises ValueError if their shapes differ."""
+        """Return the sums for two arrays of one shape. Raises ValueError if their shapes differ."""
         if expected.shape != actual.shape:
             raise ValueError(f"shapes {expected.shape} and {actual.shape} differ")
         wanted = expected.astype(np.float64).ravel()
@@ -58,8 +60,8 @@ class Fidelity:
 
     @property
     def noise_ratio(self) -> float:
-        """The noise over the signal: 0 if all values are equal, infinite if all expected values are
-        0."""
+        """The noise divided by the signal: 0 if all values are equal, infinite if all expected
+        values are 0."""
         if self.noise == 0.0:
             return 0.0
         return self.noise / self.signal if self.signal > 0.0 else math.inf
@@ -82,8 +84,8 @@ class Fidelity:
         return self.product / length if length > 0.0 else math.nan
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data for `json`. Numbers that are not finite are null; `exact` distinguishes the
-        reasons."""
+        """Return plain data for `json`. Numbers that are not finite are null. `exact` is whether
+        all values are equal, so that the ratio is infinite."""
         return {
             "sqnr_db": finite(self.sqnr_db),
             "cosine": finite(self.cosine),
@@ -93,7 +95,12 @@ class Fidelity:
 
 @dataclass(frozen=True, slots=True)
 class TopOne:
-    """Number of rows of a classification, and of rows whose largest entry is at the same place."""
+    """The agreement of two classifications.
+
+    Attributes:
+        rows: the number of rows.
+        same: the number of rows whose largest entry is at the same place.
+    """
 
     rows: int = 0
     same: int = 0
@@ -125,7 +132,13 @@ class TopOne:
 
 @dataclass(frozen=True, slots=True)
 class OutputFidelity:
-    """One output of a model; `top_one` is None if it is not a classification."""
+    """The fidelity of one output of a model.
+
+    Attributes:
+        name: the name of the output.
+        fidelity: the sums over its elements.
+        top_one: the agreement of its answers; None if the output is not a classification.
+    """
 
     name: str
     fidelity: Fidelity
@@ -154,12 +167,13 @@ Outputs = tuple[OutputFidelity, ...]
 
 
 def added(first: Outputs, second: Outputs) -> Outputs:
-    """The sums over two sets of samples. The empty tuple is the sum over none."""
+    """Add the fidelities of a model's outputs over two sets of samples. The empty tuple stands for
+    no samples."""
     if not first:
         return second
     return tuple(a + b for a, b in zip(first, second, strict=True))
 
 
 def noise_ratio(outputs: Outputs) -> float:
-    """The noise ratio of the output with the most noise."""
+    """Return the noise ratio of the output with the most noise."""
     return max((output.fidelity.noise_ratio for output in outputs), default=0.0)

@@ -1,4 +1,4 @@
-"""Images as a network takes them: cropped to its size, scaled, in its order of dimensions."""
+"""Reads images as inputs of a network: cropped, scaled, and in the layout of the network."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class ImageOptions:
 
 
 def parse_numbers(option: str, text: str) -> tuple[float, ...]:
-    """(0.485, 0.456) from "0.485,0.456". Raises QuantizeError."""
+    """Parse numbers separated by commas: (0.485, 0.456) for "0.485,0.456". Raises QuantizeError."""
     try:
         return tuple(float(number) for number in text.split(","))
     except ValueError as error:
@@ -50,9 +50,14 @@ def parse_numbers(option: str, text: str) -> tuple[float, ...]:
 
 
 def read_image(path: Path, dims: Dims, options: ImageOptions) -> Array:
-    """An image as a float32 batch of one.
+    """Read an image as a float32 batch of one.
 
-    Its shorter side is scaled to cover the network's size, and the centre is cropped.
+    The shorter side is scaled to cover the network's size, and the centre is cropped.
+
+    Args:
+        path: the file of the image.
+        dims: the dimensions of the network's input.
+        options: the normalisation and the layout.
 
     Raises:
         QuantizeError: if the file is not an image, or the input does not take images.

@@ -1,7 +1,8 @@
-"""Layers: the nodes of a float32 model that were quantised, and their values in both models.
+"""Finds the layers of a quantised model, and their values in the float32 and the quantised model.
 
-The quantiser does not rename the values that remain. A quantised value passes through
-QuantizeLinear and DequantizeLinear on its way to its readers:
+A layer is a node of the float32 model that was quantised. The quantiser does not rename the values
+that remain. A quantised value passes through QuantizeLinear and DequantizeLinear on its way to its
+readers:
 
     Conv -> x              Conv -> x -> QuantizeLinear -> DequantizeLinear -> x'
 
@@ -28,8 +29,9 @@ class Layer:
         operator: its ONNX operator.
         inputs: the values that it reads.
         outputs: the values that it writes.
-        value: the value that is compared: its first output, or a following node's output if the
-            quantised model lacks the first; "" if it has none of them.
+        value: the value that is compared between both models. It is the node's first output, or a
+            following node's output if the quantised model lacks the first; "" if the quantised
+            model has neither.
     """
 
     name: str
@@ -41,7 +43,7 @@ class Layer:
 
 @dataclass(frozen=True, slots=True)
 class Wiring:
-    """The producer and the consumers of each value of a graph."""
+    """Maps each value of a graph to the node that writes it and to the nodes that read it."""
 
     producers: Mapping[str, onnx.NodeProto]
     consumers: Mapping[str, list[onnx.NodeProto]]
@@ -61,9 +63,12 @@ class Wiring:
 def find_layers(
     model: onnx.GraphProto, quantised: onnx.GraphProto, operators: Collection[str]
 ) -> tuple[Layer, ...]:
-    """The nodes of `model`, in its order, that the quantiser removed or changed.
+    """Return the nodes of `model` that the quantiser removed or changed, in the model's order.
 
-    Only nodes of `operators` count.
+    Args:
+        model: the float32 graph.
+        quantised: the quantised graph.
+        operators: the operators to consider; other nodes are ignored.
     """
     after = {node.name: node for node in quantised.node}
     values = Wiring.of(quantised).producers
@@ -87,7 +92,8 @@ def find_layers(
 
 
 def as_read(graph: onnx.GraphProto, values: Iterable[str]) -> dict[str, str]:
-    """For each value, the value that its readers see: its rounded form, if it is rounded."""
+    """Map each value to the value that its readers get: the dequantised value if it is quantised,
+    otherwise itself."""
     wiring = Wiring.of(graph)
     found = {}
     for value in values:
@@ -99,7 +105,8 @@ def as_read(graph: onnx.GraphProto, values: Iterable[str]) -> dict[str, str]:
 
 
 class Owners:
-    """The layers that compute or need a value of a model, by position."""
+    """Finds the layers that compute a value, or whose data pass through it. Layers are numbered by
+    position."""
 
     def __init__(
         self, graph: onnx.GraphProto, known: Collection[str], layers: Iterable[Layer]
@@ -114,8 +121,8 @@ class Owners:
         }
 
     def makers(self, value: str) -> frozenset[int]:
-        """The layer that computes a value of the float32 model, or the value from which a value was
-        rounded."""
+        """Return the layer that computes a value of the float32 model. For a rounded value, the
+        value before rounding counts. The result is empty if no layer computes the value."""
         while value not in self._known:
             node = self._wiring.producers.get(value)
             if node is None or node.op_type not in ROUNDING:
@@ -124,7 +131,7 @@ class Owners:
         return self._makers.get(value, frozenset())
 
     def served(self, value: str) -> frozenset[int]:
-        """The layers whose data pass through a value that only the quantised model has."""
+        """Return the layers whose data pass through a value that only the quantised model has."""
         found: set[int] = set()
         seen = {value}
         pending = [value]

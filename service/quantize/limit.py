@@ -1,4 +1,4 @@
-"""The allowed loss of a quantised model: `--max-loss`."""
+"""Parses and checks the allowed loss of a quantised model: `--max-loss`."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ class LeastSqnr:
 
 @dataclass(frozen=True, slots=True)
 class MostChanged:
-    """Upper limit of the share of a classification's rows with another answer, in 0..1."""
+    """Upper limit of the share of rows, in 0..1, for which a classification gives another
+    answer."""
 
     share: float
 
@@ -35,10 +36,10 @@ Limit = LeastSqnr | MostChanged
 
 
 def parse_limit(text: str) -> Limit:
-    """LeastSqnr(30) from "30dB", MostChanged(0.01) from "1%".
+    """Parse the text of `--max-loss`: LeastSqnr(30) for "30dB", MostChanged(0.01) for "1%".
 
     Raises:
-        QuantizeError: if it has neither form, or the number is out of range.
+        QuantizeError: if the text has neither form, or the number is out of range.
     """
     plain = text.strip().lower()
     for unit in ("db", "%"):
@@ -59,7 +60,7 @@ def parse_limit(text: str) -> Limit:
 
 
 def keeps(limit: Limit, outputs: Outputs) -> bool:
-    """Whether the outputs meet the limit. Call `check_limit` before."""
+    """Whether the outputs meet the limit. `check_limit` must be called before."""
     match limit:
         case LeastSqnr(decibels):
             return all(output.fidelity.sqnr_db >= decibels for output in outputs)
@@ -71,7 +72,7 @@ def keeps(limit: Limit, outputs: Outputs) -> bool:
 
 
 def check_limit(limit: Limit, outputs: Outputs) -> tuple[str, ...]:
-    """Remarks on a limit, as sentences: outputs without a limit, and too few samples for it.
+    """Return remarks on a limit, as sentences: outputs that it does not limit, and too few samples.
 
     Raises:
         QuantizeError: if the limit is a share of answers, and no output is a classification.

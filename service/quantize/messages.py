@@ -1,4 +1,4 @@
-"""Redirection of the messages that onnxruntime prints and logs during quantisation to our log."""
+"""Redirects to our log what onnxruntime prints and logs during quantisation."""
 
 from __future__ import annotations
 
@@ -35,11 +35,12 @@ class _Forwarder(logging.Handler):
 
 @contextlib.contextmanager
 def kept_in_log() -> Iterator[None]:
-    """Redirect onnxruntime's output, on either stream, and its log to our log, on level INFO.
+    """Redirect onnxruntime's output, on either stream, and its log to our log, at level INFO, in
+    the body of a with statement.
 
-    Its C++ code writes to the file of standard error directly. The file is replaced, so that other
-    threads write into the log, too. The handlers and the level of the root logger, which its
-    modules change at import, are restored.
+    Its C++ code writes to the file descriptor of standard error directly. The descriptor is
+    replaced, so that output of other threads goes to the log, too. The handlers and the level of
+    the root logger, which its modules change at import, are restored.
     """
     root = logging.getLogger()
     handlers, level = root.handlers[:], root.level

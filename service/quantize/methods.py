@@ -1,4 +1,4 @@
-"""Quantisation by `onnxruntime.quantization`. Only this file imports it."""
+"""Quantises models with `onnxruntime.quantization`, which only this file imports."""
 
 from __future__ import annotations
 
@@ -51,7 +51,12 @@ class Ranges(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class StaticInt8:
-    """uint8 activations with scales from calibration, int8 weights with a scale per channel."""
+    """The static int8 method: uint8 activations with scales from calibration, and int8 weights.
+
+    Attributes:
+        per_channel: whether weights have a scale per channel; otherwise one per tensor.
+        ranges: the method by which calibration computes the ranges of activations.
+    """
 
     per_channel: bool = True
     ranges: Ranges = Ranges.MINMAX
@@ -62,7 +67,12 @@ class StaticInt8:
 
 @dataclass(frozen=True, slots=True)
 class DynamicInt8:
-    """int8 weights; activations are quantised when the model runs."""
+    """The dynamic int8 method: int8 weights, and activations that are quantised when the model
+    runs.
+
+    Attributes:
+        per_channel: whether weights have a scale per channel; otherwise one per tensor.
+    """
 
     per_channel: bool = True
 
@@ -72,12 +82,15 @@ class DynamicInt8:
 
 @dataclass(frozen=True, slots=True)
 class Int4:
-    """Weights of 4 bits with a scale for each block along the reduction; the rest in float32.
+    """The int4 method: weights of 4 bits with a scale for each block; everything else in float32.
 
-    `accuracy_level` is MatMulNBits' own: 4 quantises activations to int8 when the model runs.
+    Attributes:
+        block: the number of weights of a block, along the reduction.
+        accuracy_level: the attribute of MatMulNBits; 4 quantises activations to int8 when the model
+            runs.
 
     Raises:
-        QuantizeError: if no operator takes such blocks.
+        QuantizeError: if no operator supports this block or accuracy level.
     """
 
     block: int = 32
@@ -112,8 +125,8 @@ class Quantiser:
         operators: the operators that the method quantises.
         enclosed: the number of weights that nodes of these operators read in bodies of If, Loop and
             Scan, where they stay in float32.
-        wild: nodes that stay in float32, because the samples give them values without a finite
-            range: NaN or infinity.
+        wild: the names of nodes that stay in float32, because the samples give them NaN or
+            infinity, so that their values have no finite range.
     """
 
     model: onnx.ModelProto
@@ -149,13 +162,16 @@ class Quantiser:
         return self.folder / "ranges.json"
 
     def quantise(self, keep: Collection[str] = ()) -> onnx.ModelProto:
-        """Quantise the model, except the nodes with these names.
+        """Quantise the model, and return it.
 
-        Nodes in bodies of If, Loop and Scan also stay in float32: the int8 methods do not support
-        them, and int4 would change them without a report.
+        Nodes in bodies of If, Loop and Scan stay in float32: the int8 methods do not support them,
+        and int4 would change them without a report.
+
+        Args:
+            keep: the names of nodes that stay in float32.
 
         Raises:
-            QuantizeError: if onnxruntime cannot.
+            QuantizeError: if onnxruntime cannot quantise the model.
         """
         made = self._quantised({self._stand_ins.get(name, name) for name in keep})
         rename(made.graph, {other: name for name, other in self._stand_ins.items()})
@@ -258,7 +274,7 @@ def prepare(path: Path, method: Method, folder: Path) -> onnx.ModelProto:
 
 
 def load_whole(path: Path) -> onnx.ModelProto:
-    """A model with its external weights from files next to it.
+    """Read a model with its external weights from files next to it.
 
     Raises:
         QuantizeError: if the weights are missing, or too large for one message.
@@ -405,7 +421,8 @@ def _name_nodes(graph: onnx.GraphProto) -> None:
 
 
 def tensor_names(graph: onnx.GraphProto) -> frozenset[str]:
-    """Every value of a graph: inputs, initializers, and the nodes' inputs and outputs."""
+    """Return the names of all values of a graph: inputs, initializers, and the nodes' inputs and
+    outputs."""
     names = {info.name for info in graph.input} | {tensor.name for tensor in graph.initializer}
     for node in graph.node:
         names.update(reads(node))

@@ -1,8 +1,8 @@
-"""Temporary names that prevent collisions with the names that the quantiser derives.
+"""Replaces names that would collide with names that the quantiser derives, while it runs.
 
 onnxruntime derives the names of added values: from `x` it derives `x_scale`, `x_quantized` and
-`x_QuantizeLinear`, and for a bias of several nodes `x1`, `x2` and so on. A model that has both
-`x` and `x_scale` would become invalid. So a name that is a prefix of another is replaced while the
+`x_QuantizeLinear`, and for a bias of several nodes `x1`, `x2` and so on. A model that has both `x`
+and `x_scale` would become invalid. So a name that is a prefix of another is replaced while the
 model is quantised:
 
     x, x_scale -> x.0, x_scale -> quantised -> x, x_scale, x.0_scale
@@ -17,8 +17,8 @@ import onnx
 
 
 def temporary_names(graph: onnx.GraphProto) -> dict[str, str]:
-    """Temporary names for nodes and values, also in bodies, whose name is a prefix of another name.
-    No name begins with a temporary name."""
+    """Return a temporary name for each name of a node or value, also in bodies, that is a prefix of
+    another name. No name begins with a temporary name."""
     names = {name for one in graphs(graph) for name in _names(one)}
     starts = {
         name[:end]
@@ -36,7 +36,7 @@ def temporary_names(graph: onnx.GraphProto) -> dict[str, str]:
 
 
 def rename(graph: onnx.GraphProto, to: Mapping[str, str]) -> None:
-    """Rename nodes and values of a graph and its bodies."""
+    """Rename nodes and values of a graph and its bodies in place."""
     for one in graphs(graph):
         for node in one.node:
             node.name = to.get(node.name, node.name)
@@ -47,14 +47,14 @@ def rename(graph: onnx.GraphProto, to: Mapping[str, str]) -> None:
 
 
 def fresh(base: str, taken: Collection[str]) -> str:
-    """A name that is not in use: `base`, or `base` with underscores appended."""
+    """Return a name that is not in `taken`: `base`, or `base` with underscores appended."""
     while base in taken:
         base += "_"
     return base
 
 
 def graphs(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
-    """A graph, and then the bodies in it: branches of If, bodies of Loop and Scan."""
+    """Yield a graph, and then all graphs in its nodes: branches of If, bodies of Loop and Scan."""
     yield graph
     for node in graph.node:
         for attribute in node.attribute:

@@ -1,4 +1,4 @@
-"""The file of a quantised model."""
+"""Writes the file of a quantised model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Random samples of a model, at the size hints of its dynamic dimensions."""
+"""Generates random samples of a model, at the size hints of its dynamic dimensions."""
 
 from __future__ import annotations
 
@@ -14,11 +14,13 @@ from tilewright.service.quantize.samples import Samples, model_inputs, random_sa
 
 
 def random_samples_at_hints(model: Path, given: Mapping[str, int]) -> Samples:
-    """Random samples. Random integers are valid rows of the tables that they index.
+    """Generate random samples of a model's inputs. Random integers are valid rows of the tables
+    that they index.
 
     Args:
-        given: sizes of dynamic dimensions; all others get the sizes at which a tuning job plans
-            the model.
+        model: the ONNX file.
+        given: sizes of dynamic dimensions; all others get the sizes at which a tuning job plans the
+            model.
 
     Raises:
         CompilerError: if the model does not compile.

@@ -1,4 +1,4 @@
-"""The report on a quantised model, as values."""
+"""Data classes of the report on a quantised model."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tilewright.service.quantize.selection import Selection
 
 @dataclass(frozen=True, slots=True)
 class LayerReport:
-    """A layer of the float32 model that the method quantises.
+    """The report on a layer that the method can quantise.
 
     Attributes:
         layer: the layer.

@@ -1,4 +1,4 @@
-"""The steps from a float32 model to a quantised model and its report, in order."""
+"""Runs the quantisation of a model: from a float32 model to a quantised model and its report."""
 
 from __future__ import annotations
 
@@ -45,27 +45,28 @@ Tell: TypeAlias = Callable[[str], None]
 
 
 def by_rule(planned: Planned) -> tuple[Planned, ScheduleSource | None]:
-    """A plan by the rules, with untuned schedules."""
+    """Return the plan unchanged, without tuned schedules; the default of
+    `QuantizeWork.select_schedules`."""
     return planned, None
 
 
 def quiet(_: str) -> None:
-    """Discard the messages on progress."""
+    """Discard a message on progress; the default of `QuantizeWork.tell`."""
 
 
 @dataclass(frozen=True, slots=True)
 class QuantizeWork:
-    """A model to quantise.
+    """A model to quantise, and how to do it.
 
     Attributes:
         model: the file of the float32 model.
         method: the method of quantising.
         samples: the samples of its inputs.
         device: the device on which the kernels are timed.
-        mode: the mode in which models are compiled for it.
+        mode: the mode in which models are compiled for the device.
         limit: the allowed loss, if one is stated.
         select_schedules: chooses the schedules with which the models are timed.
-        tell: receives each step.
+        tell: called with a text at the beginning of each step.
     """
 
     model: Path
@@ -82,8 +83,8 @@ def quantize(work: QuantizeWork) -> tuple[onnx.ModelProto, QuantizeReport]:
     """Quantise a model; return it with the report of its loss and savings.
 
     Raises:
-        NothingToQuantizeError: if the method changes nothing of the model.
-        QuantizeError: if the model cannot be quantised, or not without losing more than is allowed.
+        NothingToQuantizeError: if the method cannot quantise any node of the model.
+        QuantizeError: if the model cannot be quantised, or not without exceeding the allowed loss.
         CompilerError: if one of the models does not compile.
         DeviceError: if the device does not answer, or cannot run them.
     """

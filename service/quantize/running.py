@@ -1,4 +1,4 @@
-"""Models run on samples by Tilewright's own executor."""
+"""Runs models on samples with Tilewright's own executor, and compares their outputs."""
 
 from __future__ import annotations
 
@@ -23,9 +23,12 @@ from tilewright.service.quantize.switched import with_outputs
 
 @dataclass(frozen=True, slots=True)
 class CompiledFor:
-    """The sizes of named dimensions and the threads of every compilation here.
+    """Compiles the float32 model and its quantised variants with the same options.
 
-    `kernels` caches kernels across the models: quantised variants share most of them.
+    Attributes:
+        dims: the sizes of named dimensions.
+        threads: the threads of a run.
+        kernels: caches kernels across the models, because quantised variants share most of them.
     """
 
     dims: Mapping[str, int]
@@ -33,14 +36,20 @@ class CompiledFor:
     kernels: KernelCache = field(default_factory=KernelCache, repr=False, compare=False)
 
     def compile(self, model: onnx.ModelProto | Path) -> Model:
-        """Compile a model. Raises CompilerError."""
+        """Compile a model, and return it. Raises CompilerError."""
         options = CompileOptions(Mode(threads=self.threads), self.dims, kernels=self.kernels)
         return driver.compile_with(model, options)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FloatOutputs:
-    """The outputs of the float32 model, by `names`, for some samples."""
+    """The outputs of the float32 model for some samples, as reference.
+
+    Attributes:
+        names: the names of the outputs.
+        samples: the samples.
+        outputs: for each sample, the output arrays in the order of `names`.
+    """
 
     names: tuple[str, ...]
     samples: tuple[InputArrays, ...]
@@ -52,11 +61,16 @@ class FloatOutputs:
         return FloatOutputs(_names(executable), tuple(samples), outputs)
 
     def first(self, count: int) -> FloatOutputs:
-        """The outputs of the first `count` samples."""
+        """Return the outputs of the first `count` samples."""
         return replace(self, samples=self.samples[:count], outputs=self.outputs[:count])
 
     def compare(self, executable: Model, more: Mapping[str, Array] | None = None) -> Outputs:
-        """The outputs of another model for the same samples, which gets `more` inputs."""
+        """Run another model on the same samples; return the fidelity of its outputs to these.
+
+        Args:
+            executable: the other model.
+            more: inputs that only the other model has.
+        """
         found: Outputs = ()
         for sample, expected in zip(self.samples, self.outputs, strict=True):
             came = _outputs(executable, {**sample, **(more or {})})
@@ -90,9 +104,10 @@ def layer_fidelity(
     samples: Sequence[InputArrays],
     sizes: CompiledFor,
 ) -> list[Fidelity | None]:
-    """How near each layer's value in the quantised model is to that of the model.
+    """Run both models on the samples; return the fidelity of each layer's value in the quantised
+    model.
 
-    All samples count together. None for a layer whose value does not exist in both.
+    The sums are taken over all samples. A layer whose value does not exist in both models has None.
     """
     values = [layer.value for layer in layers if layer.value]
     seen = as_read(quantised.graph, values)

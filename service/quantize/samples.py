@@ -1,4 +1,4 @@
-"""Samples of a model's inputs: read from files, checked against the model, and split.
+"""Reads samples of a model's inputs from files, checks them against the model, and splits them.
 
 An .npz file holds one sample, arrays by input name; or many, where every array has a multiple of
 the rows that the model takes. A folder holds such files, or images (`images.py`).
@@ -33,7 +33,14 @@ InputArrays = Mapping[str, Array]
 
 @dataclass(frozen=True, slots=True)
 class Input:
-    """An input of a model: a dimension without a size has a name (`compiler.runtime.ports`)."""
+    """An input of a model.
+
+    Attributes:
+        name: the name of the input.
+        dtype: the type of its elements; object for texts.
+        dims: its dimensions: an integer, or a name for a dimension without a fixed size
+            (`compiler.runtime.ports`).
+    """
 
     name: str
     dtype: np.dtype
@@ -48,7 +55,7 @@ class Samples:
         calibration: the samples that determine value ranges.
         held_out: the samples that the report is computed on.
         dims: the sizes of the model's named dimensions.
-        origin: the origin of the samples: a path, or `"drawn"` for random ones.
+        origin: where the samples are from: a path, or `"drawn"` for random ones.
     """
 
     calibration: tuple[InputArrays, ...]
@@ -63,7 +70,8 @@ class Samples:
 
 
 def model_inputs(graph: onnx.GraphProto, ports: Mapping[str, Dims]) -> tuple[Input, ...]:
-    """The inputs that a run must give, with the dimensions from `ports`.
+    """Return the inputs that a run needs, with the dimensions from `ports`. Inputs that are not in
+    `ports` are left out.
 
     Raises:
         QuantizeError: if an input is not a tensor of numbers or texts.
@@ -85,7 +93,14 @@ def model_inputs(graph: onnx.GraphProto, ports: Mapping[str, Dims]) -> tuple[Inp
 def read_samples(
     path: Path, inputs: Sequence[Input], images: ImageOptions, dims: Mapping[str, int]
 ) -> Samples:
-    """The samples of a file or a folder; `dims` are sizes that `inputs` have already.
+    """Read the samples of a file or a folder, all of the same sizes, and split them.
+
+    Args:
+        path: the file or folder.
+        inputs: the inputs of the model.
+        images: the normalisation of images.
+        dims: the sizes of named dimensions that `inputs` already contains as integers;
+            `Samples.dims` includes them.
 
     Raises:
         QuantizeError: naming the file, and the array in it, that is wrong.
@@ -105,9 +120,10 @@ def read_samples(
 def read_each(
     path: Path, inputs: Sequence[Input], values: Mapping[str, float]
 ) -> Iterator[InputArrays]:
-    """The samples of a file or a folder, each of which may have sizes of its own.
+    """Yield the samples of a file or a folder, each of which may have other sizes.
 
-    An input of `values` that has no dimensions, or fixed ones, may be absent: a value fills it.
+    A sample may lack an input that `values` fills, if the input's dimensions are fixed or it is a
+    scalar.
 
     Raises:
         QuantizeError: naming the file, and the array in it, that is wrong.
@@ -126,9 +142,14 @@ def samples_of(
     inputs: Sequence[Input],
     values: Mapping[str, float],
 ) -> Iterator[InputArrays]:
-    """The samples in the arrays of files, each of which has a name (`read_each`).
+    """Check the arrays of files against the model's inputs, and yield the samples; see `read_each`.
 
-    A file whose arrays are called `0/NAME`, `1/NAME`, ... holds samples of all sizes.
+    A file with arrays named `0/NAME`, `1/NAME`, ... may hold samples of different sizes.
+
+    Args:
+        files: the name of each file, for messages, and its arrays by name.
+        inputs: the inputs of the model.
+        values: numbers that fill inputs, by name.
 
     Raises:
         QuantizeError: naming the file, and the array in it, that is wrong.
@@ -150,9 +171,11 @@ def random_samples(
     dims: Mapping[str, int],
     integers: Mapping[str, tuple[int, int] | None] | None = None,
 ) -> Samples:
-    """Random samples (`input_spec`), and empty texts; `dims` as in `read_samples`.
+    """Generate random samples (`input_spec`); texts are empty.
 
     Args:
+        inputs: the inputs of the model, with fixed dimensions.
+        dims: the sizes of named dimensions, for `Samples.dims`.
         integers: distributions of random integers by input name (`drawn_integers`).
 
     Raises:
@@ -178,8 +201,8 @@ def random_samples(
 
 
 def split(samples: Sequence[InputArrays], dims: Mapping[str, int], origin: str) -> Samples:
-    """Split samples: every fourth one is held out for the report. Of two or three samples the last
-    one is held out, and a single sample serves both purposes."""
+    """Split samples for calibration and report: every fourth sample is held out for the report. Of
+    two or three samples the last one is held out, and a single sample serves both purposes."""
     every = min(HELD_OUT, len(samples))
     held = tuple(s for i, s in enumerate(samples) if i % every == every - 1)
     rest = tuple(s for i, s in enumerate(samples) if i % every != every - 1)

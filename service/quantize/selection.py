@@ -23,12 +23,12 @@ ROUNDS = 10
 
 @dataclass(frozen=True, slots=True)
 class PartNoise:
-    """A part of a model.
+    """The noise and the saved time if only one part of a model is quantised.
 
     Attributes:
-        part: its position.
-        noise: noise over signal at the output with the most noise, if only this part is quantised.
-        saved_seconds: the seconds that quantising it saves; None if unknown.
+        part: the position of the part.
+        noise: noise divided by signal at the output with the most noise.
+        saved_seconds: the seconds that quantising the part saves; None if unknown.
     """
 
     part: int
@@ -38,7 +38,7 @@ class PartNoise:
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """The steps and the result of a search.
+    """The result of the search for parts that stay in float32, and its steps.
 
     Attributes:
         candidates: all parts, in the order in which they are kept.
@@ -89,13 +89,13 @@ def select(
     would_keep: Callable[[frozenset[int]], bool],
     does_keep: Callable[[frozenset[int]], bool],
 ) -> Selection | None:
-    """The parts to keep in float32, fewer than all; None if only all of them suffice.
+    """Search the fewest parts to keep in float32; None if the limit is met only with all of them.
 
     Args:
         candidates: the parts of the model.
-        would_keep: whether the switched model meets the limit with these parts in float32.
-        does_keep: the same for the real model, which is quantised anew. The last accepted set is
-            chosen.
+        would_keep: returns whether the switched model meets the limit with these parts in float32.
+        does_keep: returns the same for the real model, which is quantised anew. The last accepted
+            set is chosen.
     """
     order = by_noise_for_time(candidates)
     runs = len(order)

@@ -1,4 +1,4 @@
-"""A model in which inputs of each run choose, part by part, between float32 and quantised.
+"""Builds a model with inputs that select, part by part, float32 or quantised layers in each run.
 
 Every layer is computed in both ways, and a flag of its part chooses:
 
@@ -25,12 +25,13 @@ _FLAG = "tilewright.float32."
 
 
 def flag(part: int) -> str:
-    """The name of the input, a bool, that keeps a part in float32."""
+    """Return the name of the input, a bool, that selects float32 for a part."""
     return f"{_FLAG}{part}"
 
 
 def flags(count: int, keep: Collection[int]) -> dict[str, Array]:
-    """The flags of a run in which these of `count` parts stay in float32."""
+    """Return the flag inputs of a run in which the parts in `keep`, of `count` parts, stay in
+    float32."""
     return {flag(part): np.array(part in keep) for part in range(count)}
 
 
@@ -40,7 +41,14 @@ def switched_model(
     layers: Sequence[Layer],
     parts: Sequence[ModelPart],
 ) -> onnx.ModelProto:
-    """The quantised model with each float32 layer next to its quantised form."""
+    """Return a model that computes each layer in float32 and quantised, with a flag input per part.
+
+    Args:
+        model: the float32 model.
+        quantised: the model with all layers quantised.
+        layers: the layers.
+        parts: the parts; each has the positions of its layers.
+    """
     result = onnx.ModelProto()
     result.CopyFrom(quantised)
     graph = result.graph
@@ -131,7 +139,8 @@ class _Switches:
 
 
 def with_outputs(model: onnx.ModelProto, values: Collection[str]) -> onnx.ModelProto:
-    """The model with more outputs, values within it; the import infers their types."""
+    """Return a copy of the model with these values as further outputs. Their types are inferred
+    when the model is imported."""
     result = onnx.ModelProto()
     result.CopyFrom(model)
     there = {info.name for info in result.graph.output}
