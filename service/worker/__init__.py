@@ -1,1 +1,1 @@
-"""The measurement worker. It runs on a device: the standard library and NumPy are all it needs."""
+"""The measurement worker, which runs on a device with only the standard library and NumPy."""

@@ -1,4 +1,4 @@
-"""Cache of blobs on the device: files by digest, within a size limit."""
+"""Caches blobs on the device: files named by their digest, within a size limit."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ _PARTIAL = re.compile(r"\.[0-9a-f]{64}")
 
 
 def is_digest(text: object) -> bool:
-    """Whether this is a valid blob name, and so a safe file name."""
+    """Whether `text` is a valid blob name (64 hexadecimal digits), and therefore a safe file
+    name."""
     return isinstance(text, str) and _DIGEST.fullmatch(text) is not None
 
 
@@ -31,7 +32,7 @@ def _state(path: Path) -> _State:
 
 
 def partial_file(target: Path) -> Path:
-    """The path that holds a file's bytes until the download is complete."""
+    """Return the path at which the bytes of `target` are stored until its download is complete."""
     return target.with_name(f".{target.name}")
 
 
@@ -43,9 +44,10 @@ def _size(path: Path) -> int | None:
 
 
 class BlobCache:
-    """Files by digest, with a size limit; the least recently used are deleted first.
+    """A folder of files named by digest, with a size limit; the least recently used are deleted
+    first.
 
-    Partial downloads count, too. They outlive the process, and the download resumes.
+    Partial downloads count, too. They are kept when the process ends, and the download resumes.
     """
 
     def __init__(self, folder: Path, limit_bytes: int) -> None:
@@ -73,9 +75,10 @@ class BlobCache:
         return True
 
     def verified(self, digest: str) -> Path:
-        """The path of a file whose bytes have this digest. Call this before the file is loaded.
+        """Return the path of a file after verifying its digest. Call this before the file is
+        loaded.
 
-        It reads the file again if the file has changed since the last read. A damaged file is
+        The file is read again only if it has changed since the last verification. A damaged file is
         deleted.
 
         Raises:
@@ -94,7 +97,12 @@ class BlobCache:
         return path
 
     def refusal(self, blobs: Mapping[str, int]) -> str | None:
-        """The reason why blobs of these sizes exceed the cache together; None if they fit."""
+        """Return why these blobs cannot be cached together, because of the limit or the disk; None
+        if they can.
+
+        Args:
+            blobs: the size in bytes of each blob, by digest.
+        """
         wanted = sum(blobs.values())
         if wanted > self._limit_bytes:
             return (
@@ -108,14 +116,15 @@ class BlobCache:
         return None
 
     def make_room(self, blobs: Mapping[str, int], keep: Collection[str]) -> bool:
-        """Delete old files until the missing bytes of the blobs fit; returns whether they do.
+        """Delete the least recently used files until the missing bytes of `blobs` fit; return
+        whether they do.
 
         Files named by `keep` and the blobs' own files are not deleted.
         """
         return self._shrink(self._missing(blobs), {*keep, *blobs})
 
     def trim(self, keep: Collection[str]) -> None:
-        """Delete the oldest files beyond the limit, except those that `keep` names."""
+        """Delete the least recently used files beyond the limit, except those that `keep` names."""
         self._shrink(0, keep)
 
     def _shrink(self, coming: int, keep: Collection[str]) -> bool:

@@ -53,11 +53,12 @@ class Grade(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class DeviceFinding:
-    """The finding of one check.
+    """The result of one check of a device or an installation.
 
     Attributes:
         name: the property that was checked.
-        found: its state.
+        grade: the severity.
+        found: the state of the property.
         do: the remedy, with commands; "" if none is needed.
     """
 
@@ -96,7 +97,7 @@ def check_device(root: Path, cores: Sequence[int], probe: Probe) -> list[DeviceF
 
 
 def report(findings: Sequence[DeviceFinding], as_json: bool) -> str:
-    """The findings for people, or as JSON."""
+    """Format the findings as text for users, or as JSON."""
     if as_json:
         return json.dumps([asdict(each) for each in findings], indent=2)
     lines = []

@@ -1,4 +1,4 @@
-"""The thread that claims leases and fetches their blobs, so that the device never waits."""
+"""Claims leases and fetches their blobs in a thread, so that the device never waits."""
 
 from __future__ import annotations
 
@@ -27,10 +27,15 @@ as much as the first, and if the service's own copy is damaged, retries would ne
 
 
 class Claimer:
-    """Claims by long poll, fetches blobs, and prepares leases for measuring.
+    """Claims leases by long poll, fetches their blobs, and queues them for measuring.
 
     Args:
+        api: the calls to the service.
+        registration: the worker's registration with the service.
+        in_flight: the shared state of the leases.
+        reporter: reports leases that cannot be prepared.
         memory_bytes: the memory of the device; 0 if unknown.
+        log: writes messages.
     """
 
     def __init__(
@@ -50,7 +55,8 @@ class Claimer:
         self._log = log
 
     def serve(self) -> None:
-        """Claim and prepare leases until the worker ends: the main function of the thread."""
+        """Claim and prepare leases until the worker ends. This is the main function of the
+        thread."""
         in_flight = self._in_flight
         backoff = self._registration.backoff()
         claim_id = uuid.uuid4().hex

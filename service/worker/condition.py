@@ -1,4 +1,4 @@
-"""The present condition of the device: causes of slower runs of the same code."""
+"""Reads the present condition of the device, which may explain slower runs of the same code."""
 
 from __future__ import annotations
 
@@ -15,14 +15,16 @@ LONGEST_GOVERNOR = 100
 
 
 def device_condition(root: Path = Path("/")) -> dict[str, Any]:
-    """Temperature, load, clock and governor; None or "" for values that the system does not report.
-
-    `temperature_celsius` is the reading of the hottest sensor, `load` the average number of
-    runnable processes in the last minute, `clock_ratio` the clock of the fastest core as a share of
-    its highest.
+    """Read temperature, load, clock and governor from the operating system.
 
     Args:
         root: the folder that holds `proc` and `sys`.
+
+    Returns:
+        `temperature_celsius`, the reading of the hottest sensor; `load`, the average number of
+            runnable processes in the last minute; `clock_ratio`, the largest ratio of a core's
+            clock to its highest clock; `governor`, the names of the cores' governors. Values that
+            the system does not report are None or "".
     """
     sensors = [
         *(root / "sys/class/thermal").glob("thermal_zone*/temp"),

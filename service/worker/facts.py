@@ -1,4 +1,4 @@
-"""The device facts that a worker reports, found without LLVM."""
+"""Collects the device facts that a worker reports, without LLVM."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from tilewright.compiler.targets.detection import named_device
 
 
 def device_facts(cores: Collection[int] = ()) -> dict[str, Any]:
-    """The facts that go into every measurement: CPU model, cores, caches (bytes), governor, ...
+    """Return the facts that every measurement contains: CPU model, cores, caches (bytes), governor,
+    ...
 
     Args:
         cores: the cores that candidates run on; empty for all that this process may use.
@@ -20,7 +21,11 @@ def device_facts(cores: Collection[int] = ()) -> dict[str, Any]:
 
 
 def registration_facts(cores: Collection[int] = ()) -> dict[str, Any]:
-    """The facts of `device_facts` and the CPU's features, from which the service determines the
-    device's targets."""
+    """Return the facts that a worker registers with: those of `device_facts` and the CPU's
+    features. The service determines the device's targets from these.
+
+    Args:
+        cores: the cores that candidates run on; empty for all that this process may use.
+    """
     facts = named_device(cores=cores or None)
     return replace(facts, vector_bits=vector_bits() or facts.vector_bits).to_json()

@@ -33,7 +33,7 @@ _FIRMWARE_BITS = (
 
 
 class Heat:
-    """Finds the cause that throttles a device at the moment.
+    """Detects that a device is throttled at the moment, and finds the cause.
 
     Args:
         root: the folder that holds `sys`.
@@ -46,7 +46,8 @@ class Heat:
         self._throttled = self._count()
 
     def reason(self) -> str:
-        """The cause that throttles the device, as part of a sentence; "" if none does."""
+        """Return the cause that throttles the device, as part of a sentence; "" if it is not
+        throttled."""
         count, before = self._count(), self._throttled
         self._throttled = count
         counted = "its throttling was counted since the last look" if count > before else ""

@@ -1,4 +1,4 @@
-"""State shared by the threads of a worker: its in-flight leases, and the next step of each."""
+"""State shared by the threads of a worker: the leases that it works on."""
 
 from __future__ import annotations
 
@@ -17,7 +17,13 @@ PREFETCHED = 4
 
 @dataclass(slots=True)
 class HeldLease:
-    """A lease that this process works on. `lost` is set when the service reports it lost."""
+    """A lease that this process works on.
+
+    Attributes:
+        request: the request to measure or run.
+        lease_id: the id of the lease.
+        lost: set when the service reports that the lease is lost.
+    """
 
     request: Request
     lease_id: str
@@ -25,13 +31,16 @@ class HeldLease:
 
 
 class InFlightLeases:
-    """The in-flight leases of a worker. The condition `changed` guards them and their files.
+    """The leases that a worker has claimed and not yet reported, shared by its threads.
 
     Attributes:
-        changed: must be held to access `leases` or `unreported`; notified when a slot is free.
+        files: the state on disk.
+        cache: the blobs on disk.
+        changed: a condition that must be held to access `leases` or `unreported`; notified when
+            another lease may be claimed.
         leases: the leases by request id.
-        unreported: request ids whose results wait in the spool.
-        ready: leases whose blobs are on the disk.
+        unreported: the request ids of results that wait in the spool.
+        ready: the leases whose blobs are on the disk.
         away: whether the device is unreachable; the worker then claims no leases.
         stopping: set when the worker ends, by any thread.
         report_now: set when the spool has a new result.
@@ -49,25 +58,26 @@ class InFlightLeases:
         self.report_now = threading.Event()
 
     def stop(self) -> None:
-        """Stop the worker: all threads check this flag."""
+        """Set `stopping`, so that all threads of the worker end."""
         self.stopping.set()
         self.report_now.set()
 
     def room(self) -> int:
-        """Number of leases that may be claimed, at most PREFETCHED. Call it with `changed` held.
+        """Return the number of leases that may be claimed, at most PREFETCHED. Call it with
+        `changed` held.
 
-        Returns 0 while a result is unreported. Results are reported first, because the service
-        offers a request again once its lease expires.
+        The result is 0 while a result is unreported. Results are reported first, because the
+        service offers a request again once its lease expires.
         """
         return 0 if self.unreported or self.away else PREFETCHED - len(self.leases)
 
     def held(self) -> dict[str, str]:
-        """The lease of each in-flight request."""
+        """Return the lease id of each in-flight request, by request id."""
         with self.changed:
             return {name: work.lease_id for name, work in self.leases.items()}
 
     def digests(self) -> set[str]:
-        """The digests of the blobs that in-flight leases need."""
+        """Return the digests of the blobs that in-flight leases need."""
         with self.changed:
             return {d for work in self.leases.values() for d in work.request.digests}
 

@@ -38,7 +38,7 @@ class Unreachable(Exception):
 
 
 class Damaged(Unreachable):
-    """A complete download has another digest. The cause of a single one is the network."""
+    """A download is complete, but has another digest. A single case is caused by the network."""
 
 
 class Refused(Exception):
@@ -63,7 +63,8 @@ class Refused(Exception):
 
 
 class Distrusted(Exception):
-    """The answering server is not the service that this worker knows; its code is not run."""
+    """The server that answers lacks the key of the service that this worker knows. Its code is not
+    run."""
 
 
 class _NoRedirects(urllib.request.HTTPRedirectHandler):
@@ -74,7 +75,8 @@ class _NoRedirects(urllib.request.HTTPRedirectHandler):
 
 
 class Api:
-    """Calls to one service. Methods raise Unreachable or Refused."""
+    """Sends requests to one service with the worker's token. Methods raise Unreachable or
+    Refused."""
 
     def __init__(self, server: str, token: str, timeout_seconds: float = 30.0) -> None:
         self.server = server.rstrip("/")
@@ -89,7 +91,15 @@ class Api:
         body: Mapping[str, Any] | None = None,
         extra_seconds: float = 0.0,
     ) -> dict[str, Any]:
-        """Send a request with a JSON body; returns the JSON answer, {} for an empty one."""
+        """Send a request with a JSON body; return the JSON object of the answer, {} for an empty
+        answer.
+
+        Args:
+            method: the HTTP method.
+            path: the path on the server.
+            body: the JSON body; None for none.
+            extra_seconds: added to the usual timeout, for long polls.
+        """
         data = None if body is None else json.dumps(body).encode()
         request = self._request(method, path, data)
         try:
@@ -188,7 +198,7 @@ class Backoff:
         self._pause = FIRST_PAUSE_SECONDS
 
     def wait(self) -> None:
-        """Sleep for the next pause, or until the worker ends."""
+        """Sleep for the next pause; return early if the worker ends."""
         self._stopping.wait(self._pause * random.uniform(0.5, 1.0))
         self._pause = min(self._pause * 2, self._longest_seconds)
 
@@ -228,7 +238,7 @@ _Kind = TypeVar("_Kind", str, int, list[Any], dict[str, Any])
 
 
 def field(answer: object, name: str, kind: type[_Kind]) -> _Kind:
-    """A field of an answer. Raises Unreachable if it is missing or has another type."""
+    """Return a field of an answer. Raises Unreachable if it is missing or has another type."""
     found = answer.get(name) if isinstance(answer, dict) else None
     if type(found) is not kind:
         raise Unreachable(f"the answer is not the service's: it has no '{name}'")
@@ -236,7 +246,8 @@ def field(answer: object, name: str, kind: type[_Kind]) -> _Kind:
 
 
 def seconds_of(answer: Mapping[str, Any], name: str) -> float:
-    """An interval from an answer, within limits. Raises Unreachable if it is not a number."""
+    """Return an interval in seconds from an answer, limited to a valid range. Raises Unreachable if
+    it is not a number."""
     found = answer.get(name)
     if not isinstance(found, int | float) or isinstance(found, bool) or found != found:
         raise Unreachable(f"the answer is not the service's: it has no '{name}'")

@@ -1,4 +1,4 @@
-"""The log of a worker: lines on standard error, as text or as JSON."""
+"""Writes the log of a worker to standard error, as text or as JSON."""
 
 from __future__ import annotations
 
@@ -14,16 +14,20 @@ from tilewright.service.show.text import one_sentence
 
 
 class WorkerLog(Protocol):
-    """Writes a message. The levels are those of `logging`."""
+    """A function that writes a message to the log. Levels are those of `logging`."""
 
     def __call__(self, text: str, level: int = logging.WARNING, /) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
 class ErrorLog:
-    """Writes messages of at least a level to standard error.
+    """Writes messages to standard error.
 
-    JSON lines have the keys of the service's log: `event`, `level`, `timestamp`.
+    Lines in JSON have the keys of the service's log: `event`, `level`, `timestamp`.
+
+    Attributes:
+        least: the lowest level that is written.
+        as_json: whether lines are JSON.
     """
 
     least: int = logging.INFO

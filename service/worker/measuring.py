@@ -1,4 +1,4 @@
-"""The work of the main thread: one job of the harness after the other."""
+"""Runs the main thread of a worker: it measures leases with the harness, one after the other."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tilewright.tuner.protocol.version import ProtocolError
 
 
 class Measuring:
-    """Measures the ready leases, and checks the speed of the device while no lease is ready."""
+    """Measures the leases that are ready. If none is ready, it checks the speed of the device."""
 
     def __init__(
         self,

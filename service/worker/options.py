@@ -1,4 +1,4 @@
-"""The options of a worker, from its command line or its environment."""
+"""Parses the options of a worker from its command line and its environment."""
 
 from __future__ import annotations
 
@@ -20,7 +20,24 @@ from tilewright.tuner.measure.harness.driver import SANDBOX_USERS
 
 @dataclass(frozen=True, slots=True)
 class WorkerOptions:
-    """The options of a worker."""
+    """The options of a worker.
+
+    Attributes:
+        server: the URL of the service.
+        token: the worker's token.
+        name: the worker's name.
+        spool: the folder of the worker's state.
+        targets: the targets to measure for; empty to let the service determine them.
+        cache_bytes: the size limit of the cache of blobs.
+        sandbox_users: the range of user ids for the sandbox, if the harness runs as root.
+        sandbox_bytes: the memory limit of the sandbox; 0 for the memory of the machine.
+        cores: the cores that candidates run on; empty for all.
+        service_key: the public key of the service; None for the key of the first contact.
+        check: whether to check the device and exit.
+        as_json: whether the findings of the check, or the log, are JSON.
+        via: a command that reaches the device; "" for this machine.
+        log_level: the lowest level of messages that are logged.
+    """
 
     server: str
     token: str
@@ -52,7 +69,8 @@ class _Parser(argparse.ArgumentParser):
 
 
 def default_spool(environment: Mapping[str, str]) -> Path:
-    """`$TILEWRIGHT_SPOOL`, `$XDG_STATE_HOME/tilewright`, or ~/.local/state/tilewright."""
+    """Return the default folder of the worker's state: `$TILEWRIGHT_SPOOL`,
+    `$XDG_STATE_HOME/tilewright`, or `~/.local/state/tilewright`."""
     given = environment.get("TILEWRIGHT_SPOOL", "")
     base = environment.get("XDG_STATE_HOME", "")
     if given:
@@ -63,9 +81,12 @@ def default_spool(environment: Mapping[str, str]) -> Path:
 def parse_arguments(
     arguments: Sequence[str], environment: Mapping[str, str], root: Path = Path("/")
 ) -> WorkerOptions:
-    """The options; exits with status 2 and a sentence for wrong usage.
+    """Parse the command line, with defaults from the environment. For wrong usage, print a sentence
+    and exit with status 2.
 
     Args:
+        arguments: the words of the command line.
+        environment: the environment variables.
         root: the folder that holds `proc` and `sys`.
     """
     parser = _Parser("tilewright-worker", description="Measure candidates.")
@@ -195,7 +216,7 @@ def parse_arguments(
 
 
 def of_base64(text: str) -> bytes:
-    """The bytes of a key or a signature; empty for invalid base64."""
+    """Return the bytes of a key or a signature in base64; empty for invalid base64."""
     try:
         return base64.b64decode(text, validate=True)
     except ValueError:

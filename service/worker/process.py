@@ -1,12 +1,13 @@
-"""A measurement worker: leases work over HTTP, does it in a sandbox, reports results.
+"""Runs a measurement worker: it leases work over HTTP, measures it in a sandbox, and reports
+results.
 
     python -m tilewright.service.worker --server http://127.0.0.1:8080 --token-file TOKEN
 
-Three threads share the work. One claims leases and fetches their blobs (`claiming`), so that the
-device never waits for the network. The main thread has a harness measure them (`measuring`). One
-reports results and renews leases (`reporting`). Their shared state is in `held_lease`. The harness
-(`tuner.measure.harness`) runs on this machine, or on a device that a command reaches. It needs the
-standard library and NumPy alone.
+Three threads share the work. The first claims leases and fetches their blobs (`claiming`), so that
+the device never waits for the network. The main thread measures them with a harness (`measuring`).
+The third reports results and renews leases (`reporting`). Their shared state is in `held_lease`.
+The harness (`tuner.measure.harness`) runs on this machine, or on a device that a command reaches.
+The worker needs only the standard library and NumPy.
 """
 
 from __future__ import annotations

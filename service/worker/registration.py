@@ -1,4 +1,5 @@
-"""A worker's registration with the service: its id, and the intervals that the service sets."""
+"""Registers a worker with the service, and stores its id and the intervals that the service
+sets."""
 
 from __future__ import annotations
 
@@ -26,10 +27,15 @@ from tilewright.tuner.protocol.version import PROTOCOL
 
 
 class Registration:
-    """Registers the worker, at its start and whenever the service has forgotten it.
+    """Registers the worker, at its start and whenever the service no longer knows it.
 
     Args:
+        options: the options of the worker.
+        api: the calls to the service.
+        files: the state on disk, with the worker's id and the service's key.
         facts: the facts of the device.
+        stopping: set when the worker ends.
+        log: writes messages.
     """
 
     def __init__(
@@ -55,8 +61,8 @@ class Registration:
         self._longest_pause = LAST_PAUSE_SECONDS
 
     def backoff(self) -> Backoff:
-        """Pauses that are much shorter than a lease, so that all leases are renewed if the service
-        comes back."""
+        """Return a Backoff whose pauses are much shorter than a lease. So all leases are renewed in
+        time when the service is available again."""
         return Backoff(self._stopping, self._longest_pause)
 
     def register_again(self, worker_id: str) -> None:
@@ -138,7 +144,7 @@ class Registration:
         self._service_key = data
 
     def check_signed(self, request_id: str, payload: dict[str, Any], signature: str) -> None:
-        """Raises Distrusted unless the service signed that this request is to be run."""
+        """Check that the service's key has signed this request. Raises Distrusted otherwise."""
         said = signed_lease(request_id, payload)
         if not is_signature(self._service_key, said, of_base64(signature)):
             raise Distrusted(

@@ -1,5 +1,5 @@
-"""The thread that reports results and renews leases, and the messages of all threads to the
-service."""
+"""Reports results and renews leases in a thread. All threads send their messages about leases
+here."""
 
 from __future__ import annotations
 
@@ -22,12 +22,17 @@ KILLED, WORKER, SERVICE = "killed", "worker", "service"
 
 
 class Reporter:
-    """Reports results from the spool, and sends heartbeats.
+    """Reports results from the spool, and sends heartbeats, which renew leases.
 
-    `finished` is the number of results so far.
+    Attributes:
+        finished: the number of results since the start.
 
     Args:
+        api: the calls to the service.
+        registration: the worker's registration with the service.
+        in_flight: the shared state of the leases.
         state: returns the present condition of the device, which heartbeats report.
+        log: writes messages.
     """
 
     def __init__(
@@ -47,8 +52,8 @@ class Reporter:
         self.finished = 0
 
     def serve(self) -> None:
-        """Report results and renew leases until the worker ends, and then report the last results:
-        the main function of the thread."""
+        """Report results and renew leases until the worker ends, and then report the last results.
+        This is the main function of the thread."""
         stopping, report_now = self._in_flight.stopping, self._in_flight.report_now
         backoff = self._registration.backoff()
         next_heartbeat = 0.0
@@ -72,7 +77,7 @@ class Reporter:
             report_now.wait(max(0.05, next_heartbeat - time.monotonic()))
 
     def finish(self, work: HeldLease, result: MeasureResult | RunResult) -> None:
-        """Store a result in the spool, where it survives the end of the process."""
+        """Store the result of a lease in the spool, where it survives the end of the process."""
         request_id = work.request.request_id
         with self._in_flight.changed:
             entry = Spooled(request_id, work.lease_id, uuid.uuid4().hex, result.to_json())
@@ -89,7 +94,7 @@ class Reporter:
         self._in_flight.report_now.set()
 
     def report_spool(self) -> None:
-        """Report the results that wait. Raises Unreachable."""
+        """Report the results that wait in the spool. Raises Unreachable."""
         files, in_flight = self._in_flight.files, self._in_flight
         for entry in files.spooled():
             wanted = self._report(entry)
@@ -105,7 +110,14 @@ class Reporter:
                     in_flight.changed.notify_all()
 
     def fail(self, lease_id: str, cause: str, error: str) -> None:
-        """Report that the worker gives a lease up, with the cause. Raises Unreachable."""
+        """Report that the worker abandons a lease. Raises Unreachable.
+
+        Args:
+            lease_id: the lease.
+            cause: KILLED if the worker died with the lease, WORKER if this device cannot run it,
+                SERVICE if no device could.
+            error: a sentence.
+        """
         body = {
             "worker_id": self._registration.worker_id,
             "cause": cause,

@@ -1,4 +1,4 @@
-"""Keeps the token from other processes of the same machine, candidates among them."""
+"""Hides the worker's token from other processes of the same machine, including candidates."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ _PR_SET_DUMPABLE = 4
 
 
 def hide_secrets(token: str, log: Log) -> None:
-    """Close this process's memory and environment to all but root, blank its command line."""
+    """Make this process's memory and environment readable by root only, and blank the token in its
+    command line. On other systems than Linux, do nothing. A failure is logged."""
     if sys.platform != "linux":
         return
     try:
@@ -36,10 +37,8 @@ def hide_process() -> None:
 
 
 def hide_argument(secret: str) -> bool:
-    """Blank a secret in this process's command line, which every user may read.
-
-    Returns whether it was removed completely.
-    """
+    """Blank a secret in this process's command line, which every user may read; return whether no
+    trace of it is left."""
     with open("/proc/self/stat", encoding="ascii", errors="replace") as file:
         fields = file.read().rpartition(")")[2].split()
     start, end = int(fields[45]), int(fields[46])

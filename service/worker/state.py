@@ -1,11 +1,11 @@
-"""The state that a worker keeps on disk: its id, its leases, finished results, and blobs.
+"""Stores a worker's state on disk: its id, its leases, finished results, and blobs.
 
     STATE/SERVER-DIGEST/service-key   the public key of the service, from the first contact
                         0/lock        one worker process per folder
                           id          the id that the worker generated at its first start
                           leases/     leases that are not measured yet
                           spool/      results that the service has not acknowledged
-                          aside/      the last results that it does not take, for people to look at
+                          aside/      the last results that the service rejected, for inspection
                           blobs/      shared objects and expected outputs by digest
 
 A result is finished once it lies in the spool: a worker that is killed afterwards reports it when
@@ -34,7 +34,14 @@ ASIDE_RESULTS = 64
 
 @dataclass(frozen=True, slots=True)
 class Spooled:
-    """A finished result with the lease that it belongs to."""
+    """A finished result in the spool.
+
+    Attributes:
+        request_id: the request.
+        lease_id: the lease under which it was measured.
+        result_key: a random id of the result.
+        result: the result as JSON.
+    """
 
     request_id: str
     lease_id: str
@@ -43,9 +50,11 @@ class Spooled:
 
 
 class StateFolder:
-    """A folder that belongs to this process until the process ends, by any cause.
+    """A worker's folder on disk. It is locked until this process ends, by any cause.
 
-    `number` distinguishes it from the folders of other workers on this machine.
+    Attributes:
+        path: the folder.
+        number: distinguishes it from the folders of other workers on this machine.
     """
 
     def __init__(self, base: Path, server: str) -> None:
@@ -78,7 +87,7 @@ class StateFolder:
 
     @property
     def worker_id(self) -> str | None:
-        """The id from an earlier process; None if the file has no valid id."""
+        """The id that was stored by this or an earlier process; None if there is no valid id."""
         try:
             text = (self.path / "id").read_text(errors="replace").strip()
         except OSError:
@@ -91,8 +100,8 @@ class StateFolder:
 
     @property
     def service_key(self) -> str | None:
-        """The public key of the service from the first contact, shared by all workers of this
-        machine."""
+        """The public key of the service from the first contact; None before it. All workers of this
+        machine share it."""
         try:
             return (self.path.parent / "service-key").read_text().strip() or None
         except OSError:
@@ -109,26 +118,29 @@ class StateFolder:
     # leases: request id -> lease id, of the requests that are not measured yet
 
     def hold(self, request_id: str, lease_id: str) -> None:
-        """Store a lease on disk, so that it is returned after a crash before it expires."""
+        """Store a lease on disk. After a crash, the next process returns it before it expires."""
         (self.path / "leases" / request_id).write_text(lease_id)
 
     def drop(self, request_id: str) -> None:
         (self.path / "leases" / request_id).unlink(missing_ok=True)
 
     def held(self) -> dict[str, str]:
-        """Leases of an earlier process. A file truncated by a crash names a lease unknown to the
-        service; the real lease expires."""
+        """Return the stored leases: lease ids by request id.
+
+        A file truncated by a crash contains a lease id that the service does not know; the real
+        lease then expires.
+        """
         return {path.name: path.read_text() for path in (self.path / "leases").iterdir()}
 
     # the spool
 
     def spool(self, entry: Spooled) -> None:
-        """Store a result on disk, which completes it. Raises OSError on a full disk."""
+        """Store a result in the spool, which finishes it. Raises OSError if the disk is full."""
         data = json.dumps(asdict(entry)).encode()
         write_atomically(self.path / "spool" / f"{entry.request_id}.json", data)
 
     def spooled(self) -> list[Spooled]:
-        """Results that wait for the service, the oldest first.
+        """Return the results in the spool, the oldest first.
 
         Unreadable results, written by another release or damaged on the disk, are moved to `aside`.
         """
@@ -147,8 +159,8 @@ class StateFolder:
             return None
 
     def set_aside(self, request_id: str) -> None:
-        """Keep a result that the service rejected. If there are too many, the oldest one is
-        deleted."""
+        """Move a result from the spool to `aside`, because the service rejected it or it is
+        unreadable. If there are too many, the oldest ones are deleted."""
         name = f"{request_id}.json"
         (self.path / "spool" / name).replace(self.path / "aside" / name)
         kept = sorted((self.path / "aside").iterdir(), key=lambda path: path.stat().st_mtime)
@@ -161,8 +173,8 @@ class StateFolder:
 
 
 def write_atomically(path: Path, data: bytes) -> None:
-    """Replace the content of a file with `data`. After a crash or a power failure the file has
-    either all of the new or all of the old content."""
+    """Replace the content of a file with `data`. After a crash or a power failure, the file has
+    either the complete old or the complete new content."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}")
     try:
         with temporary.open("wb") as file:
