@@ -1,4 +1,4 @@
-"""Reading and writing named arrays in .npz files."""
+"""Reads and writes named arrays in .npz files."""
 
 from __future__ import annotations
 

@@ -40,15 +40,16 @@ log = structlog.get_logger("tilewright.background")
 
 @dataclass(frozen=True, slots=True)
 class BackgroundTuner:
-    """Tunes a model with `tilewright tune` in a child process, and compiles the served program.
+    """Tunes a model with `tilewright tune` in a child process, and returns the compiled program to
+    serve.
 
-    That is the tuned program unless it lost the end-to-end comparison.
+    This is the tuned program unless it lost the end-to-end comparison.
 
     Attributes:
         seconds: the limit of tuning time.
         trials: the limit of trials.
         settings: select the database; by default the settings of the environment.
-        niceness: of the child process, so that the running program has priority.
+        niceness: the niceness of the child process, so that the running program has priority.
         keep: whether to share the tuned model with other processes, in the compilation cache.
     """
 
@@ -59,7 +60,8 @@ class BackgroundTuner:
     keep: bool = True
 
     def kept(self, model: ReadModel, options: CompileOptions) -> Model | None:
-        """Return the model that any process tuned before with these options, or None."""
+        """Return the tuned model that any process stored for these options; None if there is
+        none."""
         return self._models().tuned(model, options)
 
     def _models(self) -> CompilationCache:
@@ -100,7 +102,7 @@ class BackgroundTuner:
                 storage.close()
 
     def command(self, path: Path, options: CompileOptions) -> Sequence[str]:
-        """Return the command that tunes a model file with the options.
+        """Return the words of the command that tunes a model file with these options.
 
         The file must be the only one in its folder.
         """

@@ -1,4 +1,4 @@
-"""Comparison of two artifacts or jobs: their common kernels, schedules and times."""
+"""Compares two artifacts or jobs: their common kernels, schedules and times."""
 
 from __future__ import annotations
 
@@ -18,14 +18,18 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class ComparedKernel:
-    """One workload of a side.
+    """One workload of an artifact or a job.
 
     Attributes:
+        key: the key of the workload.
         name: a readable name. It is "" in artifacts, where `told` has operators and a shape.
+        count: how often the model has the workload.
         seconds: the time of one run of the workload, or None without a measurement.
+        schedule: the JSON form of its schedule.
         macs: the multiply-adds of its definition.
         runs: how often a run of the model executes it. With dynamic sizes this differs from
             `count`.
+        told: operators and a shape, for a workload of an artifact; otherwise "".
     """
 
     key: str
@@ -40,7 +44,14 @@ class ComparedKernel:
 
 @dataclass(frozen=True, slots=True)
 class ComparedSide:
-    """An artifact or a job. `facts` describe its target, options and size."""
+    """One side of a comparison: an artifact or a job.
+
+    Attributes:
+        name: the name of the side.
+        facts: the facts to compare, by name: target, options and size.
+        kernels: the workloads by key.
+        seconds: the time of all kernels in one run of the model; None if unknown.
+    """
 
     name: str
     facts: Mapping[str, Any]
@@ -50,26 +61,32 @@ class ComparedSide:
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """A workload of one side or of both, or two workloads that are alike."""
+    """A row of a comparison: a workload of both sides, of only one side, or two similar workloads.
+
+    Attributes:
+        a: the workload of side A; None if A lacks it.
+        b: the workload of side B; None if B lacks it.
+    """
 
     a: ComparedKernel | None
     b: ComparedKernel | None
 
     @property
     def alike(self) -> bool:
-        """Whether the sides have different workloads, which differ in types or layouts only."""
+        """Whether the pair has two different workloads, which differ only in types or layouts."""
         return self.a is not None and self.b is not None and self.a.key != self.b.key
 
     @property
     def counts(self) -> str:
-        """How often the model has the workload: `4`, or `4 > 2` if the sides differ."""
+        """How often the model has the workload, as text: `4`, or `4 > 2` if the sides differ."""
         counts = [None if kernel is None else kernel.count for kernel in (self.a, self.b)]
         said = ["-" if count is None else str(count) for count in counts]
         return said[0] if counts[0] == counts[1] else " > ".join(said)
 
     @property
     def schedules(self) -> str:
-        """The difference of the schedules: changed knobs, or the schedule of the only side."""
+        """The difference of the schedules as text: the changed knobs, or the schedule of the only
+        side."""
         a, b = self.a, self.b
         if a is None or b is None:
             only, kernel = ("only in B", b) if a is None else ("only in A", a)
@@ -100,7 +117,8 @@ class Pair:
 
     @property
     def name(self) -> str:
-        """The name from a side that has one, else operators and a shape, else the key's start."""
+        """A readable name: the name on either side, or operators and a shape, or the start of the
+        key."""
         sides = [kernel for kernel in (self.a, self.b) if kernel]
         names = (*(k.name for k in sides), *(k.told for k in sides), self.either.key[:12])
         return next(filter(None, names))
@@ -129,7 +147,13 @@ class Pair:
 
 @dataclass(frozen=True, slots=True)
 class ModelDifference:
-    """Both sides, and the pairs of their kernels, the largest time difference first."""
+    """The difference of two artifacts or jobs.
+
+    Attributes:
+        a: side A.
+        b: side B.
+        pairs: the pairs of their kernels, the largest time difference first.
+    """
 
     a: ComparedSide
     b: ComparedSide
@@ -137,14 +161,15 @@ class ModelDifference:
 
     @property
     def changed(self) -> dict[str, tuple[Any, Any]]:
-        """The facts that differ between the sides, by name."""
+        """The facts that differ between the sides: (value of A, value of B) by name."""
         names = [*self.a.facts, *(name for name in self.b.facts if name not in self.a.facts)]
         both = {name: (self.a.facts.get(name), self.b.facts.get(name)) for name in names}
         return {name: values for name, values in both.items() if values[0] != values[1]}
 
     @property
     def facts(self) -> list[tuple[str, str, str]]:
-        """The rows (name, A, B) of the sides, of the facts that differ, and of the times."""
+        """Rows (name, A, B) of a table: the names of the sides, the facts that differ, and the
+        times."""
         changed = [
             (name.replace("_", " "), _text(a), _text(b)) for name, (a, b) in self.changed.items()
         ]
@@ -174,10 +199,10 @@ class ModelDifference:
 
 
 def difference(a: ComparedSide, b: ComparedSide) -> ModelDifference:
-    """Compare two sides.
+    """Compare two artifacts or jobs.
 
-    Kernels with the same workload match. Of the others, kernels with the same name match in their
-    order, if both sides have equally many of that name.
+    Kernels with the same workload form a pair. The other kernels are paired by name, in their
+    order, if both sides have equally many kernels of that name.
     """
     keys = dict.fromkeys([*a.kernels, *b.kernels])
     pairs = [Pair(a.kernels.get(key), b.kernels.get(key)) for key in keys]
@@ -223,7 +248,8 @@ def knob_changes(
 
 
 def side_of_job(job: JobView, tasks: Sequence[TaskView]) -> ComparedSide:
-    """Return the side of a job, with the best known time and schedule of each task."""
+    """Return a job as a side of a comparison, with the best known time and schedule of each
+    task."""
     known = {
         task.workload_key: ComparedKernel(
             task.workload_key,
@@ -253,12 +279,12 @@ def side_of_job(job: JobView, tasks: Sequence[TaskView]) -> ComparedSide:
 def side_of_artifact(
     artifact: Artifact, timed: Mapping[str, tuple[int, float]] | None = None
 ) -> ComparedSide:
-    """Return the side of an artifact.
+    """Return an artifact as a side of a comparison.
 
     Args:
         artifact: the result of `read_artifact`.
-        timed: maps the name of each kernel to its calls per run and the seconds of these calls.
-            The key "" has the seconds of all other instructions. None without a measurement.
+        timed: maps the name of each kernel to its calls per run and the seconds of these calls. The
+            key "" has the seconds of all other instructions. None without a measurement.
     """
     program = artifact.programs[0].program
     specs = {spec.name: spec for spec in program.kernels}

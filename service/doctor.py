@@ -1,4 +1,4 @@
-"""Checks of an installation, with remedies: LLVM, linkers, cores, disks, the database.
+"""Checks an installation: LLVM, linkers, cores, disks, the database. Each finding has a remedy.
 
 `service.worker.check` checks the machine as a measurement device.
 """
@@ -27,7 +27,8 @@ ENOUGH_FREE_BYTES = 2 << 30
 
 
 def check_installation(settings: Settings, root: Path = Path("/")) -> list[DeviceFinding]:
-    """Return all findings, except findings about the machine as a measurement device.
+    """Run all checks of the installation, and return their findings. The machine is not checked as
+    a measurement device.
 
     Args:
         settings: state the locations of the database and the blobs.

@@ -1,4 +1,5 @@
-"""Tokens of the embedded mode, in which one owner runs the service from one data folder."""
+"""Stores the tokens of the embedded mode, in which one owner runs the service from one data
+folder."""
 
 from __future__ import annotations
 
@@ -52,14 +53,16 @@ def _kept_token(file: Path, name: str, scope: Scope, storage: Storage) -> str:
 
 
 def is_owner_token(settings: Settings, storage: Storage, token_id: str) -> bool:
-    """Whether the data folder contains the token with this id. Raises StorageError."""
+    """Whether the owner's token in the data folder has this id. Raises StorageError if the token
+    file cannot be used."""
     secret = read_token(settings)
     known = storage.tokens.find(secret) if secret else None
     return known is not None and known.id == token_id
 
 
 def keep_owner_token(settings: Settings, secret: str) -> None:
-    """Replace the secret in the data folder. Raises StorageError."""
+    """Store `secret` as the owner's token in the data folder, in place of the previous one. Raises
+    StorageError if the file cannot be written."""
     with _alone(settings.data_folder):
         settings.token_file.unlink(missing_ok=True)
         _make(settings.token_file, secret)
@@ -83,7 +86,7 @@ def _alone(folder: Path) -> Iterator[None]:
 
 
 def read_token(settings: Settings) -> str:
-    """Return the token in the data folder, or "" without a token file.
+    """Return the owner's token from the data folder, or "" without a token file.
 
     Raises:
         StorageError: if the file cannot be read, or does not contain a token.

@@ -1,4 +1,4 @@
-"""Atomic replacement of files."""
+"""Replaces files atomically."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from typing import IO
 
 @contextmanager
 def replacing(path: Path) -> Iterator[IO[bytes]]:
-    """Open a file for writing that replaces `path` once it is complete.
+    """Open a file for writing that replaces `path` when the body of the with statement ends without
+    an error.
 
     If `path` is a link, the link's target is replaced. A device or a pipe is written directly.
 

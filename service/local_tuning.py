@@ -24,7 +24,7 @@ def tune(
     threads: int = 1,
     **options: Any,
 ) -> Model:
-    """Tune a model on this machine and load the result: `tilewright tune MODEL -o OUTPUT`.
+    """Tune a model on this machine and load the result, as `tilewright tune MODEL -o OUTPUT` does.
 
     The command runs as a child process, so a script that calls this needs no guard for
     multiprocessing. Measurements and records stay in the database that the settings name
@@ -33,8 +33,8 @@ def tune(
     Args:
         model: an ONNX file.
         output: the folder for the artifact; it may hold an older artifact, and nothing else.
-        seconds: the budget of the whole job; None: only `trials` limit it.
-        target: the name of a target; a machine tunes for those that it runs.
+        seconds: the limit of the time of the whole job; None if only `trials` limits it.
+        target: the name of a target that this machine runs.
         threads: threads of a run.
         options: other options of a job: `trials`, `dims` (a size or range for named dimensions,
             such as 8 or "1..64@8"), `numerics`, `precision`, `stop_gain`, ...

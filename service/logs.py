@@ -1,4 +1,5 @@
-"""Structured logs on standard error, as text or JSON, including the compiler's warnings."""
+"""Configures structured logs on standard error, as text or JSON, including the compiler's
+warnings."""
 
 from __future__ import annotations
 
@@ -37,7 +38,7 @@ def set_up(level: LogLevel, log_format: LogFormat) -> None:
 
 
 def log_warnings() -> None:
-    """Write Python's warnings to the log."""
+    """Redirect Python's warnings to the log of this process."""
     warnings.showwarning = _warn
 
 

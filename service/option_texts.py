@@ -1,4 +1,4 @@
-"""Parsing and formatting of command-line values: shares, dimension sizes, values of inputs."""
+"""Parses and formats command-line values: shares, sizes of dimensions, values of inputs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ class OptionError(ValueError):
 
 
 def parse_share(option: str, text: str) -> float:
-    """Return 0.005 for "0.5%" or "0.005". Raises OptionError."""
+    """Parse a share: 0.005 for "0.5%" or "0.005". Raises OptionError."""
     number = text.removesuffix("%")
     try:
         share = float(number) / (100 if text.endswith("%") else 1)
@@ -24,13 +24,14 @@ def parse_share(option: str, text: str) -> float:
 
 
 def share_text(share: float) -> str:
-    """Return "0.5%" for 0.005, or a plain number if the percentage would not round-trip."""
+    """Format a share: "0.5%" for 0.005, or a plain number if the percentage would not
+    round-trip."""
     percent = f"{100 * share:g}%"
     return percent if parse_share("", percent) == share else str(share)
 
 
 def parse_dims(given: Iterable[str] | None) -> dict[str, int]:
-    """Return {"batch": 1} for ["batch=1"]. Raises OptionError."""
+    """Parse sizes of dimensions: {"batch": 1} for ["batch=1"]. Raises OptionError."""
     dims: dict[str, int] = {}
     for text in given or ():
         name, equals, size = text.rpartition("=")
@@ -46,7 +47,8 @@ def parse_dims(given: Iterable[str] | None) -> dict[str, int]:
 
 
 def parse_sizes(given: Iterable[str] | None) -> dict[str, tuple[int | str, ...]]:
-    """Return {"sequence": ("1..512", 128)} for ["sequence=1..512,128"]. Raises OptionError."""
+    """Parse sizes and ranges of dimensions: {"sequence": ("1..512", 128)} for
+    ["sequence=1..512,128"]. Raises OptionError."""
     from tilewright.compiler.errors import InvalidArgumentError
     from tilewright.compiler.sizes.hinted_ranges import size_choices
 
@@ -70,7 +72,8 @@ def parse_sizes(given: Iterable[str] | None) -> dict[str, tuple[int | str, ...]]
 
 
 def size_texts(sizes: Mapping[str, int | str | Sequence[int | str]]) -> list[str]:
-    """Return ["sequence=128,1..512@8"] for {"sequence": ("1..512@8", 128)}.
+    """Format sizes and ranges of dimensions: ["sequence=128,1..512@8"] for {"sequence":
+    ("1..512@8", 128)}.
 
     A range with hints is last, because hints end a text.
     """
@@ -83,7 +86,8 @@ def size_texts(sizes: Mapping[str, int | str | Sequence[int | str]]) -> list[str
 
 
 def parse_ranges(given: Iterable[str] | None) -> dict[str, int | str]:
-    """Return {"sequence": "1..512"} for ["sequence=1..512"]. Raises OptionError."""
+    """Parse one size or range per dimension: {"sequence": "1..512"} for ["sequence=1..512"]. Raises
+    OptionError."""
     ranges: dict[str, int | str] = {}
     for name, choices in parse_sizes(given).items():
         if len(choices) != 1:
@@ -93,7 +97,7 @@ def parse_ranges(given: Iterable[str] | None) -> dict[str, int | str]:
 
 
 def parse_values(given: Iterable[str] | None) -> dict[str, int | float]:
-    """Return {"sr": 16000} for ["sr=16000"]. Raises OptionError."""
+    """Parse values of inputs: {"sr": 16000} for ["sr=16000"]. Raises OptionError."""
     found: dict[str, int | float] = {}
     for text in given or ():
         name, _, number = text.rpartition("=")
@@ -108,5 +112,5 @@ def parse_values(given: Iterable[str] | None) -> dict[str, int | float]:
 
 
 def value_texts(values: Mapping[str, float]) -> list[str]:
-    """Return ["sr=16000"] for {"sr": 16000}."""
+    """Format values of inputs: ["sr=16000"] for {"sr": 16000}."""
     return [f"{name}={number}" for name, number in values.items()]

@@ -52,14 +52,14 @@ DAY = 86400
 
 @dataclass(frozen=True, slots=True)
 class TextForm:
-    """A value that a command line states as text.
+    """The textual form of an option's value on a command line.
 
     Attributes:
         metavar: the form of the text, for the help of commands.
-        read: the value; the arguments are the flag and the text, or all texts if it is repeatable.
+        read: returns the value, from the flag and the text, or all texts if the flag is repeatable.
             Raises OptionError.
-        write: the text or texts of a value.
-        repeatable: the flag is given once per entry.
+        write: returns the text, or all texts, of a value.
+        repeatable: whether the flag is given once per entry.
     """
 
     metavar: str
@@ -74,8 +74,8 @@ class UserOption:
 
     Attributes:
         help: the documentation, for commands and for the description of the REST interface.
-        flag: the option of commands; without one, commands state the value in a way of their own.
-        text: how a command line states the value; None if it is a number, a name or a switch.
+        flag: the flag of commands; "" if commands accept the value in another way.
+        text: the textual form of the value; None if it is a number, a name or a switch.
         example: a value for the description of the REST interface.
     """
 
@@ -87,7 +87,14 @@ class UserOption:
 
 @dataclass(frozen=True, slots=True)
 class OptionField:
-    """A field of a class of options: its name, its type with all marks, its option, its default."""
+    """A field of a class of options.
+
+    Attributes:
+        name: the name of the field.
+        annotation: its type, with all annotations.
+        option: its documentation and its flag.
+        default: its default.
+    """
 
     name: str
     annotation: Any
@@ -96,7 +103,7 @@ class OptionField:
 
 
 def option_fields(kind: Any) -> tuple[OptionField, ...]:
-    """The fields of a class of options."""
+    """Return the fields of a class of options, in their order."""
     return _option_fields(kind)
 
 
@@ -114,12 +121,13 @@ def _described(declared: Field[Any], annotation: Any) -> OptionField:
 
 
 def given_values(options: Any) -> dict[str, Any]:
-    """The fields of an object of options by name."""
+    """Return the values of an object of options by field name."""
     return {each.name: getattr(options, each.name) for each in option_fields(type(options))}
 
 
 def option_words(options: Any) -> list[str]:
-    """Return the words of a command line that state the options, except default values."""
+    """Return the command-line words, flags and values, for an object of options; defaults are
+    omitted."""
     words: list[str] = []
     for each in option_fields(type(options)):
         flag, value = each.option.flag, getattr(options, each.name)
@@ -137,7 +145,7 @@ def option_words(options: Any) -> list[str]:
 
 
 def stated_words(stated: Mapping[str, Any]) -> list[str]:
-    """The words of a command line for options of a mode and of a job.
+    """Return the command-line words for options of a mode, a job and the queue, given by name.
 
     Raises:
         OptionError: if an option is unknown or outside its bounds.
@@ -174,7 +182,8 @@ def _is_number(value: Any) -> bool:
 
 
 def checked(options: JsonValue) -> Any:
-    """Return equal options after a check of their bounds. Raises OptionError with the flag."""
+    """Check the bounds of options, and return an equal object. Raises OptionError, which names the
+    flag."""
     try:
         return type(options).from_json(options.to_json())
     except MalformedError as error:
@@ -235,7 +244,7 @@ class ModeOptions(JsonValue):
 
     @classmethod
     def of(cls, mode: Mode) -> ModeOptions:
-        """Return the options that state a mode."""
+        """Return the options with the values of a mode."""
         return cls.from_json({n: v for n, v in mode.to_json().items() if n in cls.__slots__})
 
     def mode(self, target: Target, **more: Any) -> Mode:
@@ -300,11 +309,11 @@ class JobBudget(JsonValue):
     ] = False
 
     def after(self, spent: float) -> JobBudget:
-        """The budget of the trials after the phases before them took `spent` seconds.
+        """Return the budget of tuning, after the phases before it took `spent` seconds.
 
-        A user waits for a job and not for its trials. Verification is expected to take as long as
-        planning. The time of both beyond FIXED_SECONDS is taken from the trials, which keep at
-        least half of it.
+        The limit of seconds is for the whole job, not only for the trials. Verification is expected
+        to take as long as planning. The time of both beyond FIXED_SECONDS is subtracted from the
+        trials' time, which keeps at least half of the limit.
         """
         if self.seconds is None or 2 * spent <= FIXED_SECONDS:
             return self
@@ -312,13 +321,14 @@ class JobBudget(JsonValue):
         return replace(self, seconds=max(left, self.seconds / 2))
 
     def is_late(self, spent: float) -> bool:
-        """Whether a command that took `spent` seconds omits the steps that no artifact needs."""
+        """Whether a command should omit steps that no artifact needs, because it already took
+        `spent` seconds."""
         return self.seconds is not None and spent > LATE_SHARE * self.seconds + LATE_SECONDS
 
     @property
     def more_seconds(self) -> float:
-        """The time for verifying the program at sizes other than its hints: a tenth of the budget,
-        within MORE_SECONDS."""
+        """The seconds for verifying the program at sizes other than its hints: a tenth of the
+        budget, within MORE_SECONDS."""
         least, most = MORE_SECONDS
         return most if self.seconds is None else min(max(self.seconds / 10, least), most)
 
@@ -371,7 +381,7 @@ class JobOptions(JobBudget):
 
     @property
     def sizes(self) -> dict[str, tuple[int | str, ...]]:
-        """The sizes or ranges of each dimension; the artifact holds all combinations.
+        """The sizes or ranges of each dimension by name; the artifact holds all combinations.
 
         A text is a range of sizes (`1..512`), for which the artifact holds one program, with the
         size hints at which kernels are measured (`1..512@32:0.5,128:0.3`), or hints alone (`@128`).

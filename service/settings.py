@@ -256,7 +256,7 @@ class Settings(BaseSettings):
 
     @property
     def effective_database_url(self) -> str:
-        """The database to open."""
+        """The URL of the database to open: the setting, or a SQLite file in the data folder."""
         return self.database_url or f"sqlite:///{self.data_folder.absolute() / 'tilewright.db'}"
 
     def environment(self) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""The key with which a service signs exported records: Ed25519 (RFC 8032)."""
+"""Signs exported records with the service's key: Ed25519 (RFC 8032)."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ KEY_BYTES = 32
 
 @dataclass(frozen=True, slots=True)
 class SigningKey:
-    """A private key. `public` is its public key, 32 bytes in base64, and identifies the service."""
+    """A service's private key. `public` is its public key, 32 bytes in base64, which identifies the
+    service."""
 
     private: Ed25519PrivateKey
 
@@ -36,7 +37,7 @@ class SigningKey:
 
 
 def signing_key(path: Path) -> SigningKey:
-    """Return the key in a file. A missing file is created with a new key and mode 0600.
+    """Read the key in a file. If the file is missing, create it with a new key and mode 0600.
 
     Raises:
         StorageError: if the file cannot be read or written, or does not contain an Ed25519 key.

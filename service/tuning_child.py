@@ -18,7 +18,8 @@ from pathlib import Path
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Watch the parent, run the command, and exit with its status."""
+    """Run the command, and exit with its status. If the parent ends before, remove FOLDER and
+    end."""
     parent, folder, *words = arguments
     watch = threading.Thread(target=_watch, args=(int(parent), Path(folder)), daemon=True)
     watch.start()
