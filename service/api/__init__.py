@@ -1,1 +1,1 @@
-"""The REST application: routes, schemas, and what requests go through."""
+"""The REST application: its routes, the schemas of its bodies, and the checks on each request."""

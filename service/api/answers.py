@@ -24,7 +24,15 @@ _ASKED = "tilewright_question"
 
 @dataclass(frozen=True, slots=True)
 class LookupQuestion:
-    """The bytes of a question, and the owner whose models it may name (`Token.sees`)."""
+    """A lookup request as a cache key: all parts of the request that determine its answer.
+
+    Attributes:
+        sees: the owner whose models the token may see (`Token.sees`), or None for all owners.
+        path: the path of the URL.
+        query: the query string of the URL.
+        content_type: the `Content-Type` header, or b"" without one.
+        body: the complete body, or b"" for a route without a body.
+    """
 
     sees: str | None
     path: str
@@ -34,7 +42,10 @@ class LookupQuestion:
 
 
 class KnownAnswers:
-    """The last answer to each question. All calls come from one event loop."""
+    """Caches the answer to each `LookupQuestion` until a record behind the answer changes.
+
+    Call all methods from one event loop.
+    """
 
     def __init__(self, invalidation: Invalidation) -> None:
         self._invalidation = invalidation
@@ -42,17 +53,18 @@ class KnownAnswers:
         invalidation.watch(self._kept)
 
     async def find(self, question: LookupQuestion) -> tuple[JsonAnswer | None, int]:
-        """Return the answer, if it is cached, and the version of the caches.
+        """Return the cached answer or None, and the current version of the caches.
 
-        Raises StorageError.
+        Raises StorageError if the changes of records cannot be read.
         """
         version = await self._invalidation.refresh()
         return self._kept.get(question), version
 
     def give(self, scope: Scope, answer: JsonAnswer, keys: Iterable[str]) -> Response:
-        """Send an answer of a `LookupRoute`, and cache it until one of the keys changes.
+        """Return the response of a `LookupRoute`, and cache its answer until one of `keys` changes.
 
-        The answer must depend only on the question and on the records of these keys.
+        The answer must depend only on the request and on the records with these keys. It is not
+        cached if the caches changed since `find`.
         """
         question, version = scope[_ASKED]
         if version == self._invalidation.version and question not in self._kept:
@@ -62,7 +74,7 @@ class KnownAnswers:
 
 
 class LookupRoute(GatedRoute):
-    """A route that consults `KnownAnswers` before it runs."""
+    """A route that sends the answer cached in `KnownAnswers`, and runs only without one."""
 
     async def _handle(self, scope: Scope, receive: Receive, send: Send) -> None:
         body, again = b"", receive

@@ -13,7 +13,7 @@ from tilewright.service.api.deps import StorageDep, request_token
 
 
 class Auditor:
-    """Writes audit entries for one request: its token's action and the client's address."""
+    """Writes audit log entries about one request, with the token and the client's address."""
 
     def __init__(self, token: Token, origin: str, storage: Storage) -> None:
         self._token = token

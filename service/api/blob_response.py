@@ -37,14 +37,15 @@ def blob_response(
     filename: str | None = None,
     headers: Mapping[str, str] | None = None,
 ) -> Response:
-    """Return the bytes of a blob, or 304 for a client that has them.
+    """Return a response that streams a blob (200) or one range of its bytes (206).
 
-    A client resumes a broken download with a `Range` header (RFC 9110, section 14). A list of
-    ranges, or a range that does not parse, gets the complete blob, as the RFC permits.
+    The response is 304 if the client has the blob already (`If-None-Match`). A client resumes a
+    broken download with a `Range` header (RFC 9110, section 14). A list of ranges, or a range that
+    does not parse, gets the complete blob, as the RFC permits.
 
     Raises:
-        NotFoundError: if there is no such blob.
-        ApiProblem: 416, if the range begins behind the end.
+        NotFoundError: if the blob does not exist.
+        ApiProblem: 416, if the range begins after the end of the blob.
     """
     size = storage.blobs.size(digest)
     told = {

@@ -1,4 +1,4 @@
-"""In-memory caches: a bounded LRU, and their invalidation by committed changes."""
+"""In-memory caches: a bounded LRU cache, and removal of entries that a commit made outdated."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ Value = TypeVar("Value")
 
 
 class LRU(Generic[Key, Value]):
-    """The most recently used values by key, up to a total size.
+    """A cache that drops the least recently used values while their total size exceeds `limit`.
 
     Args:
-        limit: the largest sum of all sizes, in the caller's unit (entries or bytes). A value that
-            exceeds it alone is not kept.
+        limit: the largest sum of all sizes, in the caller's unit (entries or bytes). A value larger
+            than `limit` is not stored.
     """
 
     def __init__(self, limit: int) -> None:
@@ -38,7 +38,7 @@ class LRU(Generic[Key, Value]):
         return len(self._entries)
 
     def get(self, key: Key) -> Value | None:
-        """Return a value and mark it as used, or None."""
+        """Return the value of a key and mark it as used, or return None for an unknown key."""
         entry = self._entries.get(key)
         if entry is None:
             return None
@@ -46,7 +46,15 @@ class LRU(Generic[Key, Value]):
         return entry[0]
 
     def put(self, key: Key, value: Value, size: int = 1, names: Iterable[str] = ()) -> None:
-        """Keep a value until `forget` receives one of `names`, or newer values need its room."""
+        """Store a value, and drop the least recently used values while the total exceeds `limit`.
+
+        Args:
+            key: the key of the value; an earlier value of this key is removed.
+            value: the value.
+            size: the size of the value, in the unit of `limit`.
+            names: names that the value depends on. `forget` removes the value with any of these
+                names.
+        """
         self.drop(key)
         if size > self.limit:
             return
@@ -59,7 +67,7 @@ class LRU(Generic[Key, Value]):
             self.drop(next(iter(self._entries)))
 
     def drop(self, key: Key) -> None:
-        """Remove a value, if it is there."""
+        """Remove the value of a key. An unknown key is ignored."""
         entry = self._entries.pop(key, None)
         if entry is None:
             return
@@ -84,10 +92,10 @@ class LRU(Generic[Key, Value]):
 
 
 class Invalidation:
-    """Removes outdated values from caches before a question is answered.
+    """Removes outdated values from caches: call `refresh` before each use of a cached value.
 
-    No cached value is older than the last commit before the question. All questions that wait for a
-    read of the changes share the next read.
+    After `refresh`, no cached value is older than the last commit before the call. Concurrent calls
+    share one read of the changes.
     """
 
     def __init__(self, changes: LookupChanges, *caches: LRU[Any, Any]) -> None:
@@ -98,13 +106,13 @@ class Invalidation:
         """Grows with each read that finds a change."""
 
     def watch(self, cache: LRU[Any, Any]) -> None:
-        """Invalidate this cache too."""
+        """Add a cache from which `refresh` removes outdated values."""
         self._caches.append(cache)
 
     async def refresh(self) -> int:
-        """Apply all changes that were committed before the call, and return the new version.
+        """Remove the values that commits before the call made outdated; return the new version.
 
-        Raises StorageError.
+        Raises StorageError if the changes cannot be read.
         """
         if not self._changes.unchanged():
             await self._reads.ask(None)
@@ -127,9 +135,9 @@ class Invalidation:
 
 
 def held_bytes(value: object) -> int:
-    """Return the bytes of memory of a value with all objects that it refers to, each once.
+    """Return the memory in bytes of a value and all objects that it refers to, each counted once.
 
-    Classes, modules and members of enumerations do not count: they exist anyway.
+    Classes, modules and members of enumerations do not count, because they exist anyway.
     """
     seen: set[int] = set()
     found = 0

@@ -1,6 +1,7 @@
-"""Shared work of concurrent coroutines: one call per key, and one call for many questions.
+"""Shared work of concurrent coroutines: one call per key, and batches of questions.
 
-All classes belong to one event loop. A caller that is cancelled takes nothing from the others.
+Use an object of these classes in one event loop only. If one caller is cancelled, the shared call
+continues for the other callers.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ Arguments = ParamSpec("Arguments")
 def in_thread(function: Callable[Arguments, Answer]) -> Callable[Arguments, Awaitable[Answer]]:
     """Return a coroutine function that runs `function` in a thread, one call at a time.
 
-    The thread does not count towards the limit of the other threads, so that they cannot delay it.
+    The call does not count towards the limit of anyio's worker threads, so other calls in threads
+    cannot delay it.
     """
     limiter = CapacityLimiter(1)
 
@@ -35,9 +37,10 @@ def in_thread(function: Callable[Arguments, Answer]) -> Callable[Arguments, Awai
 
 
 class SingleFlight(Generic[Key, Answer]):
-    """At most one running call per key; later callers of the same key wait for its result.
+    """Runs at most one call per key at a time. Callers during the call wait for its result.
 
-    A failure is raised by every caller that waits for it. Results are not kept.
+    If the call fails, each of these callers raises its exception. The result is dropped when the
+    call ends.
     """
 
     def __init__(self) -> None:
@@ -47,7 +50,11 @@ class SingleFlight(Generic[Key, Answer]):
         return key in self._calls
 
     def running(self, key: Key) -> asyncio.Future[Answer] | None:
-        """Return the running call of a key. A caller that may be cancelled shields it."""
+        """Return the future of the running call of a key, or None.
+
+        Await it under `asyncio.shield` if the caller may be cancelled, or else the call is
+        cancelled too.
+        """
         return self._calls.get(key)
 
     async def run(self, key: Key, make: Callable[[], Coroutine[Any, Any, Answer]]) -> Answer:
@@ -57,7 +64,7 @@ class SingleFlight(Generic[Key, Answer]):
     def start(
         self, key: Key, make: Callable[[], Coroutine[Any, Any, Answer]]
     ) -> asyncio.Future[Answer]:
-        """Start a call unless one is running, without waiting for it."""
+        """Return the future of the running call of a key. Without one, start `make` first."""
         call = self._calls.get(key)
         if call is None:
             call = self._calls[key] = asyncio.create_task(make())
@@ -65,7 +72,10 @@ class SingleFlight(Generic[Key, Answer]):
         return call
 
     def forget(self) -> None:
-        """Start a new call for the next caller of each key. Running calls go on."""
+        """Let the next caller of each key start a new call, even if a call is running.
+
+        Running calls continue for the callers that wait for them.
+        """
         self._calls.clear()
 
     def _finished(self, key: Key, call: asyncio.Task[Answer]) -> None:
@@ -76,14 +86,16 @@ class SingleFlight(Generic[Key, Answer]):
 
 
 class Batcher(Generic[Asked, Answer]):
-    """Questions of concurrent callers, answered by one call at a time.
+    """Collects questions of concurrent callers, and answers them in batches, one batch at a time.
 
-    Questions gather while a call runs, so the batch grows with the load and no timer is needed. A
-    call starts after its questions were asked: its answer is never older than a question.
+    Questions that arrive during a call form the next batch, so the batch grows with the load and no
+    timer is needed. A call starts after its questions were asked, so no answer is older than its
+    question.
 
     Args:
-        answer: answers a batch, in order. An answer that is an exception is raised by its caller.
-        most: questions per call; None for no limit.
+        answer: returns the answers to a batch of questions, in order. An answer that is an
+            exception is raised by the caller of its question.
+        most: the limit of questions per call; None for no limit.
     """
 
     def __init__(
@@ -97,7 +109,10 @@ class Batcher(Generic[Asked, Answer]):
         self._working: asyncio.Task[None] | None = None
 
     async def ask(self, question: Asked) -> Answer:
-        """Return the answer to one question. Raises the exception of the call or of the answer."""
+        """Add a question to the next batch, and return the answer to it.
+
+        Raises the exception with which the call failed, or which is the answer.
+        """
         future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
         self._gathered.append((question, future))
         if self._working is None:  # the task starts after all callers of this moment have asked

@@ -1,4 +1,4 @@
-"""Answers that need not be sent again: `ETag` and `If-None-Match` (RFC 9110, section 13)."""
+"""JSON responses with an `ETag`, and 304 for `If-None-Match` (RFC 9110, section 13)."""
 
 from __future__ import annotations
 
@@ -23,7 +23,13 @@ NOT_MODIFIED: dict[int | str, dict[str, Any]] = {
 
 @dataclass(frozen=True, slots=True)
 class JsonAnswer:
-    """A JSON body and its `ETag`. A body without a tag is always sent in full."""
+    """A JSON response, and the 304 response for a client that has it already.
+
+    Attributes:
+        whole: the response with the body.
+        unchanged: the 304 response. None without a tag: then `whole` is always sent.
+        tag: the `ETag` with its quotes, or "".
+    """
 
     whole: Response
     unchanged: Response | None = None
@@ -31,12 +37,12 @@ class JsonAnswer:
 
     @classmethod
     def plain(cls, content: bytes) -> JsonAnswer:
-        """Return an answer of these bytes, without a tag."""
+        """Return an answer with this JSON body and without an `ETag`."""
         return cls(Response(content, media_type=_JSON))
 
     @classmethod
     def tagged(cls, content: bytes) -> JsonAnswer:
-        """Return an answer of these bytes, tagged with their digest."""
+        """Return an answer with this JSON body. Its `ETag` is derived from the body's SHA-256."""
         tag = f'"{hashlib.sha256(content).hexdigest()[:32]}"'
         headers = {"ETag": tag, "Cache-Control": "private, no-cache"}
         whole = Response(content, headers=headers, media_type=_JSON)
@@ -52,7 +58,7 @@ class JsonAnswer:
 
 
 def tagged(request: Request, content: bytes) -> Response:
-    """Return JSON tagged with its digest, or 304 if the client has that."""
+    """Return a response with this JSON body and an `ETag`, or 304 if the client has it already."""
     return JsonAnswer.tagged(content).to(request.scope)
 
 

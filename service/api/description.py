@@ -44,7 +44,13 @@ _NAMES = {"digest": SHOWN_KEY, "key": SHOWN_KEY}
 
 
 def describe(described: Json, routes: Sequence[GatedRoute], prefix: str) -> Json:
-    """Add refusals and examples to the framework's description, in place, and return it."""
+    """Add a summary, refusals and examples to each operation of FastAPI's OpenAPI document.
+
+    Args:
+        described: the OpenAPI document. It is changed in place, and returned.
+        routes: the routes of the operations.
+        prefix: the start of each path, such as "/v1".
+    """
     schemas = described["components"]["schemas"]
     schemas["ProblemView"] = ProblemView.model_json_schema()
     for unused in ("HTTPValidationError", "ValidationError"):
@@ -105,9 +111,15 @@ def _contents(operation: Json) -> Iterator[Json]:
 
 
 def example(schema: Json, schemas: Mapping[str, Json], where: str = "") -> Any:
-    """Return a value of a JSON schema, built from the examples in it.
+    """Return an example value of a JSON schema, built from the examples in the schema.
 
-    Raises ValueError for text or an object without an example.
+    Args:
+        schema: the schema.
+        schemas: the schemas to which `$ref` refers, by name.
+        where: the name of the schema in error messages.
+
+    Raises:
+        ValueError: for text or an object without an example.
     """
     if "examples" in schema:
         return schema["examples"][0]

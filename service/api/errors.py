@@ -51,9 +51,15 @@ log = structlog.get_logger("tilewright.web")
 
 
 class ApiProblem(Exception):
-    """An error of a route that becomes a problem document.
+    """An error that the service sends to the client as a problem document.
 
-    `slug` names the kind of error. It is stable: clients may depend on it.
+    Args:
+        status: the HTTP status.
+        slug: the kind of error, the last part of the document's `type`. It is stable: clients may
+            depend on it.
+        detail: one sentence about the error.
+        extra: additional fields of the document.
+        headers: additional headers of the response.
     """
 
     def __init__(
@@ -72,7 +78,7 @@ class ApiProblem(Exception):
         super().__init__(detail)
 
     def response(self) -> JSONResponse:
-        """Return the problem document. Its sentence has a limited length, whatever names it has."""
+        """Return a response with the problem document. A long `detail` loses its middle."""
         body = {
             "type": PREFIX + self.slug,
             "title": self.slug.replace("-", " ").capitalize(),
@@ -111,7 +117,7 @@ def invalid(detail: str, slug: str = "invalid-request") -> ApiProblem:
 
 
 def compiler_problem(error: CompilerError) -> ApiProblem:
-    """Return the problem for a mistake in the user's input; the message names the offender."""
+    """Return the problem for a compiler error: 507 if memory ran out, and 422 for any other."""
     match error:
         case UnsupportedOperatorError():
             extra = {
@@ -178,7 +184,10 @@ def _storage_problem(error: DatabaseError, status: int, slug: str, sentence: str
 
 
 def validation_problem(error: RequestValidationError) -> ApiProblem:
-    """Return a problem that lists field errors; its sentence is the first of them."""
+    """Return a 422 problem that lists the invalid fields of a request.
+
+    Its `detail` is the first error, and `errors` has at most `MOST_FIELD_ERRORS` of them.
+    """
     listed = map(_field_error, error.errors()[:MOST_FIELD_ERRORS])
     # without duplicates: a body that a dependency also reads is validated twice
     errors = list({(each["field"], each["message"]): each for each in listed}.values())
@@ -200,12 +209,17 @@ _SLUGS = {404: "not-found", 405: "method-not-allowed", 413: "too-large", 400: "b
 
 
 def document(_: Request, problem: ApiProblem) -> Response:
-    """Return the response of a problem."""
+    """Return a problem as a response with JSON. `install` calls it by default."""
     return problem.response()
 
 
 def install(app: FastAPI, answer: Callable[[Request, ApiProblem], Response] = document) -> None:
-    """Turn every error of the application into a problem, and render it with `answer`."""
+    """Register exception handlers that turn each error of the application into a problem.
+
+    Args:
+        app: the application.
+        answer: returns the response to a request for its problem, as a document or as a page.
+    """
 
     def on_problem(request: Request, error: Exception) -> Response:
         assert isinstance(error, ApiProblem)

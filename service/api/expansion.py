@@ -1,6 +1,7 @@
-"""Expansion of leased requests for devices without NumPy.
+"""Expansion of leased requests for devices without NumPy (`tuner.measure.plain_form`).
 
-A tuner cannot know which worker will lease a request. Some workers of a target may have NumPy, and
+An expanded request also has a plan that states which element of which array fills each buffer. A
+tuner cannot know which worker will lease a request. Some workers of a target may have NumPy, and
 others not. A request is therefore expanded when a worker without NumPy asks for that. The arrays
 that the expanded request refers to are stored along with the request.
 """

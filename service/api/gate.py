@@ -49,9 +49,9 @@ log = structlog.get_logger("tilewright.web")
 
 
 class Needs(HTTPBearer):
-    """Dependency of a route that needs a token with a scope. Returns the token.
+    """FastAPI dependency of a route that needs a token with a scope. It returns the token.
 
-    The gate has already checked the scope.
+    The gate checks the scope before the dependency runs.
     """
 
     def __init__(self, scope: Scope) -> None:
@@ -124,22 +124,33 @@ class TokenCache:
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """Minimum rate of a request body, and the limit of its total time."""
+    """The minimum rate at which a request body must arrive, and the limit of its total time.
+
+    Attributes:
+        start_seconds: the grace period before the rate applies.
+        bytes_per_second: the minimum rate.
+        most_seconds: the limit of the total time.
+    """
 
     start_seconds: float  # grace period before the rate applies
     bytes_per_second: float
     most_seconds: float
 
     def seconds(self, received: int) -> float:
-        """Return the time after the start by which more than `received` bytes must have arrived."""
+        """Return the deadline of the next bytes of a body, in seconds after the start of the body.
+
+        Args:
+            received: the number of bytes that have arrived.
+        """
         return min(self.start_seconds + received / self.bytes_per_second, self.most_seconds)
 
 
 class Body:
-    """Receives the body of one request within its limits.
+    """Receives the body of one request, and enforces limits of its size and its time.
 
-    Raises HTTPException, the only exception that the framework passes on from here: 413 for a
-    body that is too large, 408 for one that arrives too slowly. Both close the connection.
+    `receive` raises HTTPException, the only exception that the framework passes on from here: 413
+    for a body that is too large, and 408 for a body that arrives too slowly. Both close the
+    connection.
     """
 
     def __init__(self, receive: Receive, what: str, limit_bytes: int, pace: Pace) -> None:
@@ -177,13 +188,13 @@ class Body:
 
 
 class Gate:
-    """The checks that every request to an application passes.
+    """Checks the token, the scope and the body of every request to an application.
 
     Args:
-        settings: limits of sizes, and the pace of bodies.
-        tokens: the tokens that authenticate requests.
-        most_of_result: returns the largest possible result for a lease, in bytes, by the lease's
-            id. Called in a thread.
+        settings: the limits of body sizes, and the pace of bodies.
+        tokens: verifies tokens.
+        most_of_result: returns the size in bytes of the largest possible result for a lease, by the
+            lease's id. Called in a thread.
     """
 
     def __init__(
@@ -206,7 +217,12 @@ class Gate:
         }
 
     async def authenticate(self, headers: Mapping[bytes, bytes], scope: Scope) -> Token:
-        """Return the token of a request if it has the scope. Raises a 401 or 403 problem."""
+        """Return the token of a request.
+
+        Raises:
+            ApiProblem: 401 if the token is missing, invalid, revoked or expired; 403 if it lacks
+                the scope.
+        """
         secret = secret_of(headers)
         if not secret:
             raise unauthorized("a bearer token is needed")
@@ -280,8 +296,11 @@ class GatedRoute(APIRoute):
 
     @property
     def refusals(self) -> frozenset[int]:
-        """The error statuses of the route: from the gate, and from `refuses` on the route and on
-        its dependencies."""
+        """The HTTP statuses of all errors that the route may return.
+
+        The gate causes some of them. `refuses` declares the others on the route and its
+        dependencies.
+        """
         found = {413, 422, 500, 503, 507} | refusals_of(self.dependant)
         if self._needs is not None:
             found |= {401, 403}

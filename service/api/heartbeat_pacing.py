@@ -35,7 +35,8 @@ class HeartbeatPacing:
         self._heard: dict[str, float] = {}  # time of the last heartbeat; longest silent first
 
     def record(self, worker_id: str) -> None:
-        """Note a heartbeat of a worker, and stop counting workers that were silent for long."""
+        """Count the worker of a heartbeat, and drop workers that were silent for `2 *
+        most_seconds`."""
         now = self._clock()
         self._heard.pop(worker_id, None)
         self._heard[worker_id] = now

@@ -42,7 +42,10 @@ BUCKET_IDLE_SECONDS = 120.0
 
 @dataclass(frozen=True, slots=True)
 class RemovedData:
-    """Counts of removed things: bytes of blobs, rows of everything else."""
+    """The amount of data that one call of `remove_old_data` removed.
+
+    `blob_bytes` is in bytes. All other attributes are numbers of rows.
+    """
 
     requests: int
     blob_bytes: int
@@ -81,14 +84,14 @@ def retention(settings: Settings) -> Retention:
 def sweep(
     storage: Storage, metrics: Metrics, holder: str, idle_seconds: float = float("inf")
 ) -> bool:
-    """Expire leases if it is this replica's turn. Returns whether it was.
+    """Expire leases if it is this replica's turn. Return whether it was.
 
     Args:
         storage: the store of the leases.
         metrics: counts the expired leases.
         holder: the name of this replica.
-        idle_seconds: time since this replica's last attempt. The replica was running meanwhile,
-            whichever replica had the turn.
+        idle_seconds: the seconds since this replica's last call. No outage was longer, because this
+            replica ran before. Leases are extended by the time of an outage.
     """
     turn = storage.sweeps.take(SWEEP, holder)
     if turn is None:
@@ -111,7 +114,7 @@ def sweep(
 
 
 async def name_all(storage: Storage) -> None:
-    """Name all workloads that were stored since the last call, in batches."""
+    """Find the names of all workloads that have none yet, in batches."""
     while await run_in_threadpool(name_workloads, storage):
         pass
 

@@ -41,7 +41,7 @@ log = structlog.get_logger("tilewright.web")
 
 
 class AnswerAtOnceError(HTTPException):
-    """Ends a request with a stored answer.
+    """Ends a request with a response: the stored answer of its first execution, or a problem.
 
     As an HTTPException it passes through the framework from wherever the body is read.
     """
@@ -52,7 +52,11 @@ class AnswerAtOnceError(HTTPException):
 
 
 def key_of(headers: Mapping[bytes, bytes]) -> str | None:
-    """Return the key of a request, or None. Raises a 422 problem for an invalid key."""
+    """Return the `Idempotency-Key` of a request, or None without this header.
+
+    Raises:
+        ApiProblem: 422, if the key is not 1 to `LONGEST_KEY` printable ASCII characters.
+    """
     given = headers.get(_HEADER)
     if given is None:
         return None
@@ -63,7 +67,10 @@ def key_of(headers: Mapping[bytes, bytes]) -> str | None:
 
 
 class Once:
-    """Executes one request with a key at most once."""
+    """Ensures that requests with the same `Idempotency-Key` are executed only once.
+
+    Wrap the functions of a request with `receiving` and `sending`, and call `end` at its end.
+    """
 
     def __init__(
         self, store: IdempotencyStore, token_id: str, secret: bytes, key: str, scope: Scope

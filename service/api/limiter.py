@@ -47,7 +47,7 @@ def _per_minute(what: Limited, settings: Settings) -> int:
 
 
 class Limiter:
-    """Counts the limited actions of one request's token."""
+    """Applies the rate limits to the token of one request."""
 
     def __init__(self, token: Token, storage: Storage, settings: Settings) -> None:
         self._token = token
@@ -56,7 +56,7 @@ class Limiter:
 
     @property
     def asker(self) -> str:
-        """Identifier under which the token takes turns with others."""
+        """The id of the token. Tokens take turns in `Planning` by this id."""
         return self._token.id
 
     def take(self, what: Limited) -> None:

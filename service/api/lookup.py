@@ -33,13 +33,22 @@ async def target_key(name: str, storage: Storage) -> str:
 
 
 def stands(name: str) -> bool:
-    """Whether a name always refers to the same target. A worker's target may change."""
+    """Return whether a name always refers to the same target.
+
+    This holds for target keys, described targets and `host`. The target of a worker may change.
+    """
     return is_target_key(name) or is_described(name)
 
 
 @dataclass(frozen=True, slots=True)
 class LookupBytes:
-    """A serialised `LookupView`, and the keys of all records that it depends on."""
+    """The answer to a lookup.
+
+    Attributes:
+        content: a `LookupView` as JSON.
+        keys: the keys of the workloads, and the digest of the model. The answer is outdated when
+            one of these changes.
+    """
 
     content: bytes
     keys: Sequence[str]
@@ -48,7 +57,11 @@ class LookupBytes:
 async def lookup_workloads(
     storage: Storage, body: LookupRequest, served: RecordCache
 ) -> LookupBytes:
-    """Return the records of the named workloads. Raises UnknownTargetError."""
+    """Return the served record of each workload that `body` names, as a serialised answer.
+
+    Raises:
+        UnknownTargetError: if the target is unknown.
+    """
     keys = list(dict.fromkeys(body.workloads or ()))
     target = await target_key(body.target, storage)
     wanted = [PlannedWorkload(key, "", 1) for key in keys]

@@ -27,7 +27,10 @@ _STATEMENT_BUCKETS = (0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3
 
 
 class Metrics:
-    """Metrics of one application, in a registry of their own: tests run many in one process."""
+    """The Prometheus metrics of one application.
+
+    They have a separate registry, because tests run many applications in one process.
+    """
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
@@ -133,7 +136,10 @@ class Metrics:
             self._removed.labels(what).inc(count)
 
     def render(self, storage: Storage) -> bytes:
-        """Return the exposition text. Reads the queues from the database."""
+        """Return all metrics in the Prometheus text format.
+
+        Reads the current numbers of requests, jobs, leases and workers from the database.
+        """
         depth = storage.leases.depth()
         for state in RequestState:
             self._requests_queued.labels(state.value).set(depth.get(state, 0))
@@ -180,7 +186,7 @@ class _Totals(Collector):
 
 
 class MetricsMiddleware:
-    """Counts requests by route template, not by path."""
+    """ASGI middleware that counts and times requests by route template, such as `/jobs/{id}`."""
 
     def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
         self._app = app

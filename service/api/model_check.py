@@ -31,13 +31,13 @@ def check_model_bytes(path: Path, name: str) -> None:
 
 
 def check_job(spec: JobSpec) -> None:
-    """Import and plan the model as the tuner does, at the first of the job's sizes.
+    """Check that the model of a job can be planned, as the tuner does, at the first of its sizes.
 
     The model comes as bytes, not as a file, because an uploaded model has no folder with external
     data.
 
     Raises:
-        CompilerError: if that fails; the message is one sentence.
+        CompilerError: if the model cannot be planned; the message is one sentence.
     """
     first = plan_first_program(spec.request, spec.options.sizes)
     spec.check_deliverable(first)

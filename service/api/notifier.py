@@ -38,19 +38,25 @@ RETRY_SECONDS, LONGEST_RETRY_SECONDS = 1.0, 15.0
 
 
 class States(Protocol):
-    """The function `db.notices.topic_states`, bound to a database."""
+    """Type of functions like `db.notices.topic_states`, bound to a database.
+
+    The function returns a number for each topic, which differs after a change of the topic.
+    """
 
     def __call__(self, topics: Collection[str], /) -> Mapping[str, int]: ...
 
 
 class Listener(Protocol):
-    """Receives the topics that were announced."""
+    """An object whose method `wake` is called with each announced topic."""
 
     def wake(self, topic: str, /) -> None: ...
 
 
 class Subscription:
-    """Lets a coroutine wait for topics. Collects each notice from its creation on."""
+    """Lets a coroutine wait for notices of topics.
+
+    It collects every notice from its creation on, so that none is lost between two waits.
+    """
 
     def __init__(self) -> None:
         self._event = asyncio.Event()
@@ -132,9 +138,10 @@ class Notifier:
 
     @contextmanager
     def listening(self, *topics: str) -> Iterator[Subscription]:
-        """Yield a subscription to these topics. Inside, query the database before the first wait.
+        """Yield a subscription to these topics, which ends with the context.
 
-        A change that precedes the subscription causes no notice.
+        A change that precedes the subscription causes no notice. Therefore query the database in
+        the context before the first wait.
         """
         subscription = Subscription()
         with self.telling(subscription, *topics):
@@ -142,7 +149,8 @@ class Notifier:
 
     @contextmanager
     def telling(self, listener: Listener, *topics: str) -> Iterator[None]:
-        """Wake a listener for each notice of these topics, while the context is open."""
+        """Call `listener.wake` with each of these topics that is announced while the context is
+        open."""
         for topic in topics:
             self._ears[topic].add(listener)
         try:
@@ -201,7 +209,14 @@ class Notifier:
             before = await self.ask(before)
 
     async def ask(self, before: Mapping[str, int]) -> Mapping[str, int]:
-        """Wake the topics whose states differ from `before`, and return the current states."""
+        """Query the states of all subscribed topics, and wake the listeners of changed topics.
+
+        Args:
+            before: the states that the previous call returned.
+
+        Returns:
+            the current states, or `before` if the query fails.
+        """
         topics = list(self._ears)
         try:
             now = await run_in_threadpool(self._states, topics)

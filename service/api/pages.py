@@ -28,7 +28,12 @@ _OWN = frozenset({"limit", "page_token"})
 
 
 class Pages:
-    """The paging of one request for a list: where its page starts (`after`), and its `limit`."""
+    """The page of a list that a request asks for.
+
+    Attributes:
+        limit: the maximum number of entries.
+        after: the position after which the page begins, or None for the first page.
+    """
 
     def __init__(self, request: Request, response: Response, limit: int, token: str | None) -> None:
         self._request = request
@@ -38,11 +43,12 @@ class Pages:
 
     @property
     def wanted(self) -> tuple[int, Position | None]:
-        """The limit, and the position after which the page begins."""
+        """The pair (`limit`, `after`), which `list` of the stores takes."""
         return self.limit, self.after
 
     def told(self, page: Page[T]) -> Page[T]:
-        """Return the page, and add the headers for the next page to the answer."""
+        """Return the page unchanged. If another page follows, add its link to the response's
+        headers."""
         if page.next is not None:
             token = _token(page.next, self._list())
             query = urlencode([*self._filters(), ("limit", self.limit), ("page_token", token)])

@@ -53,9 +53,10 @@ T = TypeVar("T")
 
 
 class Planning:
-    """The planning processes, and caches of their answers.
+    """Answers questions about models in child processes, and caches the answers.
 
-    The processes start at the first question and remain. An `asker` is the id of a token.
+    The processes start at the first question, and run until `close`. Each argument `asker` is the
+    id of the token that asks; tokens take turns.
     """
 
     def __init__(self, settings: Settings, blobs: BlobStore) -> None:
@@ -94,14 +95,17 @@ class Planning:
             await self._ask(asked, f"model '{check.digest}'", asker)
 
     def knows(self, question: KeptQuestion[Any], asker: str) -> bool:
-        """Whether the answer is cached or being computed, or the asker waits for it already."""
+        """Return whether `find` needs no further computation for this asker.
+
+        This holds if the answer is cached or being computed, or if the asker already waits for it.
+        """
         key = question.key()
         return (
             key in self._computing or (key, asker) in self._waiting or key in self._cache(question)
         )
 
     async def find(self, question: KeptQuestion[T], asker: str) -> T:
-        """Return the answer, computed once per question.
+        """Return the answer to a question, from the cache or from a child process.
 
         Each asker waits for its own turn, and the first turn computes the answer for all of them.
 

@@ -109,7 +109,7 @@ class SamplesCheck:
 
 
 class KeptQuestion(ABC, Generic[T]):
-    """A question whose answer is cached under the parameters that it `asks` for."""
+    """A question whose answer is cached under the parameters that `asks` returns."""
 
     __slots__ = ()
 
@@ -119,11 +119,11 @@ class KeptQuestion(ABC, Generic[T]):
     @property
     @abstractmethod
     def subject(self) -> str:
-        """The subject of the question, as a problem names it."""
+        """The name of the question's subject in error messages, such as "model '5c2e...'"."""
 
     @abstractmethod
     def asks(self) -> tuple[object, ...]:
-        """All parameters that the answer depends on, as JSON values.
+        """Return all parameters that the answer depends on, as JSON values. `key` hashes them.
 
         The code's version is not among them: the cache belongs to a process with one version.
         """
@@ -153,12 +153,12 @@ class ModelQuestion(KeptQuestion[T]):
 
     @abstractmethod
     def at(self, path: Path) -> Self:
-        """Return this question with the path of the model's file."""
+        """Return a copy of this question that reads the model from the file at `path`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Measured(Generic[T]):
-    """A question whose answer comes with its size in memory, in bytes."""
+    """Wraps a question. `run` returns the answer, and the answer's size in memory, in bytes."""
 
     question: KeptQuestion[T]
 
@@ -169,7 +169,7 @@ class Measured(Generic[T]):
 
 @dataclass(frozen=True, slots=True)
 class WorkloadsQuestion(ModelQuestion[Sequence[PlannedWorkload]]):
-    """The workloads of a model, at given sizes or ranges of its dynamic dimensions."""
+    """Asks for the workloads of a model. `dims` has sizes or ranges of dimensions by name."""
 
     digest: str
     mode: Mode
@@ -200,7 +200,7 @@ class WorkloadsQuestion(ModelQuestion[Sequence[PlannedWorkload]]):
 
 @dataclass(frozen=True, slots=True)
 class GraphQuestion(ModelQuestion[ModelGraph]):
-    """The graph of a job's model with its partition into workloads.
+    """Asks for the graph of a job's model, with its partition into workloads.
 
     A model at several sizes is planned at the first of them.
     """
@@ -227,9 +227,12 @@ class GraphQuestion(ModelQuestion[ModelGraph]):
 
 @dataclass(frozen=True, slots=True)
 class CodeQuestion(KeptQuestion[ShownCode]):
-    """The code that a schedule generates for a workload, for any target.
+    """Asks for the code that a schedule generates for a workload, for any target.
 
-    `text` is the workload's text. Without `schedule`, the untuned schedule is used.
+    Attributes:
+        text: the workload as text.
+        schedule: the schedule as JSON, or None for the untuned schedule.
+        mode: the mode of code generation, with the target.
     """
 
     text: str
@@ -251,10 +254,14 @@ class CodeQuestion(KeptQuestion[ShownCode]):
 
 @dataclass(frozen=True, slots=True)
 class PredictionsQuestion(KeptQuestion[Predicted]):
-    """The cost models' predictions for trials of a workload.
+    """Asks for the cost models' predictions for trials of a workload.
 
-    `text` is the workload's text. `model` contains the bytes of a stored cost model, and `digest`
-    is their digest; both are empty without a stored model.
+    Attributes:
+        text: the workload as text.
+        target: the target of the trials.
+        trials: the trials.
+        model: the bytes of a stored cost model, or b"" without a stored model.
+        digest: the digest of these bytes, or "".
     """
 
     text: str
@@ -298,7 +305,10 @@ def begin(memory_bytes: int) -> None:
 
 
 def answer(question: Question) -> Any:
-    """Return the result of the question's `run`, or a Refusal if it fails as expected."""
+    """Run a question in this child process, and return its result.
+
+    Returns a `Refusal` instead if `run` raises CompilerError, DatabaseError or MemoryError.
+    """
     run: Callable[[], Any] = question.run
     try:
         return run()

@@ -26,7 +26,10 @@ RecordBytes = Mapping[str, bytes]
 
 
 class RecordCache:
-    """The served records by key, as JSON. All calls come from one event loop."""
+    """Caches the served record of each workload as JSON, until the record changes.
+
+    Call all methods from one event loop.
+    """
 
     def __init__(self, ledger: ClaimLedger, invalidation: Invalidation) -> None:
         self._ledger = ledger
@@ -37,7 +40,15 @@ class RecordCache:
         self._query = in_thread(self._from_database)
 
     async def find(self, kind: RecordKind, workloads: Collection[str]) -> RecordBytes:
-        """Return the records of distinct workloads. Raises StorageError."""
+        """Return the served record of each workload as JSON; b"" for a workload without a record.
+
+        Args:
+            kind: the target key, threads and numerics of the records.
+            workloads: the keys of the workloads, without duplicates.
+
+        Raises:
+            StorageError: if the database cannot be read.
+        """
         await self._invalidation.refresh()
         found = self._known(kind, workloads)
         if len(found) == len(workloads):

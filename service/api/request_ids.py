@@ -21,10 +21,11 @@ def current_request_id() -> str:
 
 
 class RequestIdMiddleware:
-    """Uses the client's id if it is valid, and otherwise generates one.
+    """ASGI middleware that gives each request an id, and returns it in the header `X-Request-Id`.
 
-    The server answers each request in a separate context, which keeps the id until the end. The
-    answer to an unexpected error, which is created outside of all middleware, therefore has the id.
+    It uses the client's id if that is valid, and otherwise generates one. The server answers each
+    request in a separate context, which keeps the id until the end. The answer to an unexpected
+    error, which is created outside of all middleware, therefore has the id.
     """
 
     def __init__(self, app: ASGIApp) -> None:

@@ -23,7 +23,10 @@ from tilewright.tuner.protocol.version import ProtocolError
 
 
 class ResultRefused(Exception):
-    """A result is rejected. `field` names the invalid part."""
+    """Raised for an invalid result of a worker.
+
+    `field` is the path of the invalid part, such as "measurements.0.measurement.device".
+    """
 
     def __init__(self, field: str, sentence: str) -> None:
         self.field = field
@@ -31,9 +34,10 @@ class ResultRefused(Exception):
 
 
 def most_bytes(storage: Storage, lease_id: str) -> int:
-    """Return the size in bytes of the largest possible report on a lease.
+    """Return the size in bytes of the largest possible result for a lease.
 
-    Raises NotFoundError.
+    Returns 0 if the request has another protocol version, because its results are rejected. Raises
+    NotFoundError for an unknown lease.
     """
     try:
         request = read_request(storage.leases.asked(lease_id))
@@ -43,7 +47,16 @@ def most_bytes(storage: Storage, lease_id: str) -> int:
 
 
 def admit(held: Held, worker_id: str, result: Mapping[str, Any]) -> JsonObject:
-    """Validate a result, and return it in its stored form. Raises ResultRefused."""
+    """Validate the result that a worker reports, and return it as the JSON to be stored.
+
+    Args:
+        held: the lease and its request.
+        worker_id: the worker of the lease. It replaces the worker that the result names.
+        result: the reported result.
+
+    Raises:
+        ResultRefused: if the result is malformed, or not plausible for the request.
+    """
     try:
         request = read_request(held.payload)
         found = read_result(result)

@@ -17,7 +17,7 @@ class TooManyError(Exception):
 
 
 class Turns:
-    """A limited number of places that askers get in round-robin order, in one event loop.
+    """Shares a limited number of places among askers, in round-robin order, in one event loop.
 
     Args:
         places: the number of places. If it exceeds one, a single asker cannot occupy all of them.

@@ -39,11 +39,13 @@ async def received(
     limiter: CapacityLimiter,
     what: str = "the model",
 ) -> AsyncIterator[Staged]:
-    """Receive the body of a request in a temporary file, which the end of the context removes.
+    """Receive the body of a request in a temporary file, and yield the file.
+
+    The end of the context removes the file. `what` is the name of the body in error messages.
 
     Raises:
         StorageError: if the file cannot be written.
-        ApiProblem: 413 for more bytes than allowed, 422 for an interrupted upload.
+        ApiProblem: 413 for more than `limit_bytes`, 422 for an interrupted upload.
     """
     in_thread = partial(anyio.to_thread.run_sync, limiter=limiter)
     staging: Staging = await in_thread(partial(Staging, storage.blobs.place.staging, limit_bytes))

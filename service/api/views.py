@@ -60,7 +60,11 @@ def job_view(
 ) -> JobView:
     """Return the view of a job.
 
-    `counts` are the job's trials by their status; the names are user-defined.
+    Args:
+        job: the stored job.
+        counts: the number of the job's trials by status.
+        model_name: the name that the owner gave the model.
+        owner: the name of the owner's token.
     """
     return JobView(
         id=job.id,
@@ -151,7 +155,11 @@ def worker_view(
 ) -> WorkerView:
     """Return the view of a worker.
 
-    `names` maps target keys to names; `trials` counts the worker's trials by status.
+    Args:
+        worker: the stored worker.
+        in_hand: the number of measurement requests that the worker has leased.
+        names: names of targets by key.
+        trials: the number of the worker's trials by status.
     """
     known = names or {}
     return WorkerView(

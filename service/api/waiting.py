@@ -83,12 +83,12 @@ class _Waiter:
 
 
 class ClaimDispatcher:
-    """Finds work for the claims of a process.
+    """Gives measurement requests to the claims of workers that wait in this process.
 
     Args:
         notifier: announces new requests for targets, and changes of workers.
         look: takes leases for a batch of claims; called in a thread.
-        give_back: returns a worker's leases; called in a thread.
+        give_back: returns a worker's leases to the queue; called in a thread.
     """
 
     def __init__(
@@ -109,7 +109,11 @@ class ClaimDispatcher:
         self.closed = False
 
     def close(self) -> None:
-        """Answer all waiting claims, most of them without leases."""
+        """Let no claim wait any longer, because the process stops.
+
+        Waiting claims get an answer without leases. New claims, and claims in a running look-up,
+        get the result of one look-up.
+        """
         self.closed = True
         for queue in self._queues.values():
             for waiter in list(queue.idle):

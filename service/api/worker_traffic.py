@@ -28,7 +28,7 @@ BEATS_OF_A_LEASE = 3
 
 @dataclass(frozen=True, slots=True)
 class WorkerHeartbeat:
-    """A heartbeat, and the leases that it renews."""
+    """A heartbeat of a worker (`sign`), the leases that it renews, and the token that sent it."""
 
     sign: Heartbeat
     leases: Sequence[str]
@@ -41,8 +41,13 @@ class WorkerHeartbeat:
 
 @dataclass(frozen=True, slots=True)
 class HeartbeatAnswer:
-    """The answer to a heartbeat: the worker's state, the deadlines of its leases, and the pause
-    until the next heartbeat."""
+    """The answer to a heartbeat.
+
+    Attributes:
+        worker: the state of the worker.
+        renewed: the new deadline of each renewed lease, by the lease's id.
+        next_seconds: the pause until the next heartbeat, in seconds.
+    """
 
     worker: Presence
     renewed: Mapping[str, float]
@@ -169,7 +174,11 @@ class WorkerTraffic:
 
 
 def check_own(worker_id: str, known: Presence | None, token: Token) -> Presence | Exception:
-    """Return the worker if the token registered it or is an admin's, and otherwise an error."""
+    """Return `known` if the token may act for the worker, and otherwise the error to raise.
+
+    A token may act for a worker that it registered, or that has no owner; an admin's token may act
+    for every worker. `known` is None for an unknown worker.
+    """
     if known is None:
         return NotFoundError("worker", worker_id)
     if known.owner not in (None, token.id) and not token.allows(Scope.ADMIN):

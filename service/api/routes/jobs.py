@@ -183,7 +183,10 @@ def resume_job(job_id: str, storage: StorageDep, audit: AuditDep, token: Submitt
 
 
 def shown_job(storage: Storage, job: Job, counts: Mapping[Status, int] | None = None) -> JobView:
-    """Return a job with the names of its model and owner. `counts` are its trials by outcome."""
+    """Return the view of a job, with the names of its model and owner.
+
+    `counts` has the number of the job's trials by status.
+    """
     return _shown(storage, [job], counts)[0]
 
 

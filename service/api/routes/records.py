@@ -190,7 +190,10 @@ async def import_(
 
 
 def taken_in(lines: bytes, storage: Storage, settings: Settings, audit: Auditor) -> ImportView:
-    """Import signed lines, and return the counts and reasons of accepted and rejected lines."""
+    """Import signed lines, and add the counts to the audit log.
+
+    Returns the numbers of accepted lines by outcome, and each rejected line with its reason.
+    """
 
     def note(done: Imported) -> None:
         audit(Action.RECORDS_IMPORTED, "records", **done.counts)

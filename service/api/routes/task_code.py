@@ -77,7 +77,7 @@ async def get_predictions(
 
 @dataclass(frozen=True, slots=True)
 class TaskOfJob:
-    """A task and its job, as stored."""
+    """A tuning task and its job, as the database stores them."""
 
     job: Job
     task: JobTask

@@ -12,16 +12,16 @@ plain_body: ContextVar[bool] = ContextVar("plain_body", default=False)
 
 
 def is_plain(data: bytes) -> bool:
-    """Whether JSON, or a part of it, contains only ASCII and no escapes of other characters.
+    """Return whether JSON, or a part of it, has only ASCII and no escapes of other characters.
 
-    Checking every string of such a body, which takes longer than parsing it, is then omitted.
+    `storable` does not check the strings of such a body, because that takes longer than parsing it.
     """
     # with null characters it might be UTF-16, in which an escape looks otherwise
     return data.isascii() and b"\\u" not in data and b"\0" not in data
 
 
 def storable(value: Any) -> Any:
-    """Return the value if every database can store its strings, including keys.
+    """Return a JSON value unchanged if every database can store its strings, including keys.
 
     Raises:
         ValueError: for a null character, or half of a surrogate pair.
@@ -75,7 +75,7 @@ class View(BaseModel):
 
 
 class ProblemView(View):
-    """application/problem+json"""
+    """A problem document, the body of every error: `application/problem+json` (RFC 9457)."""
 
     type: str = Field(description="`urn:tilewright:problem:` and its kind")
     title: str

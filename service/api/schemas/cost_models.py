@@ -11,7 +11,10 @@ from tilewright.service.api.schemas.fields import SHOWN_TARGET, Key, Time
 
 
 class CostModelView(View):
-    """A version. `scores` are its scores on held-out tasks, `chance` those of random order."""
+    """A version of a target's cost model.
+
+    `scores` are measured on held-out tasks. `chance` has the scores of a random order.
+    """
 
     target_key: Key
     version: int
@@ -29,7 +32,7 @@ class CostModelView(View):
 
 
 class PromotionRequest(RequestBody):
-    """Let tuning runs of a target start from a version."""
+    """A request that tuning runs of a target start from a version of its cost model."""
 
     model_config = shown(target=SHOWN_TARGET, version=2)
 
@@ -38,7 +41,7 @@ class PromotionRequest(RequestBody):
 
 
 class RollbackRequest(RequestBody):
-    """Promote again the version that was in use before the current one."""
+    """A request to promote again the version that was in use before the current one."""
 
     model_config = shown(target=SHOWN_TARGET)
 

@@ -9,7 +9,7 @@ from tilewright.service.api.schemas.fields import Key
 
 
 class StepKernelView(View):
-    """A workload of a step."""
+    """A workload that a step of the plan runs, and how often."""
 
     workload_key: Key
     runs: float = Field(description="In one run of the step", examples=[1.0])
@@ -43,7 +43,10 @@ class GraphStepView(View):
 
 
 class GraphEdgeView(View):
-    """A value of one step that another reads; both are positions among the steps."""
+    """An edge of the graph: step `start` makes a value that step `end` reads.
+
+    `start` and `end` are positions in `GraphView.steps`.
+    """
 
     start: int
     end: int
@@ -54,7 +57,7 @@ class GraphEdgeView(View):
 
 
 class GraphView(View):
-    """The steps of a job's model in order."""
+    """The graph of a job's model: its steps in order, the edges, and the size of the drawing."""
 
     steps: list[GraphStepView]
     edges: list[GraphEdgeView]

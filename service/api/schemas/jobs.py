@@ -64,7 +64,8 @@ class JobRequest(ModeRequest, options=(JobOptions, QueueOptions)):
         return QueueOptions.from_json(self.stated(QueueOptions))
 
     def stored(self) -> dict[str, Any]:
-        """The options that a job stores as JSON: those without a column of their own."""
+        """Return the options that a job stores as JSON, because the table of jobs has no column for
+        them."""
         options = {**self.stated(ModeOptions), **self.stated(JobOptions)}
         left_out = {name for name in ("samples", "values") if not options[name]}
         return {n: v for n, v in options.items() if n not in left_out | {"threads", "numerics"}}
@@ -125,7 +126,8 @@ class JobView(View):
 
 
 class CurvePoint(View):
-    """The progress of a job at one time. The seconds are of the whole model."""
+    """The progress of a job at one time. `default_seconds` and `best_seconds` are of the whole
+    model."""
 
     at: Time
     trials: int
@@ -134,7 +136,10 @@ class CurvePoint(View):
 
 
 class CurveView(View):
-    """A job's progress since its first trial. Of many points, an evenly spaced selection."""
+    """The progress of a job since its first trial.
+
+    A long curve is reduced to a selection of evenly spaced points.
+    """
 
     sequence: int = Field(
         description="Sequence number of the last event in the curve; stream on from it"
@@ -206,7 +211,7 @@ class PredictionView(View):
 
 
 class OrderView(View):
-    """Quality of the predicted order of trials."""
+    """How well the predicted order of trials agrees with the measured order."""
 
     pairwise: float = Field(description="Share of the pairs in order; 0.5 by chance")
     top1: float = Field(description="Fastest time divided by the time of the first pick")

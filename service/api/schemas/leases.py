@@ -19,8 +19,11 @@ from tilewright.service.api.schemas.fields import (
 
 
 class ClaimRequest(RequestBody):
-    """A claim of leases. `claim_id` is unique per claim. Repeated after a lost answer, a claim
-    returns the same leases."""
+    """A request for leases on measurement requests.
+
+    `claim_id` is unique per claim. A claim that is repeated after a lost answer returns the same
+    leases.
+    """
 
     model_config = shown(worker_id=SHOWN_ID, claim_id=SHOWN_ID, limit=2, wait_seconds=30.0)
 

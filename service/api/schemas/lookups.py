@@ -23,7 +23,7 @@ from tilewright.service.api.schemas.options import ModeRequest
 
 
 class IntervalView(View):
-    """An interval for the undisturbed time of a run, in seconds; `high` is the fastest sample."""
+    """The bounds of the time of an undisturbed run, in seconds. `high` is the fastest sample."""
 
     low: Seconds
     high: Seconds

@@ -30,7 +30,10 @@ def _field(each: OptionField) -> Any:
 
 
 def body_type(annotation: Any) -> Any:
-    """Return the type of a request's field, with lists for tuples and Pydantic's metadata."""
+    """Return the Pydantic type of a body's field, from the annotation of an option.
+
+    Tuples become lists, and limits of the option become constraints of Pydantic.
+    """
     if annotation in (DigestText, SizeText):
         return Digest if annotation == DigestText else SizeRange
     marks: tuple[Any, ...] = ()
@@ -58,7 +61,7 @@ def body_type(annotation: Any) -> Any:
 
 
 class OptionsBody(RequestBody):
-    """A body with its own fields, followed by the fields of classes of options."""
+    """A request body with its own fields, followed by the fields of the classes `options`."""
 
     def __init_subclass__(cls, options: tuple[type, ...] = (), **more: Any) -> None:
         super().__init_subclass__(**more)
@@ -69,17 +72,17 @@ class OptionsBody(RequestBody):
             setattr(cls, each.name, _field(each))
 
     def stated(self, kind: type) -> dict[str, Any]:
-        """The values of the fields of a class of options, as JSON."""
+        """Return the values of this body for the fields of a class of options, as JSON by name."""
         return self.model_dump(mode="json", include={each.name for each in option_fields(kind)})
 
 
 class ModeRequest(OptionsBody, options=(ModeOptions,)):
-    """A body with the fields of a mode that a request states, except the target."""
+    """A request body with the fields of a `Mode` except the target, which the service adds."""
 
     @property
     def mode_options(self) -> ModeOptions:
         return ModeOptions(*(getattr(self, each.name) for each in option_fields(ModeOptions)))
 
     def mode(self, target: Target) -> Mode:
-        """The mode for a target."""
+        """Return the mode with the options of this body, for a target."""
         return self.mode_options.mode(target)
