@@ -169,7 +169,7 @@ def optimise(
 
 
 def unsuited_passes(target: Target) -> frozenset[str]:
-    """The names of passes whose kernels need instructions that the target lacks."""
+    """Return the names of passes whose kernels need instructions that the target lacks."""
     suited = {
         quantised_products: target.multiplies_bytes,
         quantised_pairs: target.multiplies_bytes,

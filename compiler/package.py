@@ -11,7 +11,7 @@ IMPORT_ROOT = Path(__file__).absolute().parents[2]
 
 
 def package_version() -> str:
-    """The installed version, for people; "(not installed)" for a bare source tree."""
+    """Return the installed version, for people; "(not installed)" for a bare source tree."""
     try:
         return version("tilewright")
     except PackageNotFoundError:
@@ -19,7 +19,7 @@ def package_version() -> str:
 
 
 def run_module(module: str) -> list[str]:
-    """The command that runs a module of this package, named without `tilewright.`.
+    """Return the command that runs a module of this package, named without `tilewright.`.
 
     `-P` prevents imports of a folder `numpy/` or `tilewright/` in the current directory.
     """

@@ -51,7 +51,7 @@ _LENGTH = re.compile(
 
 
 def size_hints(ports: ModelPorts, ranges: Iterable[Dimension]) -> dict[str, int]:
-    """The size hint of each dimension, by name: within its range, and a multiple of its step.
+    """Return a size hint for each dimension, by name: within its range, and a multiple of its step.
 
     Args:
         ports: the model's inputs, whose dimensions indicate their meaning.

@@ -63,11 +63,11 @@ class Timings:
 
     @property
     def stages(self) -> tuple[StageTime, ...]:
-        """Every stage, in the order in which they first ended."""
+        """Every stage with its time, in the order in which the stages first ended."""
         return tuple(StageTime(name, *value) for name, value in self._stages.items())
 
     def seconds(self) -> dict[str, float]:
-        """Seconds by stage, in the same order."""
+        """The seconds of each stage, in the order in which the stages first ended."""
         return {each.stage: each.seconds for each in self.stages}
 
 

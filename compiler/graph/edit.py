@@ -18,7 +18,7 @@ AttrPairs = Mapping[str, AttrValue] | Sequence[tuple[str, AttrValue]]
 
 
 class Edit:
-    """A graph under construction, with nodes in the order in which they are added.
+    """A graph under construction, whose nodes are in the order in which they are added.
 
     It begins with all values of `source`, and with none of its nodes.
     """

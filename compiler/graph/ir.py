@@ -26,7 +26,7 @@ Attrs = tuple[tuple[str, AttrValue], ...]
 
 
 def attr(attrs: Attrs, key: str, default: AttrValue | None = None) -> AttrValue | None:
-    """The value of an attribute, or the default."""
+    """Return the value of the attribute `key`, or the default if there is no such attribute."""
     return next((value for name, value in attrs if name == key), default)
 
 
@@ -85,15 +85,15 @@ class Graph:
         self._returned.update(self.outputs)
 
     def node(self, name: str) -> Node | None:
-        """The node of this name."""
+        """Return the node of this name; None if no node has it."""
         return self._named.get(name)
 
     def producer(self, value: str) -> Node | None:
-        """The node that computes a value; None for inputs and constants."""
+        """Return the node that computes a value; None for inputs and constants."""
         return self._producers.get(value)
 
     def consumers(self, value: str) -> tuple[Node, ...]:
-        """The nodes that read a value, in topological order, each once."""
+        """Return the nodes that read a value, in topological order, each once."""
         return self._consumers.get(value, ())
 
     def returns(self, value: str) -> bool:
@@ -101,7 +101,7 @@ class Graph:
         return value in self._returned
 
     def walk(self) -> Iterator[Graph]:
-        """The graph and the bodies within it, outer ones before inner ones."""
+        """Yield the graph and the graphs of bodies within it, outer ones before inner ones."""
         pending: list[Graph] = [self]
         while pending:
             graph = pending.pop()
@@ -110,7 +110,7 @@ class Graph:
 
     @property
     def dimensions(self) -> tuple[Dimension, ...]:
-        """The dimensions that are known at run time only, by name."""
+        """The dimensions whose size is known only at run time, sorted by name."""
         if not self._dimensions:
             self._dimensions.append(dimensions(*dynamic_sizes(self)))
         return self._dimensions[0]
@@ -125,7 +125,7 @@ class Graph:
         inputs: Sequence[str] | None = None,
         name: str | None = None,
     ) -> Self:
-        """A copy with some parts changed."""
+        """Return a copy of the graph with the given parts changed."""
         return _replace(
             self,
             name=self.name if name is None else name,
@@ -164,7 +164,7 @@ class Graph:
 
 
 def dynamic_sizes(graph: Graph) -> tuple[int, ...]:
-    """The dynamic sizes in types and attributes, in the order of occurrence."""
+    """Return the dynamic sizes in types and attributes of a graph, in the order of occurrence."""
     items: list[object] = [n for kind in graph.types.values() for n in kind.shape]
     for node in graph.nodes:
         for _, value in node.attrs:

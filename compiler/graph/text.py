@@ -64,7 +64,7 @@ _TOKEN = re.compile(
 
 
 def print_graph(graph: Graph, *, digests: bool = True) -> str:
-    """The text form, with a line break at its end. Equal graphs have equal texts.
+    """Return the text form of a graph, with a line break at its end. Equal graphs have equal texts.
 
     Constants are in the order of their first use, so that the order of the mapping does not
     influence the text. Without `digests` large constants are not read; the text then does not
@@ -134,7 +134,7 @@ def _parse_lines(lines: _Lines, constants: Mapping[str, np.ndarray], depth: int)
 
 
 def digest(array: np.ndarray) -> str:
-    """SHA-256 of an array's bytes in row-major order, in hexadecimal."""
+    """Return the SHA-256 of an array's bytes in row-major order, in hexadecimal."""
     return hashlib.sha256(np.ascontiguousarray(array).data).hexdigest()
 
 

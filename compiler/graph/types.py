@@ -10,7 +10,7 @@ from tilewright.compiler.dtypes import DType
 
 @dataclass(frozen=True, slots=True)
 class TensorType:
-    """Element type and static shape; a scalar has shape ()."""
+    """The type of a value: its element type and static shape; a scalar has shape ()."""
 
     dtype: DType
     shape: tuple[int, ...]

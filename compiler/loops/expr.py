@@ -16,7 +16,7 @@ from tilewright.compiler.sizes import at, is_dynamic, replaced
 
 
 class Space(StrEnum):
-    """The memory space of a tensor. A GPU's shared memory is one more member."""
+    """The memory space of a tensor."""
 
     MEMORY = "memory"
     REGISTER = "register"
@@ -69,7 +69,7 @@ class Tensor:
         return physical_extents(self.shape, self.layout, self.halo)
 
     def at(self, values: Mapping[str, int]) -> Tensor:
-        """The tensor at sizes of the dynamic dimensions, by name."""
+        """Return the tensor at fixed sizes; `values` has the sizes of dimensions by name."""
         return replaced(self, lambda size: at(size, values))
 
     def halo_of(self, dim: int) -> tuple[int, int]:
@@ -471,7 +471,7 @@ def _operands(expr: Expr) -> tuple[Expr, ...]:
 
 
 def children(expr: Expr) -> tuple[Expr, ...]:
-    """Direct operands, excluding the target of a Tee."""
+    """Return the direct operands of a node, excluding the target of a Tee."""
     match expr:
         case Op(args=args):
             return args
@@ -509,5 +509,5 @@ def walk(expr: Expr) -> Iterator[Expr]:
 
 
 def loads(expr: Expr) -> tuple[Load, ...]:
-    """Every distinct load of a tree."""
+    """Return every distinct load of a tree."""
     return tuple(node for node in walk(expr) if isinstance(node, Load))

@@ -21,9 +21,9 @@ _PI_LOW = 1.2246467991473532e-16
 
 
 def asin(x: Expr) -> Expr:
-    """Inverse sine. NaN beyond +-1.
+    """Inverse sine; relative error <= 2.4e-7 (float32), 5e-16 (float64), near 0 too.
 
-    Relative error <= 2.4e-7 (float32), 5e-16 (float64), near 0 too.
+    The result is NaN beyond +-1.
     """
     return in_float("asin", x, _asin)
 

@@ -37,7 +37,10 @@ class Factor:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Factors from outermost to innermost. `Layout(())` is row-major for a tensor of any rank."""
+    """A split and order of the logical axes of a tensor: factors from outermost to innermost.
+
+    `Layout(())` is row-major for a tensor of any rank.
+    """
 
     factors: tuple[Factor, ...] = ()
     _hash: int = field(init=False, repr=False, compare=False, default=0)
@@ -62,7 +65,7 @@ class Layout:
         return Layout(tuple(_parse_factor(part) for part in text.split()))
 
     def resolved(self, rank: int) -> tuple[Factor, ...]:
-        """The factors for a tensor of this rank."""
+        """Return the factors for a tensor of this rank, also for the empty layout."""
         return self.factors or tuple(Factor(dim) for dim in range(rank))
 
 
@@ -70,7 +73,10 @@ ROW_MAJOR = Layout()
 
 
 def blocked(rank: int, dim: int, block: int) -> Layout:
-    """Split one logical axis by `block` and put its inner part innermost: NCHW -> NCHW16c."""
+    """Return a layout that splits axis `dim` by `block`, with the inner part innermost.
+
+    For example, NCHW becomes NCHW16c.
+    """
     outer = tuple(Factor(d, block if d == dim else 1) for d in range(rank))
     return Layout((*outer, Factor(dim, 1, block)))
 

@@ -32,7 +32,10 @@ from tilewright.compiler.sizes import Dimension, at, dimensions, is_dynamic, rep
 
 
 class Binding(StrEnum):
-    """The executor of a loop's iterations. BLOCK and LANE are the GPU's."""
+    """How the iterations of a loop are executed.
+
+    BLOCK and LANE are for GPUs.
+    """
 
     SERIAL = "serial"
     PARALLEL = "parallel"
@@ -92,7 +95,7 @@ class For:
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """One level of splitting inside a Compute: `axis` in steps of `step`.
+    """One level of splitting inside a Compute, which visits `axis` in steps of `step`.
 
     In `Compute.reduce`, `unroll` requests generator-time copies instead of a run-time loop.
     """
@@ -104,7 +107,7 @@ class Tile:
 
 @dataclass(frozen=True, slots=True)
 class Store:
-    """Write `value` (over Accumulator and loads) to an element."""
+    """Write `value`, an expression over the accumulator and loads, to the element `target`."""
 
     target: Load
     value: Expr
@@ -337,7 +340,7 @@ def _parts(compute: Compute) -> Iterator[Expr]:
 
 
 def expressions(compute: Compute) -> tuple[Expr, ...]:
-    """All expressions that a Compute evaluates or writes to."""
+    """Return all expressions that a Compute evaluates or writes to."""
     init = () if compute.init is None else (compute.init,)
     stores = (e for store in compute.stores for e in (store.target, store.value))
     return (compute.body, *init, *stores)

@@ -33,7 +33,7 @@ Array = np.ndarray[Any, Any]
 
 
 def compute_type(dtype: DType) -> np.dtype[Any]:
-    """The NumPy type in which values of this type are computed: float32 for bfloat16."""
+    """Return the NumPy type in which values of a type are computed: float32 for bfloat16."""
     return np.dtype(np.float32) if dtype is DType.BFLOAT16 else dtype.numpy
 
 
@@ -62,7 +62,7 @@ def evaluate_expression(
     fused: bool = True,
     incoming: Sequence[Array] = (),
 ) -> Array:
-    """The value of an expression without reductions.
+    """Evaluate an expression without reductions.
 
     Args:
         expr: the expression.
@@ -118,7 +118,7 @@ def apply(
     constants: tuple[bool, ...] = (),
     fused: bool = True,
 ) -> Array:
-    """One operation on values of one type; the result has that type too.
+    """Apply an operation to values of one type; the result has that type too.
 
     `constants` says which operands are constants. If one is, MAX and MIN propagate a NaN; otherwise
     they return the second operand if either is NaN.
@@ -181,8 +181,11 @@ def _apply(
 
 
 def cast(value: Array, dtype: DType) -> Array:
-    """Conversion as in C. A float out of the integer type's range saturates, and NaN becomes the
-    lowest integer, as in ONNX Runtime's quantisation, and in NumPy on x86."""
+    """Convert values to a type as in C, except for floats outside the range of an integer type.
+
+    These saturate, and NaN becomes the lowest integer, as in ONNX Runtime's quantisation, and in
+    NumPy on x86.
+    """
     target = compute_type(dtype)
     value = np.asarray(value)
     if dtype is DType.BOOL:
@@ -225,7 +228,7 @@ def _no_load(load: Load) -> Array:
 
 
 def neutral_items(combiner: Combiner | Fold, dtype: DType) -> tuple[Array, ...]:
-    """The initial tuple of a reduction."""
+    """Return the tuple from which a reduction starts, one array per item."""
     if isinstance(combiner, Fold):
         return tuple(np.asarray(c.value, compute_type(c.type)) for c in combiner.neutral)
     return (neutral(combiner, dtype),)
@@ -248,7 +251,7 @@ def apply_combiner(combiner: Combiner, values: Array) -> Array:
 
 
 def neutral(combiner: Combiner, dtype: DType) -> Array:
-    """The initial value of a reduction."""
+    """Return the value from which a reduction starts."""
     target = compute_type(dtype)
     if combiner in (Combiner.SUM, Combiner.PRODUCT):
         return np.asarray(0 if combiner is Combiner.SUM else 1, target)

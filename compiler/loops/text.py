@@ -52,7 +52,7 @@ RESERVED = frozenset({"acc", "inf", "nan"})
 
 
 def print_nest(nest: LoopNest) -> str:
-    """The text of a whole kernel."""
+    """Return the text of a whole kernel."""
     return "\n".join(_Printer(nest).lines()) + "\n"
 
 
@@ -237,7 +237,7 @@ class _Printer:
 
 
 def quoted(name: str) -> str:
-    """A name unchanged if the grammar allows it, else as a JSON string."""
+    """Return a name unchanged if the grammar allows it, else as a JSON string."""
     plain = re.fullmatch(r"[A-Za-z_][A-Za-z0-9_.~]*", name) and name not in RESERVED
     return name if plain else json.dumps(name)
 

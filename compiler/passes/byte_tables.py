@@ -137,7 +137,7 @@ def _in_order(made: dict[str, Node], last: Node) -> list[Node]:
 
 
 def every_value(dtype: DType) -> np.ndarray:
-    """All values of an integer type, in the order of their bits, which is the order of tables."""
+    """Return all values of an integer type in the order of their bits, as in a lookup table."""
     bits = np.dtype(f"uint{8 * dtype.bytes}")
     return np.arange(1 << 8 * dtype.bytes, dtype=bits).view(dtype.numpy)
 

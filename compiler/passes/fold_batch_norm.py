@@ -21,7 +21,7 @@ from tilewright.compiler.passes.rewrite import Rewriter, rewrite
 
 
 def fold_batch_norm(graph: Graph) -> Graph:
-    """Replace every batch_norm whose statistics are constants."""
+    """Fold every batch_norm whose statistics are constants."""
     return rewrite(graph, _fold)
 
 

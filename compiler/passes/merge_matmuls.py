@@ -26,7 +26,7 @@ INDEX_MAPS = frozenset(["transpose", "slice", "reshape", "expand"])
 
 
 def merge_matmuls(graph: Graph) -> Graph:
-    """Merge products of one input with constants that all lead to one attention."""
+    """Merge products of one input with constant weights if all results reach one attention."""
     groups = _groups(graph)
     if not groups:
         return graph

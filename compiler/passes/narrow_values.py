@@ -77,7 +77,7 @@ def widening(graph: Graph, value: str) -> list[Node]:
 
 
 def narrow_source(graph: Graph, value: str) -> str:
-    """The narrow source of a wide value; the value itself if it has none."""
+    """Return the narrow source of a wide value; the value itself if it has none."""
     for node in widening(graph, value):
         (value,) = (v for v in node.inputs if v not in graph.constants)
     return value

@@ -75,8 +75,10 @@ class Rewriter(Edit):
         attrs: AttrPairs = (),
         name: str = "",
     ) -> str:
-        """Add a node and infer its output's type. Its name is new, and similar to `name` or to that
-        of its first operand."""
+        """Add a node, infer the type of its output, and return the output's name.
+
+        The name is new, and similar to `name` or to the name of the first operand.
+        """
         pairs = tuple(sorted(attrs.items() if isinstance(attrs, Mapping) else attrs))
         kind = ops.get(op).infer([self.types[v] for v in inputs], pairs)
         output = self.fresh(name or (f"{inputs[0]}.{op}" if inputs else op))

@@ -39,7 +39,7 @@ _SPREADS = (
 
 
 def wide_sums(graph: Graph, groups: Sequence[Group]) -> set[str]:
-    """The results of `groups` that are sums, or squares and products that contribute to one."""
+    """Return the results of `groups` that are sums, or products that contribute to a sum."""
     large = _large(graph)
     summed = {group.output for group in groups if _sums(group)}
     readers: dict[str, list[Group]] = {}

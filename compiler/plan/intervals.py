@@ -144,12 +144,12 @@ def holds(box: Box, part: Box) -> bool:
 
 @memo(1024)
 def pieces(workload: Workload) -> tuple[RangePiece, ...]:
-    """The tuned pieces of a workload: the workload itself, unless its range is divided."""
+    """Return the tuned pieces of a workload: itself, unless its range is divided."""
     return tuple(piece_of(workload, box) for box in boxes(workload))
 
 
 def merged(parts: Sequence[tuple[Box, T]], same: Callable[[T, T], bool]) -> _Tree[T]:
-    """A decision tree over parts in the order of `boxes`, with equal neighbours merged."""
+    """Build a decision tree over parts in the order of `boxes`, with equal neighbours merged."""
     return _merged(list(parts), 0, same)
 
 

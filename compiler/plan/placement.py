@@ -44,8 +44,7 @@ def distance(
     part: Placement,
     start: tuple[int, ...],
 ) -> int | None:
-    """The start of a box of a tensor in its buffer, if the box is stored there like a separate
-    tensor.
+    """Return the start of a box of a tensor in its buffer, if it is stored like a separate tensor.
 
     The result counts elements from the start of the whole's buffer to the first element of the box.
     From there on, the buffer must hold the box exactly as a separate buffer of `shape` would; None

@@ -155,7 +155,7 @@ def expected_runs(step: Step) -> int:
 
 
 def control_step(node: Node, plans: Sequence[GraphPlan]) -> LoopStep | BranchStep:
-    """The step for a node with bodies, whose plans are in the order of its attributes."""
+    """Return the step of a loop or branch; `plans` are those of its bodies, in order."""
     if node.op == "loop":
         form = loop_form(node.attrs)
         (body,) = plans
@@ -225,7 +225,7 @@ class GraphPlan:
         return tuple(step for step, _ in self.walk() if isinstance(step, KernelStep))
 
     def walk(self) -> Iterator[tuple[Step, int]]:
-        """Every step, before the steps of its bodies, with its expected number of runs."""
+        """Yield each step, with its expected number of runs, before the steps of its bodies."""
         for step in self.steps:
             yield step, 1
             for body in bodies_of(step):
@@ -239,7 +239,8 @@ class GraphPlan:
 
     @property
     def rooms(self) -> tuple[RoomDimension, ...]:
-        """The slack capacities of growing caches, dimensions that no input states."""
+        """The slack capacities of growing caches, which determine no shape of the caller's
+        arrays."""
         return tuple(dict.fromkeys(growth.room for growth in self.growing))
 
     def with_rooms(self, values: Mapping[str, int]) -> dict[str, int]:
@@ -250,7 +251,7 @@ class GraphPlan:
         return {**dict.fromkeys((room.name for room in self.rooms), 0), **values}
 
     def caller_shape(self, value: str) -> tuple[int, ...]:
-        """The shape of the caller's array for an input or output."""
+        """Return the shape of the caller's array for an input or output, without slack capacity."""
         shape = self.graph.types[value].shape
         for growth in self.growing:
             for name, rows in ((growth.input, growth.before), (growth.output, growth.after)):
@@ -303,9 +304,9 @@ class GraphPlan:
         return int(axis) if isinstance(axis, int) else None
 
     def labels(self, port: str) -> Labels | None:
-        """The labels (such as names of classes) that the elements of an input or output stand for.
+        """Return the labels of an input's or output's elements, such as names of classes.
 
-        None for plain numbers.
+        None stands for plain numbers.
         """
         if port in self.graph.inputs:
             readers = map(labels_of, self.graph.consumers(port))
@@ -345,10 +346,9 @@ class GraphPlan:
         return {digest(a): a for graph in self.graph.walk() for a in graph.constants.values()}
 
     def to_json(self, *, digests: bool = True) -> dict[str, Any]:
-        """Plain data for `json`; constants larger than a few elements are named by digest. The
-        tests read it back (`tests/plan_reader.py`).
+        """Return the plan as plain data for `json`; large constants are named by digest.
 
-        `digests` is passed on to `print_graph`.
+        The tests read it back (`tests/plan_reader.py`). `digests` is passed on to `print_graph`.
         """
         workloads = {
             step.workload.key: step.workload.text()

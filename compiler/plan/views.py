@@ -93,7 +93,7 @@ class Views:
             self._enter(group, choice)
 
     def halos(self, wishes: Mapping[str, Sequence[Demand]]) -> dict[str, Halo]:
-        """The zeros to keep around each value that a group computes.
+        """Return the zeros to store around each value that a group computes.
 
         All values of a region have one halo, so that their strides agree. Values that are reshaped,
         results of native operators and the caller's values have none: a reader that needs one gets

@@ -48,7 +48,7 @@ def stored_bytes(kind: TensorType, layout: Layout, halo: Halo = ()) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Boundary:
-    """The memory placement of a value that crosses a workload's edge.
+    """The placement in memory of an input or output of a workload.
 
     `constant` marks a weight: its logical array is known before the first run, and the schedule
     chooses its packed form. Its layout here is therefore always row-major.
@@ -115,7 +115,7 @@ class Workload:
         return hashlib.sha256(f"{WORKLOAD_SCHEMA}\n{self._text}".encode()).hexdigest()
 
     def at(self, values: Mapping[str, int]) -> Workload:
-        """The workload with a number in place of each dynamic size, for dimensions by name."""
+        """Return the workload at fixed sizes; `values` has the sizes of dimensions by name."""
         return _at(self, tuple([(d.name, values[d.name]) for d in self.dimensions]))
 
     def within(self, ranges: Mapping[WorkloadDimension, Dimension]) -> Workload:
@@ -156,7 +156,7 @@ class Workload:
 
     @property
     def structure(self) -> str:
-        """A key shared by workloads that differ only in sizes: SHA-256, hexadecimal.
+        """The key that workloads share if they differ only in sizes: SHA-256, hexadecimal.
 
         Attributes count, so that a 3x3 convolution differs from a 1x1 convolution; numbers of
         elementwise operators do not count.
@@ -231,7 +231,7 @@ class Cut:
 def make_workload(
     graph: Graph, nodes: Collection[str], boundaries: Mapping[str, Boundary] | None = None
 ) -> Workload:
-    """The workload of the named nodes: `cut_workload` without the names of its values."""
+    """Return the workload of the named nodes: the `workload` of `cut_workload`."""
     return cut_workload(graph, nodes, boundaries).workload
 
 

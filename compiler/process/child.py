@@ -28,7 +28,7 @@ on a busy machine, and the parent may end meanwhile, or even before the call to 
 
 
 class ChildProcess:
-    """A Python process, and this end of a pipe to it.
+    """A Python process that answers questions, and this process's end of a pipe to it.
 
     Attributes:
         pipe: sends and receives picklable values. The child ends when the pipe is closed.
@@ -99,6 +99,6 @@ class ChildProcess:
         return self._process.wait()
 
     def last_words(self) -> list[str]:
-        """The lines that the child has written to standard error."""
+        """Return the lines that the child has written to standard error."""
         self._errors.seek(0)
         return self._errors.read().decode(errors="replace").splitlines()

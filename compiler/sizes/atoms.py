@@ -93,7 +93,7 @@ class SlotDimension(Dimension):
 
     @staticmethod
     def numbered(number: int, alignment: int) -> SlotDimension:
-        """The start of the slot with this number, a multiple of the alignment."""
+        """Return the dimension of the slot with this number, a multiple of the alignment."""
         return SlotDimension(f"@{number}", 0, None, alignment)
 
     @property

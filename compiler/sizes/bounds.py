@@ -23,7 +23,7 @@ MOST_FACTORS = 6
 
 @memo(8192)
 def bounds(size: int | Size) -> tuple[float, float]:
-    """A lower and an upper bound of the size; infinite if it is unbounded.
+    """Return a lower and an upper bound of a size; infinite if the size is unbounded.
 
     Quotients are bounded as separate numbers, and by the fractions that they are rounded from; the
     tighter bound counts. The bounds need not be reached.

@@ -10,7 +10,7 @@ from tilewright.compiler.errors import CompilerError
 
 
 class DynamicSizeError(CompilerError):
-    """An operation on a size depends on its number at run time."""
+    """An operation needs the number of a size that is known only at run time."""
 
     asker = ""
     """The origin of the condition, if known: an operator and its node, a pass."""

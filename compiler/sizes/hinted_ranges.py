@@ -34,8 +34,10 @@ _SHARE = re.compile(r"(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?", re.ASCII)
 
 @dataclass(frozen=True, slots=True)
 class HintedRange:
-    """Sizes of a dimension in a user's notation: a range, with size hints and the share of each, or
-    the hints alone."""
+    """Sizes of a dimension as users write them: a range, size hints with their shares, or both.
+
+    A range alone has no hints; hints alone have no `dimension`.
+    """
 
     dimension: Dimension | None
     hints: tuple[tuple[int, float], ...] = ()
@@ -67,8 +69,9 @@ def as_hinted(name: str, given: SizeRange) -> HintedRange:
 
 
 def parse_hinted(name: str, text: str) -> HintedRange:
-    """Read the texts of `parse_range`, optionally with size hints after the range:
-    `1..512@32:0.5,128`; or the hints alone: `@128`.
+    """Read a range (`parse_range`) with or without size hints, or hints alone.
+
+    Examples: `1..512`, `1..512@32:0.5,128`, `@128`.
 
     Raises:
         InvalidArgumentError: if the text is malformed, a hint is not a size of the range, or a

@@ -38,7 +38,7 @@ def same_extents(first: Sequence[int], second: Sequence[int]) -> bool:
 
 
 def larger(first: int, second: int) -> int:
-    """The larger of two sizes; raises DynamicSizeError if that depends on the run.
+    """Return the larger of two sizes; raise DynamicSizeError if that depends on the run.
 
     `max` compares with `<`, which is not decided if two sizes may be equal.
     """
@@ -47,20 +47,20 @@ def larger(first: int, second: int) -> int:
 
 
 def smaller(first: int, second: int) -> int:
-    """The smaller of two sizes; raises DynamicSizeError if that depends on the run."""
+    """Return the smaller of two sizes; raise DynamicSizeError if that depends on the run."""
     found = always_smaller(first, second)
     return found if found is not None else first if first <= second else second
 
 
 def always_larger(first: int, second: int) -> int | None:
-    """The larger of two sizes; None if that depends on the run."""
+    """Return the larger of two sizes; None if the ranges do not decide."""
     if always_at_most(first, second):
         return second
     return first if always_at_most(second, first) else None
 
 
 def always_smaller(first: int, second: int) -> int | None:
-    """The smaller of two sizes; None if that depends on the run."""
+    """Return the smaller of two sizes; None if the ranges do not decide."""
     if always_at_most(first, second):
         return first
     return second if always_at_most(second, first) else None
@@ -99,12 +99,12 @@ def always_at_most(first: int, second: int) -> bool:
 
 
 def disjoint(first: tuple[int, int], second: tuple[int, int]) -> bool:
-    """Whether two spans, each with an exclusive end, have no position in common."""
+    """Whether two spans (start, exclusive end) are proven to have no position in common."""
     return always_at_most(first[1], second[0]) or always_at_most(second[1], first[0])
 
 
 def exact_quotient(size: int, divisor: int) -> int | None:
-    """`size / divisor` if it is an integer for all sizes; None if that is not proven."""
+    """Return `size / divisor` if it is an integer for all sizes; None if that is not proven."""
     if size == 0:
         return 0
     if isinstance(divisor, Size):

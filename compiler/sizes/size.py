@@ -197,7 +197,7 @@ def is_dynamic(size: object) -> TypeGuard[Size]:
 
 
 def dimensions(*sizes: int) -> tuple[Dimension, ...]:
-    """The distinct dynamic dimensions of sizes, by name."""
+    """Return the distinct dynamic dimensions of sizes, sorted by name."""
     found = {atom for size in sizes for atom in _atoms(size) if isinstance(atom, Dimension)}
     return tuple(sorted(found, key=lambda dimension: dimension.name))
 

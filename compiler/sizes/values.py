@@ -109,23 +109,23 @@ def with_dimensions(value: _T, others: Mapping[Dimension, Dimension]) -> _T:
 
 
 def dynamic_sizes(value: object) -> tuple[int, ...]:
-    """The distinct dynamic sizes in a frozen value."""
+    """Return the distinct dynamic sizes in a frozen value."""
     found: dict[int, int] = {}
     replaced(value, lambda size: found.setdefault(size, size))
     return tuple(found)
 
 
 def typical(size: int) -> int:
-    """The number of a size for choices of speed: the middle of the ranges.
+    """Return the number of a size in the middle of its ranges, for choices that affect only speed.
 
-    Of each range this is the geometric middle, at most 128 if it is unbounded or long, and not 1
-    unless that is the only size: kernels for one row or one pixel have another form.
+    The middle of a range is the geometric one, at most 128 if the range is unbounded or long, and
+    not 1 unless that is the only size: kernels for one row or one pixel have another form.
     """
     return substituted(size, _middle)
 
 
 def typical_sizes(*sizes: int) -> dict[str, int]:
-    """The typical size of each dimension of the sizes, by name."""
+    """Return the typical size of each dimension of the sizes, by name."""
     return {d.name: _middle(d) * d.multiple for d in dimensions(*sizes)}
 
 

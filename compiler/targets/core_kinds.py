@@ -59,7 +59,7 @@ def read_processors(root: Path) -> dict[int, Processor]:
 def find_kinds(
     root: Path, processors: Mapping[int, Processor], usable: Collection[int]
 ) -> tuple[CoreKind, ...]:
-    """The kinds of the usable cores, the fastest first; empty if no core is described.
+    """Return the kinds of the usable cores, the fastest first; empty if no core is described.
 
     Args:
         root: the folder that contains `sys`.
@@ -134,7 +134,7 @@ def read_integer(path: Path) -> int:
 
 
 def read_text(path: Path) -> str:
-    """The text of a file; empty if it does not exist or cannot be read."""
+    """Return the text of a file; empty if the file does not exist or cannot be read."""
     try:
         return path.read_text(encoding="utf-8", errors="replace").strip()
     except OSError:

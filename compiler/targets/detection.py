@@ -16,7 +16,7 @@ from tilewright.compiler.targets.target import Target
 
 @cache
 def this_device() -> DeviceFacts:
-    """The facts of this machine, read once."""
+    """Return the facts of this machine, which are read once."""
     return named_device()
 
 
@@ -49,7 +49,7 @@ def core_name(processor: str) -> str:
 
 
 def core_label(kind: CoreKind) -> str:
-    """The name of a kind of cores with their highest clock in GHz, if known: `cortex-a76@2.4`."""
+    """Return the name of a kind of cores with their clock in GHz, if known: `cortex-a76@2.4`."""
     name = core_name(kind.processor)
     return f"{name}@{kind.hertz / 1e9:.1f}" if name and kind.hertz else name
 
@@ -80,7 +80,7 @@ def can_run(target: Target, facts: DeviceFacts) -> bool:
 
 
 def best_target(facts: DeviceFacts) -> tuple[Target, str]:
-    """The best described target for a device, and a sentence with the reason.
+    """Return the best described target for a device, and a sentence with the reason.
 
     This is the target that describes its CPU. If the CPU hides features that its kind has, it is a
     target that describes the same CPU with fewer features, or else the strongest baseline that the

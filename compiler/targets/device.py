@@ -33,7 +33,7 @@ _Few = Length(0, 2000)
 
 @dataclass(frozen=True, slots=True)
 class Cache:
-    """One cache as seen by one core: `kind` is data, instruction or unified."""
+    """A cache as one core uses it; `kind` is data, instruction or unified."""
 
     level: _Number
     kind: _Text
@@ -100,7 +100,7 @@ class DeviceFacts(JsonValue):
         return next(found, None)
 
     def cache_bytes(self, level: int) -> int:
-        """Size of the data cache of a level; 0 if there is no such level."""
+        """Return the size of the data cache of a level; 0 if the level is missing or unknown."""
         found = self.cache(level)
         return found.bytes if found else 0
 
@@ -142,7 +142,7 @@ def find_device(root: Path = Path("/"), cores: Collection[int] | None = None) ->
 
 
 def available_cores() -> set[int]:
-    """The logical cores that this process may run on."""
+    """Return the logical cores that this process may run on."""
     if hasattr(os, "sched_getaffinity"):
         return set(os.sched_getaffinity(0))
     return set(range(os.cpu_count() or 1))

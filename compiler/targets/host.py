@@ -17,7 +17,7 @@ from tilewright.compiler.targets.target import Target, known_targets
 
 @cache
 def host_target() -> Target:
-    """The target of this machine, with the features that its CPU and operating system allow.
+    """Return the target of this machine, with the features that its CPU and operating system allow.
 
     LLVM determines it if it is installed and knows this CPU; else it is the best described target.
 

@@ -158,17 +158,17 @@ class Target(JsonValue):
 
     @property
     def backend(self) -> str:
-        """The folder of `compiler/codegen` that generates its code; every described family is a
+        """The folder of `compiler/codegen` with the code generator; every described family is a
         CPU."""
         return "cpu"
 
     @property
     def feature_text(self) -> str:
-        """The features in LLVM's notation."""
+        """The features in LLVM's notation, separated by commas."""
         return ",".join(self.features)
 
     def lanes(self, dtype: DType) -> int:
-        """Elements of this type in one vector register."""
+        """Return the number of elements of a type in one vector register."""
         return self.vector_bits // (dtype.bytes * 8)
 
     def has(self, feature: str) -> bool:
@@ -272,7 +272,7 @@ class Target(JsonValue):
         return None
 
     def narrowed(self, vector_bits: int) -> Target:
-        """The same instruction set with narrower vectors, named `name:bits`.
+        """Return the target with narrower vectors, named `name:bits`.
 
         Raises:
             UnknownTargetError: if the width is not a power of two from 64 up to `vector_bits`.
@@ -288,7 +288,11 @@ class Target(JsonValue):
         return replace(self, name=f"{self.name}:{vector_bits}", vector_bits=vector_bits)
 
     def runs_on(self, host: Target) -> bool:
-        """Whether code for this target runs on `host`: same architecture, no feature missing."""
+        """Whether code for this target runs on `host`.
+
+        Both must have one architecture and system; `host` must have every feature, and vectors as
+        wide.
+        """
         wanted = {f for f in self.features if f.startswith("+")}
         same = self.triple.split("-")[::2] == host.triple.split("-")[::2]
         return same and wanted <= set(host.features) and self.vector_bits <= host.vector_bits
@@ -309,5 +313,5 @@ def _core(target: Target) -> CoreModel:
 
 @cache
 def known_targets() -> Mapping[str, Target]:
-    """Every described target by its name."""
+    """Return every described target by its name."""
     return {target.name: target for family in families() for target in family.targets}

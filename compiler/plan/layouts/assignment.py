@@ -54,7 +54,7 @@ def assign_layouts(
 
 
 class Assignment:
-    """The options of all groups, and their total cost."""
+    """The options of all groups; `solve` chooses one per group for the least total cost."""
 
     def __init__(
         self,
@@ -85,8 +85,7 @@ class Assignment:
             self._connect(value, makers.get(value), readers)
 
     def solve(self) -> list[int]:
-        """Return the number of the cheapest option of each group, chosen for all groups
-        together."""
+        """Return the number of the option that `Quadratic.solve` chooses for each group."""
         return self._problem.solve()[: len(self._groups)]
 
     def choices(self, numbers: Sequence[int]) -> tuple[LayoutChoice, ...]:

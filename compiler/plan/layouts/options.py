@@ -70,7 +70,7 @@ class Option:
 
 @cache
 def channels_last(rank: int) -> Layout:
-    """The layout in which an NCHW value lies in memory as NHWC."""
+    """Return the layout that stores an NCHW value of this rank as NHWC."""
     return Layout((Factor(0), *(Factor(dim) for dim in range(2, rank)), Factor(1)))
 
 
@@ -111,7 +111,7 @@ class Options:
         self._turns = turns(graph)
 
     def of(self, group: Group) -> list[Option]:
-        """The options of a group: at least one, and the first is row-major."""
+        """Return the options of a group: at least one, and the first is row-major."""
         anchor = group.anchor
         if group.is_view:
             return [Option(self._rows(group), 0.0)]
@@ -135,7 +135,11 @@ class Options:
         return [self._option(self._rows(group), 0.0)]
 
     def layouts(self, value: str, groups: int = 1) -> tuple[Layout, ...]:
-        """The layouts that a value may have, row-major first."""
+        """Return the layouts that a value may have, row-major first.
+
+        `groups` is the number of groups of a convolution that reads or writes the value
+        (`fits_block`).
+        """
         kind = self._graph.types[value]
         if len(kind.shape) not in BLOCKED_RANKS or is_dynamic(kind.shape[1]):
             return (ROW_MAJOR,)
@@ -357,8 +361,10 @@ def _layouts(
 
 @memo(4096)
 def copied(kind: TensorType, source: Placement, target: Placement) -> float:
-    """The cost of a copy of a value: its bytes read and written once, zero if both placements are
-    the same bytes."""
+    """Return the cost of a copy of a value from one placement to another.
+
+    Its bytes are read and written once; the cost is zero if both placements are the same bytes.
+    """
     if same_bytes(kind.shape, source, target):
         return 0.0
     return costs.moved(kind, source.layout) + costs.moved(kind, target.layout)

@@ -497,13 +497,14 @@ class Family:
     def missing(
         self, cpu: str, switches: Iterable[str], processor: str, linux_names: Collection[str]
     ) -> tuple[str, ...]:
-        """Features that code requires and a CPU lacks; an undetectable feature counts as present.
+        """Return the features that code requires and a CPU lacks.
 
-        If the operating system reports no features, none can be detected.
+        Undetectable features count as present. If the operating system reports no features, none
+        can be detected.
 
         Args:
             cpu: LLVM's name of the CPU that the code was generated for.
-            switches: in LLVM's notation ("+avx2", "-gfni").
+            switches: features in LLVM's notation ("+avx2", "-gfni").
             processor: `DeviceFacts.processor`.
             linux_names: `DeviceFacts.features`.
         """
@@ -528,7 +529,7 @@ def switches(features: Mapping[str, bool]) -> tuple[str, ...]:
 
 @cache
 def families() -> tuple[Family, ...]:
-    """Every family, in the order of their modules' names."""
+    """Return every family, in the order of their modules' names."""
     names = sorted(module.name for module in pkgutil.iter_modules(__path__))
     return tuple(importlib.import_module(f"{__name__}.{name}").FAMILY for name in names)
 
