@@ -60,8 +60,7 @@ class BackgroundTuner:
     keep: bool = True
 
     def kept(self, model: ReadModel, options: CompileOptions) -> Model | None:
-        """Return the tuned model that any process stored for these options; None if there is
-        none."""
+        """Return the tuned model that any process stored for these options, or None."""
         return self._models().tuned(model, options)
 
     def _models(self) -> CompilationCache:

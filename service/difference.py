@@ -20,16 +20,18 @@ if TYPE_CHECKING:
 class ComparedKernel:
     """One workload of an artifact or a job.
 
+    `told` has operators and a shape for a workload of an artifact, which has no readable name;
+    otherwise it is "".
+
     Attributes:
         key: the key of the workload.
-        name: a readable name. It is "" in artifacts, where `told` has operators and a shape.
+        name: a readable name; "" in artifacts.
         count: how often the model has the workload.
         seconds: the time of one run of the workload, or None without a measurement.
         schedule: the JSON form of its schedule.
         macs: the multiply-adds of its definition.
         runs: how often a run of the model executes it. With dynamic sizes this differs from
             `count`.
-        told: operators and a shape, for a workload of an artifact; otherwise "".
     """
 
     key: str

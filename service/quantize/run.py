@@ -58,6 +58,8 @@ def quiet(_: str) -> None:
 class QuantizeWork:
     """A model to quantise, and how to do it.
 
+    `tell` is called with a text at the beginning of each step.
+
     Attributes:
         model: the file of the float32 model.
         method: the method of quantising.
@@ -66,7 +68,6 @@ class QuantizeWork:
         mode: the mode in which models are compiled for the device.
         limit: the allowed loss, if one is stated.
         select_schedules: chooses the schedules with which the models are timed.
-        tell: called with a text at the beginning of each step.
     """
 
     model: Path

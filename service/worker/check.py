@@ -108,8 +108,8 @@ def report(findings: Sequence[DeviceFinding], as_json: bool) -> str:
 
 
 def exit_status(findings: Sequence[DeviceFinding]) -> int:
-    """The exit status: 0 if nothing needs attention, 1 if the worker cannot work, 3 if its times
-    are less reliable."""
+    """Return the exit status for findings: 0 if nothing needs attention, 1 if the worker cannot
+    work, 3 if its times are less reliable."""
     grades = {each.grade for each in findings}
     if Grade.WRONG in grades:
         return 1

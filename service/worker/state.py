@@ -87,7 +87,8 @@ class StateFolder:
 
     @property
     def worker_id(self) -> str | None:
-        """The id that was stored by this or an earlier process; None if there is no valid id."""
+        """The id that was stored by this or an earlier process; None if the file has no valid
+        id."""
         try:
             text = (self.path / "id").read_text(errors="replace").strip()
         except OSError:

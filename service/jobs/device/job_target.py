@@ -85,7 +85,8 @@ def resolve_worker(name: str, storage: Storage) -> RegisteredWorker:
 
 
 def target_key_of(name: str, storage: Storage) -> str:
-    """The key by which records are looked up: a key unchanged, or else the named target's key.
+    """Return the key under which records are stored for a target: `name` itself if it is a key, or
+    else the key of the named target.
 
     Raises:
         UnknownTargetError: as `resolve_job_target` does.
@@ -94,7 +95,8 @@ def target_key_of(name: str, storage: Storage) -> str:
 
 
 def target_of_key(key: str, storage: Storage) -> Target:
-    """A described target, or a target registered by a job or a worker. Raises NotFoundError."""
+    """Return the described target with this key, or else the target that a job or worker
+    registered. Raises NotFoundError."""
     for target in known_targets().values():
         if target.key == key:
             return target
@@ -103,7 +105,8 @@ def target_of_key(key: str, storage: Storage) -> Target:
 
 
 def mode_of(job: Job, storage: Storage) -> Mode:
-    """The mode of a job. Raises NotFoundError for an unknown target."""
+    """Return the mode in which code is generated for a job. Raises NotFoundError for an unknown
+    target."""
     target = target_of_key(job.target_key, storage)
     return Mode(target, job.threads, job.numerics)
 

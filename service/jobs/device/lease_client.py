@@ -1,8 +1,8 @@
 """A job's client of the lease queue: it submits requests, orders workers, and interprets results.
 
 Measurements of kernels and runs of programs are handled in the same way. A request's name ensures
-that it is queued once. A worker gets it first, and it ends with a plausible result or with the
-reason why there is none.
+that it is queued once. A worker gets it first, and it ends with a plausible result or with a reason
+for its absence.
 """
 
 from __future__ import annotations
@@ -155,11 +155,11 @@ class LeaseClient:
         return sorted(found, key=order)
 
     def alive(self, target_key: str, health: Health = Health.HEALTHY) -> list[RegisteredWorker]:
-        """The workers of a target with this health."""
+        """Return the workers of a target with this health, in the order of `workers`."""
         return [worker for worker in self.workers(target_key) if worker.health is health]
 
     def health(self, worker_id: str) -> Health | None:
-        """The health of a worker; None if it was removed."""
+        """Return the health of a worker; None if it was removed."""
         known = self._storage.workers.presences([worker_id]).get(worker_id)
         return None if known is None else known.health
 

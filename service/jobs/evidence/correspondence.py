@@ -172,7 +172,8 @@ def _reverse(graph: Graph, node: Node) -> Node | None:
 
 
 def narrow_products(graph: Graph) -> DType | None:
-    """The 16-bit float type in which a graph computes products; None without such products."""
+    """Return the 16-bit float type in which a graph computes products; None without such
+    products."""
     for node in graph.nodes:
         if ops.get(node.op).kind in PRODUCTS:
             for value in node.inputs:

@@ -54,7 +54,7 @@ class Repetition(Protocol[C_contra]):
     """A way to repeat the measurements of one kind of claim."""
 
     def name(self, claim: C_contra) -> str:
-        """The subject of the claim, as text for users."""
+        """Return the subject of the claim, as text for users."""
 
     def repeat(self, claims: Sequence[C_contra], device: Device) -> Sequence[SecondReport | None]:
         """Repeat the measurements; returns the report for each claim, in order, None if the device
@@ -110,7 +110,7 @@ class Review(Generic[C]):
     job_id: str = ""
 
     def doubtful(self, claims: Sequence[C]) -> Sequence[C]:
-        """The weakly attested claims whose attestation a repetition could raise now."""
+        """Return the weakly attested claims whose attestation a repetition could raise now."""
         weak = [one for one in claims if one.attestation.weak]
         worth = {one: self.device.worth(one) for one in {each.reporter for each in weak}}
         return [one for one in weak if worth[one.reporter].rank > one.attestation.rank]

@@ -71,11 +71,13 @@ SUMS = (OpKind.CONTRACTION, OpKind.ATTENTION, OpKind.REDUCTION, OpKind.ROW)
 class RoundingInterval:
     """The interval that a value may lie in, according to the perturbed runs so far.
 
+    `apart` has the distance by which rounding may move each element, without the limit
+    `MOST_APART`.
+
     Attributes:
         low: the lower end for each element.
         high: the upper end for each element.
         found: the value of the last run.
-        apart: the distance by which rounding may move each element, without the limit `MOST_APART`.
     """
 
     low: np.ndarray
@@ -105,11 +107,12 @@ def rounding_intervals(
 ) -> Iterator[RoundingInterval]:
     """Run a graph repeatedly on perturbed inputs; yield the interval of its output after each run.
 
+    The random numbers come from `draw`.
+
     Args:
         segment: the operators; the graph has one output.
         given: the inputs by name.
         right: the reference's value of the output.
-        draw: the source of random numbers.
         narrow: the 16-bit float type of the program's products; None without one.
         mixed: whether the kernel's algorithm adds different rows and columns, so that the rounding
             of the largest sums affects all others.

@@ -14,9 +14,8 @@ from tilewright.db.stores.claim_withdrawal import Withdrawn
 class Withdrawal:
     """The result of a withdrawal.
 
-    Attributes:
-        withdrawn: the withdrawn records, races and measurements.
-        told: the ids of the jobs that received an event.
+    `withdrawn` has the withdrawn records, races and trials. `told` has the ids of the jobs that
+    received an event.
     """
 
     withdrawn: Withdrawn

@@ -138,7 +138,7 @@ def train_due(storage: Storage, new_trials: int) -> list[Trained]:
 
 
 def describe(trained: Trained) -> str:
-    """A version and its scores as one line of text."""
+    """Describe a trained version and its scores in one line of text."""
     scores, chance = trained.scores, trained.model.chance
     text = (
         f"cost model, version {trained.model.version}: {trained.model.rows} rows of "

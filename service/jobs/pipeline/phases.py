@@ -40,11 +40,8 @@ BESIDE: Mapping[str, str] = {
 def phase_seconds(timings: Timings, beside: Timings | None = None) -> dict[str, float]:
     """Sum the seconds of a job's stages by phase; phases that took no time are missing.
 
-    Building and references run concurrently with tuning, so the sum may exceed the wall time.
-
-    Args:
-        timings: the stages of the job.
-        beside: the stages of its builders.
+    `timings` has the stages of the job, `beside` the stages of its builders. Building and
+    references run concurrently with tuning, so the sum may exceed the wall time.
     """
     found = dict.fromkeys(PHASES, 0.0)
     for stage, seconds in timings.seconds().items():

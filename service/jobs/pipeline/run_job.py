@@ -62,7 +62,8 @@ class JobWatcher:
     """Gets calls about the progress of a job. An exception that a method raises ends the job."""
 
     def phase(self, name: str) -> None:
-        """Called when a phase begins: importing, planning, settling, building or verifying."""
+        """Called when a phase begins: `importing`, `planning`, `settling`, `building` or
+        `verifying`."""
 
     def tasks(self, tracker: Tracker) -> None:
         """Called when the tasks to tune are known; `tracker` has their state from now on."""
@@ -80,6 +81,9 @@ class JobWatcher:
 class JobContext:
     """The resources of a job: stores, builder processes, limits and caches.
 
+    The seconds of stages are added to `timings` (of the job), `loop` (of the tuner's loop) and
+    `beside` (of the builders).
+
     Attributes:
         storage: the database and the blobs.
         builder: the processes that compile candidates.
@@ -89,9 +93,6 @@ class JobContext:
             process.
         samples_bytes: the limit of the size of all samples of a job, in bytes.
         kernels: caches compiled kernels.
-        timings: gets the seconds of the job's stages.
-        loop: gets the seconds of the stages of the tuner's loop.
-        beside: gets the seconds of the stages of the builders.
     """
 
     storage: Storage

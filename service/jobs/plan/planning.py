@@ -63,13 +63,15 @@ class ModelRequest:
 class DynamicPlan:
     """A model partitioned once for all sizes of its ranges.
 
+    Kernels are measured at the sizes `drawn`.
+
     Attributes:
         plan: the plan for all sizes.
         graph: the imported graph.
         ranges: the range of each dynamic dimension.
         defaults: the names of dimensions whose range the user did not give.
-        drawn: the sizes at which kernels are measured.
-        stated: whether the user stated these sizes; otherwise they are sampled from the ranges.
+        stated: whether the user stated the measured sizes; otherwise they are sampled from the
+            ranges.
         implied: the ranges of dimensions that the model expresses by others.
         hints: by name, the sizes at which the model is planned and verified first: the sizes that a
             user stated, or else those of `compiler.profile`. A dimension without a hint is planned

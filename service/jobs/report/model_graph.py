@@ -72,7 +72,7 @@ class DrawnKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class DrawnStep:
-    """A step of the plan, drawn as a box.
+    """A step of the plan in the drawing, shown as a box.
 
     Attributes:
         kind: the kind of the step.
@@ -108,7 +108,7 @@ class DrawnStep:
 
 @dataclass(frozen=True, slots=True)
 class DrawnEdge:
-    """A value that passes from one step to another, drawn as a line.
+    """A value that passes from one step to another, shown as a line.
 
     Attributes:
         start: the position of the first step in `ModelGraph.steps`.

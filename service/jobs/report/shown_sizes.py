@@ -81,7 +81,7 @@ def hinted_sizes(
 
 def stated_sizes(ranges: Sequence[Dimension], stated: Shares | None) -> list[dict[str, int]]:
     """Return the sizes to run a model at: the hints that a user states, or sizes spread over a
-    range without hints. The result is one empty mapping if there are no ranges.
+    range without hints. The result is one empty mapping if `ranges` is empty.
 
     Raises:
         InvalidArgumentError: as `sample_sizes` does.
