@@ -29,7 +29,8 @@ class WorkerOptions:
         spool: the folder of the worker's state.
         targets: the targets to measure for; empty to let the service determine them.
         cache_bytes: the size limit of the cache of blobs.
-        sandbox_users: the range of user ids for the sandbox, if the harness runs as root.
+        sandbox_users: the first and last user id that candidates run as, if the harness runs as
+            root; None to run them as root.
         sandbox_bytes: the memory limit of the sandbox; 0 for the memory of the machine.
         cores: the cores that candidates run on; empty for all.
         service_key: the public key of the service; None for the key of the first contact.

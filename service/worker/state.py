@@ -38,7 +38,7 @@ class Spooled:
 
     Attributes:
         request_id: the request.
-        lease_id: the lease under which it was measured.
+        lease_id: the lease under which it is reported.
         result_key: a random id of the result.
         result: the result as JSON.
     """

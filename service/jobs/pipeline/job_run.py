@@ -213,8 +213,8 @@ class JobRun:
 
 
 class JobReporter(JobWatcher):
-    """Writes a job's progress to the database. Its methods raise Interrupted or JobCancelled when
-    the tuner must release the job."""
+    """Writes a job's progress to the database. Interrupted or JobCancelled ends the work if the
+    tuner must release the job."""
 
     def __init__(self, storage: Storage, hold: JobLease, job: Job) -> None:
         self._storage = storage
