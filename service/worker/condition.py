@@ -22,9 +22,9 @@ def device_condition(root: Path = Path("/")) -> dict[str, Any]:
 
     Returns:
         `temperature_celsius`, the reading of the hottest sensor; `load`, the average number of
-            runnable processes in the last minute; `clock_ratio`, the largest ratio of a core's
-            clock to its highest clock; `governor`, the names of the cores' governors. Values that
-            the system does not report are None or "".
+        runnable processes in the last minute; `clock_ratio`, the largest ratio of a core's
+        clock to its highest clock; `governor`, the names of the cores' governors. Values that
+        the system does not report are None or "".
     """
     sensors = [
         *(root / "sys/class/thermal").glob("thermal_zone*/temp"),

@@ -48,9 +48,9 @@ def onnxruntime_times(
 
     Returns:
         for each size the engine with its version, the sizes, the median seconds, and the ratio of
-            ONNX Runtime's time to the artifact's. Empty if ONNX Runtime is not installed, or if the
-            amount of work depends on the data. If ONNX Runtime refuses the model, or would take
-            long, the only entry has the "reason".
+        ONNX Runtime's time to the artifact's. Empty if ONNX Runtime is not installed, or if the
+        amount of work depends on the data. If ONNX Runtime refuses the model, or would take
+        long, the only entry has the "reason".
     """
     if find_spec("onnxruntime") is None or not latencies:
         return []
