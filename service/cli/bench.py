@@ -41,7 +41,10 @@ OURS = "tilewright"
 
 
 class Peer(StrEnum):
-    """Engines of `service.jobs.report.comparison.PEERS`, imported only when a command runs."""
+    """The engines that `bench` compares with: the names in `service.jobs.report.comparison.PEERS`.
+
+    That module is imported only when a command runs, so the names are repeated here.
+    """
 
     ONNXRUNTIME = "onnxruntime"
     OPENVINO = "openvino"

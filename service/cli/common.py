@@ -25,12 +25,18 @@ class UserError(Exception):
 
 
 def check_file(context: typer.Context, path: Path) -> Path:
-    """Check a path when it is parsed, before the command imports anything. Raises UserError."""
+    """Return the path of an argument if it is a file. Raises UserError otherwise.
+
+    It is called when the argument is parsed, before the command imports anything.
+    """
     return path if context.resilient_parsing else existing_file(path)
 
 
 def check_path(context: typer.Context, path: Path) -> Path:
-    """Check like `check_file`, for a path that may be a folder. Raises UserError."""
+    """Return the path of an argument if it is a file or a folder. Raises UserError otherwise.
+
+    It is called when the argument is parsed, before the command imports anything.
+    """
     return path if context.resilient_parsing else existing_path(path)
 
 
@@ -114,14 +120,17 @@ def existing_file(path: Path) -> Path:
 
 
 def existing_path(path: Path) -> Path:
-    """Return the path if something is there. Raises UserError otherwise."""
+    """Return the path if a file or a folder exists there. Raises UserError otherwise."""
     if not path.exists():
         raise UserError(f"no such file: '{path}'")
     return path
 
 
 def connect(server: str | None, token: str | None) -> Client:
-    """Return a client of the service in the options, or else in the settings. Raises UserError."""
+    """Return a client of the service that the options name, or else the settings.
+
+    Raises UserError if the URL is empty or invalid.
+    """
     from tilewright.service.client import Client
     from tilewright.service.embedded import client_token
 
@@ -162,7 +171,7 @@ def load_settings(**options: object) -> Settings:
 def write_down(
     audit: AuditStore, command: str, action: Action, subject: str, **detail: object
 ) -> None:
-    """Add a local command's action to the audit log. Raises StorageError."""
+    """Add an action of a command on this machine to the audit log. Raises StorageError."""
     audit.add(
         action,
         subject,

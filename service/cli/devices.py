@@ -94,7 +94,7 @@ def list_devices(
 
 
 def device_table(known: Sequence[Mapping[str, Any]]) -> Table:
-    """Return a table with a row per device. Text from workers is untrusted and shown as it is."""
+    """Return a table with a row per device. Facts that workers report are shown unchecked."""
     from tilewright.service.show.console import rich_table
     from tilewright.service.show.table import CellKind, Column, table
     from tilewright.service.show.tables.workers import condition_text

@@ -55,7 +55,10 @@ def diff(
 
 
 def difference_view(found: ModelDifference, everything: bool = False) -> RenderableType:
-    """Return the differing facts of both sides, followed by a line per differing kernel."""
+    """Return a printable comparison: the facts that differ, and a line per kernel that differs.
+
+    With `everything`, the kernels that are the same on both sides are listed too.
+    """
     from rich.console import Group
     from rich.text import Text
 

@@ -49,7 +49,7 @@ def report_view(report: ModelReport, *, legend: bool = True) -> RenderableType:
 
 
 def kernel_view(reports: Sequence[ModelReport], kernel: KernelReport) -> RenderableType:
-    """Return all facts of a kernel without its code.
+    """Return a printable list of all facts of a kernel, without its code.
 
     Facts that depend on sizes are listed at the sizes of each report.
     """

@@ -19,7 +19,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Feed:
-    """Inputs by name, and their dynamic sizes as text; "" if all sizes are fixed."""
+    """Inputs for one run of a model.
+
+    Attributes:
+        sizes: the dynamic sizes as text, or the shapes of a sample; "" if all sizes are fixed.
+        arrays: the inputs by name.
+    """
 
     sizes: str
     arrays: Mapping[str, Any]
@@ -32,10 +37,11 @@ def feeds_of(
     ranges: Mapping[str, int | str],
     given: GivenInputs,
 ) -> list[Feed]:
-    """Return one sample of each size, or random inputs with a fixed seed.
+    """Return the inputs on which a command runs a model, one per size.
 
-    The sizes of random inputs come from `shares` and `ranges`, from the model's hints, and from
-    the programs of an artifact.
+    With samples, these are one sample of each size. Otherwise they are random with a fixed seed.
+    The sizes of random inputs come from `shares` and `ranges`, from the model's hints, and from the
+    programs of an artifact.
 
     Args:
         executable: the loaded or compiled `model`.

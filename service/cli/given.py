@@ -35,7 +35,7 @@ def given_inputs(
     values: Mapping[str, float],
     dims: Mapping[str, Sequence[int | str]],
 ) -> GivenInputs:
-    """Return the inputs that the options select.
+    """Return the samples and values that `--samples` and `--value` give for a model's inputs.
 
     Args:
         model: an ONNX file.
@@ -83,7 +83,10 @@ def sampled_hints(
 
 
 def upload_samples(client: Client, given: GivenInputs) -> list[str]:
-    """Upload the samples as one file. Returns the digests by which a job refers to them."""
+    """Upload the samples as one file. Return a list with its digest for a job's `samples`.
+
+    The list is empty without samples.
+    """
     from tilewright.service.arrays import save_arrays
 
     if not given.samples:

@@ -15,7 +15,10 @@ from tilewright.service.show.units import percent, quantity, size
 
 
 def summary_view(summary: PlanSummary, names: Mapping[str, str]) -> RenderableType:
-    """Return a model's figures, operators and workloads. `names` maps workload keys to names."""
+    """Return a printable summary of a model: its figures, operators and workloads.
+
+    `names` has names of workloads by key.
+    """
     rows = [
         ("model", summary.name),
         ("inputs", ", ".join(f"{name}: {kind}" for name, kind in summary.inputs)),
@@ -56,7 +59,7 @@ def summary_view(summary: PlanSummary, names: Mapping[str, str]) -> RenderableTy
 def open_inputs(ports: ModelPorts) -> list[str]:
     """Return a line that lists the inputs with dynamic dimensions, by their names in --dim.
 
-    Empty without such an input.
+    Returns an empty list if all dimensions are fixed.
     """
     listed = [
         f"{name} {dims_text(dims)}"

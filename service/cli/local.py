@@ -384,7 +384,11 @@ def _load_arrays(path: Path) -> dict[str, Any]:
 
 
 def served_facts(selected: SelectedSchedules) -> dict[str, Any]:
-    """Return as plain data the number of known schedules, the served ones, and the reason."""
+    """Return the selection of a model's schedules as plain data for `json`.
+
+    The data has the number of workloads, how many have a record or a related record, and the
+    verdict that states which schedules are served and why.
+    """
     return {
         "workloads": selected.workloads,
         "workloads_known": selected.known,
@@ -394,12 +398,12 @@ def served_facts(selected: SelectedSchedules) -> dict[str, Any]:
 
 
 def known_facts(known: KnownModel | None) -> list[dict[str, Any]]:
-    """Return as plain data the schedules of a compiled model; an empty list for an artifact."""
+    """Return the `served_facts` of a compiled model. The list is empty for an artifact (None)."""
     return [] if known is None else [served_facts(selected) for selected in known.selected]
 
 
 def tell_served(known: KnownModel | None) -> None:
-    """Print the origin of a compiled model's schedules. Does nothing for an artifact."""
+    """Print which schedules a compiled model uses, and why; nothing for an artifact (None)."""
     if known is None:
         return
     from tilewright.service.cli.view import selected_line
@@ -409,7 +413,7 @@ def tell_served(known: KnownModel | None) -> None:
 
 
 def artifact_sizes(folder: Path, dims: Mapping[str, int | str]) -> tuple[dict[str, int], Shares]:
-    """Return the sizes and the size hints of --dim for an artifact.
+    """Return the sizes and the size hints that --dim states for an artifact.
 
     Raises:
         UserError: if --dim states a range, because an artifact's ranges are fixed.

@@ -30,10 +30,12 @@ from tilewright.service.options import (
 
 
 def with_options(command: Callable[..., None], **only: Collection[str]) -> Callable[..., None]:
-    """Return the command with its parameters of option classes replaced by options, one per field.
+    """Return the command with one option per field in place of each parameter of an option class.
 
-    `only` lists, by parameter, the fields that become options. All other fields, and fields
-    without a flag, keep their defaults.
+    Args:
+        command: a function with parameters of option classes, such as `ModeOptions`.
+        only: the names of the fields that become options, by parameter; by default all that have a
+            flag. All other fields keep their defaults.
     """
     signature = inspect.signature(command, eval_str=True)
     stated: dict[str, tuple[type, tuple[OptionField, ...]]] = {}
@@ -64,7 +66,7 @@ def with_options(command: Callable[..., None], **only: Collection[str]) -> Calla
 
 
 def option_annotation(each: OptionField) -> Any:
-    """Return the annotation of the command parameter for one field of an option class."""
+    """Return the annotation of a command's parameter, from a field of an option class."""
     option, text = each.option, each.option.text
     kind, limits = _bare(each.annotation)
     facts: dict[str, Any] = {}

@@ -196,11 +196,11 @@ def _local_worker(settings: Settings, port: int) -> list[str]:
 
 
 class Supervised:
-    """A command of `tilewright server` in a child process, restarted when it dies.
+    """Runs a command of `tilewright server` in a child process, and restarts it when it ends.
 
     Args:
         command: `tuner` or `worker`.
-        arguments: its options.
+        arguments: the options of the command.
     """
 
     def __init__(self, command: str, arguments: list[str]) -> None:
@@ -314,7 +314,10 @@ CoresOption = Annotated[
 
 
 def as_arguments(**options: object) -> list[str]:
-    """Return ["--sandbox-mib", "2048"] for sandbox_mib=2048. Omits options that are None."""
+    """Return options as words of a command line: ["--sandbox-mib", "2048"] for sandbox_mib=2048.
+
+    Options that are None are left out.
+    """
     given = {name: str(value) for name, value in options.items() if value is not None}
     return [w for name, value in given.items() for w in (f"--{name.replace('_', '-')}", value)]
 

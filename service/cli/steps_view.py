@@ -15,9 +15,10 @@ Tell = Callable[[str], None]
 
 @contextmanager
 def telling(out: Console | None) -> Iterator[Tell]:
-    """Yield a function that shows a step: in one updated line on a terminal, else line by line.
+    """Yield a function that shows the name of a command's current step.
 
-    It shows nothing without a console, or with `--quiet`.
+    On a terminal it updates one line, and otherwise it prints a line per step. It shows nothing
+    without a console, or with `--quiet`.
     """
     if out is None or verbosity() is Verbosity.QUIET:
         yield lambda _step: None

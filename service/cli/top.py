@@ -67,7 +67,10 @@ def _jobs(client: Client) -> list[Job]:
 
 
 def top_view(found: Sequence[Job], workers: Sequence[WorkerView], now: float) -> RenderableType:
-    """Return a line with counts, a table of jobs, and a table of devices."""
+    """Return a printable view: a line with counts, a table of jobs, and a table of devices.
+
+    `now` is in Unix seconds.
+    """
     from collections import Counter
 
     from rich.console import Group

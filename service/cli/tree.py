@@ -40,11 +40,11 @@ Command = Callable[..., None]
 
 @dataclass(frozen=True, slots=True)
 class CommandGroup:
-    """Commands that share their first word.
+    """Commands that share their first word, such as `job list` and `job show`.
 
     Attributes:
-        help: the line of the first word in the program's help.
-        commands: by their second word.
+        help: the description of the first word in the program's help.
+        commands: the commands by their second word.
     """
 
     help: str
@@ -146,7 +146,7 @@ TREE: Mapping[str, Command | CommandGroup] = {
 
 
 def paths() -> Iterator[str]:
-    """Yield the words of each command."""
+    """Yield the words of each command, such as "job list", in the order of the help."""
     for word, found in TREE.items():
         if isinstance(found, CommandGroup):
             yield from (f"{word} {second}" for second in found.commands)
@@ -181,7 +181,7 @@ class SingleValues(TyperCommand):
 
 
 class Root(TyperGroup):
-    """The root of the tree. For an unknown command it suggests similar commands."""
+    """The root of the tree of commands. For an unknown command it suggests similar commands."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """Return the command of the first argument. Raises UsageError."""

@@ -112,7 +112,7 @@ def watching(
     device: LocalDevice,
     token: CancelToken,
 ) -> Iterator[LineWatcher]:
-    """Yield a watcher that prints to a console."""
+    """Yield a watcher that prints the progress of a tuning run to a console."""
     if not out.is_terminal or verbosity() is Verbosity.QUIET:
         yield LineWatcher(out, None, storage, job_id, device, token)
         return
@@ -121,8 +121,10 @@ def watching(
 
 
 def tell(out: Console, report: Mapping[str, Any], output: Path | None) -> None:
-    """Print the served schedules with the reason, their speed-up with its interval, and how to
-    run the artifact."""
+    """Print the report of a tuning run: the served schedules with the reason, and their speed-up.
+
+    With an `output` folder, also print how to run the artifact in it.
+    """
     for line in result_lines(report):
         out.print(line, soft_wrap=True, markup=False)
     if output is not None:

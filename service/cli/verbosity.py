@@ -35,12 +35,13 @@ _VERBOSE = Annotated[
 
 
 def verbosity() -> Verbosity:
-    """Return what the options of the running command chose."""
+    """Return the verbosity of the running command, from `--quiet` and `--verbose`."""
     return _chosen.get()
 
 
 def with_verbosity(command: Callable[..., None]) -> Callable[..., None]:
-    """Return the command with the options `--quiet` and `--verbose`, for `verbosity`."""
+    """Return the command with the options `--quiet` and `--verbose`, whose values `verbosity`
+    returns."""
     signature = inspect.signature(command, eval_str=True)
     options = [
         Parameter(name, Parameter.KEYWORD_ONLY, default=False, annotation=annotation)

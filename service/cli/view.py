@@ -35,9 +35,10 @@ MOST_TASKS = 10
 
 
 def listed_tasks(tasks: Sequence[TaskView], verbose: bool) -> list[RenderableType]:
-    """Return the tasks of a finished job: the most expensive ones, or all of them.
+    """Return a table and notes on the tasks of a finished job.
 
-    Only `verbose` shows tasks without a known time.
+    The table has the `MOST_TASKS` most expensive tasks with a known time. With `verbose` it has all
+    tasks.
     """
     known = [task for task in tasks if task.best_seconds or task.default_seconds]
     shown = tasks if verbose else sorted(known, key=_cost, reverse=True)[:MOST_TASKS]
@@ -101,7 +102,7 @@ def worker_table(listed: Sequence[WorkerView]) -> Table:
 
 
 def selected_line(selected: SelectedSchedules) -> str:
-    """Return how many schedules of a model are known, which are served, and why."""
+    """Return a line on how many schedules of a model are known, which are served, and why."""
     known = known_text(selected.known, selected.workloads, selected.related)
     if not (selected.known or selected.related):
         return f"end to end: {known}; the defaults are served"
@@ -119,7 +120,7 @@ def timings_table(stages: Sequence[StageTime], title: str = "Time by stage") -> 
 
 
 def origins_line(tasks: Sequence[TaskView]) -> str:
-    """Return the origins of a job's candidates and of each task's fastest candidate.
+    """Return a line that counts a job's candidates and the fastest candidates of tasks by origin.
 
     Returns "" without trials.
     """
@@ -135,7 +136,7 @@ def origins_line(tasks: Sequence[TaskView]) -> str:
 
 
 def rate_line(finished: Finished) -> str:
-    """Return the rate of candidates, from the first proposal to the end of screening."""
+    """Return a line with the number of screened candidates, their rate, and the time of finals."""
     screened = finished.screened
     if not screened.candidates:
         return "no candidates were measured"

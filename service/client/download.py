@@ -16,10 +16,10 @@ _TOTAL = re.compile(r"bytes (\d{1,19})-\d{1,19}/(\d{1,19})")
 
 
 class Download:
-    """A download to `target`, which appears complete or not at all. A context manager.
+    """Context manager that downloads a file to `target`, in several parts if a connection breaks.
 
-    Every answer must have the same entity tag, so all parts are of one file. If the service
-    states a digest, it is checked at the end.
+    The file appears at `target` only when it is complete. Every answer must have the same entity
+    tag, so all parts are of one file. If the service states a digest, it is checked at the end.
     """
 
     def __init__(self, target: Path) -> None:
@@ -48,7 +48,11 @@ class Download:
         return {"Range": f"bytes={self.received}-"} if self.received else {}
 
     def starts(self, answer: httpx2.Response) -> None:
-        """Begin an answer, before its body. Raises UnreachableError if it continues elsewhere."""
+        """Read the headers of an answer before its body is written.
+
+        An answer with the whole file starts the download again. Raises UnreachableError if a
+        partial answer does not continue the bytes received so far, or if its entity tag differs.
+        """
         tag = answer.headers.get("ETag", "")
         part = _TOTAL.fullmatch(answer.headers.get("Content-Range", ""))
         if answer.status_code != 206 or part is None:
@@ -63,13 +67,16 @@ class Download:
         self._tag, self._digest = tag, answer.headers.get("Digest", "")
 
     def write(self, chunk: bytes) -> None:
-        """Append the next bytes."""
+        """Append the next bytes of the answer's body."""
         self._file.write(chunk)
         self._checksum.update(chunk)
         self.received += len(chunk)
 
     def finish(self) -> None:
-        """Move the whole file to its place. Raises UnreachableError if parts are missing."""
+        """Check the size and the digest of the file, and move it to `target`.
+
+        Raises UnreachableError if bytes are missing or damaged.
+        """
         if self._size is not None and self.received < self._size:
             raise UnreachableError(f"the file ended after {self.received} bytes")
         wanted = self._digest.removeprefix("sha-256=")

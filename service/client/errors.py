@@ -26,7 +26,7 @@ reached a quota, which only the end of other jobs frees."""
 
 
 class ClientError(Exception):
-    """The service cannot be reached or refuses; the message is one sentence."""
+    """The service cannot be reached, or it refuses a request; the message is one sentence."""
 
     passing = False
     """Whether the same request may succeed in a moment."""
@@ -42,7 +42,7 @@ class UnreachableError(ClientError):
 
 
 class RefusedError(ClientError):
-    """The service answered with a problem."""
+    """The service answered with an error. `problem` has its status, kind and sentence."""
 
     def __init__(self, problem: ProblemView, retry_seconds: float = 0.0) -> None:
         self.problem = problem
@@ -93,7 +93,7 @@ def refusal(answer: httpx2.Response) -> RefusedError:
 
 
 def parsed(view: type[ViewT], text: str) -> ViewT:
-    """Parse an answer as a view. Raises ClientError."""
+    """Return the JSON of an answer as a view. Raises ClientError if it does not match the view."""
     try:
         return view.model_validate_json(text)
     except ValidationError as error:

@@ -55,7 +55,10 @@ def blocking_text(path: Path) -> str:
 
 
 def without_coroutines(source: str) -> str:
-    """`async with a: await b()` -> `with a: b()`, and the blocking names of classes and methods."""
+    """Return source code without `async` and `await`, and with the blocking names of `WORDS`.
+
+    For example, `async with a: await b()` becomes `with a: b()`.
+    """
     lines = source.splitlines(keepends=True)
     tokens = list(tokenize.generate_tokens(io.StringIO(source).readline))
     # from the end, so that the places of earlier tokens stay valid

@@ -18,11 +18,11 @@ from tilewright.service.show.units import ratio
 
 
 class Job(JobView):
-    """A tuning job."""
+    """A tuning job. A notebook shows its state and a progress bar."""
 
     @property
     def gain(self) -> float | None:
-        """Speed-up of the kernels over the untuned ones so far; None before it is known."""
+        """Speed-up of the best kernels so far over the untuned ones; None before a measurement."""
         return ratio(self.progress.default_seconds, self.progress.best_seconds)
 
     def _repr_html_(self) -> str:
@@ -37,14 +37,14 @@ class Job(JobView):
 
 
 class Task(TaskView):
-    """One workload of a job."""
+    """A tuning task of a job: one workload. A notebook shows it as a table."""
 
     def _repr_html_(self) -> str:
         return Tasks([self])._repr_html_()
 
 
 class Curve(CurveView):
-    """The progress of a job over time."""
+    """The progress of a job over time. A notebook shows it as a chart."""
 
     def _repr_html_(self) -> str:
         chart = curve_chart(self, "seconds")
@@ -54,14 +54,14 @@ class Curve(CurveView):
 
 
 class Jobs(list[Job]):
-    """Jobs, the newest first."""
+    """A list of jobs, the newest first. A notebook shows it as a table."""
 
     def _repr_html_(self) -> str:
         return notebook.table(table(jobs.NOTEBOOK, self))
 
 
 class Tasks(list[Task]):
-    """The tasks of a job."""
+    """A list of the tasks of a job. A notebook shows it as a table."""
 
     def _repr_html_(self) -> str:
         return notebook.table(table(tasks.NOTEBOOK, tasks.task_lines(self)))
@@ -71,8 +71,12 @@ class Tasks(list[Task]):
 class Tuned:
     """The result of `Client.tune`.
 
-    `artifact` is the folder that `tilewright.load_artifact` loads. It is None if no artifact was
-    requested or built.
+    Attributes:
+        job: the job at its end.
+        tasks: the tasks of the job.
+        curve: the progress of the job.
+        artifact: the folder that `tilewright.load_artifact` loads. None if no artifact was
+            requested or built.
     """
 
     job: Job
@@ -82,7 +86,7 @@ class Tuned:
 
     @property
     def gain(self) -> float | None:
-        """Speed-up of the kernels over the untuned ones."""
+        """Speed-up of the tuned kernels over the untuned ones; None if unknown."""
         return self.job.gain
 
     def _repr_html_(self) -> str:

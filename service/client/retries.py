@@ -12,11 +12,12 @@ FIRST_PAUSE_SECONDS, LAST_PAUSE_SECONDS = 0.2, 5.0
 
 
 class Retries:
-    """The consecutive failed attempts of one call.
+    """Computes the pauses between the failed attempts of one call, and ends them.
 
     Each pause is twice the previous one, shortened randomly so that many clients do not return at
-    the same moment. The time counts from the first failure on: a job whose stream was quiet for an
-    hour has all of its patience left when the stream breaks.
+    the same moment. After `patience_seconds`, `pause` raises the error. The time counts from the
+    first failure on: a job whose stream was quiet for an hour has all of its patience left when the
+    stream breaks.
     """
 
     def __init__(
@@ -29,12 +30,15 @@ class Retries:
         self._opened: float | None = None
 
     def opened(self) -> None:
-        """Record that a stream was opened. If it lasts longer than any pause, it counts as an
-        answer even without data, because a proxy may repeatedly end streams without data."""
+        """Record that a stream was opened.
+
+        A stream that lasts longer than any pause counts as an answer even without data, because a
+        proxy may repeatedly end streams without data.
+        """
         self._opened = self._clock()
 
     def over(self) -> None:
-        """End the retries, because the service answered."""
+        """Start again with the first pause and the full time, because the service answered."""
         self._since, self._pause = None, FIRST_PAUSE_SECONDS
 
     def pause(self, error: ClientError) -> float:

@@ -13,7 +13,7 @@ from tilewright.service.show.text import schedule_text
 
 
 class Code(CodeView):
-    """A task's schedule as loop nest and assembly."""
+    """The code of a task's schedule. A notebook shows its loop nest and assembly."""
 
     def _repr_html_(self) -> str:
         facts = (
@@ -30,7 +30,7 @@ class Code(CodeView):
 
 
 class Predictions(PredictionsView):
-    """Predicted and measured times of a task's newest trials."""
+    """Predicted and measured times of a task's newest trials. A notebook shows them as charts."""
 
     def _repr_html_(self) -> str:
         charts = map(notebook.chart, prediction_charts(self))
@@ -38,14 +38,14 @@ class Predictions(PredictionsView):
 
 
 class Trials(list[TrialView]):
-    """Measured candidates, the newest first."""
+    """A list of trials, the newest first. A notebook shows it as a table."""
 
     def _repr_html_(self) -> str:
         return notebook.table(table(records.TRIALS, self))
 
 
 class Records(list[StoredRecordView]):
-    """Records, the newest first."""
+    """A list of tuning records, the newest first. A notebook shows it as a table."""
 
     def _repr_html_(self) -> str:
         return notebook.table(table(records.NOTEBOOK, self))

@@ -14,7 +14,10 @@ _LOCAL = ("localhost", "127.0.0.1", "::1")
 
 
 def worker_link(server: str, secret: str, name: str) -> str:
-    """Return the link of a worker page. Its fragment has the token; browsers do not send that."""
+    """Return the address of a page that makes the browser a worker.
+
+    The token is in the fragment of the address, which browsers do not send.
+    """
     return f"{server}/worker#{urlencode({'token': secret, 'name': name})}"
 
 
@@ -27,13 +30,16 @@ def link_code(link: str) -> QrCode | None:
 
 
 def browsers_measure_here(server: str) -> bool:
-    """Whether browsers let a page of this server measure: over TLS, or on this machine."""
+    """Return whether browsers let a page of this server measure.
+
+    They do for a page over TLS, or from this machine.
+    """
     found = urlsplit(server)
     return found.scheme == "https" or found.hostname in _LOCAL
 
 
 def worker_command(server: str, secret: str, name: str) -> str:
-    """Return the commands that start a worker, with its token in a file with mode 0600."""
+    """Return shell commands that save the token with mode 0600, and start a worker with it."""
     where, called = shlex.quote(server), shlex.quote(name)
     return (
         f"(umask 077; printf %s {shlex.quote(secret)} > tilewright-token)\n"

@@ -15,7 +15,13 @@ ALGORITHM = "algorithm"
 
 @dataclass(frozen=True, slots=True)
 class CodeSide:
-    """One schedule with its code, or the reason why its code is missing (`refusal`)."""
+    """One of two compared schedules.
+
+    Attributes:
+        title: the title of the column.
+        code: the schedule and its code, or None.
+        refusal: the reason why the code is missing, or "".
+    """
 
     title: str
     code: CodeView | None
@@ -29,9 +35,12 @@ class CodeSide:
 
 @dataclass(frozen=True, slots=True)
 class CodeFigures:
-    """The best and the untuned schedule, in this order, or one side if both are the same.
+    """The comparison of a task's best schedule with its untuned schedule.
 
-    `knobs` and `counts` have a row per name and a column per side.
+    Attributes:
+        sides: the best and the untuned schedule, or one side if both are the same.
+        knobs: a table with a row per knob, and a column per side.
+        counts: a table with a row per count in the code, and a column per side.
     """
 
     sides: tuple[CodeSide, ...]
@@ -48,9 +57,14 @@ class CodeFigures:
         *,
         chosen: bool = True,
     ) -> CodeFigures:
-        """Return the figures of two schedules.
+        """Return the comparison of two schedules.
 
-        `chosen` is whether the task's schedule is final. Otherwise `best` is its fastest trial.
+        Args:
+            best: the best schedule and its code, or None.
+            best_refusal: the reason why the best code is missing, or "".
+            untuned: the untuned schedule and its code, or None.
+            untuned_refusal: the reason why the untuned code is missing, or "".
+            chosen: whether the task's schedule is final. Otherwise `best` is its fastest trial.
         """
         sides: tuple[CodeSide, ...] = (
             CodeSide("Best" if chosen else "Fastest trial", best, best_refusal),

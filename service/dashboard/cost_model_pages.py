@@ -27,7 +27,7 @@ MOST_SCORES = 6
 
 @dataclass(frozen=True, slots=True)
 class TargetModels:
-    """The versions for one target, the newest first, and a chart of their scores."""
+    """The cost models of a target: a table of versions, the newest first, and a chart of scores."""
 
     target: str
     versions: Table

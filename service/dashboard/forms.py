@@ -22,7 +22,11 @@ FIELDS_TYPE, FILES_TYPE = b"application/x-www-form-urlencoded", b"multipart/form
 
 
 async def form_fields(request: Request) -> dict[str, list[str]]:
-    """Return the filled fields of a form without files. Raises a 422 problem."""
+    """Return the non-empty fields of a form, as lists of values by name.
+
+    Raises:
+        ApiProblem: 422, if the form is malformed or has files.
+    """
     _check_type(request, FIELDS_TYPE)
     fields: dict[str, list[str]] = defaultdict(list)
     try:
@@ -60,7 +64,7 @@ async def form_file(request: Request, name: str) -> bytes:
 
 
 def checked_body(body: type[B], **fields: Any) -> B:
-    """Return the REST body with the values of a form.
+    """Return a request body of the REST interface with the values of a form.
 
     Raises:
         ApiProblem: 422, which names the first invalid field.

@@ -30,10 +30,20 @@ MARGIN = 16.0
 
 @dataclass(frozen=True, slots=True)
 class StepBox:
-    """The box of a step.
+    """The box of a step in the drawing of a graph.
 
-    `classes` are CSS classes that select its colours. `link` is the workload key of its kernel, or
-    "".
+    Attributes:
+        number: the position of the step in the graph.
+        step: the step.
+        classes: CSS classes that select the colours of the box.
+        left: the x of the left edge, in units of the drawing.
+        top: the y of the upper edge, in units of the drawing.
+        name: the first line of text: the name of the step.
+        under: the second line of text: the time, or else the type of the value.
+        said: the label for screen readers.
+        link: the workload key of the step's kernel, or "".
+        seconds: the time of one run of the step, or None without a measurement.
+        share: the share of the model's time, 0 to 1, or None without a measurement.
     """
 
     number: int
@@ -53,8 +63,14 @@ class StepBox:
 class GraphFigures:
     """The drawing of a graph.
 
-    `lines` are edges (start, end, SVG path). `heat` are the legend texts of the time colours.
-    `precisions` and `layouts` are legends (colour, name, number of steps).
+    Attributes:
+        boxes: the boxes of the steps.
+        lines: the edges: (start, end, SVG path).
+        width: the width of the drawing.
+        height: the height of the drawing.
+        heat: the texts of the legend of the time colours.
+        precisions: the legend of precisions: (colour, name, number of steps).
+        layouts: the legend of layouts: (colour, name, number of steps).
     """
 
     boxes: tuple[StepBox, ...]

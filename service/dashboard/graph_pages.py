@@ -33,7 +33,11 @@ async def graph(
     token: Reader,
     wait: bool = False,
 ) -> Response:
-    """Show the page immediately. It includes the drawing if that is cached."""
+    """Return the page of a job's graph.
+
+    The page has the drawing if the graph is cached or being computed, or if `wait` is set.
+    Otherwise the browser loads the drawing afterwards.
+    """
     question = await run_in_threadpool(graphs.graph_question, job_id, storage, token)
     found = None
     if wait or planning.knows(question, limiter.asker):
@@ -56,7 +60,7 @@ async def drawing(
     limiter: LimiterDep,
     token: Reader,
 ) -> Response:
-    """Compute the drawing, and return it."""
+    """Compute the drawing of a job's graph, and return it as a part of the page."""
     question = await run_in_threadpool(graphs.graph_question, job_id, storage, token)
     found = await counted_answer(question, planning, limiter)
 

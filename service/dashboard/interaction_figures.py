@@ -30,23 +30,31 @@ MOST_STRENGTH = 999.0
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """The fastest trial with both values. Its speed is relative to the fastest trial of all."""
+    """A cell of `KnobPair`: the fastest trial that has both values.
+
+    `speed` is relative to the fastest trial of the task, from 0 to 1.
+    """
 
     speed: float
 
     @property
     def shade(self) -> int:
-        """The shade for the speed, from 0 to `SHADES`."""
+        """The number of the cell's colour, from 0 to `SHADES`: the speed times `SHADES`, rounded.
+        """
         return round(SHADES * self.speed)
 
 
 @dataclass(frozen=True, slots=True)
 class KnobPair:
-    """A table of two knobs: the values of one in rows, of the other in columns.
+    """A table of speeds by the values of two knobs.
 
-    A field is None without a trial that has both values. `strength` is the typical factor by which
-    the speeds deviate from a model in which the knobs act independently. It is 1 without any
-    interaction.
+    Attributes:
+        down: the name of the knob whose values are the rows.
+        across: the name of the knob whose values are the columns.
+        columns: the values of the columns.
+        rows: the value of each row, and a field per column; None without a trial.
+        strength: the typical factor by which the speeds deviate from a model in which the knobs act
+            independently; 1 without any interaction.
     """
 
     down: str

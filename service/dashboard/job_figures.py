@@ -16,7 +16,14 @@ from tilewright.service.show.units import finite
 
 @dataclass(frozen=True, slots=True)
 class BarPart:
-    """A part of a bar. `left` and `width` are in thousandths of the longest bar."""
+    """A part of a bar.
+
+    Attributes:
+        left: the start of the part, in thousandths of the longest bar.
+        width: the length of the part, in thousandths of the longest bar.
+        colour: the number of the colour.
+        title: the name, time and share of the part's task.
+    """
 
     left: float
     width: float
@@ -33,12 +40,20 @@ class TimeBar:
 
 @dataclass(frozen=True, slots=True)
 class JobFigures:
-    """The figures of a job.
+    """The figures of a job's page.
 
-    `rows` are tasks, the most expensive first; `more` is whether the job has others. `untuned` and
-    `best` are times of the model in seconds. If only some tasks have a measurement, both cover
-    these tasks, and `measured` is their number; otherwise `measured` is None. `took` is the time
-    from the job's start to its end, in seconds.
+    Attributes:
+        rows: the tasks, the most expensive first.
+        more: whether the job has further tasks.
+        bars: the model's untuned and best time, divided into tasks.
+        outcomes: the number of trials by outcome.
+        lines: the lines of the job's report.
+        race: the interval of tuned / untuned time of the whole model, or None.
+        untuned: the untuned time of the model, in seconds, or None.
+        best: the best time of the model so far, in seconds, or None.
+        measured: the number of tasks that `untuned` and `best` cover, if only some tasks have a
+            measurement; otherwise None.
+        took: the time from the job's start to its end, in seconds, or None before the end.
     """
 
     rows: tuple[TaskLine, ...]
@@ -78,7 +93,10 @@ class JobFigures:
 
 
 def job_curves(job: JobView, curve: CurveView) -> dict[str, Chart]:
-    """Return the job's curve over trials and over time; empty before the first measurement."""
+    """Return charts of the job's latency by their x axis, a key of `OVER`.
+
+    Returns an empty dictionary before the first measurement.
+    """
     target, race = finite(job.options.get("target_ms")), race_interval(job)
     charts = {over: curve_chart(curve, over, job.started_at, target, race) for over in OVER}
     return {over: chart for over, chart in charts.items() if chart is not None}
@@ -117,7 +135,10 @@ def _bar(name: str, seconds: Sequence[float], rows: Sequence[TaskLine], longest:
 
 
 def race_interval(job: JobView) -> tuple[float, float] | None:
-    """Return the interval of tuned / untuned time of the whole model, measured on the device."""
+    """Return the interval (low, high) of tuned / untuned time of the whole model.
+
+    Both times are measured on the device. Returns None without this measurement.
+    """
     verdict = (job.result or {}).get("end_to_end") or {}
     comparison = verdict.get("comparison")
     return (comparison["low"], comparison["high"]) if comparison else None

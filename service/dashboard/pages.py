@@ -57,7 +57,10 @@ _templates = _environment()
 
 
 def page(request: Request, template: str, status: int = 200, **shown: Any) -> HTMLResponse:
-    """Render a template. It receives the dashboard's path as `root`, and the values `shown`."""
+    """Return a page rendered from a template.
+
+    The template receives the dashboard's path as `root`, and the values `shown`.
+    """
     root = request.scope["root_path"]
     token = request.scope.get("tilewright_token")
     text = _templates.get_template(template).render(
@@ -67,16 +70,17 @@ def page(request: Request, template: str, status: int = 200, **shown: Any) -> HT
 
 
 def first_page(request: Request, limit: int) -> tuple[Pages, Response]:
-    """Return the first page of a list that the request's own page token does not concern.
+    """Return the first page of a list, whatever page token the request has.
 
-    The second value is the answer that receives the headers for the next page.
+    The token belongs to another list. The second value is a response that receives the headers for
+    the next page, for `has_more`.
     """
     response = Response()
     return Pages(request, response, limit, None), response
 
 
 def has_more(response: Response) -> bool:
-    """Whether the list has another page."""
+    """Return whether a list has another page, from the headers of its response."""
     return NEXT_TOKEN in response.headers
 
 
@@ -89,12 +93,12 @@ def next_link(request: Request, response: Response) -> str:
 
 
 def address_of(request: Request) -> str:
-    """Return the address of this page, from which its parts are reloaded."""
+    """Return the path and query of the request, from which a page reloads its parts."""
     return request.url.path + (f"?{request.url.query}" if request.url.query else "")
 
 
 def server_of(request: Request) -> str:
-    """Return the address of the service as the browser uses it."""
+    """Return the address of the service as the browser knows it: scheme, host and port."""
     return f"{request.url.scheme}://{request.url.netloc}"
 
 

@@ -10,7 +10,12 @@ BORDER = 4
 
 @dataclass(frozen=True, slots=True)
 class QrCode:
-    """A QR code. `path` has its dark modules, one unit each; `size` includes the border."""
+    """A QR code as an SVG path.
+
+    Attributes:
+        size: the width of the code with its border, in modules.
+        path: the dark modules, each one unit wide.
+    """
 
     size: int
     path: str

@@ -19,7 +19,7 @@ MOST_DOTS = 400
 
 
 def roofline(rows: Sequence[TaskLine]) -> Chart | None:
-    """Return the plot, or None without kernels that compute.
+    """Return the roofline plot of a job's kernels, or None if none of them computes.
 
     Kernels that only move bytes are left out.
     """

@@ -26,9 +26,9 @@ _AUTHORIZATION = b"authorization"
 
 
 class PageRoute(GatedRoute):
-    """A route for browsers. It reads the token from the cookie only.
+    """A route of the dashboard. It reads the token from the cookie only.
 
-    Pages of other sites cannot make a browser change anything.
+    Requests that change something are rejected if a page of another site sent them.
     """
 
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -43,11 +43,12 @@ class PageRoute(GatedRoute):
 
 
 def check_same_origin(headers: Mapping[str, str]) -> None:
-    """Check that the browser names a page of this service as the sender of a request.
+    """Check that a page of this service sent a request, according to the browser.
 
     Browsers send `Sec-Fetch-Site` on secure connections, and `Origin` with every form.
 
-    Raises a 403 problem otherwise.
+    Raises:
+        ApiProblem: 403, if another page sent the request, or if the request has neither header.
     """
     site = headers.get("sec-fetch-site")
     if site is None:

@@ -26,7 +26,7 @@ async def sign_in(request: Request, next: str = "") -> Response:
 
 @router.post("/sign-in")
 async def signed_in(request: Request) -> Response:
-    """Sign in with a token that has the scope to read."""
+    """Check the token of the form, and store it in the cookie if it has the scope to read."""
     given = await form_fields(request)
     secret = given.get("token", [""])[0].strip()
     back = given.get("next", [""])[0]

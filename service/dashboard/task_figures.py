@@ -22,10 +22,13 @@ ALGORITHM = "algorithm"
 
 @dataclass(frozen=True, slots=True)
 class TaskFigures:
-    """The figures of a task.
+    """The figures of a task's page.
 
-    `fastest` are the successful trials, the fastest first. `failed` are (kind, count, error of the
-    newest trial). `pairs` are knobs that interact.
+    Attributes:
+        fastest: the successful trials, the fastest first.
+        failed: (kind, number, error of the newest trial) of failed trials, the most frequent first.
+        knobs: a chart per knob that affects the speed most.
+        pairs: the pairs of knobs that interact most.
     """
 
     fastest: tuple[TrialOutline, ...]
@@ -35,7 +38,7 @@ class TaskFigures:
 
     @classmethod
     def of(cls, trials: Sequence[TrialOutline]) -> TaskFigures:
-        """Return the figures of trials, which are sorted with the newest first."""
+        """Return the figures of a task's trials. `trials` has the newest trial first."""
         worked = [t for t in trials if t.run_seconds and t.status == "ok" and not t.withdrawn]
         fastest = sorted(worked, key=lambda trial: trial.run_seconds or 0.0)
         kinds = Counter(trial.status for trial in trials if trial.status != "ok")

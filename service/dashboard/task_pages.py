@@ -47,9 +47,9 @@ async def task(
     token: Reader,
     wait: bool = False,
 ) -> Response:
-    """Show the page immediately.
+    """Return the page of a task.
 
-    The browser loads code and predictions later. On request, the page waits for both.
+    The browser loads the code and the predictions afterwards. With `wait`, the page includes both.
     """
     shown = await run_in_threadpool(_shown, request, job_id, workload, storage, token)
     parts: dict[str, Any] = {"wait": wait}

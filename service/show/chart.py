@@ -24,7 +24,10 @@ MOST_ROWS = 50
 
 
 class Mark(StrEnum):
-    """The form of the points of a series. Two series of edges in sequence enclose a band."""
+    """How the points of a series are plotted.
+
+    Two consecutive series of edges enclose a band.
+    """
 
     DOTS = "dots"
     LINE = "line"
@@ -34,15 +37,15 @@ class Mark(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ChartAxis:
-    """An axis.
+    """An axis of a chart.
 
     Attributes:
         title: the quantity.
-        unit: its unit, or "" for none.
+        unit: the unit of the quantity, or "" for none.
         log: whether the scale is logarithmic.
         whole: whether the numbers are integers.
         names: names of the numbers 0, 1, 2..., for an axis of categories.
-        span: both ends. None: the smallest and largest number.
+        span: the numbers at both ends. None: the smallest and the largest plotted number.
     """
 
     title: str
@@ -53,7 +56,11 @@ class ChartAxis:
     span: tuple[float, float] | None = None
 
     def drawn(self, number: float | None) -> float | None:
-        """Return a number that has a place on the axis, or None."""
+        """Return the number if the axis can show it, and otherwise None.
+
+        An axis shows no number that is unknown, infinite or above `LARGEST`. A logarithmic axis
+        shows no number below `SMALLEST`.
+        """
         known = finite(number)
         if known is None or abs(known) > LARGEST or (self.log and known < SMALLEST):
             return None
@@ -64,12 +71,12 @@ class ChartAxis:
         return ", ".join(filter(None, (self.title, self.unit)))
 
     def text(self, number: float) -> str:
-        """Return a number of the axis in a table."""
+        """Return a number as text for a table, or its name on an axis of categories."""
         return self.names[round(number)] if self.names else f"{number:.6g}"
 
     @classmethod
     def decades(cls, title: str, unit: str, numbers: list[float]) -> ChartAxis:
-        """Return a logarithmic axis that ends at powers of ten around the numbers."""
+        """Return a logarithmic axis whose ends are powers of ten that enclose the numbers."""
         drawn = [n for n in numbers if SMALLEST <= n <= LARGEST] or [1.0]
         low, high = math.floor(math.log10(min(drawn))), math.ceil(math.log10(max(drawn)))
         return cls(title, unit, log=True, span=(10.0**low, 10.0 ** max(high, low + 1)))
@@ -80,11 +87,11 @@ class ChartPoint:
     """A point of a series.
 
     Attributes:
-        x, y: its place. The point is left out if either is unknown.
-        text: a description of it.
+        x, y: the coordinates. The point is left out if either is unknown.
+        text: a description of the point.
         link: an address below the dashboard's root.
-        radius: the radius of its dot, in pixels.
-        colour: its own colour; "" for the colour of the series.
+        radius: the radius of the dot, in pixels.
+        colour: the colour of the dot; "" for the colour of the series.
         limit: the largest possible y, which has a mark above the dot.
     """
 
@@ -99,7 +106,15 @@ class ChartPoint:
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """Points of one kind. `colour` is the name of a colour in the dashboard's style sheet."""
+    """Points of one kind in a chart.
+
+    Attributes:
+        name: the name of the series.
+        points: the points.
+        mark: how the points are plotted.
+        colour: the name of a colour in the dashboard's style sheet.
+        dashed: whether the line is dashed.
+    """
 
     name: str
     points: tuple[ChartPoint, ...]
@@ -110,7 +125,14 @@ class Series:
 
 @dataclass(frozen=True, slots=True)
 class Chart:
-    """A chart. `said` is a sentence that stands for the picture."""
+    """A chart of one or more series.
+
+    Attributes:
+        said: a sentence that describes the chart, for readers without the picture.
+        x: the horizontal axis.
+        y: the vertical axis.
+        series: the plotted series.
+    """
 
     said: str
     x: ChartAxis
@@ -118,12 +140,12 @@ class Chart:
     series: tuple[Series, ...]
 
     def drawn(self, series: Series) -> list[tuple[float, float, ChartPoint]]:
-        """Return the points of a series that have a place on both axes, after their place."""
+        """Return (x, y, point) for each point of a series that both axes can show."""
         places = ((self.x.drawn(p.x), self.y.drawn(p.y), p) for p in series.points)
         return [(x, y, p) for x, y, p in places if x is not None and y is not None]
 
     def to_json(self) -> dict[str, Any]:
-        """Return the chart as data for the dashboard's script, without empty series."""
+        """Return the chart as JSON for the dashboard's script, without empty series."""
         return {
             "x": _axis(self.x),
             "y": _axis(self.y),
@@ -158,7 +180,7 @@ class Chart:
 
     @property
     def table(self) -> Table:
-        """The points of the chart as a table, of many points an evenly spaced selection."""
+        """The points of the chart as a table, reduced to `MOST_ROWS` evenly spaced points."""
         places = [(s.name, *place) for s in self.series for place in self.drawn(s)]
         columns: tuple[Column[tuple[str, float, float, ChartPoint]], ...] = (
             Column("", lambda p: Cell(p[3].text or p[0], p[3].link), CellKind.NAME),

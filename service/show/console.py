@@ -45,7 +45,7 @@ def rich_table(table: Table) -> RichTable:
 
 
 def rich_facts(facts: Iterable[tuple[str, str]]) -> RichTable:
-    """Return lines of names in bold, and of texts."""
+    """Return a table for a console with a line per pair (name, text), the names in bold."""
     from rich.table import Table as RichTable
     from rich.text import Text
 

@@ -56,8 +56,11 @@ def curve_chart(
 
 
 def prediction_charts(found: PredictionsView) -> tuple[Chart, ...]:
-    """Return predicted against measured time, one dot per trial: by the cost model, if one exists,
-    and by the roofline."""
+    """Return scatter plots of predicted against measured time, with a dot per trial.
+
+    The first plot has the scores of the cost model, and is left out without one. The second has the
+    estimates of the roofline model.
+    """
     measured = [_us(each.measured_seconds) for each in found.trials]
     across = ChartAxis("measured", "us", log=True)
     charts = []
@@ -77,7 +80,8 @@ def prediction_charts(found: PredictionsView) -> tuple[Chart, ...]:
 
 
 def order_text(order: OrderView | None) -> str:
-    """Return how well predictions order the trials."""
+    """Return a phrase that states how well predictions order the trials: pairs in order, first
+    pick."""
     if order is None:
         return "too few trials to judge"
     return (

@@ -29,7 +29,7 @@ def event_text(kind: str, data: Mapping[str, Any]) -> str:
 
 
 def verdict_text(verdict: Mapping[str, Any]) -> str:
-    """Return which schedules are served, and the tuned program's speed-up over the untuned."""
+    """Return a line on the served schedules and the tuned program's speed-up over untuned code."""
     served = {
         "tuned": "the tuned schedules are served",
         "partly": _fallen_back(len(verdict["dropped"])),
@@ -65,7 +65,10 @@ def known_text(known: int, workloads: int, related: int) -> str:
 def ending_text(
     ended: str, forecast: Mapping[str, Any] | None, error: Mapping[str, Any] | None
 ) -> str:
-    """Return why a run ended, the forecast gain of continuing, and the accuracy of forecasts."""
+    """Return a line on why a tuning run ended.
+
+    The line also states the forecast gain of continuing, and how accurate earlier forecasts were.
+    """
     line = {
         Ended.KNOWN: "everything was known",
         Ended.TRIALS: "the trials are spent",
@@ -126,7 +129,10 @@ def result_lines(result: Mapping[str, Any]) -> list[str]:
 
 
 def kernels_text(untuned: float | None, tuned: float | None) -> str:
-    """Return the total time of all kernels as the start of a line; "" without a measurement."""
+    """Return "kernels 2.100 ms untuned, 1.900 ms tuned; ", the start of a line.
+
+    Both times are of all kernels, in seconds. Returns "" if `tuned` is None.
+    """
     if tuned is None:
         return ""
     return f"kernels {milliseconds(untuned)} untuned, {milliseconds(tuned)} tuned; "

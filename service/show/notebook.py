@@ -30,7 +30,7 @@ DOT = "fill='#2a78d6' fill-opacity='0.6'"
 
 
 def table(described: Table) -> str:
-    """Return a table."""
+    """Return a table as HTML. A line below the table counts the rows after `MOST_ROWS`."""
     columns = described.columns
     head = "".join(_cell("th", column.title, column) for column in columns)
     lines = [
@@ -44,7 +44,7 @@ def table(described: Table) -> str:
 
 
 def bar(share: float, text: str) -> str:
-    """Return a progress bar, for a share from 0 to 1, above a line of text."""
+    """Return HTML of a progress bar above a line of text. `share` is from 0 to 1."""
     filled = 100 * min(max(share if math.isfinite(share) else 0.0, 0.0), 1.0)
     return (
         "<div style='max-width:32em'><div style='background:#8884;border-radius:3px'>"
@@ -79,7 +79,7 @@ def chart(described: Chart) -> str:
 
 
 def listing(title: str, text: str) -> str:
-    """Return a listing that is folded below its title."""
+    """Return HTML of a text that is folded below its title, with at most `MOST_LINES` lines."""
     lines = text.splitlines()
     shown = [_text_of_line(line) for line in lines[:MOST_LINES]]
     more = len(lines) - MOST_LINES

@@ -121,7 +121,10 @@ def display_for_here() -> Display:
 
 
 def phase_line(progress: ProgressView, more: Mapping[str, Any]) -> str:
-    """Return the phase, and the number of tasks during tuning. It changes a few times per job."""
+    """Return the phase of a job on a line that changes a few times per job: "tuning 12 tasks".
+
+    `more` is the data of the progress event.
+    """
     line = progress.phase or "waiting"
     if line == "tuning":
         line += f" {progress.tasks_total} tasks"
@@ -129,7 +132,10 @@ def phase_line(progress: ProgressView, more: Mapping[str, Any]) -> str:
 
 
 def progress_line(progress: ProgressView, more: Mapping[str, Any]) -> str:
-    """Return phase, tasks, trials, best latency so far and remaining time on one line."""
+    """Return phase, tasks, trials, best latency so far and remaining time on one line.
+
+    `more` is the data of the progress event.
+    """
     parts = [
         f"{progress.phase or 'waiting'}",
         f"tasks {progress.tasks_done}/{progress.tasks_total}",
@@ -156,7 +162,7 @@ def share_done(progress: ProgressView) -> float:
 
 
 def why(event: JobEventView) -> str | None:
-    """Return the state with its reason, "waiting for worker: ...", or None for other events."""
+    """Return state and reason of a state event: "waiting for worker: ..."; None for others."""
     if event.kind != "state" or "reason" not in event.data:
         return None
     state = str(event.data.get("state", "state")).replace("_", " ")

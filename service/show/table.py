@@ -18,9 +18,10 @@ Row = TypeVar("Row")
 
 
 class CellKind(StrEnum):
-    """The kind of a column. Only numbers are right-aligned. A name is the header of its row.
+    """The kind of content of a column, which decides how cells are shown.
 
-    A state may have several words, joined by `_`.
+    Only numbers are right-aligned. A name is the header of its row. A state may have several words,
+    joined by `_`.
     """
 
     NAME = "name"
@@ -58,12 +59,12 @@ class Cell:
 
 @dataclass(frozen=True)  # Python 3.11 cannot call the alias `Column[Row]` of a class with slots
 class Column(Generic[Row]):
-    """A column.
+    """A column of a table.
 
     Attributes:
-        title: the title.
-        of: the cell of a row.
-        kind: what the column contains.
+        title: the text of the header.
+        of: returns the cell of a row.
+        kind: the kind of content.
         hint: an explanation of the title.
         most: the limit of the characters of a cell on a terminal.
     """
@@ -79,14 +80,24 @@ class Column(Generic[Row]):
         return self.kind is CellKind.NUMBER
 
     def text(self, cell: Cell) -> str:
-        """Return the text of a cell, without the details that only pages show."""
+        """Return a cell as one line of text of at most `most` characters.
+
+        Details that only pages show are left out.
+        """
         said = cell.text.replace("_", " ") if self.kind is CellKind.STATE else cell.text
         return one_sentence(f"{said} {cell.key[:6]}" if cell.key else said, self.most)
 
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """A table. `items` are the described values, one per row."""
+    """A table, as it is described for all media.
+
+    Attributes:
+        columns: the columns.
+        rows: the cells of each row, one per column.
+        title: the title of the table.
+        items: the described values, one per row.
+    """
 
     columns: tuple[Column[Any], ...]
     rows: tuple[tuple[Cell, ...], ...]

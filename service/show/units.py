@@ -22,7 +22,10 @@ def finite(value: object) -> float | None:
 
 
 def milliseconds(seconds: float | None) -> str:
-    """Format a time in ms, to 1 us; below 10 us to three digits, so that it is never zero."""
+    """Format a time in seconds as milliseconds with three decimals: `2.100 ms`.
+
+    Below 10 us it has three significant digits, so that it is never shown as zero.
+    """
     known = finite(seconds)
     if known is None:
         return "-"
@@ -31,7 +34,11 @@ def milliseconds(seconds: float | None) -> str:
 
 
 def microseconds(seconds: float | None) -> str:
-    """Format a time in us, to 0.1 us; below 1 us to 1 ns, so that it is never zero."""
+    """Format a time in seconds as a number of microseconds with one decimal: `12.3`.
+
+    Below 1 us it has three decimals, and below 0.5 ns an exponent, so that it is never shown as
+    zero.
+    """
     known = finite(seconds)
     if known is None:
         return "-"
@@ -46,13 +53,13 @@ def threads_text(count: int) -> str:
 
 
 def duration(seconds: float | None) -> str:
-    """Format a time in minutes and seconds."""
+    """Format a time in seconds as minutes and seconds: `2:05`."""
     known = finite(seconds)
     return "-" if known is None else f"{int(known) // 60}:{int(known) % 60:02d}"
 
 
 def speedup(ratio: float | None) -> str:
-    """Return the speed-up over a baseline, `1.05x`, from the ratio of our time to its time."""
+    """Format a speed-up as `1.05x`. `ratio` is our time divided by the baseline's time."""
     known = finite(ratio)
     return "-" if not known or not math.isfinite(1 / known) else f"{1 / known:.2f}x"
 
@@ -80,7 +87,7 @@ def moment(at: float | None) -> str:
 
 
 def ratio(default: float | None, best: float | None) -> float | None:
-    """Return the speed-up of the best time over the default, or None without both times."""
+    """Return the speed-up `default / best`, or None if either time is unknown or zero."""
     before, after = finite(default), finite(best)
     return before / after if before and after else None
 
@@ -92,7 +99,7 @@ def gain(default: float | None, best: float | None) -> str:
 
 
 def percent(share: float | None, digits: int = 1) -> str:
-    """Format a share: `12.3 %`."""
+    """Format a share from 0 to 1 as a percentage: `12.3 %`."""
     if share is None or not math.isfinite(share):
         return "-"
     return f"{100 * share:.{digits}f} %"
@@ -114,7 +121,7 @@ def ago(now: float, then: float) -> str:
 
 
 def quantity(number: float) -> str:
-    """Format a number with three significant digits and a decimal prefix."""
+    """Format a number. From 1,000 on it has three significant digits and a prefix: `1.23 M`."""
     for factor, suffix in ((1e12, " T"), (1e9, " G"), (1e6, " M"), (1e3, " k")):
         if number >= factor:
             return f"{number / factor:.3g}{suffix}"
@@ -122,7 +129,7 @@ def quantity(number: float) -> str:
 
 
 def size(count: float) -> str:
-    """Format a number of bytes with a binary prefix."""
+    """Format a number of bytes. From 1 KiB on it has three significant digits: `1.5 MiB`."""
     for factor, suffix in ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")):
         if count >= factor:
             return f"{count / factor:.3g} {suffix}"

@@ -52,8 +52,8 @@ ENDED_EARLY_SECONDS = 0.2
 class AsyncClient(AsyncConnection):
     """A connection to a service with a token. As a context manager, it closes its connections.
 
-    Every method raises ClientError. If the service has answered before and is now unreachable, or
-    announces that it will return, requests are repeated for `patience_seconds`. No request is
+    Every method raises ClientError. A request is repeated for `patience_seconds` if the service has
+    answered before and is now unreachable, or if it answers with a temporary error. No request is
     executed twice.
 
     Args:
@@ -65,7 +65,7 @@ class AsyncClient(AsyncConnection):
     """
 
     async def health(self) -> HealthView:
-        """Whether the service and its database work."""
+        """Return the health of the service and its database."""
         return await self._view(HealthView, "GET", "/v1/health")
 
     # models
@@ -76,13 +76,18 @@ class AsyncClient(AsyncConnection):
         name: str | None = None,
         sent: Callable[[int], None] = lambda total: None,
     ) -> ModelView:
-        """Upload a model file. `sent` is called after each part, with the number of bytes sent so
-        far."""
+        """Upload a model file.
+
+        `sent` is called after each part, with the number of bytes sent so far.
+        """
         file = Path(path)
         return await self._uploaded(ModelView, "/v1/models", file, name or file.name, sent)
 
     async def upload_samples(self, path: str | Path) -> SamplesView:
-        """Upload an .npz file of a model's inputs, for `JobRequest.samples`."""
+        """Upload an .npz file of sample inputs of a model.
+
+        `JobRequest.samples` refers to them by the digest of the result.
+        """
         file = Path(path)
         return await self._uploaded(SamplesView, "/v1/samples", file, file.name)
 
@@ -163,7 +168,10 @@ class AsyncClient(AsyncConnection):
         return Tuned(job, await self.tasks(job.id), await self.curve(job.id), made)
 
     async def submit(self, request: JobRequest, idempotency_key: str | None = None) -> Job:
-        """Submit a job. A request that is sent again creates no second job."""
+        """Submit a job, and return it without waiting for its end.
+
+        A repeated request with the same `idempotency_key` creates no second job.
+        """
         headers = {"Idempotency-Key": idempotency_key} if idempotency_key else {}
         return await self._view(
             Job,
@@ -191,7 +199,10 @@ class AsyncClient(AsyncConnection):
     async def jobs(
         self, state: str | None = None, limit: int = 100, *, results: bool = True
     ) -> Jobs:
-        """Jobs, the newest first. Without `results`, which may be long, each `result` is None."""
+        """Return up to `limit` jobs, the newest first.
+
+        Without `results`, which may be long, each `result` is None.
+        """
         params = {"results": str(results).lower(), **_given(state=state)}
         return Jobs(await self._views(Job, "/v1/jobs", params, most=limit))
 
@@ -199,34 +210,43 @@ class AsyncClient(AsyncConnection):
         return Tasks(await self._views(Task, f"/v1/jobs/{quoted(job_id)}/tasks", most=None))
 
     async def curve(self, job_id: str) -> Curve:
-        """A job's progress over time, in a few hundred points."""
+        """Return the progress of a job over time, in a few hundred points."""
         return await self._view(Curve, "GET", f"/v1/jobs/{quoted(job_id)}/curve")
 
     async def log(self, job_id: str, limit: int = 100) -> list[JobEventView]:
-        """A job's events, the newest first."""
+        """Return up to `limit` events of a job, the newest first."""
         path = f"/v1/jobs/{quoted(job_id)}/log"
         return await self._views(JobEventView, path, most=limit)
 
     async def code(self, job_id: str, workload: str, *, untuned: bool = False) -> Code:
-        """A task's best schedule as loop nest and assembly, or its untuned one."""
+        """Return the loop nest and the assembly of a task's best schedule.
+
+        With `untuned`, return those of the untuned schedule. `workload` is the task's workload key.
+        """
         params = {"untuned": "true"} if untuned else {}
         path = f"/v1/jobs/{quoted(job_id)}/tasks/{quoted(workload)}/code"
         return await self._view(Code, "GET", path, params=params, timeout=LONG_SECONDS)
 
     async def predictions(self, job_id: str, workload: str) -> Predictions:
-        """Predicted and measured times of a task's newest trials."""
+        """Return the predicted and measured times of a task's newest trials.
+
+        `workload` is the task's workload key.
+        """
         path = f"/v1/jobs/{quoted(job_id)}/tasks/{quoted(workload)}/predictions"
         return await self._view(Predictions, "GET", path, timeout=LONG_SECONDS)
 
     async def graph(self, job_id: str) -> GraphView:
-        """The model of a job after fusion: its kernels and the ONNX nodes behind each."""
+        """Return the graph of a job's model after fusion.
+
+        Each step lists the ONNX nodes from which it was made.
+        """
         path = f"/v1/jobs/{quoted(job_id)}/graph"
         return await self._view(GraphView, "GET", path, timeout=LONG_SECONDS)
 
     async def trials(
         self, job_id: str | None = None, workload: str | None = None, limit: int = 100
     ) -> Trials:
-        """Measured candidates of a job, of a workload or of both, the newest first."""
+        """Return up to `limit` trials of a job, of a workload or of both, the newest first."""
         params = _given(job=job_id, workload=workload)
         return Trials(await self._views(TrialView, "/v1/trials", params, most=limit))
 
@@ -264,11 +284,17 @@ class AsyncClient(AsyncConnection):
                 await asyncio.sleep(ENDED_EARLY_SECONDS)
 
     async def artifact(self, job_id: str, target: Path) -> None:
-        """Save the artifact's tar file; it appears complete or not at all."""
+        """Download the artifact of a job as the tar file `target`.
+
+        The file appears at `target` only when it is complete.
+        """
         await self._download(f"/v1/jobs/{quoted(job_id)}/artifact", target)
 
     async def fetch(self, job_id: str, output: str | Path) -> Path:
-        """Fetch a job's artifact into a folder that appears complete or not at all."""
+        """Download the artifact of a job, unpack it as the folder `output`, and return its path.
+
+        The folder must not exist. It appears only when it is complete.
+        """
         folder = free(Path(output))
         try:
             folder.parent.mkdir(parents=True, exist_ok=True)
@@ -296,13 +322,20 @@ class AsyncClient(AsyncConnection):
         return await self._view(RecordView, "GET", "/v1/schedules", params=params)
 
     async def workload(self, key: str) -> WorkloadView:
-        """A workload by its key, or by the start of its key."""
+        """Return a workload by its key, or by the start of its key."""
         return await self._view(WorkloadView, "GET", f"/v1/workloads/{quoted(key)}")
 
     async def answer(
         self, workload: str, target: str, threads: int = 1, numerics: str = "fast"
     ) -> AnswerView:
-        """The schedule to use for a workload, tuned or not, and its certainty."""
+        """Return the schedule to use for a workload, tuned or not, and its certainty.
+
+        Args:
+            workload: the workload's key.
+            target: a target's key or name, or a worker.
+            threads: the number of threads of a run.
+            numerics: the numerics mode, such as "fast" or "strict".
+        """
         params = {
             "workload": workload,
             "target": target,
@@ -323,12 +356,15 @@ class AsyncClient(AsyncConnection):
     async def records(
         self, workload: str | None = None, target: str | None = None, limit: int = 100
     ) -> Records:
-        """Records and their states, the newest first. `target` is a key, a name or a worker."""
+        """Return up to `limit` records and their states, the newest first.
+
+        `target` is a target's key or name, or a worker.
+        """
         params = _given(workload=workload, target=target)
         return Records(await self._views(StoredRecordView, "/v1/records", params, most=limit))
 
     async def coverage(self) -> list[CoverageView]:
-        """How many workloads have a served record, by operator, target and threads."""
+        """Return the number of workloads with a served record, per operator, target and threads."""
         return await self._views(CoverageView, "/v1/records:coverage", most=None)
 
     async def withdraw(
@@ -340,14 +376,14 @@ class AsyncClient(AsyncConnection):
         return await self._view(WithdrawView, "POST", path, json=body.model_dump(), once=True)
 
     async def cost_models(self, target: str | None = None) -> list[CostModelView]:
-        """Versions of cost models with their scores, the newest first."""
+        """Return the versions of cost models with their scores, the newest first."""
         return await self._views(CostModelView, "/v1/cost-models", _given(target=target), most=None)
 
     async def workers(self) -> list[WorkerView]:
         return await self._views(WorkerView, "/v1/workers", most=None)
 
     async def drain(self, worker_id: str, *, draining: bool = True) -> WorkerView:
-        """Drain a worker, which then gets no new leases, or resume it."""
+        """Drain a worker: it gets no new leases. With `draining=False`, resume it."""
         path = f"/v1/workers/{quoted(worker_id)}/drain"
         return await self._view(WorkerView, "POST", path, json={"draining": draining})
 
@@ -375,7 +411,7 @@ class AsyncClient(AsyncConnection):
         return await self._view(TokenView, "DELETE", f"/v1/tokens/{quoted(token_id)}")
 
     async def audit(self, limit: int, action: str | None, subject: str | None) -> list[AuditView]:
-        """The newest entries of the audit log."""
+        """Return up to `limit` entries of the audit log, the newest first."""
         params = _given(action=action, subject=subject)
         return await self._views(AuditView, "/v1/audit", params, most=limit)
 

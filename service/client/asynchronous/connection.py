@@ -1,4 +1,4 @@
-"""Requests to a service: repetition while it is unreachable, lists in pages, files in parts."""
+"""Requests to a service: retries while it is unreachable, paged lists, resumed downloads."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ Content = Callable[[], AsyncIterator[bytes]]
 
 
 class AsyncConnection:
-    """The requests to one service with one token. All methods raise ClientError."""
+    """Sends requests to one service with one token. All methods raise ClientError."""
 
     def __init__(
         self,
@@ -209,5 +209,5 @@ class AsyncConnection:
 
 
 def quoted(part: str) -> str:
-    """A part of a URL's path, with every special character escaped."""
+    """Return a text as one part of a URL's path, with every special character escaped."""
     return quote(part, safe="")

@@ -46,7 +46,7 @@ def age(now: float) -> JobColumn:
 
 
 def spent(now: float) -> JobColumn:
-    """Return the column of the time that a job has run, or that it waits."""
+    """Return the column with the time that a job ran or has been running, or else has waited."""
 
     def seconds(job: JobView) -> float:
         return max(0.0, (job.finished_at or now) - (job.started_at or job.created_at))

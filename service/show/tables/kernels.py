@@ -9,9 +9,10 @@ from tilewright.service.show.units import count, microseconds, speedup
 
 
 def pairs(a: str = "", b: str = "") -> tuple[Column[Any], ...]:
-    """Return the columns of pairs of kernels (`service.difference.Pair`).
+    """Return the columns of a comparison of kernels, in which each row is a `difference.Pair`.
 
-    Times link to the tasks of the jobs `a` and `b`."""
+    Times link to the tasks of the jobs `a` and `b`.
+    """
 
     def time(kernel: Any, job_id: str) -> Cell:
         if kernel is None:

@@ -37,7 +37,7 @@ SCHEDULE = RecordColumn(
 
 
 def target(names: Mapping[str, str]) -> RecordColumn:
-    """Return the column of targets, with their names by key."""
+    """Return the column with the target of each record. `names` has names of targets by key."""
 
     def text(stored: StoredRecordView) -> str:
         return names.get(stored.record.target_key, stored.record.target_key[:12])
@@ -46,7 +46,7 @@ def target(names: Mapping[str, str]) -> RecordColumn:
 
 
 def worker(names: Mapping[str, str]) -> RecordColumn:
-    """Return the column of reporters, with the names of workers by id."""
+    """Return the column with the worker of each record. `names` has names of workers by id."""
     return Column("worker", lambda s: names.get(s.worker, s.worker), CellKind.TEXT)
 
 
@@ -54,7 +54,7 @@ NOTEBOOK = (NAME, target({}), THREADS, TIME, STATE, ATTESTATION, SCHEDULE)
 
 
 def page(names: Mapping[str, str]) -> tuple[RecordColumn, ...]:
-    """Return the columns of the dashboard's page."""
+    """Return the columns of records on the dashboard. `names` has names of targets by key."""
     what = (NAME, STATE, target(names), THREADS, NUMERICS)
     return (*what, TIME, ALGORITHM, ATTESTATION, STORED)
 
@@ -80,7 +80,7 @@ MEANINGS = {
 
 
 def cost_models(scores: Iterable[str]) -> tuple[Column[CostModelView], ...]:
-    """Return the columns of cost models with these scores."""
+    """Return the columns of cost models, with a column for each name in `scores`."""
 
     def score(name: str, digits: int = 3) -> Callable[[CostModelView], str]:
         return lambda model: _number(model.scores.get(name), digits)

@@ -31,9 +31,10 @@ class TaskLine:
 
     Attributes:
         task: the task.
-        best_share: its share of the model's best time, 0 to 1; None before a measurement.
-        of_roofline: its bound by the device's roofline divided by its best time.
-        colour: its colour on pages, from 0; `COLOURS` for all tasks that share one.
+        best_share: the share of the task in the model's best time, 0 to 1; None before a
+            measurement.
+        of_roofline: the time that the device's roofline allows, divided by the task's best time.
+        colour: the number of the colour on pages, from 0; `COLOURS` for all tasks that share one.
         namesake: whether another task has the same name. They differ in something that names omit.
     """
 
@@ -81,7 +82,10 @@ def runs_of(task: TaskView) -> float:
 
 
 def comparison_text(comparison: Mapping[str, Any] | None) -> str:
-    """Return the speed-up over the incumbent with its interval, for all but the incumbent."""
+    """Return the speed-up over the incumbent schedule with its interval.
+
+    Returns "kept" for None, which stands for the incumbent itself.
+    """
     return "kept" if comparison is None else speedups(comparison)
 
 

@@ -8,7 +8,7 @@ from tilewright.service.show.units import moment
 
 
 def tokens(now: float) -> tuple[Column[TokenView], ...]:
-    """Return the columns of tokens, with their states at a time."""
+    """Return the columns of tokens. `now`, in Unix seconds, decides which tokens are expired."""
 
     def state(token: TokenView) -> Cell:
         if token.revoked_at is not None:

@@ -95,6 +95,6 @@ TERMINAL = (
 
 
 def page(now: float) -> tuple[WorkerColumn, ...]:
-    """Return the columns of the dashboard's page."""
+    """Return the columns of workers on the dashboard. `now` is in Unix seconds."""
     device = (WORKER, NAME, HEALTH, STATE, DEVICE, TARGETS, CONDITION, ARITHMETIC, MEMORY)
     return (*device, IN_HAND, LOST, FAILED, heard(now))
