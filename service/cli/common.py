@@ -127,7 +127,7 @@ def existing_path(path: Path) -> Path:
 
 
 def connect(server: str | None, token: str | None) -> Client:
-    """Return a client of the service that the options name, or else the settings.
+    """Return a client of the service. The options take precedence over the settings.
 
     Raises UserError if the URL is empty or invalid.
     """

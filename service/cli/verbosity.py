@@ -40,8 +40,7 @@ def verbosity() -> Verbosity:
 
 
 def with_verbosity(command: Callable[..., None]) -> Callable[..., None]:
-    """Return the command with the options `--quiet` and `--verbose`, whose values `verbosity`
-    returns."""
+    """Return the command with `--quiet` and `--verbose`, whose values `verbosity` returns."""
     signature = inspect.signature(command, eval_str=True)
     options = [
         Parameter(name, Parameter.KEYWORD_ONLY, default=False, annotation=annotation)

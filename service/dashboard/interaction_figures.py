@@ -39,8 +39,7 @@ class Field:
 
     @property
     def shade(self) -> int:
-        """The number of the cell's colour, from 0 to `SHADES`: the speed times `SHADES`, rounded.
-        """
+        """The number of the cell's colour, from 0 to `SHADES`, in proportion to the speed."""
         return round(SHADES * self.speed)
 
 

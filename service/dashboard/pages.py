@@ -70,10 +70,10 @@ def page(request: Request, template: str, status: int = 200, **shown: Any) -> HT
 
 
 def first_page(request: Request, limit: int) -> tuple[Pages, Response]:
-    """Return the first page of a list, whatever page token the request has.
+    """Return the first page of a list, as `Pages`, and a response that receives its headers.
 
-    The token belongs to another list. The second value is a response that receives the headers for
-    the next page, for `has_more`.
+    The page token of the request is ignored, because it belongs to another list. Call `has_more`
+    with the response after the list was read.
     """
     response = Response()
     return Pages(request, response, limit, None), response
