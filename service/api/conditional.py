@@ -63,7 +63,7 @@ def tagged(request: Request, content: bytes) -> Response:
 
 
 def has(request: Request, tag: str) -> bool:
-    """Whether the request's `If-None-Match` names this tag."""
+    """Return whether the request's `If-None-Match` names this tag, or is `*`."""
     return _names(request.headers.getlist("if-none-match"), tag)
 
 

@@ -244,7 +244,7 @@ class Gate:
 
         Args:
             path: the path template of the route.
-            named: its path parameters.
+            named: the values of the path parameters, by name.
             headers: the headers of the request.
             receive: the server's function that receives the body.
 

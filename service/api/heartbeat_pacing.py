@@ -45,6 +45,6 @@ class HeartbeatPacing:
 
     @property
     def seconds(self) -> float:
-        """Time in seconds until the next heartbeat of a worker that reports now."""
+        """The current interval between two heartbeats of a worker, in seconds."""
         wanted = len(self._heard) / MOST_A_SECOND
         return min(max(wanted, self._least_seconds), self._most_seconds)

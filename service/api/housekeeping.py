@@ -76,7 +76,7 @@ def remove_old_data(storage: Storage, settings: Settings) -> RemovedData:
 
 
 def retention(settings: Settings) -> Retention:
-    """Return the retention of each kind of data, from the settings `keep_KIND_days`."""
+    """Return the days for which each kind of data is kept, from the settings `keep_KIND_days`."""
     kinds = (one.name for one in fields(Retention))
     return Retention(**{kind: getattr(settings, f"keep_{kind}_days") for kind in kinds})
 

@@ -83,7 +83,9 @@ class Limiter:
 
 
 async def counted_answer(question: KeptQuestion[T], planning: Planning, limiter: Limiter) -> T:
-    """Return the answer from the cache, or compute it. The limiter counts computed answers only.
+    """Return the answer to a question, from the cache or computed in a child process.
+
+    Only a computation counts against the rate limit of the token.
 
     Raises:
         ApiProblem: if the answer cannot be computed, or the token's allowance is used up.

@@ -76,7 +76,7 @@ async def lookup_model(
     limiter: Limiter,
     sees: str | None,
 ) -> LookupBytes:
-    """Return the records of all workloads of a model.
+    """Return the served records of all workloads of a model, as a serialised answer.
 
     A model is planned at most once; the limiter counts plannings. `sees` is the owner whose models
     the token may see, or None for all models.

@@ -123,8 +123,10 @@ class Notifier:
 
     @property
     def seconds_without_notices(self) -> float:
-        """Time in seconds since notices could last be received; infinite after the thread or the
-        fallback task has ended."""
+        """Seconds since the notifier could last receive notices.
+
+        The value is infinite after the thread or the fallback task has ended.
+        """
         if not self._thread.is_alive() or self._fallback.done():
             return math.inf
         return self._clock() - self._heard_at

@@ -54,7 +54,10 @@ def import_view(done: Imported) -> ImportView:
 
 
 def answer_view(key: RecordKey, answer: Answer, name: str = "") -> AnswerView:
-    """Return the view of an answer. `name` is the name of its record's workload."""
+    """Return the view of an answer: the schedule to use for the workload of `key`.
+
+    `name` is the name of the workload for which the answer's record was tuned.
+    """
     return AnswerView(
         **key.to_json(),
         match=answer.match,

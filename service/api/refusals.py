@@ -13,9 +13,9 @@ _refusals: dict[Callable[..., Any], frozenset[int]] = {}
 
 
 def refuses(*statuses: int) -> Callable[[Function], Function]:
-    """Declare the statuses of the problems that the decorated route or dependency raises.
+    """Return a decorator that declares the statuses of the problems that a function raises.
 
-    The statuses of the gate need no declaration.
+    The function is a route or a dependency. The statuses of the gate need no declaration.
     """
 
     def noted(function: Function) -> Function:

@@ -1,6 +1,7 @@
 """Options of commands, generated from the classes of `service.options`.
 
-A command has one parameter per class of options; `cli.tree` names it as `with_options(command)`.
+The function of a command has one parameter per class of options. `cli.tree` registers the command
+as `with_options(command)`, which has one option per field instead.
 """
 
 from __future__ import annotations

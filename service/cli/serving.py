@@ -162,7 +162,7 @@ def _check_tls(settings: Settings, insecure: bool) -> None:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach an address."""
+    """Return whether an address to listen on is reachable from this machine only."""
     import ipaddress
 
     try:

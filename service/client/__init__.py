@@ -1,4 +1,4 @@
-"""A client of the service in Python: `Client` waits, `AsyncClient` is the same in coroutines.
+"""A Python client of the service: `Client` blocks; `AsyncClient` has the methods as coroutines.
 
 `asynchronous/` is written by hand, and `setup.py` generates `blocking/` from it (`generate.py`).
 Workers on devices lack pydantic and HTTP libraries, so they have their own HTTP calls

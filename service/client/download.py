@@ -1,4 +1,4 @@
-"""Download of a file in parts: the bytes so far, the next request, and the final check."""
+"""State of a download in parts: received bytes, headers of the next request, final check."""
 
 from __future__ import annotations
 

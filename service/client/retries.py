@@ -1,4 +1,4 @@
-"""Retries of requests to a service that does not answer: their pauses and their end."""
+"""Retries of requests to a service that does not answer: how long to wait, and when to stop."""
 
 from __future__ import annotations
 

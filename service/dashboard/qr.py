@@ -1,4 +1,7 @@
-"""QR codes as SVG paths. A strict content security policy allows these, without style or image."""
+"""QR codes as SVG paths.
+
+A path needs neither a style nor an image, so a strict content security policy allows it.
+"""
 
 from __future__ import annotations
 

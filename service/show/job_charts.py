@@ -19,15 +19,17 @@ def curve_chart(
     target_ms: float | None = None,
     race: tuple[float, float] | None = None,
 ) -> Chart | None:
-    """Return a job's latency over a key of `OVER`, or None before every task has a measurement.
+    """Return a chart of a job's untuned and best latency over trials or seconds.
+
+    Returns None before every task has a measurement.
 
     Args:
         curve: the progress of the job.
-        over: the quantity of the x axis.
+        over: the quantity of the x axis, a key of `OVER`.
         start: when the job began, in Unix seconds. None: at the first point.
         target_ms: the latency at which the job ends.
-        race: the interval of tuned / untuned time of the whole model. It refers to the untuned
-            time at the end of the job.
+        race: the interval of tuned / untuned time of the whole model. It refers to the untuned time
+            at the end of the job.
     """
     began = start if start is not None else curve.points[0].at if curve.points else 0.0
     known = [(p, finite(p.default_seconds), finite(p.best_seconds)) for p in curve.points]

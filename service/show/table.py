@@ -106,7 +106,7 @@ class Table:
 
 
 def table(columns: Sequence[Column[Row]], items: Iterable[Row], title: str = "") -> Table:
-    """Return the table that describes each item in one row."""
+    """Return a table with a row per item. Each column makes its cell from the item."""
     known = tuple(items)
     rows = tuple(tuple(_cell(column.of(item)) for column in columns) for item in known)
     return Table(tuple(columns), rows, title, known)

@@ -170,7 +170,7 @@ class NestView(View):
 
 
 class CodeLoopView(View):
-    """An innermost loop of a kernel's code; `registers` are the vector registers that it names."""
+    """An innermost loop of a kernel's code. `registers` counts the vector registers in it."""
 
     label: str = Field(examples=["0_4"])
     instructions: int
@@ -231,7 +231,10 @@ class PredictionsView(View):
 
 
 class JobEventView(View):
-    """The data of a server-sent event; its id is the sequence number, its event the kind."""
+    """The data of a server-sent event.
+
+    The `id` of the event is the sequence number, and its `event` is the kind.
+    """
 
     sequence: int
     kind: str = Field(examples=["state"])

@@ -31,7 +31,7 @@ class IntervalView(View):
 
 
 class RecordView(View):
-    """The best known schedule, its measurement, and the interval of its time."""
+    """A tuning record: the best known schedule of a workload, and its measurement."""
 
     workload_key: Key
     target_key: Key
