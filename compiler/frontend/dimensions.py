@@ -60,8 +60,7 @@ def model_ports(graph: GraphProto) -> ModelPorts:
 
 
 def dim_name(dim: TensorShapeProto.Dimension) -> str:
-    """The name of a dynamic dimension; empty if the file states no name, or a name without a
-    letter.
+    """Return the name of a dynamic dimension; empty if the file states none that has a letter.
 
     Exporters write '?' or '-1' for any dynamic dimension, so that two of them may differ.
     """
@@ -70,7 +69,7 @@ def dim_name(dim: TensorShapeProto.Dimension) -> str:
 
 
 def fixed_size(dim: TensorShapeProto.Dimension) -> int | None:
-    """The size that the file states; None for a dynamic dimension, for which Paddle writes -1."""
+    """Return the size that the file states; None for a dynamic dimension (-1 in Paddle's files)."""
     if not dim.HasField("dim_value") or dim.dim_value == -1:
         return None
     size: int = dim.dim_value
@@ -78,7 +77,7 @@ def fixed_size(dim: TensorShapeProto.Dimension) -> int | None:
 
 
 def stated_size(text: str, sizes: Mapping[str, int]) -> int | None:
-    """The size for a dimension's text: a name, or an expression of known names.
+    """Evaluate a dimension's text, which is a name or an expression of names, for known sizes.
 
     Exporters write expressions such as `past_sequence_length + 1`. Returns None for any other text.
     """

@@ -64,7 +64,7 @@ def read_model(model: ModelSource) -> ReadModel:
 
 
 def with_tensors(read: ReadModel) -> ReadModel:
-    """The model with its initializers as arrays, which graphs of several sizes share.
+    """Convert the model's initializers to arrays, which graphs of several sizes share.
 
     The initializers are removed from a message without another owner (`is_own`), so that they are
     in memory once.

@@ -84,7 +84,7 @@ def _texts(tensor: TensorProto, what: str) -> OnnxTensor:
 
 
 def external_bytes(tensors: Iterable[TensorProto]) -> int:
-    """Total bytes of the tensors that are stored in external-data files."""
+    """Return the total size of the tensors in external-data files, in bytes."""
     sizes = (
         _stored_bytes(tensor.data_type, tensor.dims)
         for tensor in tensors
@@ -95,7 +95,7 @@ def external_bytes(tensors: Iterable[TensorProto]) -> int:
 
 
 def external_files(model: ModelProto) -> tuple[str, ...]:
-    """The external-data files of all tensors of a model, at any nesting depth."""
+    """Return the external-data files of all tensors of a model, at any nesting depth."""
     found: dict[str, None] = {}
     messages: list[Message] = [model]
     while messages:

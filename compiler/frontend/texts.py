@@ -35,9 +35,7 @@ characters."""
 
 
 def input_labels(model: ModelProto) -> Labels:
-    """Return the table of labels for text inputs: all texts of the model, and one for other
-    texts.
-    """
+    """Return the labels for text inputs: all texts of the model, and one for any other text."""
     found: dict[str, None] = {}
 
     def collect(graph: GraphProto) -> None:

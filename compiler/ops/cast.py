@@ -35,7 +35,7 @@ ONNX_TYPES = {
 
 
 def onnx_type_name(number: int) -> str:
-    """ONNX's name of the element type with this number: "FLOAT8E4M3FN" for 17."""
+    """Return ONNX's name of an element type by its number: "FLOAT8E4M3FN" for 17."""
     from onnx import TensorProto
 
     known = number in TensorProto.DataType.values()
@@ -77,7 +77,7 @@ def _onnx_cast_like(node: OnnxNode) -> str:
 
 
 def cast_to(node: OnnxNode, value: str, dtype: DType) -> str:
-    """The value cast to another element type; unchanged if it has that type."""
+    """Cast a value to another element type; a value of that type is returned unchanged."""
     if node.type(value).dtype is dtype:
         return value
     return node.emit("cast", [value], to=dtype.value)

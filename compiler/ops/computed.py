@@ -167,9 +167,10 @@ def filled(node: OnnxNode, value: float, shape: Sequence[int], dtype: DType) -> 
 
 
 def grid(node: OnnxNode, steps: Mapping[int, int], shape: Sequence[int]) -> np.ndarray:
-    """For each position of `shape`, the sum of its coordinates times their steps.
+    """Return an array with, for each position of `shape`, the sum of coordinate * step.
 
-    The result broadcasts to the shape: a dimension without a step has the extent 1.
+    `steps` maps dimensions to their steps. The result broadcasts to the shape: a dimension without
+    a step has the extent 1.
     """
     total: np.ndarray = np.zeros((1,) * len(shape), np.int64)
     for dim, step in steps.items():

@@ -137,8 +137,9 @@ def _onnx(node: OnnxNode) -> str:
 
 
 def convolve(node: OnnxNode, operands: Sequence[str], accumulator: DType | None = None) -> str:
-    """Emit a convolution of `operands` (image, weight, optional bias) with the node's
-    attributes.
+    """Emit a convolution of `operands`: an image, a weight and optionally a bias.
+
+    The node's attributes define strides, dilations, padding and groups.
     """
     x, w = operands[:2]
     kernel = node.shape(w)[2:]

@@ -44,7 +44,7 @@ def pointwise(
     commutative: bool = False,
     idempotent: bool = False,
 ) -> Operator:
-    """An operator that acts on each element, its operands broadcast.
+    """Declare an operator that acts on each element of its operands, which are broadcast.
 
     Without `infer`, all operands and the result have one element type. The remaining arguments are
     those of `Operator`.

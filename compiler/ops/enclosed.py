@@ -89,7 +89,7 @@ class Enclosure:
             ) from error
 
     def graph(self, outputs: Sequence[str]) -> Graph:
-        """The body, with these outputs.
+        """Finish the body with these outputs, and return it.
 
         Raises:
             UnsupportedOperatorError: if the size of one of them is known only at run time, or if it

@@ -94,12 +94,12 @@ def _gathered(node: OnnxNode, data: str, indices: str, axis: int) -> str:
 
 
 def row_strides(shape: Sequence[int]) -> list[int]:
-    """Elements between neighbours along each dimension of a row-major array."""
+    """Return the strides of a row-major array, in elements."""
     return [prod(shape[dim + 1 :]) for dim in range(len(shape))]
 
 
 def wrapped(node: OnnxNode, indices: str, extents: Sequence[int] | int) -> str:
-    """Non-negative int64 indices; negative ones count from the end of their dimension.
+    """Convert indices to non-negative int64; negative ones count from the end of their dimension.
 
     `extents` is the extent of that dimension, or one for each element of the indices' last
     dimension.

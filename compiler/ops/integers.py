@@ -8,7 +8,7 @@ from tilewright.compiler.loops.expr import Const, Expr, Operation, op
 
 
 def power(base: Expr, exponent: Expr) -> Expr:
-    """base ** exponent for integers, by squaring; it wraps around.
+    """Return base ** exponent for integers, computed by squaring; the result wraps around.
 
     With a negative exponent, as with integer division, 1 and -1 keep a magnitude of 1 and all
     others become 0.

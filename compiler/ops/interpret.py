@@ -25,7 +25,7 @@ def run_graph(
     float64: bool = False,
     chosen: NodeHook | None = None,
 ) -> list[np.ndarray]:
-    """The graph's outputs for these inputs, in order.
+    """Run the graph on these inputs, and return its outputs in order.
 
     `chosen` may replace the result of any operator outside of bodies.
 

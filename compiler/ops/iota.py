@@ -61,7 +61,7 @@ def _expression(
 def counted(
     node: OnnxNode, count: int, start: int = 0, step: int = 1, dtype: DType = DType.INT64
 ) -> str:
-    """`start`, `start + step`, ...: `count` numbers, which may be a dynamic size."""
+    """Emit the `count` numbers `start`, `start + step`, ...; each may be a dynamic size."""
     return node.emit("iota", [], dtype=dtype.value, shape=(count,), start=start, step=step)
 
 

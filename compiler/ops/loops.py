@@ -60,7 +60,7 @@ class Looped:
 def looped(
     node: OnnxNode, trips: int | str | None, begin: str, states: Sequence[str], body: BodyBuilder
 ) -> Looped:
-    """A loop that runs its body step by step.
+    """Emit a loop that runs its body step by step, and return its results.
 
     Args:
         node: the node that the loop belongs to.
@@ -176,7 +176,7 @@ def _fewer(most: int | None, counted: int) -> tuple[int, bool]:
 def branched(
     node: OnnxNode, condition: str, then: BranchBuilder, otherwise: BranchBuilder
 ) -> list[str]:
-    """The outputs of the branch that is selected at run time; only that one is computed.
+    """Emit a branch, and return the outputs of the side that a run selects; only that side runs.
 
     Branches that cost less than the selection are both computed. A branch that contradicts itself,
     for the given sizes, raises an error only in a run that selects it.

@@ -37,7 +37,7 @@ OUTPUT_ONLY = "few operators take the result without a cut, which artifacts cann
 def native(
     name: str, infer: Infer, reference: Reference, work: NativeWork, *onnx: OnnxRule
 ) -> Operator:
-    """An operator that a function of the C runtime computes."""
+    """Declare an operator that a function of the C runtime computes."""
     return Operator(name, OpKind.NATIVE, infer, reference, no_expression, onnx, native=work)
 
 
@@ -57,7 +57,7 @@ def split_at(shape: Sequence[int], axis: int) -> tuple[int, int, int]:
 
 
 def trimmed(node: OnnxNode, value: str, chosen: str, axis: int = 0) -> str:
-    """The elements along an axis for which `chosen` (a vector of booleans) is true.
+    """Select the elements along an axis for which `chosen` (a vector of booleans) is true.
 
     If `chosen` is known at import, the result is a slice. Otherwise only nodes that do not combine
     positions along the axis are supported; they are imported for the untrimmed value

@@ -132,7 +132,7 @@ class OnnxNode:
         return value
 
     def ints(self, key: str, default: tuple[int, ...] | None = None) -> tuple[int, ...] | None:
-        """A list of integers, or the default."""
+        """Return the attribute `key` as a tuple of integers, or `default` if it is missing."""
         value = self.attrs.get(key, default)
         if value is None:
             return None
@@ -144,7 +144,7 @@ class OnnxNode:
         return found
 
     def numbers(self, key: str) -> list[float]:
-        """A list of numbers; empty if it is missing."""
+        """Return the attribute `key` as a list of floats; empty if it is missing."""
         value = self.attrs.get(key, ())
         if not isinstance(value, tuple):
             raise self.invalid(self._wanted(key, "a list of numbers"))
@@ -154,7 +154,7 @@ class OnnxNode:
         return found
 
     def tensor(self, key: str) -> OnnxTensor | None:
-        """A tensor attribute; None if it is missing."""
+        """Return the tensor in the attribute `key`; None if it is missing."""
         value = self.attrs.get(key)
         if value is not None and not isinstance(value, OnnxTensor):
             raise self.invalid(self._wanted(key, "a tensor"))
@@ -182,7 +182,10 @@ class OnnxNode:
         return self.builder.emit(op, inputs, attrs, self._hint(), self.label, keep=True)
 
     def call(self, op_type: str, *inputs: str | None, **attrs: OnnxAttr) -> str:
-        """The first output of another operator of ONNX, by its rule; messages name this node."""
+        """Import a call of another ONNX operator by its rule, and return its first output.
+
+        Errors name this node.
+        """
         return self.call_at(CALLED_OPSET, op_type, *inputs, **attrs)
 
     def call_at(self, version: int, op_type: str, *inputs: str | None, **attrs: OnnxAttr) -> str:
@@ -221,17 +224,17 @@ class OnnxNode:
         return self.constant(to_memory(np.asarray(value), dtype), dtype)
 
     def reshape(self, value: str, shape: Sequence[int]) -> str:
-        """The value with another shape; unchanged if the shape is the same."""
+        """Reshape a value; a value that has the shape is returned unchanged."""
         if self.shape(value) == tuple(shape):
             return value
         return self.emit("reshape", [value], shape=tuple(shape))
 
     def invalid(self, reason: str) -> InvalidModelError:
-        """The error for a node that contradicts ONNX."""
+        """Return the error for a node that violates ONNX; `reason` ends its message."""
         return InvalidModelError(f"{self.label}: {reason}")
 
     def unsupported(self, reason: str) -> UnsupportedOperatorError:
-        """The error for a form of an operator that is not implemented."""
+        """Return the error for an unsupported form of an operator; `reason` ends its message."""
         return UnsupportedOperatorError(self.name, self.op_type, self.domain, self.opset, reason)
 
     def refuse_trimmed(self, operands: Sequence[str | None]) -> None:
@@ -241,7 +244,7 @@ class OnnxNode:
                 raise self.data_dependent(value)
 
     def data_dependent(self, operand: str) -> UnsupportedOperatorError:
-        """The error for an operand whose extents are known only at run time."""
+        """Return the error for an operand whose extents are known only at run time."""
         reason = f"an extent of operand '{operand}' depends on the data"
         return UnsupportedOperatorError(
             self.name, self.op_type, self.domain, self.opset, reason, waits_for=(operand,)

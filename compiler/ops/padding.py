@@ -10,7 +10,7 @@ from tilewright.compiler.sizes import is_dynamic, larger
 def resolve_pads(
     node: OnnxNode, spatial: Shape, kernel: Shape, strides: Shape, dilations: Shape
 ) -> Shape:
-    """Explicit pads (begins, then ends) from `pads` and `auto_pad`.
+    """Compute explicit pads from `pads` and `auto_pad`: first all begins, then all ends.
 
     Raises:
         InvalidModelError: if the attributes contradict each other or the input.
@@ -45,7 +45,7 @@ def resolve_pads(
 def ceil_pads(
     spatial: Shape, kernel: Shape, strides: Shape, dilations: Shape, pads: Shape
 ) -> Shape:
-    """The pads for which floor arithmetic gives ceil_mode's output.
+    """Return the pads with which floor arithmetic gives the output of ceil_mode.
 
     A last window that would start beyond the input and its leading padding is left out, as in ONNX
     and PyTorch.
@@ -66,7 +66,7 @@ def ceil_pads(
 
 
 def cut_pads(spatial: Shape, kernel: Shape, strides: Shape, dilations: Shape, pads: Shape) -> Shape:
-    """The pads extended for a dimension that is shorter than its only window.
+    """Extend the pads of a dimension that is shorter than its only window.
 
     ONNX defines no output in this case. ONNX Runtime's division rounds to zero, and gives one
     output if less than a stride is missing. MXNet's exporter, which drops ceil_mode, relies on

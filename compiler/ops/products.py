@@ -23,9 +23,10 @@ HALVES = (DType.FLOAT16, DType.BFLOAT16)
 
 
 def computed_type(types: Sequence[TensorType], attrs: Attrs, operands: int = 2) -> DType:
-    """The type of products, sums and result; operands that are added (a bias, a mask) have it too.
+    """Return the type of the products, sums and result of a contraction.
 
-    The first `operands` types are those of the factors.
+    The first `operands` types are those of the factors. Operands that are added (a bias, a mask)
+    have the returned type.
 
     Raises:
         InvalidModelError: if the factors differ in type, or the accumulator is wrong for them: it
@@ -47,8 +48,7 @@ def computed_type(types: Sequence[TensorType], attrs: Attrs, operands: int = 2) 
 
 
 def exactly(arrays: Sequence[np.ndarray], attrs: Attrs) -> list[np.ndarray]:
-    """The reference's operands in a type in which sums of products are exact, or sufficiently
-    precise.
+    """Convert the reference's operands to a type in which sums of products are exact, or precise.
 
     For integers that is float64: 2**53 holds the sum of 2**37 products of bytes, or of 2**23 of 16
     bits, and BLAS does not support integers.

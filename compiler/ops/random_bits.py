@@ -68,7 +68,7 @@ class RandomTensor:
         self._words = 0
 
     def uniform(self, dtype: DType) -> str:
-        """Numbers in [0, 1): multiples of 2^-24, or of 2^-53 in float64."""
+        """Emit random numbers in [0, 1): multiples of 2^-24, or of 2^-53 in float64."""
         node, high = self._node, self._bits(24)
         if dtype is not DType.FLOAT64:
             return self._scaled(cast_to(node, high, DType.FLOAT32), 2.0**-24)
@@ -76,7 +76,7 @@ class RandomTensor:
         return node.emit("add", [self._scaled(cast_to(node, high, dtype), 2.0**-24), low])
 
     def normal(self, dtype: DType) -> str:
-        """Normally distributed numbers with mean 0 and deviation 1, in float32 or float64."""
+        """Emit normally distributed numbers with mean 0 and deviation 1, in float32 or float64."""
         node, first = self._node, self.uniform(dtype)
         kind = node.type(first).dtype
         above_zero = node.emit("sub", [node.scalar(1, kind), first])

@@ -485,7 +485,7 @@ def _onnx_lstm(node: OnnxNode) -> list[str]:
 
 
 def lstm(node: OnnxNode, weights: Weights | None = None) -> list[str]:
-    """The outputs of an LSTM; `weights` default to the node's inputs 1 and 2."""
+    """Emit an LSTM, and return its outputs; `weights` default to the node's inputs 1 and 2."""
     return _recurrent(node, 4, ("Sigmoid", "Tanh", "Tanh"), _lstm_step, weights)
 
 

@@ -91,7 +91,7 @@ def _plain(total: Expr, _count: int) -> Expr:
 
 
 def reduce(node: OnnxNode, op_name: str, value: str) -> str:
-    """Reduce a value over the node's axes, with its keepdims."""
+    """Emit the reduction `op_name` of a value, with the node's axes and keepdims."""
     rank = len(node.shape(value))
     axes = node.ints_or_input("axes", 1)
     if not axes:

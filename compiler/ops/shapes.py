@@ -21,7 +21,7 @@ Shape = tuple[int, ...]
 
 
 def broadcast(*shapes: Shape) -> Shape:
-    """The common shape under NumPy's rules.
+    """Return the shape to which these shapes broadcast under NumPy's rules.
 
     A dynamic size is not assumed to be 1: if it meets another extent than 1, both must be equal.
 
@@ -43,8 +43,10 @@ def broadcast(*shapes: Shape) -> Shape:
 
 
 def broadcast_index(index: Sequence[Affine], shape: Shape) -> tuple[Affine, ...]:
-    """The index at which an operand of this shape is read for an output element: aligned at the
-    last dimension, dimensions of extent 1 at 0."""
+    """Convert the index of an output element to the index in a broadcast operand of this shape.
+
+    Shapes are aligned at the last dimension. The index is 0 in a dimension of extent 1.
+    """
     used = index[len(index) - len(shape) :]
     return tuple(Affine() if extent == 1 else i for i, extent in zip(used, shape, strict=True))
 
@@ -148,7 +150,7 @@ class Window:
         )
 
     def read(self, tap: Shape, outputs: Shape) -> tuple[Any, ...]:
-        """The slices of a padded array that hold the element a tap reads for every output."""
+        """Return the slices of a padded array that one tap reads, with one element per output."""
         return (
             ...,
             *(
@@ -158,7 +160,7 @@ class Window:
         )
 
     def pads(self) -> list[tuple[int, int]]:
-        """Padding of every dimension of (batch, channels, ...), for `pad`."""
+        """Return the padding of every dimension of (batch, channels, ...), as `pad` takes it."""
         return [(0, 0), (0, 0), *zip(self.before, self.after, strict=True)]
 
     @property

@@ -39,7 +39,7 @@ Item = Any
 def folded(
     op: str, operands: Sequence[np.ndarray], attrs: Attrs, dtype: DType
 ) -> np.ndarray | None:
-    """The result of an operator on values of sizes; None if the operator is not shape arithmetic.
+    """Evaluate an operator on values of sizes; None if the operator is not shape arithmetic.
 
     `dtype` is the type of the result.
 

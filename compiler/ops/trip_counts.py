@@ -77,7 +77,7 @@ class _Counter:
 def trip_count(
     body: GraphBuilder, going: str, step: str, states: Mapping[str, State]
 ) -> TripCount | None:
-    """The number of steps of a loop whose body decides whether another step follows.
+    """Find the maximum number of steps of a loop whose body decides whether another step follows.
 
     Args:
         body: the graph of the body, under construction.

@@ -144,7 +144,7 @@ def reference_seconds(threads: int = 1) -> tuple[float, float]:
 
 
 def scratch_stride(scratch_bytes: int) -> int:
-    """Bytes from one thread's scratch block to the next.
+    """Return the distance in bytes between the scratch blocks of two threads.
 
     The stride is whole cache lines plus one, so that no two threads write to one line, and blocks
     of whole pages do not fall into the same cache sets.

@@ -77,7 +77,7 @@ class JsonValue:
     __slots__ = ()
 
     def to_json(self) -> dict[str, Any]:
-        """The JSON form, which `from_json` reads back to an equal value."""
+        """Convert to JSON; `from_json` reads the result back to an equal value."""
         written: dict[str, Any] = encode(self)
         return written
 

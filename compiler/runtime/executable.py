@@ -140,11 +140,13 @@ class Executable(Model):
         return self._weights
 
     def with_threads(self, threads: int) -> Executable:
-        """The same model for another number of threads; code and weights are shared."""
+        """Return the same model for another number of threads; it shares code and weights."""
         return Executable(self.program, self._weights, self._address_of, threads, self._code_owner)
 
     def with_program(self, program: Program) -> Executable:
-        """Another program with the same code and weights, such as one that also copies values out.
+        """Return an executable of another program with the same code and weights.
+
+        The program may, for example, also copy intermediate values out.
 
         Raises:
             ValueError: as the constructor does.

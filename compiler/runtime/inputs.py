@@ -51,8 +51,9 @@ def unplaced(arrays: Iterable[Array | Placed]) -> list[Array]:
 def arrays_in_order(
     inputs: Mapping[str, Array] | Sequence[Array], names: tuple[str, ...]
 ) -> Sequence[Array]:
-    """The input arrays in the order of the names. Memory shared by DLPack, such as tensors of
-    PyTorch and JAX, is read without a copy.
+    """Return the input arrays in the order of `names`.
+
+    Memory shared by DLPack, such as tensors of PyTorch and JAX, is read without a copy.
 
     Raises:
         InvalidInputError: if the names or the count are wrong, or an object cannot share its

@@ -139,9 +139,7 @@ def pairs(form: Any) -> Via:
 
 
 def within(error: ValueError, place: str) -> MalformedError:
-    """Return the error of a part of a value as an error of the value: prepend `place` to its
-    path.
-    """
+    """Return the error of a part as an error of the whole: prepend `place` to its path."""
     if not isinstance(error, MalformedError):
         return MalformedError(str(error), place)
     separator = "." if error.path and not error.path.startswith("[") else ""

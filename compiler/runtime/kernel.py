@@ -204,7 +204,7 @@ class BufferSpec(JsonValue):
     may_alias: tuple[Natural, ...] = ()
 
     def parsed_layout(self) -> Layout:
-        """The layout as a value."""
+        """The layout, parsed from its text."""
         return Layout.parse(self.layout)
 
     def check(self) -> None:

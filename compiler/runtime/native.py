@@ -60,7 +60,7 @@ class ProgramStruct(ctypes.Structure):
 
 
 def find_library(folder: Path) -> Path:
-    """The library in a folder, compiled there if it is missing.
+    """Return the path of the library in a folder; the library is compiled there if it is missing.
 
     Raises:
         ImportError: if it cannot be compiled.
@@ -75,7 +75,7 @@ def find_library(folder: Path) -> Path:
 
 @cache
 def native() -> ctypes.CDLL:
-    """The loaded library, with the types of its functions set.
+    """Load the C runtime, and declare the types of its functions to ctypes.
 
     If the package contains no library, this machine's C compiler builds it first.
 
@@ -133,8 +133,9 @@ def pinned_random_keys() -> Iterator[None]:
 
 
 def vector_bits() -> int:
-    """Bits of a vector register whose length the device determines (SVE, RISC-V's V); 0 without
-    such registers.
+    """Return the bits of a vector register whose length the device determines (SVE, RISC-V's V).
+
+    Return 0 if the processor has no such registers.
 
     Raises:
         ImportError: see `native`.

@@ -24,14 +24,17 @@ Bytes = NDArray[np.uint8]
 
 
 def aligned_empty(size: int) -> Bytes:
-    """`size` uninitialised bytes, aligned to 64."""
+    """Allocate `size` uninitialised bytes, aligned to 64 bytes."""
     raw = np.empty(size + ALIGNMENT, np.uint8)
     start = -raw.ctypes.data % ALIGNMENT
     return raw[start : start + size]
 
 
 def aligned_zeros(size: int) -> Bytes:
-    """`size` zero bytes, aligned to 64; the system allocates pages on first access."""
+    """Allocate `size` zero bytes, aligned to 64 bytes.
+
+    The system provides memory pages on first access.
+    """
     raw = np.zeros(size + ALIGNMENT, np.uint8)
     start = -raw.ctypes.data % ALIGNMENT
     return raw[start : start + size]
@@ -45,7 +48,7 @@ def pack(
     dtype: DType = DType.FLOAT32,
     out: Bytes | None = None,
 ) -> Array:
-    """The physical form of a logical array: 1-D, of `dtype`, aligned to 64 bytes.
+    """Convert a logical array to its physical form: 1-D, of `dtype`, aligned to 64 bytes.
 
     The halo and the padding of the layout's last blocks are zero. `out` is the destination: zero
     bytes of the exact size. Without `out`, new memory is allocated.
@@ -79,7 +82,7 @@ def unpack(
     halo: Halo = (),
     dtype: DType = DType.FLOAT32,
 ) -> Array:
-    """The logical array that a physical buffer holds: C-contiguous, a copy.
+    """Copy a physical buffer to a logical array, which is C-contiguous.
 
     `buffer` is 1-D and either of `dtype` or bytes.
 
@@ -98,13 +101,13 @@ def unpack(
 
 
 def packed_bytes(spec: BufferSpec) -> int:
-    """Bytes of a buffer's shape in its layout."""
+    """Return the size in bytes of a buffer in its layout, computed from its shape."""
     count = strides(spec.shape, spec.parsed_layout(), spec.halo)[1]
     return count * spec.dtype.bytes
 
 
 def make_weight(spec: BufferSpec, source: Array, out: Bytes | None = None) -> Array:
-    """The packed form of a weight: `pack(einsum(parts(source)))`, computed in float64.
+    """Pack a weight: return `pack(einsum(parts(source)))`, computed in float64.
 
     `source` is the logical array of the workload input `spec.source`. Transformed integers are the
     bits of bfloat16, because no other integers are transformed. A kernel that merges adjacent
@@ -181,7 +184,9 @@ def _add_up(terms: list[list[tuple[bool, int]]], parts: list[Array], out: Array)
 
 
 def cut(array: Array, parts: tuple[int, ...]) -> Array:
-    """Equal parts of an array along a new first axis: (4, 6) in parts (2, 2) becomes (4, 2, 3).
+    """Cut an array into equal parts, which become a new first axis.
+
+    An array (4, 6) in parts (2, 2) becomes (4, 2, 3).
 
     Raises:
         ValueError: if a dimension does not divide into its number of parts.
@@ -210,13 +215,13 @@ def to_bfloat16(array: Array) -> NDArray[np.uint16]:
 
 
 def from_bfloat16(bits: Array) -> NDArray[np.float32]:
-    """The numbers for raw bits: each is the upper half of a float32."""
+    """Convert raw bits to float32 numbers: each is the upper half of a float32."""
     return (bits.astype(np.uint32) << 16).view(np.float32)
 
 
 @cache
 def bfloat16_type() -> np.dtype | None:
-    """NumPy's type for bfloat16 from ml_dtypes; None if that is not installed."""
+    """Return NumPy's bfloat16 type from ml_dtypes; None if ml_dtypes is not installed."""
     try:
         from ml_dtypes import bfloat16
     except ImportError:

@@ -63,7 +63,7 @@ class _Stored:
 
 
 def program_to_json(program: Program) -> dict[str, Any]:
-    """The JSON form that `program_from_json` reads."""
+    """Convert a program to JSON, which `program_from_json` reads."""
     is_dynamic = bool(program.dimensions)
     stored: dict[str, Any] = encode(
         _Stored(

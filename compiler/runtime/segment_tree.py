@@ -69,7 +69,7 @@ class _StoredBoundary:
 
 
 def segments_to_json(cut: SegmentBoundary[int]) -> dict[str, Any]:
-    """The JSON form that `segments_from_json` reads."""
+    """Convert the stages of a segmented model to JSON, which `segments_from_json` reads."""
     written: dict[str, Any] = encode(_stored(cut))
     return written
 

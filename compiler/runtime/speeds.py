@@ -64,7 +64,7 @@ class Speeds(JsonValue):
             raise ValueError("the last level of a roofline is the memory")
 
     def level_for(self, size: int) -> Level:
-        """The smallest level that holds this many bytes."""
+        """Return the smallest level that holds `size` bytes."""
         return next(level for level in self.levels if not level.bytes or size <= level.bytes)
 
 
@@ -107,13 +107,13 @@ class Probes:
         return 2.0 * lanes * group * CHAINS * rounds / seconds
 
     def read_bytes_per_second(self, size: int, samples: int = READ_SAMPLES) -> float:
-        """Bytes per second that one core reads repeatedly from a block of about `size` bytes."""
+        """Measure the bytes per second that a core reads repeatedly from a block of `size`
+        bytes.
+        """
         return max(self.read_rates(size, samples))
 
     def read_rates(self, size: int, samples: int) -> list[float]:
-        """Measure the bytes per second that one core reads from a block of `size` bytes, once
-        per sample.
-        """
+        """Measure the bytes per second that a core reads from `size` bytes, once per sample."""
         step = CHAINS * self.vector_bytes
         size = max(step, size // step * step)
         memory = aligned_empty(size)

@@ -125,7 +125,7 @@ class SessionState:
         return self.value().copy()
 
     def check(self, port: Port, output: Port, rooms: Collection[RoomDimension]) -> None:
-        """See `Session.check`."""
+        """Check that a program's ports fit the state; raises the errors of `Session.check`."""
         what = f"output '{output.name}' cannot become input '{self.name}'"
         if output.counted is not None:
             raise InvalidArgumentError(f"{what}: its number of elements depends on the data")

@@ -44,7 +44,7 @@ class PackedWeights(ABC):
 
     @abstractmethod
     def built(self) -> Bytes:
-        """A view of all weights so far, which later additions do not change."""
+        """Return a view of all weights so far, which later additions do not change."""
 
     def add(self, spec: BufferSpec, source: Array) -> int:
         """Pack a weight; returns its offset in bytes.

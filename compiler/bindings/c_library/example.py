@@ -90,9 +90,7 @@ def example(interface: Interface, *, weights_inside: bool) -> str:
 
 
 def cmake_project(name: str) -> str:
-    """Return the text of a CMakeLists.txt that builds main.c with the library in the same
-    folder.
-    """
+    """Return the text of a CMakeLists.txt that builds main.c with the library in its folder."""
     return (
         "# cmake -S . -B build && cmake --build build\n"
         "cmake_minimum_required(VERSION 3.16)\n"

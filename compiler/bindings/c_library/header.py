@@ -27,9 +27,7 @@ _PORT_SUFFIXES = ("_rank", "_elements", "_shape", "_count")
 
 
 class Statement(NamedTuple):
-    """Facts that the header states in addition to the program: names, version, code size,
-    weights.
-    """
+    """Facts that the header states besides the program: names, version, code size, weights."""
 
     model: str
     target: str
@@ -57,7 +55,7 @@ class Interface:
 
     @staticmethod
     def of(program: Program, name: str) -> Interface:
-        """The interface of a program.
+        """Choose the C names for a program's dimensions, inputs and outputs.
 
         Raises:
             InvalidArgumentError: if `name` is not a C identifier, or ports have slack capacity.
@@ -90,9 +88,7 @@ class Interface:
 
     @property
     def arena_bytes(self) -> int | None:
-        """Memory for the values between inputs and outputs, in bytes; None if it depends on
-        sizes.
-        """
+        """Memory for the values between inputs and outputs, in bytes; None with dynamic sizes."""
         return None if self.sizes else self.program.at({}).arena_bytes
 
     @property

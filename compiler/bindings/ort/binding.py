@@ -68,9 +68,8 @@ class IOBinding:
     ) -> None:
         """Bind an output, which each run then computes.
 
-        With `buffer_ptr`, a run writes it to that address, and the caller must keep the memory
-        valid.
-        Otherwise `get_outputs` returns it in new memory.
+        With `buffer_ptr`, a run writes the output to that address, and the caller must keep the
+        memory valid. Otherwise `get_outputs` returns the output in new memory.
         """
         check_cpu(device_type)
         if buffer_ptr is None:

@@ -98,9 +98,7 @@ class SessionDescription:
 
 
 def denoted(source: Path | bytes, sizes: Mapping[str, int]) -> dict[str, int]:
-    """Convert sizes by denotation (`DATA_BATCH`) to sizes by the names of the inputs'
-    dimensions.
-    """
+    """Convert sizes by denotation (`DATA_BATCH`) to sizes by the names of input dimensions."""
     from tilewright.compiler.frontend.model_file import read_model
 
     return {

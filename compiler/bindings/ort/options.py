@@ -81,9 +81,7 @@ class SessionOptions:
         self.sizes[name] = size
 
     def add_free_dimension_override_by_denotation(self, denotation: str, size: int) -> None:
-        """Fix the size of the dynamic dimensions with this denotation in the model
-        (`DATA_BATCH`).
-        """
+        """Fix the size of the dynamic dimensions with a denotation, such as `DATA_BATCH`."""
         self.denoted_sizes[denotation] = size
 
     def add_initializer(self, name: str, ortvalue: OrtValue) -> None:
@@ -109,7 +107,7 @@ class SessionOptions:
         self.entries[key] = value
 
     def get_session_config_entry(self, key: str) -> str:
-        """The entry's value. Raises NoEntryError, a RuntimeError, if there is no such entry."""
+        """Return an entry's value; raises NoEntryError, a RuntimeError, if it does not exist."""
         return _entry(self.entries, "SessionOptions", key)
 
 
@@ -144,7 +142,7 @@ class RunOptions:
         self.entries[key] = value
 
     def get_run_config_entry(self, key: str) -> str:
-        """The entry's value. Raises NoEntryError, a RuntimeError, if there is no such entry."""
+        """Return an entry's value; raises NoEntryError, a RuntimeError, if it does not exist."""
         return _entry(self.entries, "RunOptions", key)
 
 

@@ -56,15 +56,15 @@ def _sequence(given: Any, name: str) -> list[Any]:
 
 
 def get_available_providers() -> list[str]:
-    """The CPU's provider."""
+    """Return the name of the CPU's provider, the only one."""
     return [PROVIDER]
 
 
 def get_all_providers() -> list[str]:
-    """The CPU's provider."""
+    """Return the name of the CPU's provider, the only one."""
     return [PROVIDER]
 
 
 def get_device() -> str:
-    """`CPU`."""
+    """Return `CPU`."""
     return "CPU"

@@ -187,8 +187,7 @@ class InferenceSession:
         providers: Sequence[Any] | None = None,
         provider_options: Sequence[Mapping[str, Any]] | None = None,
     ) -> None:
-        """Check the providers, and store the options of the CPU's provider for
-        `get_provider_options`.
+        """Check the providers, and store the provider options of the CPU's provider.
 
         Other providers are left out with a warning. Raises ValueError if the providers are not a
         list of names, or the options do not match them.
@@ -275,9 +274,8 @@ class InferenceSession:
     ) -> None:
         """Run in a separate thread, and call `callback(outputs, user_data, error)` there.
 
-        `error` is an empty text, or the message of the exception that `run` would raise; `outputs`
-        is
-        then empty.
+        `error` is an empty text, or the message of the exception that `run` would raise. In the
+        latter case, `outputs` is empty.
         """
 
         def work() -> None:
@@ -300,7 +298,7 @@ class InferenceSession:
         return [OrtValue(each) for each in found]
 
     def io_binding(self) -> IOBinding:
-        """A new binding of inputs and outputs for this session."""
+        """Return a new, empty binding of inputs and outputs for this session."""
         return IOBinding(self)
 
     def run_with_iobinding(

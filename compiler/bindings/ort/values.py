@@ -44,15 +44,19 @@ class OrtValue:
 
     @staticmethod
     def ortvalue_from_numpy(array: Array, device_type: str = "cpu", device_id: int = 0) -> OrtValue:
-        """A value that shares the array's memory. Raises InvalidArgumentError for another
-        device."""
+        """Create a value that shares the array's memory.
+
+        Raises InvalidArgumentError for another device than the CPU.
+        """
         check_cpu(device_type)
         return OrtValue(_any_array(array))
 
     @staticmethod
     def ortvalue_from_numpy_with_onnx_type(data: Array, onnx_element_type: int) -> OrtValue:
-        """A value that shares the array's memory, of a type that NumPy may lack. Raises
-        InvalidArgumentError if the array cannot hold it."""
+        """Create a value that shares the array's memory, of an ONNX type that NumPy may lack.
+
+        Raises InvalidArgumentError if the array cannot hold the type.
+        """
         array = as_array(data)
         if array.dtype != stored_type(element_type_of(onnx_element_type)):
             raise InvalidArgumentError(
@@ -62,8 +66,11 @@ class OrtValue:
 
     @staticmethod
     def from_dlpack(data: Any) -> OrtValue:
-        """A value that shares the memory of another library: `data` is an object with `__dlpack__`,
-        or that method's result. Raises InvalidArgument if the memory is not the CPU's."""
+        """Create a value that shares the memory of another library.
+
+        `data` is an object with `__dlpack__`, or that method's result. Raises InvalidArgument if
+        the memory is not the CPU's.
+        """
         if isinstance(data, OrtValue):
             return OrtValue(data._value, data._element_type)
         lender = data if hasattr(data, "__dlpack__") else _Capsule(data)
@@ -76,8 +83,10 @@ class OrtValue:
     def ortvalue_from_shape_and_type(
         shape: Sequence[int], element_type: Any, device_type: str = "cpu", device_id: int = 0
     ) -> OrtValue:
-        """A value with uninitialised memory. Raises InvalidArgumentError for another device, or an
-        unknown type."""
+        """Create a value with uninitialised memory.
+
+        Raises InvalidArgumentError for another device than the CPU, or an unknown type.
+        """
         check_cpu(device_type)
         return OrtValue(np.empty(tuple(shape), element_type_of(element_type)))
 

@@ -77,9 +77,7 @@ def tilewright(
 
 @cache
 def decompositions() -> Mapping[Any, Callable[..., Any]]:
-    """Return PyTorch's decompositions of the operators that have no rule, and this package's
-    own.
-    """
+    """Return PyTorch's decompositions of operators without a rule, and this package's own."""
     known = rules()
     theirs = {op: way for op, way in core_aten_decompositions().items() if op not in known}
     return {**theirs, **DECOMPOSITIONS}

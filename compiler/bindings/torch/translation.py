@@ -231,9 +231,7 @@ class Translator:
         return self._known[key]
 
     def tensor(self, tensor: torch.Tensor) -> str:
-        """Add a constant that shares a tensor's memory; a tensor that is not contiguous is
-        copied.
-        """
+        """Add a tensor as a constant that shares its memory; a non-contiguous tensor is copied."""
         kind = ELEMENT_TYPES.get(tensor.dtype)
         if kind is None:
             raise NotTranslatedError(f"a constant of {tensor.dtype}")
@@ -298,9 +296,7 @@ class Translator:
 
     @staticmethod
     def dtype(node: fx.Node) -> Any:
-        """The type of the node's value, the first if it has several; for complex values, of
-        their parts.
-        """
+        """The type of the node's (first) value; complex values have the type of their parts."""
         value = node.meta["val"]
         return part_type((value[0] if isinstance(value, tuple | list) else value).dtype)
 

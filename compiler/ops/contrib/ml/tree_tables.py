@@ -92,7 +92,7 @@ def tree_tables(
     features: int,
     dtype: np.dtype[np.generic],
 ) -> Tables:
-    """The tables of these trees; a node that is None is a leaf. Thresholds are exact in `dtype`.
+    """Convert trees to tables; a node that is None is a leaf. Thresholds are exact in `dtype`.
 
     Raises:
         InvalidModelError: if the nodes do not form trees, or test a feature that does not exist.
