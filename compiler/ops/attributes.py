@@ -69,7 +69,10 @@ def word(attrs: Attrs, key: str, default: str | None = None) -> str:
 
 
 def axis_of(attrs: Attrs, rank: int, default: int | None = None) -> int:
-    """Return the attribute `axis` as a dimension in [0, rank); it may count from the end."""
+    """Return the attribute `axis` as a dimension in [0, rank).
+
+    A negative axis counts from the end.
+    """
     return dimension(integer(attrs, "axis", default), rank)
 
 

@@ -50,9 +50,9 @@ class Trim:
 class GraphBuilder:
     """A graph under construction.
 
-    Values get unique temporary names; `finish` assigns the final ones. `sizes` are values that
-    depend only on constants and dynamic sizes, as arrays of objects: shapes, and results of shape
-    arithmetic. They become nodes if data are computed from them.
+    Values get unique temporary names; `finish` assigns the final ones. `sizes` holds arrays of
+    objects for values that depend only on constants and dynamic sizes: shapes, and results of shape
+    arithmetic. Such a value becomes a node if data are computed from it.
     """
 
     def __init__(self, reserved: Collection[str] = ()) -> None:

@@ -106,7 +106,7 @@ class LoopForm:
 
     @property
     def expected_steps(self) -> int:
-        """Expected number of steps: the maximum, or a guess."""
+        """The number of steps that cost estimates assume; a guess if it is unbounded."""
         return GUESSED_STEPS if self.most is None else min(typical(self.most), MANY_STEPS)
 
 

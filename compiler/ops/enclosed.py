@@ -114,7 +114,10 @@ def _refuse_others(node: OnnxNode, values: Sequence[str]) -> None:
 
 
 class Outside(MutableMapping[str, str | None]):
-    """ONNX names of the enclosing graph, for the body: looking up a name captures its value."""
+    """A mapping from ONNX names of the enclosing graph to values of the body.
+
+    Looking up a name captures its value as an input of the body.
+    """
 
     def __init__(self, values: Mapping[str, str | None], enclosure: Enclosure) -> None:
         self._values = values

@@ -116,7 +116,7 @@ Control = Callable[[Sequence[np.ndarray], Attrs, RunBody], Mapping[int, np.ndarr
 
 
 class Effort(StrEnum):
-    """The cost of one element of an operator."""
+    """The cost of computing one element of an operator's result."""
 
     CHEAP = "cheap"
     """Cheap enough to be recomputed in each pass over a row."""
@@ -131,11 +131,13 @@ Terms = Callable[[Sequence[TensorType], Attrs], int]
 
 @dataclass(frozen=True, slots=True)
 class OnnxRule:
-    """Import of one ONNX operator's nodes as nodes of the graph.
+    """A rule that imports the nodes of one ONNX operator.
 
-    `emit` adds nodes through the given OnnxNode, and returns the value for each ONNX output.
-    `limits` names, in a phrase, forms that ONNX has and the rule does not support. `types` are the
-    first operand's types, for operators whose schema is missing in the onnx package.
+    Attributes:
+        emit: adds nodes to the graph through an OnnxNode, and returns the value for each output.
+        limits: a phrase that names unsupported forms of the operator.
+        types: the element types of the first operand, if the onnx package has no schema of the
+            operator.
     """
 
     op_type: str

@@ -37,7 +37,7 @@ _NESTED = 32
 class TripCount:
     """The maximum number of steps of a loop whose first step is taken.
 
-    `exact` says that the number of steps is always the maximum: nothing else ends the loop.
+    `exact` says that the loop always takes the maximum, because nothing else ends it.
     """
 
     most: int

@@ -200,7 +200,7 @@ class Executable(Model):
 
     @cached_property
     def in_place(self) -> Mapping[int, int]:
-        """For each output that `run_into` may write over an input, that input; both by number.
+        """Map each output that `run_into` may write over an input to that input, both by number.
 
         See `Program.in_place`.
         """
@@ -273,11 +273,11 @@ class Executable(Model):
 
         Args:
             arrays: the inputs, in order. Placed ones must have the dtype of their port.
-            given: destination by number of the output: an array of its shape and dtype. Only an
-                output of `in_place` may share memory, with its input. The caller must keep the
-                memory valid.
-            rooms: the slack capacity for each of `rooms`. All ports with slack must then be placed,
-                at the start of buffers that are longer by it. `()` means no slack.
+            given: the destination of some outputs, by the number of the output: an array of its
+                shape and dtype. Only an output of `in_place` may share memory, with its input. The
+                caller must keep the memory valid.
+            rooms: the slack capacity for each of `Program.rooms`. All ports with slack must then be
+                placed, at the start of buffers that are longer by it. `()` means no slack.
             stop: as in `run`.
 
         Raises:

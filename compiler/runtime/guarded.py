@@ -138,7 +138,7 @@ class GuardedModel(Model):
 
     @property
     def reason(self) -> str:
-        """The first of `reasons`; empty without any."""
+        """The first of `reasons`; an empty text if `reasons` is empty."""
         return next(iter(self.reasons), "")
 
     @property

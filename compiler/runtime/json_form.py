@@ -21,7 +21,7 @@ MOST_ITEMS = 1_000_000
 
 
 class MalformedError(ValueError):
-    """Data that does not match the JSON form. `path` names the wrong field."""
+    """JSON data does not match the form that is read; `path` names the wrong field."""
 
     def __init__(self, problem: str, path: str = "") -> None:
         super().__init__(f"{path}: {problem}" if path else problem)
@@ -30,7 +30,7 @@ class MalformedError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Between:
-    """Limits of a number, both inclusive.
+    """The limits of a number in JSON, both inclusive.
 
     With `above`, the number must exceed `least`. Unless `finite`, NaN and infinities are accepted,
     also as the texts that databases store for them (`NaN`, `-Infinity`).

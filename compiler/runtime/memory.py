@@ -31,14 +31,19 @@ def check_memory(needed_bytes: int, what: str, root: Path = Path("/")) -> None:
 
 
 def available_bytes(root: Path = Path("/")) -> int | None:
-    """Bytes that can be filled without swapping, within the limit of a container; None if
-    unknown."""
+    """Return the bytes that can be filled without swapping, within the limit of a container.
+
+    Return None if the number is unknown.
+    """
     found = [_of_machine(root / "proc/meminfo"), _of_container(root / "sys/fs/cgroup")]
     return min((size for size in found if size is not None), default=None)
 
 
 def total_bytes(root: Path = Path("/")) -> int | None:
-    """Bytes of this machine, or the limit of a container if that is less; None if unknown."""
+    """Return the memory of this machine in bytes, or the limit of a container if that is less.
+
+    Return None if the number is unknown.
+    """
     limit = _read(root / "sys/fs/cgroup/memory.max").strip()
     found = [
         _of_machine(root / "proc/meminfo", "MemTotal"),

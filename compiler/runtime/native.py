@@ -120,10 +120,10 @@ def native() -> ctypes.CDLL:
 
 @contextmanager
 def pinned_random_keys() -> Iterator[None]:
-    """Within this context, random numbers without a seed are the same in each run: the numbers of
-    the references (`compiler.ops.random_numbers`).
+    """Within this context, random numbers without a seed are the same in each run.
 
-    This holds for all threads of the process, until the last of overlapping contexts ends.
+    They are the numbers of the references (`compiler.ops.random_bits`). This holds for all threads
+    of the process, until the last of overlapping contexts ends.
     """
     native().tw_pin_random_keys(1)
     try:
@@ -144,7 +144,7 @@ def vector_bits() -> int:
 
 
 def native_address(symbol: str) -> int:
-    """The address of a native function of the library.
+    """Return the address of a native function in the library.
 
     Raises:
         ImportError: if the library lacks the function: it was built from other sources.

@@ -30,9 +30,11 @@ class NativeSignature:
         output: bytes of the buffer that is written.
         extent: number of tiles, which threads share.
         scratch_bytes: work memory per thread.
-        counts: whether the call also writes the number of elements of the output (`Space.COUNT`).
-        partial: whether it leaves most of the output unchanged.
-        over: the input that may share the output's memory: the function then changes it in place.
+        counts: whether the call also writes the number of elements of the output
+            (`BufferSpace.COUNT`).
+        partial: whether the call leaves most of the output unchanged.
+        over: the number of the input that may share the output's memory, which the function then
+            changes in place; None if no input may.
     """
 
     inputs: tuple[int, ...]
@@ -45,7 +47,7 @@ class NativeSignature:
 
 
 def native_signature(function: str, parameters: tuple[int, ...]) -> NativeSignature:
-    """The memory that a native function accesses with these parameters.
+    """Return the memory that a call of a native function with these parameters accesses.
 
     Raises:
         ValueError: if there is no such function, or the parameters are invalid.
@@ -63,7 +65,7 @@ def native_signature(function: str, parameters: tuple[int, ...]) -> NativeSignat
 
 
 def native_symbol(function: str) -> str:
-    """The name of the function in the C library."""
+    """Return the name of a native function in the C library."""
     return f"tw_native_{function}"
 
 

@@ -509,7 +509,7 @@ class Program:
         return walk(self.instructions)
 
     def in_place(self) -> dict[int, int]:
-        """The outputs that may share memory with an input: (output, input), by number.
+        """Map each output that may share an input's memory to that input, both by number.
 
         A native function writes such an output over the input (`NativeSignature.over`). No earlier
         instruction refers to the output, no later one to the input, and the input is only one of

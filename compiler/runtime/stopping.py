@@ -12,7 +12,7 @@ class StopFlag:
     StoppedError.
 
     Attributes:
-        address: of the byte.
+        address: the address of the byte.
     """
 
     __slots__ = ("_byte", "address")

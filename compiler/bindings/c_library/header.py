@@ -93,7 +93,7 @@ class Interface:
 
     @property
     def counted(self) -> tuple[int, ...]:
-        """The outputs with an extent known only after a run."""
+        """The numbers of the outputs with an extent that is known only after a run."""
         return tuple(i for i, p in enumerate(self.program.outputs) if p.counted is not None)
 
 

@@ -60,7 +60,7 @@ class WeightPlace(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class CLibrary:
-    """The folder of a C library that was written, and its sizes in bytes.
+    """A C library that was written, with its sizes in bytes.
 
     Attributes:
         folder: its folder.

@@ -129,8 +129,10 @@ class RunOptions:
 
     @property
     def terminate(self) -> bool:
-        """Whether runs with these options end with a `Fail`: new runs at once, a run in progress
-        after its current kernel. Another thread may set it."""
+        """Whether runs with these options end with a `Fail`. Another thread may set it.
+
+        New runs end at once, and a run in progress ends after its current kernel.
+        """
         return self.stop.is_set
 
     @terminate.setter

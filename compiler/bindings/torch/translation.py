@@ -132,8 +132,10 @@ def translate(
 
 @dataclass(slots=True)
 class Translator:
-    """The state of one graph's translation. Rules emit nodes with `op` and `constant`, and query
-    values."""
+    """The state of one graph's translation, through which rules emit nodes and query values.
+
+    Rules call `op` and `constant` to emit nodes.
+    """
 
     constants: Mapping[int, torch.Tensor]
     attributes: Callable[[str], torch.Tensor]

@@ -64,7 +64,7 @@ def post_transform(node: OnnxNode, scores: str, transform: str) -> str:
 
 
 def target_transform(node: OnnxNode, scores: str, transform: str) -> str:
-    """Like `post_transform`, for regressions.
+    """Apply a transform to the scores of a regression, as `post_transform` does for classes.
 
     Raises:
         UnsupportedOperatorError: for a transform that runtimes do not apply to a single target.
