@@ -42,8 +42,9 @@ class OrtMemoryInfo:
 
 
 class OrtArenaCfg:
-    """The growth settings of an arena, given as four numbers or as a mapping from names to numbers.
+    """The growth settings of an arena.
 
+    They are given as the first four numbers in order, or as a mapping from names to numbers.
     0 for `max_mem` and -1 for the others select defaults.
 
     Raises:
