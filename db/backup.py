@@ -1,12 +1,12 @@
-"""One archive of everything: the rows of all tables as JSON lines, and the blobs.
+"""Saves the whole database and restores it: one archive with all rows and blobs.
 
     manifest.json        format, revision of the schema, time, rows of each table, blobs
     tables/NAME.jsonl    one JSON array per row, in the order of the first line's column names;
                          bytes are base64
     blobs/DIGEST         the bytes
 
-It is the same for SQLite and PostgreSQL, and either restores what the other saved. An archive of an
-earlier revision is restored at that revision and then migrated.
+The format is the same for SQLite and PostgreSQL, and each can restore the other's archives. An
+archive of an earlier revision is restored at that revision and then migrated.
 """
 
 from __future__ import annotations
@@ -62,9 +62,10 @@ class BackupError(DatabaseError):
 def backup(
     engine: sa.Engine, place: BlobBytes, file: Path, clock: Clock = system_clock
 ) -> Manifest:
-    """Save everything while the service goes on: the rows are one snapshot.
+    """Save the rows of all tables and all blobs to an archive, while the service is running.
 
-    The file is for its owner alone, and appears complete or not at all.
+    The rows are one snapshot. Only the owner may read the file, and it appears complete or not at
+    all.
 
     Raises:
         SchemaVersionError: if the database is not at this release's revision.

@@ -1,4 +1,4 @@
-"""Invalidation of cached lookups: an answer is valid until its key is named here.
+"""Invalidation of cached lookups: a cached answer is valid until its key appears in a table.
 
 A transaction that changes served records or models adds their keys to the table `lookup_changes`,
 which keeps the last few rows. A cache reads the rows added since its last read before it answers.
@@ -33,8 +33,10 @@ _SINCE = "SELECT serial, key FROM lookup_changes WHERE serial > {} ORDER BY seri
 
 
 def invalidate_lookups(connection: sa.Connection, keys: Iterable[str]) -> None:
-    """Invalidate lookups of these keys, of workloads or of models, if the connection's transaction
-    commits."""
+    """Add keys of workloads or models to `lookup_changes`, which makes caches drop their lookups.
+
+    It takes effect when the connection's transaction commits.
+    """
     named = sorted(set(keys))
     if not named:
         return
@@ -46,14 +48,16 @@ def invalidate_lookups(connection: sa.Connection, keys: Iterable[str]) -> None:
 
 
 class LookupChanges(Protocol):
-    """The changes of a database, for one event loop."""
+    """Reads which lookups a database's transactions have invalidated, for one event loop."""
 
     def unchanged(self) -> bool:
-        """Whether there is certainly nothing to read. It never waits: it returns False if the
-        answer is not known at once."""
+        """Whether it is certain that nothing has changed since the last `read`.
+
+        It never waits: if the answer is not known at once, it returns False.
+        """
 
     async def read(self) -> Collection[str] | None:
-        """The keys that have changed since the last call. One call at a time.
+        """Return the keys that have changed since the last call. Calls must not overlap.
 
         None means that any key may have changed: at the first call, after a connection broke, or
         after too many changes. Raises StorageError.
@@ -64,7 +68,7 @@ class LookupChanges(Protocol):
 
 
 def open_changes(engine: sa.Engine) -> LookupChanges:
-    """The source of a database's changes. It connects at the first call."""
+    """Create the reader of a database's changes. It connects at the first call of a method."""
     return PostgresChanges(engine) if engine.dialect.name == "postgresql" else SqliteChanges(engine)
 
 
@@ -140,7 +144,9 @@ class SqliteChanges:
 
 
 class PostgresChanges:
-    """A query on a connection that belongs to the event loop: no thread is asked or waited for."""
+    """Changes on PostgreSQL, queried by the event loop itself on its own connection, without a
+    thread.
+    """
 
     def __init__(self, engine: sa.Engine) -> None:
         self._engine = engine

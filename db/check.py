@@ -35,7 +35,7 @@ class Finding:
 
 
 def check(engine: sa.Engine, place: BlobBytes, *, deep: bool = False) -> Iterator[Finding]:
-    """Check everything and change nothing; yields each finding when it is made.
+    """Check the database and the blobs without changing them, and yield each finding at once.
 
     With `deep`, every blob is read and its digest computed, and SQLite checks its file.
 

@@ -1,8 +1,8 @@
-"""Two clocks: the database's, for times that several processes compare, and one passed in.
+"""Two clocks: the database's, for times that several processes compare, and this machine's.
 
 Times in the database are seconds since the epoch, UTC, float64. A deadline that one machine sets
-and another one reads must not depend on either's clock: both use the database's. Tests pass a clock
-in.
+and another one reads must not depend on the clock of either: both use the database's. Tests can
+replace both clocks.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ Instant = Callable[[], sa.ColumnElement[float]]
 
 
 class database_now(FunctionElement[float]):
-    """Seconds since the epoch by the database's clock, as one statement sees it.
+    """An SQL expression for the seconds since the epoch by the database's clock.
 
-    It stays the same all through a statement, so that an index on a deadline can be used.
+    Its value is constant during a statement, so that an index on a deadline can be used.
     """
 
     type = sa.Double()
@@ -44,7 +44,10 @@ def _postgresql(*_: Any, **__: Any) -> str:
 
 
 def instant(clock: Clock | None) -> Instant:
-    """The database's clock, or the one that was passed in."""
+    """Return a function that creates an SQL expression for the present time.
+
+    The expression reads the database's clock, or has the time of `clock` if one is passed.
+    """
     if clock is None:
         return database_now
     return lambda: sa.literal(clock(), sa.Double())

@@ -1,4 +1,4 @@
-"""Opening a database, and the two kinds of transaction.
+"""Opens a database, and defines two kinds of transaction: for writing and for reading.
 
 A writing transaction is `BEGIN IMMEDIATE` on SQLite. It takes the write lock at once, and waits for
 it at most `busy_seconds`; a deferred one would fail half-way. On PostgreSQL both kinds run at READ
@@ -66,11 +66,11 @@ _SENTENCES = {
 
 
 def open_engine(url: str, *, busy_seconds: float = 15.0, pool_size: int = 10) -> sa.Engine:
-    """An engine for "sqlite:////path/file.db" or "postgresql://user:password@host/name".
+    """Create an engine for "sqlite:////path/file.db" or "postgresql://user:password@host/name".
 
-    Makes the file of an SQLite database and its folder if they are missing, owner-only. Does not
-    migrate: call `db.migrate.upgrade(engine)`. Raises StorageError (no such server, folder not
-    writable, unknown kind of database, in-memory SQLite).
+    Missing SQLite files and folders are created, readable by the owner only. The schema is not
+    migrated: call `db.migrate.upgrade(engine)`. Raises StorageError (unknown server, unwritable
+    folder, unknown kind of database, in-memory SQLite).
     """
     try:
         parsed = sa.make_url(url)
@@ -87,10 +87,10 @@ def open_engine(url: str, *, busy_seconds: float = 15.0, pool_size: int = 10) ->
 
 @contextmanager
 def writing(engine: sa.Engine) -> Iterator[sa.Connection]:
-    """A transaction that writes: commits at the end, rolls back on any exception.
+    """Open a writing transaction: it commits at the end, and rolls back on any exception.
 
-    Within `together` it is a part of that transaction. Raises StorageError for a full disk, a
-    locked or unreachable database.
+    Within `together` it is a savepoint of the outer transaction. Raises StorageError if the disk is
+    full, or the database is locked or unreachable.
     """
     joined = _joined_in(engine)
     if joined is not None:
@@ -105,11 +105,11 @@ def writing(engine: sa.Engine) -> Iterator[sa.Connection]:
 
 @contextmanager
 def together(engine: sa.Engine) -> Iterator[None]:
-    """Combine all reads and writes of this thread inside the context, in any store, into one
-    transaction.
+    """Join all reads and writes of this thread within the context into one transaction, for any
+    store.
 
-    It commits at the end, and nothing is saved if anything fails. Keep it short: on SQLite no other
-    transaction writes meanwhile.
+    It commits at the end; if anything fails, nothing is saved. Keep it short: on SQLite no other
+    transaction can write during it.
     """
     with writing(engine) as connection:
         token = _joined.set((engine, connection, threading.get_ident()))
@@ -134,16 +134,16 @@ def _joined_in(engine: sa.Engine) -> sa.Connection | None:
 
 
 def write_immediately(connection: sa.Connection) -> None:
-    """Let transactions that begin on this connection from now on take SQLite's write lock."""
+    """Make later transactions of this connection take SQLite's write lock when they begin."""
     connection.execution_options(**{_WRITING: True})
 
 
 @contextmanager
 def reading(engine: sa.Engine) -> Iterator[sa.Connection]:
-    """A transaction that only reads: one snapshot on SQLite. Raises StorageError.
+    """Open a transaction that only reads, with one snapshot on SQLite. Raises StorageError.
 
-    On PostgreSQL each statement sees the commits before its begin, with or without a transaction.
-    So none is begun there, which saves two round trips to the server.
+    On PostgreSQL each statement sees all earlier commits, with or without a transaction. So none is
+    begun, which saves two round trips to the server.
     """
     joined = _joined_in(engine)
     if joined is not None:
@@ -159,8 +159,11 @@ def reading(engine: sa.Engine) -> Iterator[sa.Connection]:
 
 
 class OwnConnection:
-    """A connection with the pool's settings, outside of the pool, without automatic
-    transactions."""
+    """A database connection outside the pool, in autocommit mode, with the pool's settings.
+
+    Attributes:
+        driver: the connection of the database driver.
+    """
 
     def __init__(self, engine: sa.Engine) -> None:
         self._held = engine.connect()
@@ -170,12 +173,12 @@ class OwnConnection:
             self.driver.autocommit = True
 
     def close(self) -> None:
-        """End it."""
+        """Close the connection."""
         self._held.close()
 
 
 def ping(engine: sa.Engine) -> None:
-    """Check that the database answers and has this schema. Raises StorageError."""
+    """Check that the database answers and has a schema. Raises StorageError."""
     with reading(engine) as connection:
         connection.execute(sa.text("SELECT version_num FROM alembic_version"))
 

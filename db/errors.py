@@ -6,7 +6,7 @@ from enum import StrEnum
 
 
 class StorageKind(StrEnum):
-    """Reason for a refusal of the storage; the service turns it into a status code."""
+    """Reason why storage failed; the service maps it to an HTTP status code."""
 
     FULL = "full"  # no space on the disk, or a quota
     LOCKED = "locked"  # another writer held the database for too long: try again
@@ -17,11 +17,11 @@ class StorageKind(StrEnum):
 
 
 class DatabaseError(Exception):
-    """Root of all errors that the stores raise on purpose."""
+    """Base class of all errors that the stores raise on purpose."""
 
 
 class StorageError(DatabaseError):
-    """The database or the blob folder could not do its work; nothing of the call was saved."""
+    """The database or the blob store failed; nothing of the call was saved."""
 
     def __init__(self, message: str, kind: StorageKind = StorageKind.OTHER) -> None:
         self.kind = kind
@@ -66,8 +66,8 @@ class QuotaError(DatabaseError):
     """The caller's token has reached a quota.
 
     Attributes:
-        quota: which quota, for machines: "open-jobs".
-        limit: how much is allowed.
+        quota: identifies the quota for programs, such as "open-jobs".
+        limit: the allowed number.
     """
 
     def __init__(self, quota: str, limit: int, message: str) -> None:
@@ -77,8 +77,7 @@ class QuotaError(DatabaseError):
 
 
 class StateError(DatabaseError):
-    """The transition table does not contain this step; for example, a finished job does not start
-    again."""
+    """The transition table does not allow this change of state, such as from a finished job."""
 
 
 class StaleLeaseError(DatabaseError):

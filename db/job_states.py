@@ -65,6 +65,6 @@ HELD_STATES = frozenset({JobState.RUNNING, JobState.VERIFYING})  # a tuner holds
 
 
 def check_transition(job_id: str, old: JobState, new: JobState) -> None:
-    """Raise StateError unless the table has the step from old to new."""
+    """Raise StateError unless `TRANSITIONS` allows the step from `old` to `new`."""
     if new not in TRANSITIONS[old]:
         raise StateError(f"job '{job_id}' is {old}, which cannot become {new}")

@@ -1,9 +1,9 @@
-"""Bring a database to the schema of this release.
+"""Migrates a database to the schema of this release.
 
-A new database gets the tables of `db.models` and the revision that the migrations would lead to. A
-database of an earlier revision gets the missing migrations. Both happen in one transaction, also on
-SQLite. Other processes that start at the same time wait: on PostgreSQL for an advisory lock, on
-SQLite for the write lock.
+A new database gets the tables of `db.models`, and is marked with the newest revision. A database of
+an earlier revision gets the missing migrations. Both happen in one transaction, also on SQLite.
+Other processes that start at the same time wait: on PostgreSQL for an advisory lock, on SQLite for
+the write lock.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ _VERSION = sa.Table(
 def upgrade(engine: sa.Engine, revision: str | None = None) -> None:
     """Bring a database to a revision; safe if several processes start at once.
 
-    A database that is there already is only read, so it need not wait for writers.
+    A database that has the revision already is only read, so the call need not wait for writers.
 
     Args:
         engine: the database, which may be empty.
-        revision: a revision that this release knows; without one the newest.
+        revision: a revision that this release knows; by default the newest.
 
     Raises:
         SchemaVersionError: if the database is of a newer release, or too old to be migrated.
@@ -67,12 +67,12 @@ def current_revision(engine: sa.Engine) -> str | None:
 
 
 def head_revision() -> str:
-    """The revision of this release, which is the last file of migrations."""
+    """Return the newest revision of this release."""
     return max(known_revisions())
 
 
 def known_revisions() -> frozenset[str]:
-    """The revisions that this release can migrate from."""
+    """Return the revisions from which this release can migrate."""
     names = (path.stem for path in _MIGRATIONS.glob("versions/v*.py"))
     return frozenset(name[1:].partition("_")[0] for name in names)
 
@@ -82,7 +82,7 @@ def require_known(revision: str, subject: str) -> None:
 
     Args:
         revision: the revision of a database or of an archive.
-        subject: the beginning of the error's sentence: what has that revision, and a verb.
+        subject: how the error message begins, such as "the database X is".
     """
     known = known_revisions()
     if revision in known:

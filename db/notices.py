@@ -1,11 +1,11 @@
-"""Notices: a transaction says what it changed, and its commit wakes those who wait for that.
+"""Notices between processes: a transaction names what it changed, and its commit wakes the waiters.
 
 On PostgreSQL, notices are LISTEN and NOTIFY. SQLite has neither: there a transaction adds a row to
 the table `notices`, which keeps the last few. One poller in each process sees that the file has
 changed (`PRAGMA data_version`, which reads no table) and reads the new rows.
 
-A notice may be lost (a connection broke, the reader was away for too long). So those who wait also
-ask `topic_states` now and then.
+A notice may be lost (a connection broke, the reader was away for too long). So waiters also query
+`topic_states` now and then.
 """
 
 from __future__ import annotations
@@ -47,22 +47,22 @@ _DROP_OLD = sa.delete(_notices).where(
 
 
 def job_topic(job_id: str) -> str:
-    """Events of a job."""
+    """Return the topic of a job's events."""
     return f"job:{job_id}"
 
 
 def queue_topic(target_key: str) -> str:
-    """Requests for a target that may be claimed."""
+    """Return the topic of claimable requests for a target."""
     return f"queue:{target_key}"
 
 
 def worker_topic(worker_id: str) -> str:
-    """A worker that was drained, resumed or removed."""
+    """Return the topic of a worker's state: drained, resumed or removed."""
     return f"worker:{worker_id}"
 
 
 def announce(connection: sa.Connection, topics: Iterable[str]) -> None:
-    """Wake the waiters for these topics once the connection's transaction commits."""
+    """Notify the waiters for these topics when the connection's transaction commits."""
     named = sorted(set(topics))
     if not named:
         return
@@ -76,7 +76,7 @@ def announce(connection: sa.Connection, topics: Iterable[str]) -> None:
 
 
 def topic_states(engine: sa.Engine, topics: Collection[str]) -> Mapping[str, int]:
-    """A number for each topic, which differs after anything happened to the topic.
+    """Return a number for each topic, which changes if anything happens to the topic.
 
     Topics without a row in the database are left out. Raises StorageError.
     """
@@ -105,21 +105,21 @@ _names: sa.BindParameter[Any] = sa.bindparam("names", expanding=True)
 
 
 def is_queued() -> sa.ColumnElement[bool]:
-    """The condition of the index of waiting requests.
+    """Return the SQL condition for queued requests, in the form that their index has.
 
-    The state is part of the text: for a bound value, no planner knows that the index applies.
+    The state is a literal: with a bound value, no planner would use the index.
     """
     return _requests.c.state == sa.literal_column("'queued'")
 
 
 class NoticeSource(Protocol):
-    """Source of a process's notices. One thread uses it."""
+    """Receives a process's notices. Only one thread may use it."""
 
     def wait(self, seconds: float) -> Sequence[str] | None:
-        """Wait for notices, up to a time limit; returns their topics, possibly none.
+        """Wait up to `seconds` for notices, and return their topics; empty at the timeout.
 
-        None means that notices may be lost, so that anything may have changed. The first call
-        returns it, and the first after a connection broke. Raises StorageError.
+        None means that notices may be lost, so that anything may have changed. This is the result
+        of the first call, and of the first call after a connection broke. Raises StorageError.
         """
 
     def close(self) -> None:
@@ -127,12 +127,12 @@ class NoticeSource(Protocol):
 
 
 def open_source(engine: sa.Engine) -> NoticeSource:
-    """The source of a database's notices. It connects at the first call."""
+    """Create the source of a database's notices. It connects at the first call of a method."""
     return PostgresSource(engine) if engine.dialect.name == "postgresql" else SqliteSource(engine)
 
 
 class PostgresSource:
-    """LISTEN on a connection of its own."""
+    """Receives notices by LISTEN, on its own connection to PostgreSQL."""
 
     def __init__(self, engine: sa.Engine) -> None:
         self._engine = engine
@@ -158,7 +158,7 @@ class PostgresSource:
 
 
 class SqliteSource:
-    """Looks whether the file has changed, and reads the new rows of `notices`."""
+    """Receives notices on SQLite: when the file has changed, it reads the new rows of `notices`."""
 
     def __init__(self, engine: sa.Engine) -> None:
         self._engine = engine

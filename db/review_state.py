@@ -1,11 +1,11 @@
-"""The rules of trust: the states of a claim, and the attestation by its reporters.
+"""The rules of trust: the states of a claim, and how well independent reports support it.
 
 A claim is a statement about speed: a schedule is the fastest of its record key, or the tuned
 program beats the untuned one in a race. Both kinds pass through the states of one table,
-`TRANSITIONS`. The claim of a device that is not ours is provisional: only the job that requested
-the measurement believes it. A review is a second measurement. It confirms or disputes the claim,
-and the service serves a confirmed claim to all jobs. The attestation of a claim says how much the
-reports behind it are worth: one worker twice, two workers of one owner, or workers of two owners.
+`TRANSITIONS`. A claim by a device outside the service is provisional: only the job that requested
+the measurement uses it. A review is a second measurement, which confirms or disputes the claim. The
+service serves a confirmed claim to all jobs. The attestation of a claim says who measured: one
+worker twice, two workers of one owner, or workers of two owners.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from enum import StrEnum
 
 
 class ClaimKind(StrEnum):
-    """The subject of a claim."""
+    """The kind of statement that a claim makes."""
 
     SCHEDULE = "schedule"
     """A schedule is the fastest known for a workload: a tuning record."""
@@ -24,7 +24,7 @@ class ClaimKind(StrEnum):
 
 
 class ReviewState(StrEnum):
-    """The state of a claim."""
+    """The state of a claim, which determines who may use it."""
 
     PROVISIONAL = "provisional"
     """Measured once, by a device that is not ours: only the job that requested it believes it."""
@@ -66,12 +66,12 @@ TRANSITIONS: dict[ReviewState, frozenset[ReviewState]] = {
 
 
 def before(state: ReviewState) -> list[str]:
-    """The values of the states from which a claim may step to a state, for SQL."""
+    """Return the states from which a claim may change to `state`, as values for SQL."""
     return [old.value for old, following in TRANSITIONS.items() if state in following]
 
 
 class Attestation(StrEnum):
-    """How much the reports behind a claim are worth, the least first."""
+    """How independent the reports behind a claim are, in increasing order of trust."""
 
     ONCE = "once"
     ONE_WORKER = "one-worker"
@@ -86,12 +86,12 @@ class Attestation(StrEnum):
 
     @property
     def weak(self) -> bool:
-        """Whether the workers of one owner could have invented the claim."""
+        """Whether one owner's workers alone could have made up the claim."""
         return self.rank < Attestation.TWO_OWNERS.rank
 
     @property
     def sentence(self) -> str:
-        """The attestation as text for people: `measured twice by one worker`."""
+        """Return the attestation as text for users, such as `measured twice by one worker`."""
         return _SENTENCES[self]
 
 
@@ -107,30 +107,35 @@ _SENTENCES = {
 
 @dataclass(frozen=True, slots=True)
 class ClaimReporter:
-    """A worker that reported a measurement, and the token that it had.
+    """The worker that reported a measurement, and its owner: the id of its token at that time.
 
-    Both are empty for our own machine.
+    Both are empty for the service's own machine.
     """
 
     worker: str
     owner: str
 
     def second(self, other: ClaimReporter) -> Attestation:
-        """The attestation of this reporter's claim after a second measurement by `other`, which may
-        be the same reporter."""
+        """Return the attestation of this reporter's claim after a second measurement by `other`.
+
+        `other` may be the same reporter.
+        """
         if other.worker == self.worker:
             return Attestation.ONE_WORKER
         return Attestation.ONE_OWNER if other.owner == self.owner else Attestation.TWO_OWNERS
 
 
 def initial(ours: bool) -> tuple[ReviewState, Attestation]:
-    """The state and the attestation of a new claim; `ours`: our own machine measured."""
+    """Return the state and the attestation of a new claim.
+
+    `ours` says whether the service's own machine measured it.
+    """
     if ours:
         return ReviewState.CONFIRMED, Attestation.OWN
     return ReviewState.PROVISIONAL, Attestation.ONCE
 
 
 def reviewable(state: ReviewState, attestation: Attestation) -> bool:
-    """Whether a second measurement decides about a claim in this state."""
+    """Whether a second measurement can confirm or dispute a claim, or raise its attestation."""
     served_weakly = state is ReviewState.CONFIRMED and attestation.weak
     return state is ReviewState.PROVISIONAL or served_weakly

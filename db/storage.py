@@ -41,7 +41,7 @@ WORKER_LOST_SECONDS = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Storage:
-    """The stores that the web process, the tuner process and the embedded commands share."""
+    """All stores of one database and its blobs, for the service's processes and local commands."""
 
     engine: sa.Engine
     clock: Clock
@@ -142,8 +142,10 @@ class Storage:
 
 
 def open_place(folder: Path, url: str) -> BlobBytes:
-    """The place of the bytes of blobs: the folder, or the bucket of the URL. Raises
-    StorageError."""
+    """Open the place for the bytes of blobs: the bucket of `url`, or `folder` if `url` is empty.
+
+    Raises StorageError.
+    """
     if not url:
         return BlobFolder(folder)
     from tilewright.db.stores.blob_objects import BlobObjects

@@ -9,7 +9,7 @@ from tilewright.compiler.targets.device import DeviceFacts
 
 
 class TuningError(CompilerError):
-    """The request of a tuning run is invalid, such as a negative budget or an unknown strategy."""
+    """A tuning run was asked for something impossible: a negative budget, an unknown strategy."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -145,8 +145,8 @@ def points_within(
     """Return the size points for a piece of a workload's range, and the factor of its seconds.
 
     With these factors, the sum over all pieces equals the weighted sum over the sizes of the whole.
-    If no size of `drawn` lies within the piece, other sizes are sampled, unless the sizes were
-    `stated`: then there are no points, and the factor is 0.
+    If no size of `drawn` lies within the piece, other sizes are sampled. But if the sizes were
+    `stated`, return () and 0 in this case.
 
     Args:
         piece: a piece of `whole`.

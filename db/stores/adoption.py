@@ -26,11 +26,11 @@ Foreign = tuple[TuningRecord, Measurement | None]
 def adopt(
     connection: sa.Connection, new: Sequence[Foreign], now: float
 ) -> Sequence[ReviewState | None]:
-    """Store imported records. Each is served unless a faster record of its key exists.
+    """Store imported records, and serve each unless a faster record of its key exists.
 
-    The number of statements does not depend on the number of records. Call it within a transaction
-    of `changing`. If the served record of a range was measured at other sizes, the times cannot be
-    compared, and that record remains served.
+    If the served record of a range was measured at other sizes, the times are not comparable, and
+    that record remains served. The number of statements does not depend on the number of records.
+    Call it within a transaction of `changing`.
 
     Returns the new state of each record, in order; None for a record that was stored before, which
     does not change.

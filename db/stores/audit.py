@@ -1,4 +1,4 @@
-"""The audit log: who did what to whom, when, and from where."""
+"""The audit log: who did what to which object, when, and from which address."""
 
 from __future__ import annotations
 
@@ -39,8 +39,11 @@ class Action(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One logged action. `actor` is a token's id, or "" for a command on the service's own
-    machine."""
+    """One logged action.
+
+    Attributes:
+        actor: the id of a token; "" for a command on the service's own machine.
+    """
 
     serial: int
     at: float

@@ -1,13 +1,14 @@
 """Consequences of a lease that ended without a result: for its request, and for its worker.
 
-Blame is separate. A candidate under which several workers died is quarantined. They must be workers
-of several tokens if several tokens have workers that could take it, because one token can have any
-number of workers. A worker with several failures of its own is in quarantine: it gets nothing,
-then, after a pause, one request at a time, the canary. An accepted canary result ends the
-quarantine; a failed canary doubles the pause.
+A candidate under which several workers died is quarantined. They must be workers of several tokens
+if several tokens have workers that could take it, because one token can have any number of workers.
 
-Attempts are counted by owner. A request that the workers of one token have failed as often as it
-may be tried is reserved for others, as long as one of them is alive. A late result, which arrived
+A worker with several failures of its own is put into quarantine. It gets no requests for a pause,
+and then one at a time: the canary. An accepted canary result ends the quarantine; a failed canary
+doubles the pause.
+
+Attempts are counted by owner. If the workers of one token have failed a request as often as it may
+be tried, it is reserved for others, as long as one of them is alive. A late result, which arrived
 while another worker had the request, is accepted if that worker fails: the work is not repeated.
 
 A worker shares the failures that its token had before its registration, and all failures of its
@@ -60,8 +61,17 @@ def end_some(
     heard_since: float,
     most_failures: int,
 ) -> Sequence[tuple[str, RequestState]]:
-    """End the first `MOST_TOGETHER` leases whose workers were silent beyond the deadline. Returns
-    their requests with their new states. Skips rows that another transaction has locked."""
+    """End at most `MOST_TOGETHER` leases that meet the condition `over`: their workers went silent.
+
+    Their workers are blamed. Rows that another transaction has locked are skipped. Returns the ids
+    of the requests with their new states.
+
+    Args:
+        over: the condition for a lease to end.
+        now: the present time.
+        heard_since: workers with a heartbeat since this time count as alive.
+        most_failures: number of failures that put a worker into quarantine.
+    """
     query = (
         sa.select(requests)
         .join(leases, leases.c.id == requests.c.lease_id)
@@ -94,9 +104,14 @@ def end_without_result(
     now: float,
     alive: Sequence[EligibleWorker],
 ) -> RequestState:
-    """End a lease without a result. Its request is queued again, or ends too.
+    """End a lease without a result. Return the new state of its request: queued again, or ended.
 
-    `request` is the row of a leased request, locked; `alive` are the `eligible_workers`.
+    Args:
+        request: the row of the leased request, locked.
+        lease_id: the lease.
+        outcome, blame, error: how the lease ended, its cause, and a message.
+        now: the present time.
+        alive: the `eligible_workers`.
     """
     ended = {
         "ended_at": now,
@@ -193,7 +208,11 @@ def _answer_late(connection: sa.Connection, request: sa.Row[Any], now: float) ->
 
 @dataclass(frozen=True, slots=True)
 class EligibleWorker:
-    """A living worker that gets requests for its targets. `owner` is its token's id."""
+    """A worker that can get requests for its targets.
+
+    Attributes:
+        owner: the id of its token.
+    """
 
     id: str
     owner: str | None
@@ -201,7 +220,10 @@ class EligibleWorker:
 
 
 def eligible_workers(connection: sa.Connection, heard_since: float) -> Sequence[EligibleWorker]:
-    """Workers with a heartbeat since then that are not drained, gone or in quarantine."""
+    """Return workers with a heartbeat since `heard_since` that may get requests.
+
+    They are not drained, gone or in quarantine.
+    """
     query = sa.select(workers.c.id, workers.c.owner, workers.c.target_keys).where(
         workers.c.gone.is_(False),
         workers.c.draining.is_(False),
@@ -216,7 +238,7 @@ def eligible_workers(connection: sa.Connection, heard_since: float) -> Sequence[
 
 @dataclass(frozen=True, slots=True)
 class Failures:
-    """Number of failures of a request by the workers of one owner, and the time of the last."""
+    """How often one owner's workers failed a request, and when they last did."""
 
     count: int = 0
     last_at: float = 0.0
@@ -225,7 +247,9 @@ class Failures:
 def failures_by_owner(
     connection: sa.Connection, request_ids: Collection[str]
 ) -> Mapping[str, Mapping[str | None, Failures]]:
-    """Failures by request and owner; owners without failures are missing."""
+    """Return the failures of each request by owner (a token's id); owners without failures are
+    missing.
+    """
     ends = (LeaseOutcome.FAILED, LeaseOutcome.REFUSED, LeaseOutcome.LOST)
     query = (
         sa.select(
@@ -252,9 +276,11 @@ def failures_by_owner(
 def spent_owners(
     connection: sa.Connection, rows: Sequence[sa.Row[Any]], heard_since: float
 ) -> Set[tuple[str, str | None]]:
-    """The owners whose workers have used up the attempts of one of these requests. It is reserved
-    for others as long as one is alive, including the time in which a silent worker counts as
-    alive."""
+    """Return (request id, owner) for each owner whose workers have used up a request's attempts.
+
+    The request is reserved for other owners as long as one of their workers is alive. A silent
+    worker counts as alive until it counts as lost.
+    """
     tried = [row for row in rows if row.attempt >= row.max_attempts and row.only_worker is None]
     if not tried:
         return frozenset()
@@ -270,7 +296,7 @@ def spent_owners(
 
 
 def judge(connection: sa.Connection, worker_id: str, now: float, most_failures: int) -> None:
-    """Put a worker into quarantine if it has this number of failures, or its canary failed."""
+    """Put a worker into quarantine after `most_failures` recent failures, or a failed canary."""
     query = sa.select(workers).where(workers.c.id == worker_id).with_for_update()
     worker = connection.execute(query).first()
     if worker is None:
@@ -332,7 +358,10 @@ def _answerable_for(connection: sa.Connection, worker: sa.Row[Any]) -> sa.Column
 
 
 def inherited(connection: sa.Connection, owner: str | None) -> dict[str, Any]:
-    """The quarantine that a token's new worker begins in: the hardest of the token's others."""
+    """Return the quarantine columns for a token's new worker; empty without a quarantine.
+
+    They are those of the token's worker that waits longest for its canary.
+    """
     columns = ("quarantined_at", "quarantine_reason", "canary_at", "quarantines")
     query = (
         sa.select(*(workers.c[name] for name in columns))
@@ -355,8 +384,13 @@ def _count(failed: Any) -> int:
 
 
 def readmit(connection: sa.Connection, worker_id: str, taken_at: float | None, now: Any) -> None:
-    """Take a worker out of quarantine: its canary, claimed at that time, succeeded. Without a time,
-    an admin ends the quarantine."""
+    """Take a worker out of quarantine.
+
+    Args:
+        taken_at: when it claimed the canary that succeeded. The quarantine ends only if it began
+            before. None if an admin ends it.
+        worker_id, now: the worker, and the present time.
+    """
     update = sa.update(workers).where(
         workers.c.id == worker_id, workers.c.quarantined_at.is_not(None)
     )
@@ -370,7 +404,7 @@ def readmit(connection: sa.Connection, worker_id: str, taken_at: float | None, n
 
 
 def blame_others(connection: sa.Connection, request_id: str, worker_id: str) -> set[str]:
-    """Blame the other workers for their failures at a request that a worker has completed.
+    """Blame the other workers for their failures at a request that `worker_id` has completed.
 
     The completed request shows that neither the service nor the candidate caused these failures.
     Returns the ids of the blamed workers, for `judge`.

@@ -1,4 +1,4 @@
-"""Protocol of the places that hold the bytes of blobs, and a buffer for arriving bytes.
+"""Protocol of the places that store the bytes of blobs, and a buffer for arriving bytes.
 
 A place maps digests to bytes. The purpose, age and deletion of a blob are decided by
 `db.stores.blobs`.
@@ -41,7 +41,7 @@ class StoredBytes:
 
 @dataclass(frozen=True, slots=True)
 class Staged:
-    """Bytes that have all arrived and lie in a temporary file; lookups do not find them yet."""
+    """Complete bytes in a temporary file, before they are stored under their digest."""
 
     path: Path
     digest: str
@@ -50,20 +50,22 @@ class Staged:
 
 @dataclass(frozen=True, slots=True)
 class QuarantinedBytes:
-    """Quarantined bytes: lookups by digest do not find them. A sweep quarantines before it
-    deletes."""
+    """The name of bytes that a sweep has set apart before it deletes them.
+
+    Lookups by digest do not find these bytes, but they can be restored.
+    """
 
     digest: str
     nonce: str
 
     @staticmethod
     def of(digest: str) -> QuarantinedBytes:
-        """A new unique name."""
+        """Create a new unique name for the bytes of a digest."""
         return QuarantinedBytes(digest, secrets.token_hex(8))
 
     @staticmethod
     def parse(name: str) -> QuarantinedBytes | None:
-        """The inverse of `name`; None for any other text."""
+        """Convert a `name` back to its parts; None for any other text."""
         digest, _, nonce = name.partition("-")
         return QuarantinedBytes(digest, nonce) if is_digest(digest) and nonce else None
 
@@ -77,51 +79,58 @@ class TooManyBytesError(ValueError):
 
 
 class BlobBytes(Protocol):
-    """A place for bytes by digest. Every method raises StorageError where the place refuses."""
+    """A place that stores bytes by digest, such as a folder or a bucket.
+
+    Every method raises StorageError if the place fails.
+    """
 
     @property
     def staging(self) -> Path:
-        """The folder in which arriving bytes are gathered."""
+        """Return the local folder for temporary files of arriving bytes."""
         ...
 
     def keep(self, staged: Staged) -> None:
-        """Store staged bytes under their digest. They appear complete or not at all; the file may
-        be moved."""
+        """Store staged bytes under their digest, completely or not at all. It may move the file."""
         ...
 
     def size(self, digest: str) -> int | None:
-        """Number of bytes of a digest; None if it is missing, or not a digest."""
+        """Return the number of bytes of a digest; None if it is missing, or not a digest."""
         ...
 
     def read(self, digest: str, start: int = 0, end: int | None = None) -> Iterator[bytes]:
-        """The bytes from `start` up to but without `end`, in chunks, not verified.
+        """Yield the bytes from `start` up to but excluding `end`, in chunks, without verification.
 
-        Raises NotFoundError, before the first chunk is asked for.
+        Raises NotFoundError at the call, before the first chunk.
         """
         ...
 
     def local(self, digest: str) -> AbstractContextManager[Path]:
-        """A file with the bytes, which is only read and only within the context.
+        """Open a context that yields a local file with the bytes, for reading only.
 
         Raises NotFoundError.
         """
         ...
 
     def quarantine(self, digests: Sequence[str]) -> Sequence[QuarantinedBytes]:
-        """Quarantine bytes, so that they can be restored; missing bytes are not an error. The names
-        are unique, also if the same digest is quarantined again."""
+        """Set bytes apart so that lookups miss them, and return their new, unique names.
+
+        Missing bytes are skipped. `restore_quarantined` undoes it, `discard` deletes the bytes.
+        """
         ...
 
     def restore_quarantined(self, aside: Sequence[QuarantinedBytes]) -> None:
-        """Restore quarantined bytes. Other bytes under their digest are equal."""
+        """Store quarantined bytes under their digests again.
+
+        If bytes exist there already, they are equal.
+        """
         ...
 
     def discard(self, aside: Sequence[QuarantinedBytes]) -> None:
-        """Remove quarantined bytes for ever; missing ones are not an error."""
+        """Delete quarantined bytes; missing ones are not an error."""
         ...
 
     def all_quarantined(self) -> Sequence[QuarantinedBytes]:
-        """All quarantined bytes."""
+        """Return the names of all quarantined bytes."""
         ...
 
     def list(self) -> Iterator[StoredBytes]:
@@ -129,15 +138,16 @@ class BlobBytes(Protocol):
         ...
 
     def remove_left_overs(self, older_than: float) -> int:
-        """Remove unfinished files that killed processes left before a time; returns the freed
-        bytes."""
+        """Delete unfinished files from before a time, left by killed processes. Return the freed
+        bytes.
+        """
         ...
 
 
 class Staging:
-    """Bytes that arrive in pieces: a temporary file that is gone at the end, unless it was moved.
+    """A temporary file for bytes that arrive in pieces. It is deleted at the end unless moved.
 
-    Every method raises StorageError if the disk refuses.
+    Every method raises StorageError if the disk fails.
     """
 
     def __init__(self, folder: Path, max_bytes: int | None = None) -> None:
@@ -151,7 +161,7 @@ class Staging:
         self._file = os.fdopen(handle, "wb", buffering=0)
 
     def write(self, chunk: bytes) -> None:
-        """Add to the end. Raises TooManyBytesError if there are more than max_bytes."""
+        """Append a chunk. Raises TooManyBytesError if there are more than `max_bytes` in total."""
         self._bytes += len(chunk)
         if self._max_bytes is not None and self._bytes > self._max_bytes:
             raise TooManyBytesError(f"more than {self._max_bytes} bytes")
@@ -160,7 +170,7 @@ class Staging:
             _write_all(self._file, chunk)
 
     def finish(self) -> Staged:
-        """The bytes that have arrived, flushed to the disk."""
+        """Flush the bytes to the disk, and return them as `Staged`."""
         with os_errors(self._folder):
             os.fsync(self._file.fileno())
         return Staged(self._path, self._hasher.hexdigest(), self._bytes)
@@ -173,13 +183,13 @@ class Staging:
 
 @contextmanager
 def stage(folder: Path, chunks: Iterable[bytes], max_bytes: int | None = None) -> Iterator[Staged]:
-    """The joined chunks, in a file that is removed after the context unless it was moved.
+    """Open a context that yields the joined chunks in a temporary file.
 
-    Errors of the source of the chunks pass unchanged.
+    The file is deleted at the end unless it was moved. Errors of the iterable pass unchanged.
 
     Raises:
-        StorageError: if the disk refuses.
-        TooManyBytesError: if there are more than max_bytes.
+        StorageError: if the disk fails.
+        TooManyBytesError: if there are more than `max_bytes`.
     """
     staging = Staging(folder, max_bytes)
     try:

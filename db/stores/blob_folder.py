@@ -24,7 +24,10 @@ _TEMPORARY, _ASIDE = "incoming", "aside"
 
 
 class BlobFolder:
-    """A blob appears whole or not at all: its file is fsynced, renamed, and the folder fsynced."""
+    """Stores the bytes of blobs as files in a folder.
+
+    A blob appears completely or not at all: its file is fsynced, renamed, and the folder fsynced.
+    """
 
     def __init__(self, folder: str | Path) -> None:
         """Makes the folder if it is missing, owner-only. Raises StorageError."""
@@ -36,7 +39,7 @@ class BlobFolder:
 
     @property
     def staging(self) -> Path:
-        """Inside the folder: a rename must not cross file systems."""
+        """Return a folder inside the blob folder, because a rename must not cross file systems."""
         return self.folder / _TEMPORARY
 
     @property
@@ -44,7 +47,7 @@ class BlobFolder:
         return self.folder / _ASIDE
 
     def path(self, digest: str) -> Path:
-        """The path of a digest's file, which need not exist."""
+        """Return the path of a digest's file, which need not exist."""
         return self.folder / digest[:2] / digest[2:]
 
     def keep(self, staged: Staged) -> None:

@@ -33,11 +33,12 @@ RETRY_SECONDS = 20
 
 
 class BlobObjects:
-    """A bucket, or a part of one. An object appears whole or not at all; large ones go in parts.
+    """Stores the bytes of blobs as objects in an S3 bucket, or below a prefix of it.
 
-    The `AWS_...` variables give its address and keys, as for every client of S3
-    (`AWS_ENDPOINT_URL`, `AWS_REGION`, `AWS_ACCESS_KEY_ID`, ...). Parts of uploads that were broken
-    off are for the bucket's own lifecycle rules to remove.
+    An object appears completely or not at all; large ones are uploaded in parts. The `AWS_...`
+    variables give the address and the keys, as for every client of S3 (`AWS_ENDPOINT_URL`,
+    `AWS_REGION`, `AWS_ACCESS_KEY_ID`, ...). The bucket's own lifecycle rules must delete the parts
+    of interrupted uploads.
     """
 
     def __init__(self, url: str, staging: Path) -> None:
@@ -68,7 +69,7 @@ class BlobObjects:
 
     @property
     def staging(self) -> Path:
-        """A local folder. Arriving bytes are uploaded once their digest is known."""
+        """Return a local folder. Arriving bytes are uploaded from it once their digest is known."""
         return self._staging
 
     def keep(self, staged: Staged) -> None:
@@ -129,8 +130,10 @@ class BlobObjects:
             yield Path(file.name)
 
     def quarantine(self, digests: Sequence[str]) -> Sequence[QuarantinedBytes]:
-        """An object store cannot rename, so it copies; the bytes do not pass through this
-        machine."""
+        """Set bytes apart (`BlobBytes.quarantine`) by copying: an object store cannot rename.
+
+        The bytes do not pass through this machine.
+        """
         return [
             one
             for one in map(QuarantinedBytes.of, digests)

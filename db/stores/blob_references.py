@@ -1,7 +1,7 @@
 """References from rows to blobs. A reference is written in the transaction that writes its row.
 
-The sweep asks the tables themselves whether a holder is still there, so that code that deletes a
-row need not handle blobs.
+The row that names a blob is its holder. The sweep queries the tables to see whether a holder still
+exists, so code that deletes a row need not handle blobs.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _LOCK = (
 
 
 class BlobKind(StrEnum):
-    """Purpose of a blob, which is also the kind of its holder."""
+    """Purpose of a blob, which also determines the table of its holder."""
 
     MODEL = "model"  # an ONNX file; held by its row
     ARTIFACT = "artifact"  # held by the job that made it
@@ -49,23 +49,23 @@ class BlobKind(StrEnum):
 
 
 def cost_model_holder(target_key: str, version: int) -> str:
-    """The holder's name of a version of a cost model."""
+    """Return the name of a cost model's version as a holder."""
     return f"{target_key}/{version}"
 
 
 def refer(connection: sa.Connection, kind: BlobKind, holder: str, digests: Sequence[str]) -> None:
-    """Keep blobs from the sweep as long as the row of their holder exists; `refer_all` for a single
-    holder."""
+    """Keep blobs from the sweep while their holder's row exists: `refer_all` for one holder."""
     refer_all(connection, kind, {holder: digests})
 
 
 def refer_all(
     connection: sa.Connection, kind: BlobKind, named: Mapping[str, Collection[str]]
 ) -> None:
-    """Keep blobs from the sweep as long as the row of the holder that names them exists.
+    """Keep blobs from the sweep as long as the rows of their holders exist.
 
-    The rows of the blobs are locked against a sweep until the transaction ends. A sweep does not
-    delete a blob without a row; `db check` reports it.
+    `named` maps each holder to the digests that it names. The blobs' rows are locked against a
+    sweep until the transaction ends. A sweep does not delete a blob without a row; `db check`
+    reports it.
     """
     wanted = sorted({(digest, holder) for holder, digests in named.items() for digest in digests})
     for some in chunks(sorted({digest for digest, _ in wanted})):
@@ -75,12 +75,12 @@ def refer_all(
 
 
 def held(digest: sa.ColumnElement[str]) -> sa.ColumnElement[bool]:
-    """Whether anything refers to a blob."""
+    """Return the SQL condition that a reference to a blob exists."""
     return sa.exists().where(_references.c.digest == digest)
 
 
 def stale() -> sa.ColumnElement[bool]:
-    """Whether the holder of a reference is no longer there."""
+    """Return the SQL condition that the holder of a reference no longer exists."""
     return sa.or_(
         *(sa.and_(_references.c.kind == kind.value, sa.not_(_holds(kind))) for kind in BlobKind)
     )
@@ -105,7 +105,7 @@ def _holds(kind: BlobKind) -> sa.ColumnElement[bool]:
 
 
 def named_by_rows(connection: sa.Connection) -> Iterator[tuple[str, str, str]]:
-    """(kind, holder, digest) of every blob that a row names, with or without a reference."""
+    """Yield (kind, holder, digest) of every blob that a row names, with or without a reference."""
     for digest in connection.execute(sa.select(_models.c.digest)).scalars():
         yield BlobKind.MODEL.value, digest, digest
     artifacts = sa.select(_jobs.c.id, _jobs.c.artifact_digest)

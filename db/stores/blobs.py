@@ -1,14 +1,14 @@
 """Blobs: immutable bytes named by their SHA-256, each with a row.
 
-The bytes lie in a place of their own (`BlobBytes`): a folder, or an object store. Rows that name a
+The bytes are stored separately (`BlobBytes`): in a folder, or an object store. Rows that name a
 blob write a reference to it in the same transaction. Only the sweep deletes a blob: if nothing
 refers to it, and it was not touched for long.
 
 Bytes are deleted outside of transactions: an object store may be slow, and on SQLite no other
 transaction could write. So the sweep marks the rows, commits, quarantines the bytes, removes the
-rows that still have its mark, and then deletes. A process that wants to save the same bytes
-meanwhile waits until the row is gone. If the sweep is killed in between, or sleeps, its marks
-expire, and the blobs may be used again: the same sweep restores them when it wakes, or the next one
+rows that still have its mark, and then deletes. A process that saves the same bytes at this time
+waits until the row is gone. If the sweep is killed in between, or sleeps, its marks expire, and the
+blobs may be used again. Then the same sweep restores their bytes when it wakes, or the next sweep
 does.
 """
 
@@ -54,8 +54,10 @@ _YOUNG = sa.select(_blobs.c.digest, _blobs.c.bytes).where(
 
 
 class BlobStore:
-    """All blobs: their rows in the database, their bytes in a `BlobBytes`. Only `get` checks the
-    bytes against their digest."""
+    """Stores blobs: their rows in the database, their bytes in a `BlobBytes`.
+
+    Only `get` checks the bytes against their digest.
+    """
 
     def __init__(self, engine: sa.Engine, place: BlobBytes, clock: Clock = system_clock) -> None:
         self._engine = engine
@@ -64,9 +66,10 @@ class BlobStore:
         self.place = place
 
     def put(self, data: bytes) -> str:
-        """Save, return the SHA-256 in hex. Saving the same bytes again is free.
+        """Save bytes, and return their SHA-256 in hex. Bytes that exist already are not written
+        again.
 
-        Raises StorageError(FULL or DENIED; LOCKED: a sweep is about to delete the same bytes).
+        Raises StorageError: FULL, DENIED, or LOCKED if a sweep is about to delete the same bytes.
         """
         digest = hashlib.sha256(data).hexdigest()
         self._need({digest: len(data)})
@@ -77,9 +80,9 @@ class BlobStore:
         return digest
 
     def put_stream(self, chunks: Iterable[bytes], max_bytes: int | None = None) -> tuple[str, int]:
-        """Save the joined chunks without holding them in memory; returns (digest, bytes).
+        """Save the joined chunks without holding them in memory. Return their digest and size.
 
-        Raises StorageError; TooManyBytesError when there is more than max_bytes.
+        Raises StorageError, or TooManyBytesError if there are more than `max_bytes`.
         """
         with self.staged(chunks, max_bytes) as staged:
             self.keep(staged)
@@ -88,10 +91,10 @@ class BlobStore:
     def staged(
         self, chunks: Iterable[bytes], max_bytes: int | None = None
     ) -> AbstractContextManager[Staged]:
-        """The joined chunks in a temporary file, which the caller may inspect before `keep`.
-        Without `keep` they are removed.
+        """Open a context that yields the joined chunks in a temporary file.
 
-        Raises StorageError; TooManyBytesError if they exceed max_bytes.
+        The caller may inspect it and save it with `keep`; otherwise it is deleted at the end.
+        Raises StorageError, or TooManyBytesError if there are more than `max_bytes`.
         """
         return stage(self.place.staging, chunks, max_bytes)
 
@@ -102,7 +105,7 @@ class BlobStore:
         self.place.keep(staged)
 
     def touch(self, digests: Collection[str]) -> Set[str]:
-        """Protect blobs from the next sweeps by renewing their age; returns the digests that exist.
+        """Protect blobs from the next sweeps by renewing their age. Return the digests that exist.
 
         Raises StorageError.
         """
@@ -113,21 +116,24 @@ class BlobStore:
         return {digest for digest in there if self.place.size(digest) is not None}
 
     def get(self, digest: str) -> bytes:
-        """The bytes. Raises NotFoundError, or StorageError(CORRUPT) on damaged ones."""
+        """Return the bytes. Raises NotFoundError, or StorageError(CORRUPT) if they are damaged."""
         data = b"".join(self.place.read(digest))
         if hashlib.sha256(data).hexdigest() != digest:
             raise StorageError(f"blob '{digest}' is damaged", StorageKind.CORRUPT)
         return data
 
     def read(self, digest: str, start: int = 0, end: int | None = None) -> Iterator[bytes]:
-        """Chunks of the bytes from `start` up to but without `end`, not verified.
+        """Yield the bytes from `start` up to but excluding `end`, in chunks, without verification.
 
         Raises NotFoundError, also for a text that is not a digest.
         """
         return self.place.read(digest, start, end)
 
     def local(self, digest: str) -> AbstractContextManager[Path]:
-        """A file with the bytes, not verified, which is only read. Raises NotFoundError."""
+        """Open a context that yields a local file with the bytes, unverified, for reading only.
+
+        Raises NotFoundError.
+        """
         return self.place.local(digest)
 
     def size(self, digest: str) -> int:
@@ -145,10 +151,10 @@ class BlobStore:
         return (stored.digest for stored in self.place.list())
 
     def sweep(self, keep_seconds: float) -> int:
-        """Remove blobs without references that were not touched for this time; returns bytes freed.
+        """Delete blobs without references that were not touched for `keep_seconds`.
 
-        Any process may call it at any time, several at once. The age protects a blob whose row is
-        about to be written: saving or touching it makes it young again.
+        Returns the freed bytes. Several processes may call it concurrently. A blob that is about to
+        be named by a row is protected by its age, which saving or touching it renews.
 
         Raises:
             StorageError: if the place fails; blobs removed by then are gone with their rows. The

@@ -1,8 +1,8 @@
-"""Every claim ever made: proposed, confirmed or disputed, superseded, withdrawn.
+"""The history of all claims: proposed, confirmed or disputed, superseded, withdrawn.
 
-The claim of a device that is not ours is provisional. The ledger serves it to other jobs once a
-second measurement confirms it (`db.review_state` has the rules). Claims about schedules are never
-deleted, so that the jobs built on one get an event when it is taken back.
+The claim of a device outside the service is provisional. The ledger serves it to other jobs after a
+second measurement has confirmed it (`db.review_state` has the rules). Claims about schedules are
+never deleted. So if a claim is withdrawn, the jobs that used it get an event.
 """
 
 from __future__ import annotations
@@ -60,7 +60,10 @@ _shapes = table_of(WorkloadShapeRow)
 
 
 class ClaimLedger:
-    """Every claim ever made. All methods are safe to repeat."""
+    """Stores claims and their reviews, and determines which claims are served.
+
+    All methods are safe to repeat.
+    """
 
     def __init__(self, engine: sa.Engine, clock: Clock = system_clock) -> None:
         self._engine = engine
@@ -69,9 +72,9 @@ class ClaimLedger:
     # claims
 
     def propose(self, record: TuningRecord, job_id: str) -> None:
-        """Store a provisional record of a job. An existing record with the same id does not change.
+        """Store a provisional record of a job, unless a record with its id exists.
 
-        Raises ValueError for the record of a failed measurement.
+        Raises ValueError if the record's measurement failed.
         """
         with writing(self._engine) as connection:
             owner = reporter_of(connection, record.measurement.worker).owner
@@ -90,12 +93,12 @@ class ClaimLedger:
     ) -> StoredRace:
         """Store the verdict of a race that a job requested.
 
-        Without a worker the service's own machine raced, and the verdict is served at once.
+        If the service's own machine raced (no `worker`), the verdict is served at once.
 
         Args:
             identity: identifies the programs that ran.
             mode: target key, threads and numerics of the programs.
-            codegen_version: of the programs.
+            codegen_version: the code generation of the programs.
             job_id: the job; "" without one.
             served: which schedules win.
             verdict: the verdict as JSON.
@@ -121,7 +124,7 @@ class ClaimLedger:
             return stored_race(connection.execute(query).one())
 
     def race(self, identity: str, job_id: str = "") -> StoredRace | None:
-        """The newest verdict that a job may use: a confirmed one, or its own."""
+        """Return the newest verdict on `identity` that is confirmed, or the job's own."""
         believed: sa.ColumnElement[bool] = is_confirmed
         if job_id:
             provisional = claims.c.state == ReviewState.PROVISIONAL.value
@@ -144,7 +147,7 @@ class ClaimLedger:
         return None if row is None else stored_race(row)
 
     def race_counts(self) -> dict[str, int]:
-        """Number of jobs that raced, or used another job's verdict, by the value of `served`."""
+        """Count the jobs that raced or used another job's verdict, by the value of `served`."""
         served = claims.c.statement["served"].as_string()
         raced = sa.select(served.label("served")).where(is_race)
         used = (
@@ -158,7 +161,7 @@ class ClaimLedger:
             return {row[0]: row[1] for row in connection.execute(query)}
 
     def provisional(self, job_id: str) -> Sequence[StoredRecord]:
-        """The records of a job without a confirming or disputing review, oldest first."""
+        """Return a job's records that are neither confirmed nor disputed, oldest first."""
         query = sa.select(claims).where(
             claims.c.job_id == job_id,
             claims.c.state == ReviewState.PROVISIONAL.value,
@@ -173,19 +176,20 @@ class ClaimLedger:
     def confirm(
         self, claim_id: str, review: Mapping[str, Any], worker: str, *, ours: bool = False
     ) -> bool:
-        """Serve a provisional claim, or raise the attestation of a served one.
+        """Record a review that agrees with a claim: serve it, or raise its attestation if it is
+        served.
 
         A provisional schedule is superseded at once if a newer and faster one with at least the
-        same attestation is served. It is served again if that one is withdrawn.
+        same attestation is served. It is served if that one is withdrawn later.
 
         Args:
             claim_id: the claim.
             review: the second report as JSON.
             worker: the id of the worker that measured again.
-            ours: our own machine measured again.
+            ours: whether the service's own machine measured again.
 
         Returns:
-            False if no review decides about the claim any more, or this one adds nothing.
+            False if the claim needs no more review, or this review does not raise its attestation.
         """
         with changing(self._engine) as connection:
             row = _locked(connection, claim_id)
@@ -212,8 +216,7 @@ class ClaimLedger:
         return True
 
     def dispute(self, claim_id: str, review: Mapping[str, Any], reason: str) -> bool:
-        """Stop serving a claim that a second report contradicts, and serve the previous claim
-        again.
+        """Record a review that contradicts a claim: serve the previous claim instead.
 
         The trials of its reporters for this workload are withdrawn, too: a time that is too good
         would stay the best of every later run.
@@ -224,7 +227,7 @@ class ClaimLedger:
             reason: the contradiction.
 
         Returns:
-            False if no review decides about the claim any more.
+            False if the claim needs no more review.
         """
         with changing(self._engine) as connection:
             row = _locked(connection, claim_id)
@@ -255,11 +258,17 @@ class ClaimLedger:
         but: Collection[str] = (),
         limit: int,
     ) -> Sequence[StoredRecord]:
-        """Records of a target and a code generation whose attestation another reporter could raise,
-        the newest first, without those named in `but`.
+        """Return records whose attestation a measurement by one of `others` could raise, newest
+        first.
 
-        They are served, or they are provisional, their job has ended and no later record of their
+        They are served. Or they are provisional, their job has ended, and no later record of their
         key exists.
+
+        Args:
+            target_key, codegen_version: the target and the code generation of the records.
+            others: the reporters that could measure.
+            but: ids of records to leave out.
+            limit: the largest number of records.
         """
         query = weak_schedules(target_key, codegen_version, others, but).limit(limit)
         with reading(self._engine) as connection:
@@ -272,15 +281,15 @@ class ClaimLedger:
         record_ids: Collection[str] = (),
         workers: Collection[str] = (),
     ) -> Withdrawn:
-        """Withdraw the named records, and every claim that these workers reported.
+        """Withdraw the named records, and all claims that these workers reported.
 
-        For each that was served, the newest one before it is served again. The trials of the
-        workers, and those behind the named records, are withdrawn. The claims of others that only
-        these workers confirmed are provisional again. So are the races of the jobs that were built
-        with a withdrawn record, or measured by the workers, withdrawn: they are run anew.
+        The newest predecessor of each served claim is served again. The trials of the workers, and
+        those behind the named records, are withdrawn. Claims of others that only these workers
+        confirmed become provisional. Races of jobs that used a withdrawn record, or for which the
+        workers measured, are also withdrawn, so that they are run again.
 
         Raises:
-            NotFoundError: if there is no such record.
+            NotFoundError: if a named record does not exist.
         """
         with changing(self._engine) as connection:
             return withdraw(connection, reason, record_ids, workers)
@@ -289,7 +298,7 @@ class ClaimLedger:
 
     @contextmanager
     def adopting(self) -> Iterator[None]:
-        """One transaction for the records adopted inside it, and for rows of other stores.
+        """Open one transaction for all records adopted in it, and for rows of other stores.
 
         Transactions that change the served claims run one after the other.
         """
@@ -297,7 +306,7 @@ class ClaimLedger:
             yield
 
     def adopt(self, new: Sequence[Foreign]) -> Sequence[ReviewState | None]:
-        """Store records of other services. Each is served unless a faster one exists.
+        """Store records of other services, and serve each unless a faster one exists.
 
         Returns the state of each, in order; None for a record that was stored before, which does
         not change.
@@ -308,10 +317,9 @@ class ClaimLedger:
     def revalidate(
         self, record_ids: Collection[str], codegen_version: str, compiler_version: str
     ) -> None:
-        """Assign records to the present code generation, which emits the same code for them.
+        """Assign records to a newer code generation, which emits the same code for them.
 
-        A concurrent review that confirms one of them rewrites its row, so the two transactions wait
-        for each other.
+        It waits for concurrent reviews, because confirming a record rewrites its row.
         """
         values = {"codegen_version": codegen_version, "compiler_version": compiler_version}
         keys = set[str]()
@@ -328,8 +336,8 @@ class ClaimLedger:
     def use(self, claim_ids: Collection[str], job_id: str) -> bool:
         """Record that a job's artifact uses these claims.
 
-        Returns False if one was withdrawn or disputed since the job found it. The job then looks
-        the served claims up again.
+        Returns False if one was withdrawn or disputed since the job found it. Then the job has to
+        look up the served claims again.
         """
         names = sorted(set(claim_ids))
         gone_states = [ReviewState.WITHDRAWN.value, ReviewState.DISPUTED.value]
@@ -352,7 +360,7 @@ class ClaimLedger:
                 connection.execute(sa.delete(_uses).where(chosen))
 
     def uses(self, claim_id: str) -> Sequence[str]:
-        """The jobs whose artifacts were built on a claim."""
+        """Return the ids of the jobs whose artifacts use a claim."""
         query = sa.select(_uses.c.job_id).where(_uses.c.claim_id == claim_id)
         with reading(self._engine) as connection:
             return sorted(connection.execute(query).scalars())
@@ -360,7 +368,7 @@ class ClaimLedger:
     # look-ups
 
     def served(self, keys: Sequence[RecordKey]) -> dict[RecordKey, StoredRecord]:
-        """The records that are served for these keys, with the state of their review."""
+        """Return the served records of these keys, with the state of their review."""
         found: dict[RecordKey, StoredRecord] = {}
         with reading(self._engine) as connection:
             for row in served_rows(connection, keys):
@@ -369,7 +377,10 @@ class ClaimLedger:
         return found
 
     def get(self, record_id: str) -> StoredRecord:
-        """The record with this id, or the only one whose id begins so. Raises NotFoundError."""
+        """Return the record with this id, or the only one whose id starts with it.
+
+        Raises NotFoundError.
+        """
         with reading(self._engine) as connection:
             query = sa.select(claims).where(is_schedule)
             return stored_record(row_of_id(connection, query, claims.c.id, record_id, "record"))
@@ -387,11 +398,16 @@ class ClaimLedger:
         limit: int = 100,
         after: Position | None = None,
     ) -> Page[StoredRecord]:
-        """A page of the records that match all given filters, newest first, after the position
-        `next` of the previous page.
+        """Return a page of the records that match all given filters, newest first.
 
-        `named` is a part of the names of their workloads, in capitals or not. Raises
-        PositionError.
+        Args:
+            named: part of the name of a record's workload; case is ignored.
+            limit: the largest number of records.
+            after: the `next` of the previous page.
+            workload_key, target_key, threads, numerics, worker, state: exact values.
+
+        Raises:
+            PositionError: if no record can have the position `after`.
         """
         wanted = {
             claims.c.subject: workload_key,
@@ -413,9 +429,9 @@ class ClaimLedger:
 
 
 class JobRecords:
-    """The record store of a job on a worker's device, whose new records are provisional.
+    """The record store of a job on a worker's device: its new records are provisional.
 
-    It finds the served records, and the trials of all jobs.
+    It reads the served records, and the trials of all jobs.
     """
 
     def __init__(self, served: SqlRecordStore, ledger: ClaimLedger, job_id: str) -> None:

@@ -1,8 +1,8 @@
 """Rows of the table of claims: how a claim is written, read, and served.
 
-The two kinds of claims differ in their statement and their evidence alone. A schedule claims to be
-the fastest of its record key, by a Measurement. A race claims which schedules of a model win, by a
-verdict.
+The two kinds of claims differ only in their statement and their evidence. A schedule claims to be
+the fastest of its record key; the evidence is a Measurement. A race claims which schedules of a
+model win; the evidence is its verdict.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ is_confirmed = claims.c.state == ReviewState.CONFIRMED.value
 
 @dataclass(frozen=True, slots=True)
 class StoredClaim:
-    """A claim, who reported it, and the state of its review.
+    """A claim, its reporter, and the state of its review.
 
     Attributes:
         id: names the evidence.
@@ -52,7 +52,7 @@ class StoredClaim:
         reason: why it is disputed or withdrawn.
         job_id: the job that requested the measurement; "" without one.
         reporter: the worker that measured.
-        attestation: how much the reports are worth.
+        attestation: how independent its reports are.
         review: the second report as JSON, if there is one.
         stored_at: in Unix seconds.
     """
@@ -69,7 +69,7 @@ class StoredClaim:
 
 @dataclass(frozen=True, slots=True)
 class StoredRecord(StoredClaim):
-    """A tuning record as a claim."""
+    """The claim that a schedule is the fastest of its key: a tuning record."""
 
     record: TuningRecord
 
@@ -80,13 +80,13 @@ class StoredRecord(StoredClaim):
 
     @property
     def confirmation(self) -> Measurement | None:
-        """The second measurement of its schedule."""
+        """Return the second measurement of the schedule; None without one."""
         return None if self.review is None else Measurement.from_json(self.review)
 
 
 @dataclass(frozen=True, slots=True)
 class StoredRace(StoredClaim):
-    """The verdict of a race as a claim.
+    """The claim that some schedules of a model win a race.
 
     Attributes:
         identity: identifies the programs that ran.
@@ -100,12 +100,12 @@ class StoredRace(StoredClaim):
 
 
 def key_of(row: sa.Row[Any]) -> RecordKey:
-    """The record key of a schedule's row."""
+    """Return the record key of a schedule's claim."""
     return RecordKey(row.subject, row.target_key, row.threads, row.numerics)
 
 
 def record_of(row: sa.Row[Any]) -> TuningRecord:
-    """The record in a schedule's row."""
+    """Convert the row of a schedule's claim to the tuning record."""
     return TuningRecord(
         key=key_of(row),
         schedule=Schedule.from_json(row.statement),
@@ -117,12 +117,12 @@ def record_of(row: sa.Row[Any]) -> TuningRecord:
 
 
 def stored_record(row: sa.Row[Any]) -> StoredRecord:
-    """The claim in a schedule's row."""
+    """Convert the row of a schedule's claim to the claim."""
     return StoredRecord(**_claim(row), record=record_of(row))
 
 
 def stored_race(row: sa.Row[Any]) -> StoredRace:
-    """The claim in a race's row."""
+    """Convert the row of a race's claim to the claim."""
     served = row.statement["served"]
     return StoredRace(**_claim(row), identity=row.subject, served=served, verdict=row.evidence)
 
@@ -142,10 +142,10 @@ def _claim(row: sa.Row[Any]) -> dict[str, Any]:
 
 
 def record_id(key: RecordKey, schedule_digest: str, trial_id: str) -> str:
-    """The id of a record, 32 hexadecimal digits, derived from its evidence.
+    """Return the id of a record, 32 hexadecimal digits, derived from its evidence.
 
-    The code generation is not part of the name, because a record stays valid while the code is the
-    same.
+    The id does not depend on the code generation, because a record stays valid while the code is
+    the same.
     """
     parts = (*map(str, key.to_json().values()), schedule_digest, trial_id)
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:32]
@@ -154,9 +154,17 @@ def record_id(key: RecordKey, schedule_digest: str, trial_id: str) -> str:
 def record_values(
     record: TuningRecord, now: float, *, job_id: str = "", owner: str = "", ours: bool = True
 ) -> dict[str, Any]:
-    """The columns of a record that the service's own machine or a worker measured.
+    """Return the columns of a new claim about a schedule.
 
-    Raises ValueError for the record of a failed measurement.
+    Args:
+        record: the tuning record.
+        now: the present time in Unix seconds.
+        job_id: the job that requested the measurement.
+        owner: the owner of the worker that measured.
+        ours: whether the service's own machine measured.
+
+    Raises:
+        ValueError: if the record's measurement failed.
     """
     if record.measurement.run_seconds is None:
         raise ValueError(f"a record of a failed measurement: {record.measurement.status}")
@@ -185,17 +193,17 @@ def race_values(
     job_id: str,
     reporter: ClaimReporter | None,
 ) -> dict[str, Any]:
-    """The columns of a race's claim; without a reporter our own machine raced.
+    """Return the columns of a new claim about a race.
 
     Args:
         identity: identifies the programs that ran.
         mode: target key, threads and numerics of the programs.
-        codegen_version: of the programs.
+        codegen_version: the code generation of the programs.
         served: which schedules win.
         verdict: the verdict as JSON.
         now: in Unix seconds.
         job_id: the job that requested the race.
-        reporter: the worker that raced.
+        reporter: the worker that raced; None for the service's own machine.
     """
     return {
         "id": uuid.uuid4().hex,
@@ -227,7 +235,7 @@ def _reported(reporter: ClaimReporter, ours: bool, job_id: str, now: float) -> d
 
 
 def served_rows(connection: sa.Connection, keys: Sequence[RecordKey]) -> Iterator[sa.Row[Any]]:
-    """The rows of the schedules that are served for these keys, with one query per mode."""
+    """Yield the rows of the served schedules of these keys, with one query per mode."""
     for mode, some in by_mode(keys):
         query = sa.select(claims).where(
             *(claims.c[name] == value for name, value in mode.items()),
@@ -239,8 +247,10 @@ def served_rows(connection: sa.Connection, keys: Sequence[RecordKey]) -> Iterato
 
 
 def by_mode(keys: Sequence[RecordKey]) -> Iterator[tuple[dict[str, Any], Sequence[str]]]:
-    """Groups of keys that differ only in the workload: the common columns, and at most as many
-    workloads as fit one statement."""
+    """Group keys that differ only in the workload.
+
+    Yield the common columns by name, and at most as many workload keys as fit one statement.
+    """
     workloads: dict[tuple[str, int, str], list[str]] = {}
     for key in dict.fromkeys(keys):
         mode = (key.target_key, key.threads, key.numerics)
@@ -252,10 +262,10 @@ def by_mode(keys: Sequence[RecordKey]) -> Iterator[tuple[dict[str, Any], Sequenc
 
 @contextmanager
 def changing(engine: sa.Engine) -> Iterator[sa.Connection]:
-    """A transaction that changes the served claims. These transactions run one after the other.
+    """Open a transaction that changes the served claims; these run one after the other.
 
-    Serving a claim writes its row anew. On PostgreSQL another transaction that waited for the old
-    row would miss the new one: a withdrawal would leave it served.
+    Serving a claim rewrites its row. On PostgreSQL, a concurrent transaction that waited for the
+    old row would miss the new one: a withdrawal would leave it served.
     """
     with writing(engine) as connection:
         one_at_a_time(connection, "claims")
@@ -263,14 +273,14 @@ def changing(engine: sa.Engine) -> Iterator[sa.Connection]:
 
 
 def same_subject(values: Columns) -> sa.ColumnElement[bool]:
-    """Condition: a claim has the same subject as the one with these columns."""
+    """Return the SQL condition that a claim has the subject in these columns."""
     return sa.and_(*(claims.c[name] == values[name] for name in SUBJECT))
 
 
 def serve(connection: sa.Connection, values: dict[str, Any]) -> None:
-    """Make a confirmed claim the newest one of its subject; the one before is superseded.
+    """Insert a confirmed claim as the newest of its subject, and supersede the one before.
 
-    A row of the same id is replaced. The transaction is one of `changing`.
+    A row with the same id is replaced. Call it in a transaction of `changing`.
     """
     served = sa.and_(same_subject(values), is_confirmed)
     connection.execute(sa.delete(claims).where(claims.c.id == values["id"]))

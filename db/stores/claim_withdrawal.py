@@ -33,14 +33,14 @@ _uses = table_of(ClaimUseRow)
 
 @dataclass(frozen=True, slots=True)
 class Withdrawn:
-    """The withdrawn claims.
+    """What a withdrawal has changed.
 
     Attributes:
-        records: the schedules among them.
-        restored: records that are served again in the place of withdrawn ones.
+        records: the withdrawn schedules.
+        restored: records that are served again in place of withdrawn ones.
         races: number of withdrawn verdicts of races.
         trials: number of withdrawn trials.
-        jobs: the jobs whose artifact used a withdrawn record, or that the workers measured for.
+        jobs: the jobs whose artifact used a withdrawn record, or for which the workers measured.
         named: the complete ids of the named records.
     """
 
@@ -82,7 +82,7 @@ def withdraw(
 
 
 def restore(connection: sa.Connection, rows: Sequence[sa.Row[Any]]) -> tuple[str, ...]:
-    """Serve the newest superseded claim of each subject that lost its served one; their ids.
+    """Serve the newest superseded claim of each subject that lost its served one. Return their ids.
 
     Args:
         connection: in a transaction of `claim_rows.changing`.

@@ -1,7 +1,8 @@
 """Trained cost models: one row per version, with the bytes of the model as a blob.
 
 Versions of a target are numbered from 1. At most one of them is promoted, and tuning runs start
-from it. `promote` replaces it by another version, and `roll_back` promotes the previous one again.
+from it. `promote` promotes another version instead, and `roll_back` promotes the previous one
+again.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ _newest_first = PageOrder((_models.c.created_at, _models.c.target_key, _models.c
 
 
 class CostModelState(StrEnum):
-    """Whether the tuning runs of its target use a version."""
+    """The state of a version: whether tuning runs of its target use it."""
 
     CANDIDATE = "candidate"
     """Trained, and never in use."""
@@ -38,9 +39,12 @@ class CostModelState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class StoredCostModel:
-    """One version. `scores` are its figures on held-out tasks, `chance` those of a random order.
+    """One version of a target's cost model.
 
-    `trials` is the number of trials that the target had when it was trained.
+    Attributes:
+        scores: its scores on held-out tasks.
+        chance: the scores of a random order on these tasks.
+        trials: number of trials that the target had when the model was trained.
     """
 
     target_key: str
@@ -59,7 +63,7 @@ class StoredCostModel:
 
 
 class CostModelStore:
-    """Rows in the database, bytes in the blob store."""
+    """Stores the versions of cost models: rows in the database, bytes in the blob store."""
 
     def __init__(self, engine: sa.Engine, blobs: BlobStore, clock: Clock = system_clock) -> None:
         self._engine = engine
@@ -110,7 +114,7 @@ class CostModelStore:
         return _stored(values)
 
     def get(self, target_key: str, version: int) -> StoredCostModel:
-        """Raises NotFoundError."""
+        """Return a version of a target's model. Raises NotFoundError."""
         with reading(self._engine) as connection:
             return _get(connection, target_key, version)
 
@@ -125,7 +129,10 @@ class CostModelStore:
         limit: int | None = None,
         after: Position | None = None,
     ) -> Page[StoredCostModel]:
-        """Every version, of one target or of all, the newest first. Raises PositionError."""
+        """Return a page of versions, newest first, of one target or of all. Raises PositionError.
+
+        `limit` and `after` are as in `PageOrder.page`.
+        """
         query = sa.select(_models)
         if target_key is not None:
             query = query.where(_models.c.target_key == target_key)

@@ -39,16 +39,18 @@ class EventStore:
         self._clock = clock
 
     def append(self, job_id: str, events: Sequence[EventData]) -> int:
-        """Add (kind, data) events in order; returns the last sequence number. Raises NotFoundError.
+        """Add (kind, data) events in order; return the last sequence number. Raises NotFoundError.
 
-        A number becomes visible only after all smaller ones: the job's row is locked meanwhile.
+        The job's row is locked, so that a number becomes visible only after all smaller ones.
         """
         with writing(self._engine) as connection:
             return append_events(connection, job_id, events, self._clock())
 
     def spread(self, job_id: str, kind: str, most: int) -> Sequence[JobEvent]:
-        """Events of one kind, in order. If there are more than `most`, returns `most` evenly spaced
-        ones and the last one."""
+        """Return the events of one kind, in order; if they are many, a sample.
+
+        If there are more than `most`, return at most `most` evenly spaced ones and the last one.
+        """
         # by its place among its kind: sequence numbers of one kind may all be odd
         place = sa.func.row_number().over(order_by=_events.c.sequence)
         of_kind = sa.and_(_events.c.job_id == job_id, _events.c.kind == kind)
@@ -65,13 +67,16 @@ class EventStore:
     def list(
         self, job_id: str, *, but: str, limit: int, after: Position | None = None
     ) -> Page[JobEvent]:
-        """The events of a job except those of one kind, the newest first. Raises PositionError."""
+        """Return a page of a job's events, newest first, except those of kind `but`.
+
+        Raises PositionError.
+        """
         query = sa.select(_events).where(_events.c.job_id == job_id, _events.c.kind != but)
         with reading(self._engine) as connection:
             return _newest_first.page(connection, query, _event, limit, after)
 
     def since(self, job_id: str, sequence: int = 0, limit: int = 500) -> Sequence[JobEvent]:
-        """Events after `sequence`, in order; empty if no later event or no such job exists."""
+        """Return events after number `sequence`, in order; empty for an unknown job."""
         query = (
             sa.select(_events)
             .where(_events.c.job_id == job_id, _events.c.sequence > sequence)
@@ -89,7 +94,7 @@ def _event(row: sa.Row[Any]) -> JobEvent:
 def append_events(
     connection: sa.Connection, job_id: str, events: Sequence[EventData], now: float
 ) -> int:
-    """`EventStore.append` within a transaction of another store."""
+    """Do `EventStore.append` within a transaction of another store."""
     counted = (
         sa.update(_jobs)
         .where(_jobs.c.id == job_id)

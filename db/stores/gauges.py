@@ -20,7 +20,7 @@ _trials = table_of(TrialRow)
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """Figures of the database. Ages are in seconds; 0 if nothing of that kind exists."""
+    """Counts and ages over the whole database. An age is in seconds; 0 without such a row."""
 
     oldest_lease: float  # of those that hold
     oldest_queued: float
@@ -36,7 +36,7 @@ class GaugeStore:
         self._now = instant(clock)
 
     def read(self) -> Figures:
-        """The figures as of now. Raises StorageError."""
+        """Query the present figures. Raises StorageError."""
         now = self._now()
         lease = sa.select(now - sa.func.min(_leases.c.taken_at)).where(_leases.c.ended_at.is_(None))
         queued = sa.select(now - sa.func.min(_requests.c.created_at)).where(

@@ -26,7 +26,7 @@ HELD_SECONDS = 30.0
 
 @dataclass(frozen=True, slots=True)
 class HeldKey:
-    """A hold on an idempotency key: the process that has it executes the request."""
+    """The right to execute the request of an idempotency key, which one process has at a time."""
 
     token_id: str
     key: str
@@ -35,24 +35,26 @@ class HeldKey:
 
 @dataclass(frozen=True, slots=True)
 class Answered:
-    """The answer to the first request."""
+    """The stored answer to the first request with a key."""
 
     status: int
     answer: bytes
 
 
 class IdempotencyStore:
-    """Keys of a token, with the digests of the requests that they name."""
+    """Stores idempotency keys of tokens, with the digests and answers of their requests."""
 
     def __init__(self, engine: sa.Engine, clock: Clock | None = None) -> None:
         self._engine = engine
         self._now = instant(clock)
 
     def begin(self, token_id: str, key: str, digest: str) -> HeldKey | Answered:
-        """Take the hold on a request, or return its stored answer.
+        """Reserve a key for the execution of its request, or return the stored answer.
+
+        `digest` identifies the content of the request.
 
         Raises:
-            KeyMismatchError: if the key names a request of another digest.
+            KeyMismatchError: if the key was used for a request with another digest.
             KeyInFlightError: if another process executes the request.
         """
         now = self._now()
@@ -93,13 +95,12 @@ class IdempotencyStore:
         self._update(held, status=status, answer=answer)
 
     def release(self, held: HeldKey) -> None:
-        """Delete a request that had no effect. The next request with its key counts as the
-        first."""
+        """Delete the key of a request that had no effect, so that it can be used again."""
         with writing(self._engine) as connection:
             connection.execute(sa.delete(_keys).where(_mine(held)))
 
     def remove(self, kept_seconds: float) -> int:
-        """Delete older requests that are not in flight; returns their number."""
+        """Delete keys older than `kept_seconds` that are not in flight. Return their number."""
         now = self._now()
         old = sa.and_(_keys.c.created_at < now - kept_seconds, _keys.c.until <= now)
         with reading(self._engine) as connection:  # mostly nothing is due: take no write lock

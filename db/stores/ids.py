@@ -31,18 +31,18 @@ lengths."""
 def row_of_id(
     connection: sa.Connection, query: sa.Select[Any], column: sa.Column[str], given: str, what: str
 ) -> sa.Row[Any]:
-    """The row whose id is `given`, or the only one whose id begins so.
+    """Return the row whose id is `given`, or the only row whose id starts with `given`.
 
     Args:
-        connection: where to ask.
+        connection: the connection to query.
         query: selects the column, among others; its conditions limit the rows.
-        column: the ids.
+        column: the column of the ids.
         given: an id, or at least the first four characters of one.
-        what: the noun of messages: "job".
+        what: the noun of error messages, such as "job".
 
     Raises:
-        NotFoundError: if no id begins so.
-        AmbiguousIdError: if several do; it names them.
+        NotFoundError: if no id starts with `given`.
+        AmbiguousIdError: if several do; the message names them.
     """
     row = connection.execute(query.where(column == given)).first()
     if row is not None:
@@ -72,6 +72,6 @@ def id_of(
     what: str,
     *where: sa.ColumnElement[bool],
 ) -> str:
-    """The complete id. Raises the errors of `row_of_id`."""
+    """Return the complete id for an id or its beginning. Errors are as in `row_of_id`."""
     found: str = row_of_id(connection, sa.select(column).where(*where), column, given, what)[0]
     return found

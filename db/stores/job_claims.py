@@ -1,4 +1,4 @@
-"""Operations of tuners on jobs: claim in a fair order, report, change the state, release."""
+"""Operations of tuners on jobs: claim in a fair order, report, change the state, give back."""
 
 from __future__ import annotations
 
@@ -44,9 +44,9 @@ _jobs = jobs_table
 
 
 class JobClaims:
-    """The tuner's side of the queue of jobs. All its writes are fenced by the claim.
+    """The operations of tuners on the queue of jobs. Every write requires a valid claim.
 
-    `clock` is for tests: without one, times are the database's, so that no tuner takes another's
+    `clock` is for tests. Without one, times are the database's, so that no tuner takes another's
     jobs because its clock is ahead.
     """
 
@@ -69,22 +69,21 @@ class JobClaims:
         stall_seconds: float = float("inf"),
         shared: bool = False,
     ) -> tuple[JobClaim, Job] | None:
-        """Claim the next job; None if there is nothing to do.
+        """Claim the next job for a tuner; None if no job can be claimed.
 
         The next job is that of the owner with the fewest running jobs; among these the one with the
-        highest priority, then the oldest. The job becomes running with a higher fencing token. One
-        that was claimed `max_attempts` times without a trial becomes failed instead.
+        highest priority, then the oldest. The job becomes running with a higher fencing token. A
+        job that was claimed `max_attempts` times without a trial becomes failed instead.
 
         Args:
-            tuner: who takes it.
-            lease_seconds: until when the claim holds unless it is renewed.
-            max_attempts: tuners that a job may lose in a row.
-            max_running: jobs of one owner at a time, unless the owner's token says otherwise.
+            tuner: the name of the tuner.
+            lease_seconds: time until the claim ends unless it is renewed.
+            max_attempts: number of tuners in a row that may be lost with a job.
+            max_running: limit of running jobs per owner, unless the owner's token has its own.
             wait_seconds: how long a job waits for a worker by default; after that it is claimed
                 without one, to end with the known records.
             stall_seconds: a job without progress for this time is taken from its tuner.
-            shared: whether the tuner holds other jobs (see SHARED_ATTEMPTS and
-                ALONE_SECONDS).
+            shared: whether the tuner holds other jobs (see SHARED_ATTEMPTS and ALONE_SECONDS).
         """
         with reading(self._engine) as connection:
             now = self._clock(connection)
@@ -166,16 +165,15 @@ class JobClaims:
         *,
         only_wake: bool = False,
     ) -> int:
-        """Let queued jobs without a worker wait, and queue waiting jobs that have one; returns
-        their number.
+        """Make queued jobs wait if they have no worker, and queue waiting jobs that have one.
 
-        The reason of jobs that wait for one specific worker is updated. Any process may call it at
-        any time.
+        Returns the number of jobs whose state changed. The reason of jobs that wait for one
+        specific worker is updated. Any process may call it at any time.
 
         Args:
             served: whether a worker for a target key, or the named worker, is alive.
             reason: why a job waits, and what would help.
-            only_wake: only queue jobs again, and let no further job wait.
+            only_wake: only queue waiting jobs.
         """
         places = (_jobs.c.state, _jobs.c.target_key, _jobs.c.worker_id, _jobs.c.reason)
         moved = {JobState.WAITING: JobState.QUEUED}
@@ -217,9 +215,9 @@ class JobClaims:
         return count
 
     def renew(self, claim: JobClaim, lease_seconds: float) -> Job:
-        """Renew a claim until a new deadline.
+        """Extend a claim by `lease_seconds` from now.
 
-        Raises StaleLeaseError when another tuner has the job, or it was stopped or ended.
+        Raises StaleLeaseError if another tuner has the job, or it was stopped or has ended.
         """
         with writing(self._engine) as connection:
             deadline = self._clock(connection) + lease_seconds
@@ -232,10 +230,10 @@ class JobClaims:
         *,
         event: JsonObject | None = None,
     ) -> None:
-        """Save counters (and an event "progress" with the counters and what `event` adds).
+        """Save the counters of a job, and optionally an event "progress".
 
-        New trials count as progress: if the tuner is lost later, this does not count as a failed
-        attempt. Raises StaleLeaseError.
+        The event has the counters and the values of `event`. New trials count as progress: if the
+        tuner is lost later, this does not count as a failed attempt. Raises StaleLeaseError.
         """
         counters = asdict(progress)
         values: dict[str, Any] = dict(counters)
@@ -254,7 +252,7 @@ class JobClaims:
             append_events(connection, claim.job_id, [("progress", data)], now)
 
     def tell(self, claim: JobClaim, events: Sequence[EventData]) -> None:
-        """Add events to the job; they count as progress. Raises StaleLeaseError."""
+        """Add events to a job; they count as progress. Raises StaleLeaseError."""
         with writing(self._engine) as connection:
             now = self._clock(connection)
             self._fenced_update(connection, claim, {"progressed_at": now})
@@ -270,10 +268,10 @@ class JobClaims:
         result: JsonObject | None = None,
         artifact_digest: str | None = None,
     ) -> Job:
-        """Change the state, and add an event "state". The claim ends if no tuner holds a job in the
-        new state.
+        """Change the state of a job, and add an event "state".
 
-        Raises StateError (no such step), StaleLeaseError.
+        The claim ends unless tuners hold jobs in the new state. Raises StateError if the transition
+        table does not allow the step, or StaleLeaseError.
         """
         values: dict[str, Any] = {"reason": reason}
         if error is not None:
@@ -289,9 +287,9 @@ class JobClaims:
             return step(connection, job, state, self._clock(connection), **values)
 
     def release(self, claim: JobClaim, *, waits: str | None = None) -> None:
-        """Return an unfinished job; the claim does not count as an attempt.
+        """Give an unfinished job back; the claim does not count as an attempt.
 
-        The job is queued, or waits for a worker if `waits` is the reason. Raises StaleLeaseError.
+        The job is queued; or it waits for a worker, for the reason `waits`. Raises StaleLeaseError.
         """
         state = JobState.QUEUED if waits is None else JobState.WAITING
         with writing(self._engine) as connection:

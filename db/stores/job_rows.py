@@ -1,4 +1,4 @@
-"""The values of jobs, and the only function that changes the state of a job's row."""
+"""The values of jobs, and the function through which all changes of a job's state go."""
 
 from __future__ import annotations
 
@@ -26,7 +26,9 @@ held_states = sorted(state.value for state in HELD_STATES)
 
 @dataclass(frozen=True, slots=True)
 class JobProgress:
-    """Counters a tuner reports. Seconds of the whole model are weighted sums over its tasks."""
+    """Progress of a job, as its tuner reports it. Seconds of the model are weighted sums over
+    tasks.
+    """
 
     phase: str = ""  # one word for people: "importing", "tuning", ...
     tasks_total: int = 0
@@ -71,7 +73,10 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class JobClaim:
-    """Proof that a tuner holds a job; every write of the tuner carries it."""
+    """Proof that a tuner holds a job, required for every write of the tuner.
+
+    `fencing_token` grows with each claim, so that writes under an earlier claim are rejected.
+    """
 
     job_id: str
     tuner: str
@@ -79,7 +84,7 @@ class JobClaim:
 
 
 def seen_jobs(sees: str | None) -> tuple[sa.ColumnElement[bool], ...]:
-    """The condition that jobs belong to an owner; no condition for None."""
+    """Return SQL conditions that select the jobs of an owner, by name; none for None."""
     if sees is None:
         return ()
     return (jobs_table.c.owner.in_(sa.select(_tokens.c.id).where(_tokens.c.name == sees)),)
@@ -88,9 +93,10 @@ def seen_jobs(sees: str | None) -> tuple[sa.ColumnElement[bool], ...]:
 def get_job(
     connection: sa.Connection, job_id: str, *, lock: bool = False, sees: str | None = None
 ) -> Job:
-    """The job with this id, or the only one whose id begins so, of those that an owner sees.
+    """Return the job with this id, or the only one whose id starts with it.
 
-    Raises NotFoundError.
+    Only the jobs of the owner `sees` are visible; None: all. With `lock`, the row is locked. Raises
+    NotFoundError.
     """
     query = sa.select(jobs_table).where(*seen_jobs(sees))
     query = query.with_for_update() if lock else query
@@ -101,7 +107,7 @@ _PROGRESS_FIELDS = tuple(field.name for field in fields(JobProgress))
 
 
 def job_of(row: sa.Row[Any]) -> Job:
-    """The job of a complete row."""
+    """Convert a complete row to a job."""
     values = dict(row._mapping)
     progress = JobProgress(**{name: values.pop(name) for name in _PROGRESS_FIELDS})
     for name in ("idempotency_key", "event_sequence"):
@@ -111,10 +117,10 @@ def job_of(row: sa.Row[Any]) -> Job:
 
 
 def step(connection: sa.Connection, job: Job, state: JobState, now: float, **values: Any) -> Job:
-    """Change the state of a job by the transition table, and add an event. The caller has locked
-    the job's row.
+    """Change the state of a job by the transition table, add an event, and return the job.
 
-    Requests of a job that ends or is paused are cancelled with it.
+    The caller has locked the job's row; `values` are further columns to set. If the job ends or is
+    paused, its requests are cancelled. Raises StateError.
     """
     check_transition(job.id, job.state, state)
     values.setdefault("reason", None)
@@ -134,14 +140,15 @@ def step(connection: sa.Connection, job: Job, state: JobState, now: float, **val
 
 
 def state_event(state: JobState, **why: str | None) -> EventData:
-    """The event of a change of state, without the fields that are None."""
+    """Return the event for a change of state, with the values of `why` that are not None."""
     return "state", {"state": state.value, **{k: v for k, v in why.items() if v is not None}}
 
 
 def check_claim(connection: sa.Connection, claim: JobClaim) -> Job:
-    """The job, its row locked until the transaction ends. Raises StaleLeaseError.
+    """Lock a claimed job's row until the transaction ends, and return the job.
 
-    A claim after its deadline still holds while no other tuner has taken the job.
+    A claim is valid after its deadline as long as no other tuner has taken the job. Raises
+    StaleLeaseError.
     """
     query = sa.select(jobs_table).where(holds(claim))
     row = connection.execute(query.with_for_update()).first()
@@ -151,7 +158,7 @@ def check_claim(connection: sa.Connection, claim: JobClaim) -> Job:
 
 
 def holds(claim: JobClaim) -> sa.ColumnElement[bool]:
-    """Condition: a row is that of the claimed job, and the claim still holds."""
+    """Return the SQL condition that a row is the claimed job, and the claim is valid."""
     return sa.and_(
         jobs_table.c.id == claim.job_id,
         jobs_table.c.fencing_token == claim.fencing_token,

@@ -1,4 +1,4 @@
-"""Jobs: a user's requests, and the operations of users on them."""
+"""Jobs: requests of users to tune a model, and the operations of users on them."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ _ended = sorted(state.value for state in FINAL_STATES)
 
 
 class JobStore(JobClaims):
-    """The queue of jobs."""
+    """The queue of jobs, with the operations of users and of tuners."""
 
     def create(
         self,
@@ -64,12 +64,16 @@ class JobStore(JobClaims):
         max_open: int | None = None,
         idempotency_key: str | None = None,
     ) -> Job:
-        """Create a job with its first event. It is queued, or waits for a worker if `waits` is the
-        reason.
+        """Create a job with its first event. It is queued; or it waits for a worker, for the reason
+        `waits`.
 
         If the owner has used the idempotency key before, returns the first job, regardless of
-        quotas. `max_open` is the quota of open jobs if the token has none. `samples` are blobs that
-        are kept while the job is open.
+        quotas.
+
+        Args:
+            samples: digests of sample inputs, which are kept while the job is open.
+            max_open: the quota of open jobs, unless the owner's token has its own.
+            owner: the id of a token.
 
         Raises:
             NotFoundError: if the model is unknown.
@@ -123,15 +127,15 @@ class JobStore(JobClaims):
             return job_of(made)
 
     def get(self, job_id: str, sees: str | None = None) -> Job:
-        """The job with this id, or the only one whose id begins so.
+        """Return the job with this id, or the only one whose id starts with it.
 
-        `sees` is the owner whose jobs alone are visible (`Token.sees`). Raises NotFoundError.
+        `sees` limits the visible jobs to those of one owner (`Token.sees`). Raises NotFoundError.
         """
         with reading(self._engine) as connection:
             return get_job(connection, job_id, sees=sees)
 
     def seen(self, job_ids: Collection[str], sees: str | None) -> Collection[str]:
-        """The ids among these whose jobs an owner may see; `sees` as in `get`."""
+        """Return those of the ids whose jobs an owner may see; `sees` is as in `get`."""
         if sees is None:
             return job_ids
         found: set[str] = set()
@@ -151,9 +155,19 @@ class JobStore(JobClaims):
         limit: int = 100,
         after: Position | None = None,
     ) -> Page[Job]:
-        """A page of jobs, newest first, after the position `next` of the previous page. Results may
-        be long; if `results` is false, they are None. `owner` is a token's id, `sees` as in `get`.
-        Raises PositionError."""
+        """Return a page of jobs, newest first.
+
+        Args:
+            owner: the id of the token that created the jobs.
+            sees: as in `get`.
+            state: the state of the jobs.
+            results: whether to read the results, which may be long; otherwise they are None.
+            limit: the largest number of jobs.
+            after: the `next` of the previous page.
+
+        Raises:
+            PositionError: if no job can have the position `after`.
+        """
         query = sa.select(*_jobs.columns) if results else sa.select(*_without_results)
         query = query.where(*seen_jobs(sees))
         if owner is not None:
@@ -164,17 +178,18 @@ class JobStore(JobClaims):
             return _newest_first.page(connection, query, job_of, limit, after)
 
     def counts(self) -> Mapping[JobState, int]:
-        """Number of jobs by state, for every state."""
+        """Count jobs by state; every state is present."""
         query = sa.select(_jobs.c.state, sa.func.count()).group_by(_jobs.c.state)
         with reading(self._engine) as connection:
             found = {row[0]: row[1] for row in connection.execute(query)}
         return {state: found.get(state.value, 0) for state in JobState}
 
     def cancel(self, job_id: str) -> Job:
-        """End a job at once, and cancel its requests. A tuner that holds it learns this at its next
+        """End a job at once, and cancel its requests. A tuner that holds it notices at its next
         write.
 
-        A job that ended stays as it is (cancelling twice is not an error). Raises NotFoundError.
+        A job that has ended does not change (cancelling twice is not an error). Raises
+        NotFoundError.
         """
         with writing(self._engine) as connection:
             job = get_job(connection, job_id, lock=True)
@@ -183,9 +198,9 @@ class JobStore(JobClaims):
             return step(connection, job, JobState.CANCELLED, self._clock(connection))
 
     def pause(self, job_id: str) -> Job:
-        """Stop a job at once until `resume`, and cancel its requests; its trials stay.
+        """Stop a job at once until `resume`, and cancel its requests; its trials are kept.
 
-        Pausing twice is not an error. Raises NotFoundError, StateError (it ended).
+        Pausing twice is not an error. Raises NotFoundError, or StateError if the job has ended.
         """
         with writing(self._engine) as connection:
             job = get_job(connection, job_id, lock=True)
@@ -196,7 +211,8 @@ class JobStore(JobClaims):
     def resume(self, job_id: str) -> Job:
         """Queue a paused job again; it continues from its trials.
 
-        A job that is not paused does not change. Raises NotFoundError, StateError (it ended).
+        A job that is not paused does not change. Raises NotFoundError, or StateError if it has
+        ended.
         """
         with writing(self._engine) as connection:
             job = get_job(connection, job_id, lock=True)

@@ -1,7 +1,7 @@
-"""Leases for all workers that claim at the same moment. Their common facts are read once.
+"""Leases for all workers that claim at the same moment. Facts common to the claims are read once.
 
-A claim is judged in the order in which it came. The first requests of the queue are dealt out one
-at a time, so that where there are few, many workers get one each.
+Claims are served in the order of their arrival. The first requests of the queue are distributed one
+at a time, so that a few requests go to many workers.
 """
 
 from __future__ import annotations
@@ -27,8 +27,9 @@ Now = sa.ColumnElement[float]
 class Claim:
     """A worker's claim of up to `limit` requests.
 
-    `claim_id` is the worker's own name for this claim. If the answer was lost, the worker repeats
-    the claim with this name, and gets the same leases while these are live.
+    Attributes:
+        claim_id: the worker's own name for this claim. If the answer was lost, the worker repeats
+            the claim with the same name, and gets the same leases while they are valid.
     """
 
     worker_id: str
@@ -40,7 +41,7 @@ class Claim:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """The result of a claim without leases."""
+    """The result of a claim: the leases, or why there are none."""
 
     leases: Sequence[Lease] = ()
     empty: bool = False
@@ -71,8 +72,15 @@ class _Claimant:
 
 @dataclass(frozen=True, slots=True)
 class Survey:
-    """Facts for several claims, read before any request is leased. `found` has the results of
-    claims without new leases."""
+    """Facts for several claims, read before any request is leased. Claims are named by their index.
+
+    Attributes:
+        found: the results of claims that get no new leases.
+        able: the claims that may get requests.
+        owners: the owner of each worker.
+        in_quarantine: the workers in quarantine.
+        targets: the targets with waiting requests.
+    """
 
     found: Mapping[int, Found | NotFoundError]
     able: Sequence[int]
@@ -82,7 +90,7 @@ class Survey:
 
 
 def survey(connection: sa.Connection, claims: Sequence[Claim], now: Now) -> Survey:
-    """Determine which claims may get requests, which are already answered, and their targets."""
+    """Determine which claims may get requests, and the results of those that may not."""
     known = _facts(connection, {claim.worker_id for claim in claims}, now)
     again = _again(connection, claims)
     found: dict[int, Found | NotFoundError] = {}
@@ -112,7 +120,15 @@ def take(
     lost_after_seconds: float,
     lease_seconds: float,
 ) -> Sequence[Found]:
-    """Lease requests to the claims that a survey admitted, in their order."""
+    """Lease requests to the claims that a survey admitted, and return a result per claim.
+
+    Args:
+        claims: the admitted claims, in the order of their arrival.
+        seen: the survey.
+        now: the present time.
+        lost_after_seconds: silence after which a worker counts as lost.
+        lease_seconds: the time until the leases end.
+    """
     claimants = [_Claimant(claim, seen.owners[claim.worker_id], claim.limit) for claim in claims]
     _try_canaries(connection, claimants, seen.in_quarantine, now)
     _avoid(connection, claimants, now - lost_after_seconds)

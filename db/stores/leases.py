@@ -1,8 +1,8 @@
 """The queue of measurements for workers: claim, renew, report, return.
 
 A lease is a separate row, named by 128 random bits. Operations name the lease and its worker
-together, so that others can neither end nor revive it. A request has at most one lease that has not
-ended. Rows are locked in a fixed order, requests before leases before workers, so that two
+together, so that other workers can neither end nor revive it. A request has at most one lease that
+has not ended. Rows are locked in a fixed order, requests before leases before workers, so that two
 processes cannot deadlock.
 """
 
@@ -99,9 +99,10 @@ class LeaseStore(MeasureQueue):
         token_id: str | None = None,
         claim_id: str | None = None,
     ) -> Sequence[Lease]:
-        """Claim up to `limit` queued requests for these targets; empty if none is queued.
+        """Lease up to `limit` queued requests for these targets to a worker; empty if none is
+        queued.
 
-        `claim_all` for a single claim. Raises NotFoundError for an unknown worker.
+        It is `claim_all` for a single claim. Raises NotFoundError for an unknown worker.
         """
         claim = Claim(worker_id, tuple(target_keys), limit, token_id, claim_id)
         (found,) = self.claim_all([claim], lease_seconds)
@@ -112,13 +113,14 @@ class LeaseStore(MeasureQueue):
     def claim_all(
         self, claims: Sequence[Claim], lease_seconds: float
     ) -> Sequence[Found | NotFoundError]:
-        """Lease requests to each of these claims, in one transaction; an error for an unknown
-        worker.
+        """Lease requests to several claims in one transaction. Return a result per claim.
 
-        No request is ever in two claims: rows are locked and skipped on PostgreSQL, SQLite has one
-        writer. A worker that left or is drained gets nothing, and one in quarantine at most a
-        canary. A request that a worker failed is offered to other workers first, if there are any,
-        for `lost_after_seconds`. A repeated claim gets its live leases again.
+        The result for an unknown worker is a NotFoundError. A worker that left or is drained gets
+        nothing, and one in quarantine at most a canary. A request that a worker failed is offered
+        to other workers first, if there are any, for `lost_after_seconds`. A repeated claim gets
+        its valid leases again.
+
+        No request is in two claims: PostgreSQL locks and skips rows, and SQLite has one writer.
         """
         with reading(self._engine) as connection:  # mostly there is nothing: take no write lock
             seen = survey(connection, claims, self._now())
@@ -140,16 +142,16 @@ class LeaseStore(MeasureQueue):
     def renew(
         self, worker_id: str, lease_ids: Sequence[str], lease_seconds: float
     ) -> Mapping[str, float]:
-        """Renew leases; returns lease id -> new deadline. `renew_all` for a single worker."""
+        """Extend leases of a worker; return the new deadline by lease. See `renew_all`."""
         return self.renew_all([(worker_id, lease_ids)], lease_seconds)[0]
 
     def renew_all(
         self, named: Sequence[tuple[str, Sequence[str]]], lease_seconds: float
     ) -> Sequence[Mapping[str, float]]:
-        """Renew the leases that each worker names; returns lease id -> new deadline for each.
+        """Extend the leases that each worker names. Return, per worker, the new deadline by lease.
 
-        A lease that is missing from the answer no longer belongs to the worker, which must stop its
-        work.
+        `named` has pairs of a worker and its leases. A lease that is missing from the answer no
+        longer belongs to the worker, which must stop its work.
         """
         whose: dict[str, str] = {}
         asked = {(lease_id, worker_id) for worker_id, ids in named for lease_id in ids}
@@ -170,7 +172,7 @@ class LeaseStore(MeasureQueue):
         ]
 
     def asked(self, lease_id: str) -> JsonObject:
-        """The request of a lease, independent of its holder. Raises NotFoundError."""
+        """Return the request of a lease as JSON, whoever holds the lease. Raises NotFoundError."""
         query = sa.select(requests.c.payload).join(leases, leases.c.request_id == requests.c.id)
         with reading(self._engine) as connection:
             row = connection.execute(query.where(leases.c.id == lease_id)).first()
@@ -180,25 +182,27 @@ class LeaseStore(MeasureQueue):
         return payload
 
     def held(self, lease_id: str, worker_id: str) -> Held:
-        """Facts by which a result of this lease is judged. Raises NotFoundError."""
+        """Return the facts for checking a result of this lease. Raises NotFoundError."""
         (found,) = self.held_all([(lease_id, worker_id)])
         if found is None:
             raise NotFoundError("lease", lease_id)
         return found
 
     def held_all(self, named: Sequence[tuple[str, str]]) -> Sequence[Held | None]:
-        """Facts by which results of these leases are judged; each lease is named with its
-        worker."""
+        """Return the facts for checking results, for each pair of a lease and its worker.
+
+        The entry of an unknown pair is None.
+        """
         with reading(self._engine) as connection:
             return held(connection, named)
 
     def complete(
         self, lease_id: str, worker_id: str, result_key: str, result: JsonObject
     ) -> Completion:
-        """Save a result; `complete_all` for a single result.
+        """Save the result of a lease; see `complete_all`.
 
-        Raises NotFoundError (the worker has no such lease), StaleLeaseError (the worker ended the
-        lease, or its result was refused).
+        Raises NotFoundError if the worker has no such lease. Raises StaleLeaseError if the worker
+        ended the lease, or its result was refused.
         """
         (told,) = self.complete_all([Report(lease_id, worker_id, result_key, result)])
         if isinstance(told, DatabaseError):
@@ -208,20 +212,20 @@ class LeaseStore(MeasureQueue):
     def complete_all(
         self, reports: Sequence[Report]
     ) -> Sequence[Completion | NotFoundError | StaleLeaseError]:
-        """Save several results in one transaction.
+        """Save several results in one transaction. Return for each whether it counts, or its error.
 
         A result after the end of its lease is still accepted while no other worker has the request.
-        Once another worker has it, or it is cancelled, the result is LATE: kept with the lease, and
-        counted only if the other worker fails.
+        Once another worker has it, or it is cancelled, the result is LATE: stored with the lease,
+        and counted only if the other worker fails.
         """
         with writing(self._engine) as connection:
             return save(connection, reports, self._time(connection), self._most_failures)
 
     def fail(self, lease_id: str, worker_id: str, cause: Cause, error: str) -> RequestState:
-        """End a lease that the worker gives up, with the cause. Others may try, as long as attempts
-        are left.
+        """End a lease that the worker gives up, and return the new state of its request.
 
-        Raises NotFoundError, StaleLeaseError (the lease has ended).
+        Other workers may try the request as long as attempts are left. Raises NotFoundError, or
+        StaleLeaseError if the lease has ended.
         """
         match cause:
             case Cause.KILLED:
@@ -235,15 +239,18 @@ class LeaseStore(MeasureQueue):
         return self._give_up(lease_id, worker_id, outcome, blame, error)
 
     def refuse(self, lease_id: str, worker_id: str, error: str) -> RequestState:
-        """Reject the result of a lease: another worker gets the request.
+        """Reject the result of a lease, and return the new state of its request.
 
-        Raises NotFoundError, StaleLeaseError (the lease has ended).
+        Another worker gets the request. Raises NotFoundError, or StaleLeaseError if the lease has
+        ended.
         """
         return self._give_up(lease_id, worker_id, LeaseOutcome.REFUSED, Blame.WORKER, error)
 
     def release(self, worker_id: str, lease_ids: Sequence[str]) -> int:
-        """Return leases without a measurement (the worker shuts down). They do not count as
-        attempts. Returns their number."""
+        """Give back leases of a worker that shuts down; return their number.
+
+        Their requests are queued again, and the leases do not count as attempts.
+        """
         live = sa.select(leases.c.request_id).where(
             leases.c.id.in_(sorted(set(lease_ids))),
             leases.c.worker_id == worker_id,
@@ -272,8 +279,8 @@ class LeaseStore(MeasureQueue):
     def expire(self) -> Expiry:
         """End leases whose deadline has passed: their requests are queued again, or end.
 
-        Any process may call it, at any time, several at once. If thousands expire together, each
-        transaction ends some, so that others do not wait long for its locks.
+        Several processes may call it concurrently. If thousands expire together, each transaction
+        ends a part of them, so that others do not wait long for its locks.
         """
         over = sa.and_(leases.c.ended_at.is_(None), leases.c.deadline <= self._now())
         with reading(self._engine) as connection:  # mostly there is nothing: take no write lock
@@ -297,10 +304,9 @@ class LeaseStore(MeasureQueue):
         )
 
     def wake(self) -> int:
-        """Notify waiting claims of requests whose pause before another attempt has ended; returns
-        their number.
+        """Wake waiting claims for requests whose pause before another attempt has ended.
 
-        Any process may call it, at any time, several at once.
+        Returns the number of these requests. Several processes may call it concurrently.
         """
         over = sa.and_(
             is_queued(), requests.c.not_before > 0.0, requests.c.not_before <= self._now()
@@ -315,14 +321,16 @@ class LeaseStore(MeasureQueue):
         return len(rows)
 
     def extend(self, seconds: float) -> int:
-        """Extend every deadline by the time in which no worker could renew; returns the number of
-        leases."""
+        """Extend the deadlines of all leases, after a time in which no worker could renew.
+
+        Returns the number of leases.
+        """
         update = sa.update(leases).where(leases.c.ended_at.is_(None))
         with writing(self._engine) as connection:
             return connection.execute(update.values(deadline=leases.c.deadline + seconds)).rowcount
 
     def in_hand(self) -> dict[str, int]:
-        """Number of requests that each worker holds, drained workers included."""
+        """Count the requests that each worker holds, by worker; drained workers are included."""
         query = (
             sa.select(leases.c.worker_id, sa.func.count())
             .where(leases.c.ended_at.is_(None))
@@ -332,7 +340,7 @@ class LeaseStore(MeasureQueue):
             return {row[0]: row[1] for row in connection.execute(query)}
 
     def names_blob(self, token_id: str, digest: str) -> bool:
-        """Whether a live lease of one of this token's workers names the blob."""
+        """Whether a valid lease of one of this token's workers names the blob."""
         query = (
             sa.select(requests.c.blob_digests)
             .join(leases, leases.c.id == requests.c.lease_id)
@@ -343,9 +351,9 @@ class LeaseStore(MeasureQueue):
             return any(digest in named for named in connection.execute(query).scalars())
 
     def name_more(self, lease_id: str, worker_id: str, digests: Collection[str]) -> None:
-        """Add blobs to the request of a live lease, so that its worker may read them.
+        """Add blobs to the request of a valid lease, so that its worker may read them.
 
-        Raises NotFoundError, StaleLeaseError (the lease has ended).
+        Raises NotFoundError, or StaleLeaseError if the lease has ended.
         """
         with writing(self._engine) as connection:
             request, lease = _locked(connection, lease_id, worker_id)
@@ -357,7 +365,7 @@ class LeaseStore(MeasureQueue):
             refer(connection, BlobKind.REQUEST, request.id, sorted(digests))
 
     def history(self, request_id: str) -> Sequence[LeaseStatus]:
-        """Every lease of a request, the first one first."""
+        """Return all leases of a request, oldest first."""
         query = sa.select(leases).where(leases.c.request_id == request_id)
         with reading(self._engine) as connection:
             rows = connection.execute(query.order_by(leases.c.taken_at, leases.c.attempt)).all()

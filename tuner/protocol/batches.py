@@ -163,8 +163,8 @@ class MeasureRequest(JsonValue):
 
     Attributes:
         library_digest: digest of the shared object with all candidates.
-        cases: the inputs on which every candidate is checked. Cases with a weight are timed; if
-            there are none, the first is.
+        cases: the inputs on which every candidate is checked. Cases with a weight are timed, or
+            else only the first case.
         least_seconds: lower bound of the workload's seconds on any machine.
         incumbent: trial id of a candidate with which each of the others is timed in pairs; or
             empty.

@@ -1,1 +1,1 @@
-"""One revision a file; the number says the order."""
+"""One file per revision; the number in its name gives the order."""
