@@ -20,12 +20,12 @@ SerialId = sa.BigInteger().with_variant(sa.Integer(), "sqlite")
 
 
 def clean_text(text: str) -> str:
-    """Text that every database takes: NUL becomes U+FFFD, a lone surrogate `?`."""
+    """Replace characters that a database rejects: NUL by U+FFFD, lone surrogates by `?`."""
     return text.replace("\x00", "�").encode("utf-8", "replace").decode("utf-8")
 
 
 class SafeText(TypeDecorator[str]):
-    """TEXT whose values pass through `clean_text` on the way in."""
+    """TEXT column whose values are passed through `clean_text` when they are written."""
 
     impl = sa.Text
     cache_ok = True
@@ -35,10 +35,9 @@ class SafeText(TypeDecorator[str]):
 
 
 def dump_json(value: Any) -> str:
-    """JSON as defined by RFC 8259.
+    """Encode a value as JSON that conforms to RFC 8259.
 
-    NaN and infinities become the strings "NaN", "Infinity", "-Infinity", which `float()` reads
-    back.
+    NaN and infinities become the strings "NaN", "Infinity", "-Infinity", which `float()` can parse.
     """
     try:
         return json.dumps(value, allow_nan=False, separators=(",", ":"))
@@ -47,7 +46,9 @@ def dump_json(value: Any) -> str:
 
 
 def canonical_json(value: Any) -> str:
-    """The one JSON text of a value: keys sorted, no blanks. For digests."""
+    """Encode a value as JSON with sorted keys and without blanks, so that equal values give equal
+    text.
+    """
     return json.dumps(_finite(value), allow_nan=False, separators=(",", ":"), sort_keys=True)
 
 

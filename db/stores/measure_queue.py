@@ -45,8 +45,10 @@ _UNSTORED = sa.text("state NOT IN ('queued', 'leased') AND NOT acknowledged")
 
 
 class MeasureQueue:
-    """The tuner's side of the queue. `clock` is for tests: without one, times are the
-    database's."""
+    """The queue of measurements, with the operations of tuners.
+
+    `clock` is for tests; without one, times are the database's.
+    """
 
     def __init__(self, engine: sa.Engine, clock: Clock | None = None) -> None:
         self._engine = engine
@@ -54,14 +56,14 @@ class MeasureQueue:
         self._insert_made: postgresql.Insert | sqlite.Insert | None = None
 
     def submit(self, new: Sequence[NewRequest], stored: Collection[str] = ()) -> Sequence[str]:
-        """Queue requests in one transaction; returns the ids of the new ones. Existing ones do not
+        """Queue requests in one transaction; return the ids of the new ones. Existing ones do not
         change.
 
         A cancelled request counts as new: its job was paused, and continues. `stored` are other
         requests whose outcomes the tuner has stored; they are acknowledged in the same transaction.
 
         Raises StaleLeaseError if a job of the requests is paused or has ended, even if its tuner
-        has not noticed yet. Nothing is queued or acknowledged then.
+        has not noticed yet. Then nothing is queued or acknowledged.
         """
         rows = [
             {
@@ -107,7 +109,7 @@ class MeasureQueue:
         return self._insert_made.values(created_at=self._now()).returning(requests.c.id)
 
     def status(self, request_ids: Sequence[str]) -> Mapping[str, RequestStatus]:
-        """The states of these requests, for a tuner to poll. Unknown ids are left out."""
+        """Return the status of each of these requests, for polling. Unknown ids are left out."""
         found: dict[str, RequestStatus] = {}
         with reading(self._engine) as connection:
             for some in chunks(request_ids):
@@ -118,8 +120,14 @@ class MeasureQueue:
     def of_job(
         self, job_id: str, *, unfinished: bool = False, unacknowledged: bool = False
     ) -> Sequence[RequestStatus]:
-        """The requests of a job, oldest first: all, those that are not final, or those whose
-        outcome its tuner has not stored yet. A restarted tuner resumes the last kind."""
+        """Return the requests of a job, oldest first.
+
+        Args:
+            unfinished: only requests that are not final.
+            unacknowledged: only requests whose outcome the tuner has not stored. A restarted tuner
+                resumes these.
+            job_id: the job.
+        """
         query = sa.select(*_status_columns).where(requests.c.job_id == job_id)
         if unfinished:
             query = query.where(_is_open)
@@ -130,17 +138,17 @@ class MeasureQueue:
             return [_status(row) for row in rows.all()]
 
     def unstored(self, job_id: str) -> Sequence[str]:
-        """The requests of a job that have an outcome which no tuner has stored yet, by their ids.
+        """Return the ids of a job's requests whose outcome exists but has not been stored by a
+        tuner.
 
-        A tuner sends this query often. An index contains only these requests.
+        Tuners call it often, so an index contains only these requests.
         """
         query = sa.select(requests.c.id).where(requests.c.job_id == job_id, _UNSTORED)
         with reading(self._engine) as connection:
             return connection.execute(query.order_by(requests.c.serial)).scalars().all()
 
     def left_behind(self, limit: int = 100) -> Sequence[RequestStatus]:
-        """Requests that have an outcome, of jobs that ended before a tuner stored it; oldest
-        first."""
+        """Return requests whose outcome no tuner stored before their job ended, oldest first."""
         over = sa.select(_jobs.c.id).where(_jobs.c.state.not_in(_open_job))
         told = [RequestState.DONE.value, RequestState.SET_ASIDE.value]
         query = sa.select(*_status_columns).where(
@@ -153,9 +161,10 @@ class MeasureQueue:
             return [_status(row) for row in rows.all()]
 
     def unfinished(self, jobs: str) -> Sequence[str]:
-        """The requests that are not final, by id, of all jobs whose names have this prefix.
+        """Return the ids of requests that are not final, of all jobs whose ids have the prefix
+        `jobs`.
 
-        Indexes contain only the queued and the leased requests.
+        The query uses the indexes of queued and of leased requests.
         """
         mine = requests.c.job_id.startswith(jobs, autoescape=True)
         in_hand = sa.select(leases.c.request_id).where(leases.c.ended_at.is_(None))
@@ -167,7 +176,7 @@ class MeasureQueue:
             return connection.execute(query).scalars().all()
 
     def payloads(self, request_ids: Sequence[str]) -> Mapping[str, JsonObject]:
-        """The submitted form of the known ones among these requests."""
+        """Return the JSON of these requests, by id. Unknown ids are left out."""
         found: dict[str, JsonObject] = {}
         with reading(self._engine) as connection:
             for some in chunks(request_ids):
@@ -177,17 +186,19 @@ class MeasureQueue:
         return found
 
     def acknowledge(self, request_ids: Collection[str]) -> int:
-        """Record that the tuner has stored the outcomes of these requests; returns how many were
-        final."""
+        """Record that the tuner has stored the outcomes of these requests.
+
+        Requests that are not final are ignored. Returns the number of the others.
+        """
         if not request_ids:
             return 0
         with writing(self._engine) as connection:
             return _acknowledge(connection, request_ids)
 
     def cancel(self, *, job_id: str | None = None, request_ids: Sequence[str] | None = None) -> int:
-        """Cancel the requests that are not final, of a job or of a list; returns their number.
+        """Cancel the requests of a job or of a list that are not final; return their number.
 
-        A worker notices at its next renewal.
+        Their workers notice when they renew the leases.
         """
         wanted: list[sa.ColumnElement[bool]] = [
             requests.c.id.in_(some) for some in chunks(sorted(request_ids or ()))
@@ -198,7 +209,10 @@ class MeasureQueue:
             return sum(_cancel(connection, which, self._now()) for which in wanted)
 
     def hand_on(self, request_ids: Sequence[str], worker_id: str) -> Sequence[str]:
-        """Assign requests that are not claimed yet to another worker; returns their ids."""
+        """Reserve queued requests for a worker, instead of an earlier one; return their ids.
+
+        Requests that are leased or final do not change.
+        """
         waiting = (
             sa.select(requests.c.id, requests.c.target_key)
             .where(requests.c.id.in_(list(request_ids)), is_queued())
@@ -214,8 +228,7 @@ class MeasureQueue:
         return names
 
     def prune(self, older_than_seconds: float) -> int:
-        """Delete old final requests with their leases, unless a tuner still needs their outcome;
-        returns their number.
+        """Delete old final requests with their leases; return their number.
 
         An outcome that the tuner of an open job has not stored is kept, however old: no finished
         measurement is lost because its tuner was away.
@@ -240,7 +253,7 @@ class MeasureQueue:
         return len(names)
 
     def waiting_targets(self, target_keys: Collection[str]) -> Set[str]:
-        """The ones of these targets with a queued request."""
+        """Return those of the targets that have a queued request."""
         found: set[str] = set()
         with reading(self._engine) as connection:
             for some in chunks(sorted(target_keys)):
@@ -250,7 +263,7 @@ class MeasureQueue:
         return found
 
     def depth(self) -> Mapping[RequestState, int]:
-        """Number of requests by state, for every state; for metrics."""
+        """Count requests by state, for metrics; every state is present."""
         query = sa.select(requests.c.state, sa.func.count()).group_by(requests.c.state)
         with reading(self._engine) as connection:
             found = {row[0]: row[1] for row in connection.execute(query)}
@@ -283,14 +296,19 @@ def _acknowledge(connection: sa.Connection, request_ids: Collection[str]) -> int
 
 
 def cancel_requests(connection: sa.Connection, job_id: str, now: float) -> int:
-    """Cancel the requests of a job that are not final, within a transaction of another store;
-    returns their number."""
+    """Cancel a job's requests that are not final, within a transaction of another store.
+
+    Returns their number.
+    """
     return _cancel(connection, requests.c.job_id == job_id, sa.literal(now, sa.Double()))
 
 
 def lock_leases(connection: sa.Connection, which: sa.ColumnElement[bool]) -> Sequence[sa.Row[Any]]:
-    """The rows of leases, locked in the common order, after their requests. Late results, which may
-    be large, are left out."""
+    """Lock the leases that meet a condition, and return their rows without late results.
+
+    Leases are locked in the order of their ids. The caller locks their requests first. Late results
+    are left out because they may be large.
+    """
     columns = (column for column in leases.c if column.name != "late_result")
     query = sa.select(*columns).where(which).order_by(leases.c.id)
     return connection.execute(query.with_for_update()).all()

@@ -35,7 +35,7 @@ class UploadedModel:
 
 
 class ModelStore:
-    """Uploaded models: rows in the database, bytes in the blob store."""
+    """Stores uploaded models: rows in the database, bytes in the blob store."""
 
     def __init__(self, engine: sa.Engine, blobs: BlobStore, clock: Clock = system_clock) -> None:
         self._engine = engine
@@ -49,13 +49,15 @@ class ModelStore:
     def register(
         self, digest: str, size: int, name: str, owner: str | None = None
     ) -> UploadedModel:
-        """Register a model whose blob of `size` bytes is already stored (a streamed upload), under
-        the owner's name for it. A later name of the owner replaces it.
+        """Register a model whose blob of `size` bytes is already stored, under the owner's name for
+        it.
+
+        A later name by the same owner replaces the name. Raises NotFoundError if the blob does not
+        exist.
 
         Args:
             owner: the id of a token, whose name stands for all tokens of the owner.
-
-        Raises NotFoundError if the blob store does not have it.
+            digest, size, name: the model.
         """
         if digest not in self._blobs:
             raise NotFoundError("blob", digest)
@@ -76,17 +78,20 @@ class ModelStore:
             return replace(_get(connection, digest), name=name)
 
     def get(self, digest: str, sees: str | None = None) -> UploadedModel:
-        """The model with this digest, or the only one whose digest begins so.
+        """Return the model with this digest, or the only one whose digest starts with it.
 
-        With an owner in `sees` (`Token.sees`), finds only models that this owner uploaded, under
-        the owner's names. Raises NotFoundError.
+        With an owner in `sees` (`Token.sees`), only models that this owner uploaded are visible,
+        under the owner's names. Raises NotFoundError.
         """
         with reading(self._engine) as connection:
             return _get(connection, digest, sees)
 
     def names(self, wanted: Collection[tuple[str, str]]) -> Mapping[tuple[str, str], str]:
-        """(digest, owner) -> the owner's name for the model, or its first name if the owner has
-        none."""
+        """Return, by (digest, owner), the owner's name for the model, or else the model's first
+        name.
+
+        Unknown models are left out.
+        """
         first: dict[str, str] = {}
         own: dict[tuple[str, str], str] = {}
         with reading(self._engine) as connection:
@@ -99,13 +104,15 @@ class ModelStore:
         return {each: own.get(each, first[each[0]]) for each in wanted if each[0] in first}
 
     def register_samples(self, digest: str, owner: str) -> None:
-        """Record that an owner, by name, uploaded samples of models. The blob is stored already."""
+        """Record that an owner (a name) uploaded sample inputs, whose blob is already stored."""
         with writing(self._engine) as connection:
             insert_new(connection, _samples, [{"digest": digest, "owner": owner}])
 
     def touch_samples(self, digests: Collection[str], sees: str | None) -> Collection[str]:
-        """Protect samples from the next sweeps; returns the digests that exist, `sees` as in `get`.
-        Raises StorageError."""
+        """Protect sample inputs from the next sweeps; return the digests that exist.
+
+        `sees` is as in `get`. Raises StorageError.
+        """
         mine = set(digests)
         if sees is not None:
             query = sa.select(_samples.c.digest).where(_samples.c.owner == sees)
@@ -115,15 +122,17 @@ class ModelStore:
         return self._blobs.touch(mine)
 
     def data(self, digest: str) -> bytes:
-        """The ONNX file. Raises NotFoundError, StorageError(CORRUPT)."""
+        """Return the bytes of the ONNX file. Raises NotFoundError, StorageError(CORRUPT)."""
         self.get(digest)
         return self._blobs.get(digest)
 
     def list(
         self, limit: int = 100, after: Position | None = None, sees: str | None = None
     ) -> Page[UploadedModel]:
-        """A page of models, newest first, after the position `next` of the previous page; `sees` as
-        in `get`. Raises PositionError."""
+        """Return a page of models, newest first, after the `next` of the previous page.
+
+        `sees` is as in `get`. Raises PositionError.
+        """
         with reading(self._engine) as connection:
             return _newest_first.page(connection, _query(sees), _model, limit, after)
 

@@ -29,16 +29,19 @@ class OpenTask:
 
 
 class OpenTaskStore:
-    """Tasks that jobs hold. A job holds its tasks as long as the claim under which it took them."""
+    """Stores which job holds which task, so that two jobs do not tune the same task.
+
+    A job holds its tasks as long as the claim under which it took them.
+    """
 
     def __init__(self, engine: sa.Engine, clock: Clock | None = None) -> None:
         self._engine = engine
         self._now = instant(clock)
 
     def take(self, claim: JobClaim, wanted: Sequence[OpenTask]) -> frozenset[OpenTask]:
-        """Take the tasks that are free; returns the ones that the job now holds.
+        """Reserve the tasks for a job that no other running job holds; return the reserved tasks.
 
-        Running jobs hold the others. Raises StaleLeaseError.
+        Raises StaleLeaseError.
         """
         with writing(self._engine) as connection:
             check_claim(connection, claim)
@@ -77,7 +80,7 @@ class OpenTaskStore:
     def release(self, claim: JobClaim) -> None:
         """Release all tasks that the job took under this claim.
 
-        If a tuner lost its claim, it cannot release the tasks that the next tuner took for the job.
+        A tuner that has lost its claim cannot release tasks that the next tuner took for the job.
         """
         mine = _open.c.job_id == claim.job_id, _open.c.fencing_token == claim.fencing_token
         with writing(self._engine) as connection:

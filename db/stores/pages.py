@@ -1,8 +1,8 @@
-"""Lists in pages.
+"""Lists that are read page by page.
 
-A page starts after the values that the last row of the previous page had in the columns that order
-the list. So rows added or removed in between neither hide nor repeat others, and a late page costs
-as much as the first.
+A page starts after the position of the previous page's last row: its values in the columns that
+order the list. So rows added or removed in between neither hide nor repeat others, and a late page
+costs as much as the first.
 """
 
 from __future__ import annotations
@@ -27,9 +27,12 @@ _LARGEST = (1 << 63) - 1
 
 
 class Page(list[T]):
-    """Some rows of a list. `next` is the position of the next page, if one exists.
+    """One page of a list.
 
-    A page may have fewer rows than the limit, even none, and yet not be the last.
+    A page may have fewer rows than the limit, even none, without being the last.
+
+    Attributes:
+        next: the position of the next page; None after the last.
     """
 
     def __init__(self, items: Iterable[T], behind: Position | None) -> None:
@@ -39,7 +42,12 @@ class Page(list[T]):
 
 @dataclass(frozen=True, slots=True)
 class PageOrder:
-    """The columns that order a list; together they differ in all its rows, and none is NULL."""
+    """The order of a list that is read page by page.
+
+    Attributes:
+        columns: the columns that order the list. No two rows agree in all of them, and none is
+            NULL.
+    """
 
     columns: tuple[sa.Column[Any], ...]
     descending: bool = True
@@ -52,13 +60,14 @@ class PageOrder:
         limit: int | None,
         after: Position | None = None,
     ) -> Page[T]:
-        """A page of a query: at most `limit` rows after a position.
+        """Return at most `limit` rows of a query that follow a position.
 
         Args:
-            connection: where to ask.
-            query: selects these columns, among others.
+            connection: the connection to query.
+            query: selects the columns of the order, among others.
             item: converts a row to an item; None omits the row.
-            limit, after: if missing, there is no limit, or the page starts at the first row.
+            limit: the largest number of rows; None for no limit.
+            after: the position; None for the first page.
 
         Raises:
             PositionError: if no row of such a list can have this position.

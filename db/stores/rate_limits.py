@@ -27,16 +27,16 @@ class Rate:
 
 
 class RateLimitStore:
-    """Buckets by name; a new one is full."""
+    """Stores token buckets by name. A new bucket is full."""
 
     def __init__(self, engine: sa.Engine, clock: Clock | None = None) -> None:
         self._engine = engine
         self._now = instant(clock)
 
     def take(self, bucket: str, rate: Rate) -> float:
-        """Take one from a bucket; returns 0.0, or the seconds until the bucket has one.
+        """Take one token from a bucket. Return 0.0, or the seconds until a token is available.
 
-        A refusal takes nothing.
+        If none is available, nothing is taken.
         """
         now = self._now()
         gone = now - _buckets.c.at
@@ -61,7 +61,10 @@ class RateLimitStore:
         return max(0.0, float(short or 0.0)) / rate.per_second
 
     def remove_full(self, idle_seconds: float) -> int:
-        """Delete buckets that are full because they were not used; returns their number."""
+        """Delete buckets that were not used for `idle_seconds`; return their number.
+
+        After this time they must be full, so that a new bucket is equivalent.
+        """
         idle = _buckets.c.at < self._now() - idle_seconds
         with reading(self._engine) as connection:  # mostly nothing is due: take no write lock
             if (

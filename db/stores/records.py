@@ -1,4 +1,4 @@
-"""All trials, failed ones included, and the served records.
+"""Trials, failed ones included, and the served records.
 
 The states of records are in `claim_ledger`: a record is served while it is the newest confirmed one
 of its key. Withdrawn trials are kept, and marked.
@@ -54,8 +54,10 @@ class SqlRecordStore:
     # trials
 
     def add_trials(self, trials: Sequence[Trial]) -> None:
-        """Save trials in one transaction, and count them for their workers. Existing trials with
-        the same id do not change."""
+        """Save trials in one transaction, and count them for their workers.
+
+        An existing trial with the same id does not change.
+        """
         now = self._clock()
         rows = [_trial_row(trial, now) for trial in trials]
         with writing(self._engine) as connection:
@@ -63,13 +65,15 @@ class SqlRecordStore:
             count_outcomes(connection, ((row.worker, row.status) for row in new))
 
     def trials(self, key: RecordKey) -> list[Trial]:
-        """Every trial of a record key, in the order of their arrival."""
+        """Return all trials of a record key, in the order of their arrival."""
         query = sa.select(_trials).where(*_matches(_trials, key)).order_by(_trials.c.serial)
         with reading(self._engine) as connection:
             return [trial_of(row) for row in connection.execute(query)]
 
     def failed_schedules(self, key: RecordKey) -> set[str]:
-        """The digests of the schedules that failed with a record key, without withdrawn trials."""
+        """Return the digests of schedules that failed for a record key; withdrawn trials do not
+        count.
+        """
         query = (
             sa.select(_trials.c.schedule_digest)
             .distinct()
@@ -85,7 +89,7 @@ class SqlRecordStore:
             return [trial_of(row) for row in connection.execute(query)]
 
     def count_trials(self, job_id: str) -> dict[Status, int]:
-        """The number of a job's trials by status, for every status."""
+        """Count a job's trials by status; every status is present."""
         query = (
             sa.select(_trials.c.status, sa.func.count())
             .where(_trials.c.job_id == job_id)
@@ -96,7 +100,7 @@ class SqlRecordStore:
         return {status: found.get(status.value, 0) for status in Status}
 
     def count_screened(self, keys: Sequence[RecordKey], but_of_job: str) -> int:
-        """The number of candidates of these keys that other jobs have measured."""
+        """Count the screening trials for these keys, without those of job `but_of_job`."""
         count = 0
         with reading(self._engine) as connection:
             for mode, some in by_mode(keys):
@@ -112,7 +116,10 @@ class SqlRecordStore:
     def newest_trials(
         self, target_keys: Sequence[str], codegen_version: str, limit: int
     ) -> list[Trial]:
-        """The newest trials of these targets with one version, in the order of their arrival."""
+        """Return the newest trials of these targets and this code generation, in order of arrival.
+
+        Withdrawn trials are left out. `limit` is the largest number of trials.
+        """
         query = (
             sa.select(_trials)
             .where(
@@ -127,7 +134,7 @@ class SqlRecordStore:
             return [trial_of(row) for row in reversed(connection.execute(query).all())]
 
     def count_by_target(self, codegen_version: str) -> dict[str, int]:
-        """The number of trials of one version, by target."""
+        """Count the trials of one code generation by target, without withdrawn ones."""
         query = (
             sa.select(_trials.c.target_key, sa.func.count())
             .where(_trials.c.codegen_version == codegen_version, _believed)
@@ -141,18 +148,17 @@ class SqlRecordStore:
     def add_record(self, record: TuningRecord) -> None:
         """Serve a record for its key, in place of any earlier one.
 
-        Raises ValueError for the record of a failed measurement.
+        Raises ValueError if the record's measurement failed.
         """
         with changing(self._engine) as connection:
             serve(connection, record_values(record, self._clock()))
 
     def best_record(self, key: RecordKey) -> TuningRecord | None:
-        """The best verified schedule of a record key, or None."""
+        """Return the served record of a key, or None."""
         return self.best_records([key]).get(key)
 
     def best_records(self, keys: Sequence[RecordKey]) -> dict[RecordKey, TuningRecord]:
-        """The served records of these keys, such as those of a whole model, with one query per
-        mode."""
+        """Return the served records of these keys, with one query per mode."""
         with reading(self._engine) as connection:
             found = map(record_of, served_rows(connection, keys))
             return {record.key: record for record in found}
@@ -160,7 +166,7 @@ class SqlRecordStore:
     # the compiler's ScheduleSource
 
     def best(self, workload_key: str, mode: Mode) -> Schedule | None:
-        """The schedule of the best record."""
+        """Return the schedule of the served record; None without one."""
         record = self.best_record(RecordKey(workload_key, *mode.key))
         return None if record is None else record.schedule
 
@@ -190,7 +196,7 @@ def _trial_row(trial: Trial, now: float) -> dict[str, Any]:
 
 
 def trial_of(row: sa.Row[Any]) -> Trial:
-    """The trial in a row: each field of its measurement is a column of the same name."""
+    """Convert a row to a trial. Each field of its measurement is a column of the same name."""
     measured = {each.name: row._mapping[each.name] for each in fields(Measurement)}
     return Trial(
         id=row.id,

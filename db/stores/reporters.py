@@ -12,6 +12,6 @@ _workers = table_of(WorkerRow)
 
 
 def reporter_of(connection: sa.Connection, worker: str) -> ClaimReporter:
-    """The reporter for a worker's id, with the worker's present token."""
+    """Return the ClaimReporter for a worker's id, with the present token of the worker as owner."""
     query = sa.select(_workers.c.owner).where(_workers.c.id == worker)
     return ClaimReporter(worker, connection.execute(query).scalar() or "")

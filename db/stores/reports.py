@@ -1,4 +1,4 @@
-"""Results of leases, as many as arrive together saved in one transaction."""
+"""Results of leases; results that arrive together are saved in one transaction."""
 
 from __future__ import annotations
 
@@ -19,7 +19,11 @@ _LATE = (LeaseOutcome.LOST.value, LeaseOutcome.CANCELLED.value)
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """A worker's result. `result_key` identifies it, so that a repeated report is not an error."""
+    """A worker's result for a lease.
+
+    Attributes:
+        result_key: identifies the result, so that a repeated report is not an error.
+    """
 
     lease_id: str
     worker_id: str
@@ -28,7 +32,9 @@ class Report:
 
 
 def held(connection: sa.Connection, named: Iterable[tuple[str, str]]) -> Sequence[Held | None]:
-    """Facts by which results are judged, for each pair of a lease and its worker."""
+    """Return the facts for checking results, for each pair of a lease and its worker; None if
+    unknown.
+    """
     wanted = list(named)
     query = (
         sa.select(
@@ -47,7 +53,10 @@ def held(connection: sa.Connection, named: Iterable[tuple[str, str]]) -> Sequenc
 def save(
     connection: sa.Connection, reports: Sequence[Report], now: float, most_failures: int
 ) -> Sequence[Completion | NotFoundError | StaleLeaseError]:
-    """Save results, in the order of their arrival."""
+    """Save results in the order of their arrival. Return for each whether it counts, or its error.
+
+    `most_failures` is the number of failures that put a worker into quarantine.
+    """
     batch = _Batch(connection, {report.lease_id for report in reports}, now)
     told = [batch.judge(report) for report in reports]
     batch.write(connection, most_failures)
@@ -144,7 +153,7 @@ class _Batch:
 
 
 def over(lease_id: str, request_id: str, outcome: str) -> StaleLeaseError:
-    """The message about a lease that has ended."""
+    """Create the error for an operation on a lease that has ended."""
     return StaleLeaseError(f"lease '{lease_id}' of '{request_id}' is over: {outcome}")
 
 

@@ -38,7 +38,7 @@ class LeaseOutcome(StrEnum):
 
 
 class Blame(StrEnum):
-    """Cause to which a lease without a result is attributed."""
+    """The cause to which the service attributes a lease without a result."""
 
     CANDIDATE = "candidate"
     WORKER = "worker"
@@ -46,7 +46,7 @@ class Blame(StrEnum):
 
 
 class Cause(StrEnum):
-    """Cause that a worker reports when it gives up a lease."""
+    """The cause that a worker reports if it gives up a lease."""
 
     KILLED = "killed"  # the worker died with the lease in its hand
     WORKER = "worker"  # this device cannot
@@ -55,8 +55,11 @@ class Cause(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class NewRequest:
-    """A request submitted by a tuner. The tuner chooses its name, so submitting is idempotent: a
-    restarted tuner that submits it again finds the old request and its result."""
+    """A request that a tuner submits.
+
+    The tuner chooses `request_id`. So a restarted tuner that submits it again finds the old request
+    and its result.
+    """
 
     request_id: str
     target_key: str
@@ -70,7 +73,7 @@ class NewRequest:
 
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """A request leased by a worker."""
+    """A request that a worker has leased."""
 
     lease_id: str
     request_id: str
@@ -85,7 +88,7 @@ class Lease:
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """The request of a lease, by which the worker's result is judged."""
+    """The request of a lease, against which the worker's result is checked."""
 
     lease_id: str
     request_id: str
@@ -94,7 +97,7 @@ class Held:
 
 @dataclass(frozen=True, slots=True)
 class LeaseStatus:
-    """A lease of a request: its worker, and how the work ended."""
+    """A lease in the history of a request: its worker, and how it ended."""
 
     lease_id: str
     request_id: str
@@ -112,7 +115,7 @@ class LeaseStatus:
 
 @dataclass(frozen=True, slots=True)
 class RequestStatus:
-    """The state of a request, for tuners."""
+    """The state and the outcome of a request, for tuners."""
 
     request_id: str
     job_id: str | None
@@ -134,7 +137,7 @@ class Completion(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Expiry:
-    """Result of `expire`: request ids."""
+    """The ids of the requests whose leases `LeaseStore.expire` ended, by what became of them."""
 
     requeued: tuple[str, ...] = ()
     lost: tuple[str, ...] = ()  # that have no attempt left

@@ -1,7 +1,7 @@
 """Deletion by age: trials, finished jobs, artifacts, models and audit entries.
 
 The best record and its evidence are kept regardless of age, until a better one replaces them. Rows
-of an open job stay. Blobs are not deleted here: the sweep removes those that no row names any more.
+of open jobs are kept. Blobs are not deleted here: the sweep deletes those without references.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ _open_jobs = sa.select(_jobs.c.id).where(sa.not_(_ended))
 
 @dataclass(frozen=True, slots=True)
 class Retention:
-    """Days for which each kind of row is kept; 0 keeps it for ever."""
+    """For each kind of row, the days after which it is deleted; 0 keeps it for ever."""
 
     trials: float = 0.0
     jobs: float = 0.0
@@ -77,9 +77,9 @@ class RetentionStore:
         self._now = instant(clock)
 
     def apply(self, policy: Retention) -> Mapping[str, int]:
-        """Delete rows that are older than the policy allows; returns their number by kind.
+        """Delete rows that are older than the policy allows; return their number by kind.
 
-        Any process may call it at any time, several at once. Raises StorageError.
+        Several processes may call it concurrently. Raises StorageError.
         """
         rules = (
             ("artifacts", policy.artifacts, _jobs.c.id, _old_artifact, _clear_artifacts),
@@ -94,7 +94,9 @@ class RetentionStore:
         }
 
     def retired(self, keys: Sequence[RecordKey], until: float) -> Sequence[RecordKey]:
-        """The keys among these with deleted trials that had arrived by a time."""
+        """Return those of the keys that lost trials to `apply` which had arrived by the time
+        `until`.
+        """
         found = set()
         with reading(self._engine) as connection:
             for some in chunks(sorted({key.workload_key for key in keys})):

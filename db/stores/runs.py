@@ -1,4 +1,4 @@
-"""Tuning runs: what each started from, the order in which it went, and its forecasts."""
+"""Recordings of tuning runs: their inputs, the order in which they went, and their forecasts."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _runs = table_of(TuningRunRow)
 
 @dataclass(frozen=True, slots=True)
 class StoredRun:
-    """A run of the tune loop. Fields are None until the run ends."""
+    """A recorded run of the tune loop. Fields about its course are None until the run ends."""
 
     id: str  # the job's, with a number from the second run of a job on
     starts: int  # more than one: it was killed and taken up again
@@ -52,11 +52,10 @@ class RunStore:
         self._clock = clock
 
     def start(self, started: Started) -> str:
-        """Store the starting point of a run of a job; returns the run's id: the id of the job, then
-        JOB.2 and so on.
+        """Store the inputs of a job's run, and return the run's id: JOB, then JOB.2 and so on.
 
-        A run that did not end was killed. The next run of its job continues it, and its starting
-        point replaces the one of the killed run.
+        A run that did not end was killed. The next run of its job continues it, and its inputs
+        replace those of the killed run.
         """
         job_id = started.options.job_id
         values = {
@@ -108,12 +107,14 @@ class RunStore:
                 raise NotFoundError("run", run_id)
 
     def get(self, run_id: str) -> StoredRun:
-        """Raises NotFoundError."""
+        """Return the run with this id, or the only one whose id starts with it. Raises
+        NotFoundError.
+        """
         with reading(self._engine) as connection:
             return _run(row_of_id(connection, sa.select(_runs), _runs.c.id, run_id, "run"))
 
     def list(self, limit: int = 100) -> Sequence[StoredRun]:
-        """Runs, the newest first."""
+        """Return the newest `limit` runs, newest first."""
         query = sa.select(_runs).order_by(_runs.c.started_at.desc(), _runs.c.id).limit(limit)
         with reading(self._engine) as connection:
             return [_run(row) for row in connection.execute(query)]

@@ -1,4 +1,7 @@
-"""Workloads that differ only in sizes. Their records are used if a workload has none."""
+"""Index of workloads by structure, to find workloads that differ only in sizes.
+
+If a workload has no record, the records of these workloads are used.
+"""
 
 from __future__ import annotations
 
@@ -29,8 +32,14 @@ LOOKED_AT = 1000
 
 @dataclass(frozen=True, slots=True)
 class WorkloadShape:
-    """A workload's structure, family, sizes and readable name; empty if this release cannot read
-    its text."""
+    """Properties of a workload, computed from its text; empty if this release cannot read the text.
+
+    Attributes:
+        structure: equal for workloads that differ only in sizes.
+        family: equal for workloads that differ only in numbers (`Workload.family`).
+        sizes: the sizes that the structure leaves out.
+        name: a readable name.
+    """
 
     structure: str = ""
     family: str = ""
@@ -44,7 +53,10 @@ ShapeOf = Callable[[str], WorkloadShape]
 
 
 def distance(one: Sequence[int], other: Sequence[int]) -> float:
-    """Root mean square of log2 of the ratios of sizes; infinite if the ranks differ."""
+    """Return a distance of sizes: the root mean square of the log2 of their ratios.
+
+    It is infinite if the numbers of sizes differ.
+    """
     if len(one) != len(other):
         return math.inf
     squares = [math.log2(max(a, 1) / max(b, 1)) ** 2 for a, b in zip(one, other, strict=True)]
@@ -52,15 +64,16 @@ def distance(one: Sequence[int], other: Sequence[int]) -> float:
 
 
 def extent(sizes: Sequence[int]) -> float:
-    """The sum of log2 of the sizes. The extents of two shapes with n sizes differ by at most n
-    times their distance."""
+    """Return the sum of the log2 of the sizes, an index for the search of near sizes.
+
+    The extents of two lists of n sizes differ by at most n times their `distance`.
+    """
     return math.fsum(math.log2(max(size, 1)) for size in sizes)
 
 
 @dataclass(frozen=True, slots=True)
 class Relative:
-    """A workload with a served record. It has the structure of the workload that is looked up,
-    and other sizes."""
+    """A workload with a served record that differs from another workload only in sizes."""
 
     workload_key: str
     sizes: tuple[int, ...]
@@ -68,8 +81,11 @@ class Relative:
 
 @dataclass(frozen=True, slots=True)
 class Coverage:
-    """Number of served workloads of a kind. `operator` is "" for workloads whose text this release
-    cannot read."""
+    """The number of workloads with a served record, for an operator, target and number of threads.
+
+    Attributes:
+        operator: the operator; "" for workloads whose text this release cannot read.
+    """
 
     operator: str
     target_key: str
@@ -82,8 +98,9 @@ class ShapeStore:
         self._engine = engine
 
     def index(self, shape_of: ShapeOf, most: int | None = None) -> int:
-        """Compute the structure of at most `most` workloads that were added since the last call;
-        returns their number."""
+        """Compute and store the shapes of at most `most` workloads that have none; return their
+        number.
+        """
         missing = (
             sa.select(_workloads.c.key, _workloads.c.text)
             .where(_workloads.c.key.not_in(sa.select(_shapes.c.workload_key)))
@@ -109,7 +126,7 @@ class ShapeStore:
         return count
 
     def names(self, workload_keys: Collection[str]) -> Mapping[str, str]:
-        """Key -> readable name, for the workloads that have one."""
+        """Return the readable name of each workload that has a stored shape, by key."""
         found: dict[str, str] = {}
         with reading(self._engine) as connection:
             for some in chunks(sorted(set(workload_keys))):
@@ -119,7 +136,7 @@ class ShapeStore:
         return found
 
     def coverage(self) -> Sequence[Coverage]:
-        """Number of workloads with a served record, by operator, target and threads."""
+        """Count the workloads with a served record, by operator, target and threads."""
         of = (_shapes.c.operator, claims.c.target_key, claims.c.threads)
         query = (
             sa.select(*of, sa.func.count(_shapes.c.workload_key.distinct()))
@@ -140,11 +157,12 @@ class ShapeStore:
         numerics: str,
         most: int,
     ) -> list[tuple[float, Relative]]:
-        """Workloads of a structure that have a served record, with their distance from `sizes`, the
-        nearest first.
+        """Return (distance, workload) for the workloads of a structure nearest to `sizes`, nearest
+        first.
 
-        Only the `LOOKED_AT` workloads on each side with the nearest extents are compared. The
-        difference of extents is a lower bound for the distance of the others.
+        They have a served record in this mode; `most` is their largest number. Only the `LOOKED_AT`
+        workloads with the nearest extents on each side are compared. The difference of extents is a
+        lower bound for the distance of the others.
         """
         at = extent(sizes)
         served = sa.exists().where(
@@ -173,8 +191,10 @@ class ShapeStore:
     def members(
         self, family: str, target_key: str, threads: int, numerics: str, most: int
     ) -> list[str]:
-        """The keys of workloads of a family with a served record, newest record first, up to a
-        limit."""
+        """Return the keys of a family's workloads with a served record in this mode.
+
+        The newest record is first. `most` is the largest number of keys.
+        """
         query = (
             sa.select(_shapes.c.workload_key)
             .join(claims, claims.c.subject == _shapes.c.workload_key)
@@ -195,7 +215,10 @@ class ShapeStore:
     def times(
         self, workload_keys: Sequence[str], target_key: str, threads: int, numerics: str
     ) -> dict[str, dict[str, float]]:
-        """Workload key -> schedule digest -> fastest seconds of all its trials."""
+        """Return the fastest seconds of each schedule, by workload key and schedule digest.
+
+        Only successful trials of this mode count, without withdrawn ones.
+        """
         found: dict[str, dict[str, float]] = {}
         fastest: Any = sa.func.min(_trials.c.run_seconds)
         with reading(self._engine) as connection:

@@ -1,5 +1,4 @@
-"""Statements that SQLite and PostgreSQL write alike, but for which SQLAlchemy has no common
-form."""
+"""SQL statements that SQLite and PostgreSQL share, but for which SQLAlchemy has no common form."""
 
 from __future__ import annotations
 
@@ -23,7 +22,7 @@ _T = TypeVar("_T")
 
 
 def upsert(connection: sa.Connection, table: sa.Table) -> postgresql.Insert | sqlite.Insert:
-    """An INSERT that has `on_conflict_do_nothing` and `on_conflict_do_update`."""
+    """Create an INSERT that has `on_conflict_do_nothing` and `on_conflict_do_update`."""
     return _insert(connection.dialect.name, table)
 
 
@@ -46,10 +45,10 @@ def table_of(row: type[Base]) -> sa.Table:
 
 
 def insert_new(connection: sa.Connection, table: sa.Table, rows: Sequence[dict[str, Any]]) -> None:
-    """Insert the rows that violate no unique constraint; the others exist already.
+    """Insert rows, except those that violate a unique constraint because they exist already.
 
-    If several processes may insert the same rows, the caller sorts them by key: PostgreSQL waits
-    for the other's row, and with a fixed order no two wait for each other.
+    If several processes may insert the same rows, the caller sorts them by key. PostgreSQL waits
+    for a concurrent insert of the same row, and a fixed order prevents deadlocks.
     """
     if rows:
         connection.execute(_insert_new(connection.dialect.name, table), rows)
@@ -61,7 +60,7 @@ def insert_returning(
     rows: Sequence[dict[str, Any]],
     columns: Sequence[sa.Column[Any]],
 ) -> Sequence[sa.Row[Any]]:
-    """`insert_new` that returns these columns of the inserted rows, in any order."""
+    """Insert rows as `insert_new` does, and return these columns of the new ones, in any order."""
     if not rows:
         return ()
     insert = _insert_new(connection.dialect.name, table).returning(*columns)
@@ -74,9 +73,9 @@ def _insert_new(dialect: str, table: sa.Table) -> postgresql.Insert | sqlite.Ins
 
 
 def one_at_a_time(connection: sa.Connection, what: str) -> None:
-    """Let one transaction at a time pass this point: the others wait until it ends.
+    """Make a transaction wait here until no other transaction holds the lock named `what`.
 
-    SQLite has one writer anyway.
+    It holds the lock until it ends. On SQLite nothing is done, because only one transaction writes.
     """
     if connection.dialect.name == "postgresql":
         number = zlib.crc32(what.encode())
@@ -84,5 +83,5 @@ def one_at_a_time(connection: sa.Connection, what: str) -> None:
 
 
 def chunks(values: Sequence[_T]) -> list[Sequence[_T]]:
-    """Pieces that fit in one statement's IN list."""
+    """Split values into pieces that fit into the IN list of one statement."""
     return [values[start : start + _CHUNK] for start in range(0, len(values), _CHUNK)]

@@ -1,7 +1,7 @@
-"""Turns: leases on work that only one process does at a time, and the time when it was last done.
+"""Turns: locks for periodic work that only one process does at a time.
 
-A row that is held for some seconds works on both databases, and records when its holder was last
-seen. An advisory lock of PostgreSQL does neither.
+A turn is a row that its holder renews. Unlike an advisory lock of PostgreSQL, it works on both
+databases, and records when its holder was last seen.
 """
 
 from __future__ import annotations
@@ -26,24 +26,28 @@ TERM_SECONDS = 6.0
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """A turn that the caller has. It was free for `away_seconds` before; 0 if the previous holder
-    had it until then."""
+    """Proof that the caller holds a turn.
+
+    Attributes:
+        away_seconds: for how long nobody held it before; 0 if the previous holder had it until
+            then.
+    """
 
     away_seconds: float
 
 
 class SweepStore:
-    """All turns, by name. `clock` is for tests: without one, times are the database's."""
+    """Stores the turns, by name. `clock` is for tests; without one, times are the database's."""
 
     def __init__(self, engine: sa.Engine, clock: Clock | None = None) -> None:
         self._engine = engine
         self._now = instant(clock)
 
     def take(self, name: str, holder: str) -> Turn | None:
-        """Take a turn, or keep it; None while another holder has it.
+        """Take or renew a turn; None if another holder has it.
 
-        A holder that calls again within its term keeps it. Most calls only read: a term is renewed
-        after half of it.
+        A holder that calls again within TERM_SECONDS keeps the turn. Most calls only read: a turn
+        is renewed after half of this time.
         """
         with reading(self._engine) as connection:
             row = connection.execute(self._query(name)).first()
@@ -73,15 +77,16 @@ class SweepStore:
         return Turn(away if away > TERM_SECONDS else 0.0)
 
     def leave(self, name: str, holder: str) -> None:
-        """Release the turn, if the holder has it. `age` then returns None, as for an unused
-        turn."""
+        """Release a turn if the holder has it. `age` then returns None, as for an unused turn."""
         with writing(self._engine) as connection:
             mine = sa.and_(_sweeps.c.name == name, _sweeps.c.holder == holder)
             connection.execute(sa.delete(_sweeps).where(mine))
 
     def age(self, name: str) -> float | None:
-        """Seconds since any holder had the turn, exact to half a term; None if no process has taken
-        it."""
+        """Return the seconds since a process held the turn; None if it is unused.
+
+        The value is exact to half of TERM_SECONDS.
+        """
         with reading(self._engine) as connection:
             row = connection.execute(self._query(name)).first()
         return None if row is None else max(0.0, float(row.age))

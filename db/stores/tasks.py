@@ -1,4 +1,4 @@
-"""The tasks of a job (workload x target x weight), and the texts of workloads and targets."""
+"""The tasks of jobs (workload, target and weight), and the texts of workloads and targets."""
 
 from __future__ import annotations
 
@@ -132,10 +132,10 @@ class TaskStore:
         limit: int = 100,
         after: Position | None = None,
     ) -> Page[tuple[str, JobTask]]:
-        """Tasks that match all given filters, with the ids of their jobs, ordered by job; `sees` as
-        in `JobStore.get`.
+        """Return a page of (job id, task) for the tasks that match all given filters, ordered by
+        job.
 
-        Raises PositionError.
+        `sees` is as in `JobStore.get`. Raises PositionError.
         """
         wanted = {
             _tasks.c.job_id: job_id,
@@ -162,14 +162,14 @@ def _task(row: sa.Row[Any]) -> JobTask:
 
 
 class WorkloadStore:
-    """Texts of workloads and targets by their keys, which are hashes of the texts."""
+    """Stores the texts of workloads and targets by their keys, which are hashes of the texts."""
 
     def __init__(self, engine: sa.Engine, clock: Clock = system_clock) -> None:
         self._engine = engine
         self._clock = clock
 
     def put_workloads(self, texts: Mapping[str, str]) -> None:
-        """Save workload_key -> text; existing keys do not change."""
+        """Save texts of workloads by key; existing keys do not change."""
         now = self._clock()
         rows = [{"key": key, "text": text, "created_at": now} for key, text in texts.items()]
         with writing(self._engine) as connection:
@@ -188,7 +188,7 @@ class WorkloadStore:
         return row.key, row.text
 
     def workloads(self, keys: Sequence[str]) -> Mapping[str, str]:
-        """Key -> text, for the keys that exist."""
+        """Return the texts of workloads by key. Unknown keys are left out."""
         found: dict[str, str] = {}
         with reading(self._engine) as connection:
             for some in chunks(keys):
@@ -217,7 +217,7 @@ class WorkloadStore:
             )
 
     def put_target(self, key: str, name: str, description: Mapping[str, Any]) -> None:
-        """Save target_key -> (name, JSON description); an existing key does not change."""
+        """Save the name and the JSON description of a target; an existing key does not change."""
         row = {
             "key": key,
             "name": name,
@@ -236,7 +236,7 @@ class WorkloadStore:
         return row.name, row.description
 
     def targets(self) -> Mapping[str, str]:
-        """Key -> name of every target."""
+        """Return the name of every target, by key."""
         query = sa.select(_targets.c.key, _targets.c.name).order_by(_targets.c.name)
         with reading(self._engine) as connection:
             return {row.key: row.name for row in connection.execute(query)}

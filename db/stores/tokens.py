@@ -51,18 +51,22 @@ class Token:
 
     @property
     def sees(self) -> str | None:
-        """The owner whose jobs and models the token sees, which is its name; None if it sees those
-        of all owners."""
+        """Return the owner whose jobs and models the token may see; None for those of all owners.
+
+        The owner is the token's name.
+        """
         return None if self.all_owners or Scope.ADMIN in self.scopes else self.name
 
     def allows(self, scope: Scope) -> bool:
-        """Whether the token may do this; admin may do everything."""
+        """Whether the token has this scope. The scope admin includes all others."""
         return scope in self.scopes or Scope.ADMIN in self.scopes
 
 
 def new_secret() -> str:
-    """A new secret of 256 random bits. It never looks like a command-line option, and its prefix
-    lets leak scanners recognise it."""
+    """Create a secret of 256 random bits.
+
+    It never looks like a command-line option, and its prefix lets leak scanners recognise it.
+    """
     return "tw_" + secrets.token_urlsafe(32)
 
 
@@ -82,13 +86,17 @@ class TokenStore:
         max_running_jobs: int | None = None,
         all_owners: bool = False,
     ) -> tuple[str, Token]:
-        """Create a token; returns (secret, token). The secret is shown once and not kept.
+        """Create a token; return its secret, which is not stored, and the token.
 
-        An existing secret (the embedded mode keeps its secret in a file) makes this idempotent: the
-        token of that secret gets this name, these scopes and this lifetime from now on. A revoked
-        token stays revoked. Without `all_owners` it sees only the jobs and models of tokens with
-        this name. The quotas limit its open and running jobs; the default is set by the service's
-        settings.
+        If `secret` is the secret of an existing token, this token gets the name, the scopes and the
+        lifetime instead, but stays revoked if it was. The embedded mode uses this: it keeps its
+        secret in a file.
+
+        Args:
+            all_owners: whether the token sees the jobs and models of all owners; otherwise only
+                those of tokens with its name.
+            max_open_jobs, max_running_jobs: its quotas; None for those of the service's settings.
+            name, scopes, lifetime_seconds, secret: of the token; a new secret by default.
         """
         secret = secret if secret is not None else new_secret()
         now = self._clock()
@@ -111,7 +119,7 @@ class TokenStore:
         return secret, _token(row)
 
     def verify(self, secret: str) -> Token | None:
-        """The token of a secret; None if it is unknown, revoked or expired."""
+        """Return the token of a secret; None if the secret is unknown, revoked or expired."""
         found = self._find(secret)
         if found is None:
             return None
@@ -123,18 +131,17 @@ class TokenStore:
         return None if over or token.revoked_at is not None else token
 
     def find(self, secret: str) -> Token | None:
-        """The token whose present or previous secret this is, including revoked and expired
-        tokens."""
+        """Return the token with this present or previous secret, also if revoked or expired."""
         found = self._find(secret)
         return None if found is None else found[0]
 
     def holds(self, secret: str) -> bool:
-        """Whether a secret is the present one of a token that is not revoked."""
+        """Whether a secret is the present secret of a token that is not revoked."""
         found = self._find(secret)
         return found is not None and not found[1] and found[0].revoked_at is None
 
     def names(self, token_ids: Collection[str]) -> Mapping[str, str]:
-        """Id -> name of the tokens that exist, including revoked ones."""
+        """Return the names of tokens by id, including revoked ones. Unknown ids are left out."""
         found: dict[str, str] = {}
         with reading(self._engine) as connection:
             for some in chunks(sorted(set(token_ids))):
@@ -145,12 +152,12 @@ class TokenStore:
     def rotate(
         self, token_id: str, *, grace_seconds: float, lifetime_seconds: float | None = None
     ) -> tuple[str, Token]:
-        """Give a token a new secret: (secret, token). The previous one stays valid for a while.
+        """Give a token a new secret; return the secret and the token.
 
-        An older one expires at once. With a lifetime the token expires that long from now; without
-        one, its expiry does not change.
+        The previous secret stays valid for `grace_seconds`; older ones expire at once. With a
+        lifetime, the token expires that long from now; without one, its expiry does not change.
 
-        Raises NotFoundError, and StateError for a token that was revoked.
+        Raises NotFoundError, or StateError if the token was revoked.
         """
         secret = new_secret()
         now = self._clock()
@@ -200,8 +207,7 @@ class TokenStore:
         return _token(row), True
 
     def revoke(self, token_id: str) -> Token:
-        """Revoke a token. If it is revoked already, the time of its revocation does not change.
-        Raises NotFoundError."""
+        """Revoke a token. A second call does not change the time. Raises NotFoundError."""
         revoked_at = sa.func.coalesce(_tokens.c.revoked_at, self._clock())
         with writing(self._engine) as connection:
             token_id = id_of(connection, _tokens.c.id, token_id, "token")

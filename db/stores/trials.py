@@ -1,4 +1,4 @@
-"""Trials as pages list them: of a job or of a workload, with any outcome."""
+"""Queries of trials for lists: of a job or of a workload, with any outcome."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _newest_first = PageOrder((_trials.c.serial,))
 
 @dataclass(frozen=True, slots=True)
 class StoredTrial:
-    """A trial, and when it was stored, in Unix seconds."""
+    """A trial with the Unix time in seconds when it was stored."""
 
     trial: Trial
     stored_at: float
@@ -28,7 +28,11 @@ class StoredTrial:
 
 @dataclass(frozen=True, slots=True)
 class TrialOutline:
-    """Schedule and outcome of a trial of a task; `schedule` is its JSON."""
+    """The schedule and the outcome of a trial, without its measurement.
+
+    Attributes:
+        schedule: the schedule as JSON.
+    """
 
     schedule: dict[str, Any]
     origin: str
@@ -40,7 +44,7 @@ class TrialOutline:
 
 
 class TrialStore:
-    """Queries of trials. `SqlRecordStore` saves them."""
+    """Queries stored trials. `SqlRecordStore` saves them."""
 
     def __init__(self, engine: sa.Engine) -> None:
         self._engine = engine
@@ -57,8 +61,11 @@ class TrialStore:
         limit: int = 100,
         after: Position | None = None,
     ) -> Page[StoredTrial]:
-        """A page of the trials that match all given filters, newest first. A job or a workload is
-        required, since there may be millions. Raises PositionError."""
+        """Return a page of the trials that match all given filters, newest first.
+
+        A job or a workload is required, since there may be millions of trials. Raises ValueError
+        without one, or PositionError.
+        """
         if job_id is None and workload_key is None:
             raise ValueError("trials are those of a job or of a workload")
         wanted = {
@@ -86,8 +93,10 @@ class TrialStore:
             )
 
     def outlines(self, job_id: str, workload_key: str, limit: int) -> Page[TrialOutline]:
-        """Schedules and outcomes of a task's trials, newest first. This takes a seventh of the time
-        of `list`, which also reads the measurements."""
+        """Return the schedules and outcomes of a task's trials, newest first.
+
+        It takes a seventh of the time of `list`, which also reads the measurements.
+        """
         columns = [_trials.c[each.name] for each in fields(TrialOutline)]
         query = (
             sa.select(_trials.c.serial, *columns)
@@ -100,8 +109,10 @@ class TrialStore:
             )
 
     def fastest(self, job_id: str, key: RecordKey) -> Trial | None:
-        """The fastest trial of a job and a record key, the first one among equals; None if no trial
-        succeeded."""
+        """Return the fastest successful trial of a job and a record key; None without one.
+
+        Among equals, it is the first. Withdrawn trials do not count.
+        """
         query = (
             sa.select(_trials)
             .where(

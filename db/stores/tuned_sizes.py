@@ -17,8 +17,7 @@ _sizes = table_of(TunedSizesRow)
 
 
 class TunedSizesStore:
-    """The sizes at which jobs tuned models: one row per combination, by the model's digest and the
-    mode."""
+    """Stores the sizes at which jobs tuned models, by the model's digest and the mode."""
 
     def __init__(self, engine: sa.Engine) -> None:
         self._engine = engine
@@ -31,7 +30,7 @@ class TunedSizesStore:
             connection.execute(insert.on_conflict_do_nothing())
 
     def list(self, model_digest: str, mode: Mode) -> Sequence[Mapping[str, int]]:
-        """All sizes at which jobs tuned the model in this mode."""
+        """Return all combinations of sizes at which jobs tuned the model in this mode."""
         same = [_sizes.c[name] == value for name, value in _key(model_digest, mode).items()]
         query = sa.select(_sizes.c.sizes).where(*same).order_by(_sizes.c.sizes)
         with reading(self._engine) as connection:

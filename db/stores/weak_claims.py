@@ -1,5 +1,7 @@
-"""Weakly attested schedules that an idle worker could review: served ones, and provisional ones
-whose job has ended."""
+"""Query for schedules with a weak attestation, which an idle worker could measure again.
+
+They are served, or provisional with a job that has ended.
+"""
 
 from __future__ import annotations
 
@@ -22,10 +24,9 @@ _jobs = table_of(JobRow)
 def weak_schedules(
     target_key: str, codegen_version: str, others: Collection[ClaimReporter], but: Collection[str]
 ) -> sa.Select[tuple[object, ...]]:
-    """Statement: schedules of a target whose attestation another reporter could raise, newest
-    first, without the claims named in `but`.
+    """Return a statement that selects schedules whose attestation one of `others` could raise.
 
-    The index of weak claims has them in this order.
+    The newest are first, as in the index of weak claims. Claims named in `but` are left out.
     """
     return (
         sa.select(claims)

@@ -1,5 +1,7 @@
-"""Number of trials that each worker measured, by status. It is a stored count, because there may be
-millions of trials, and old ones are deleted."""
+"""The number of trials that each worker measured, by status.
+
+It is stored, because there may be millions of trials, and old ones are deleted.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,7 @@ _workers = table_of(WorkerRow)
 
 
 def count_outcomes(connection: sa.Connection, ended: Iterable[tuple[str, str]]) -> None:
-    """Count newly stored trials; (worker, status) of each.
+    """Count newly stored trials, given as (worker, status) of each.
 
     Trials of the service's own machine, of other services and of deleted workers are not counted.
     """
@@ -43,7 +45,7 @@ def count_outcomes(connection: sa.Connection, ended: Iterable[tuple[str, str]]) 
 def outcomes_of(
     connection: sa.Connection, worker_ids: Collection[str]
 ) -> Mapping[str, Mapping[str, int]]:
-    """The number of trials by status, for each of these workers that has any."""
+    """Return the number of trials by worker and status; workers without trials are left out."""
     found: dict[str, dict[str, int]] = {}
     for some in chunks(sorted(worker_ids)):
         query = sa.select(_outcomes).where(_outcomes.c.worker.in_(some))

@@ -36,8 +36,13 @@ class Health(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Quarantine:
-    """The quarantine of a worker that failed too often: its reason, its start, and when the worker
-    may try one request."""
+    """The quarantine of a worker that failed too often.
+
+    Attributes:
+        reason: why it was put into quarantine.
+        since: when the quarantine began.
+        canary_at: when the worker may try one request.
+    """
 
     reason: str
     since: float
@@ -63,14 +68,16 @@ class RegisteredWorker:
 
     @property
     def throttled(self) -> bool:
-        """Whether its reference kernel has been slow for long."""
+        """Whether the worker's reference kernel has been slow for a long time."""
         return self.speed is not None and bool(self.speed.get("throttled"))
 
 
 @dataclass(frozen=True, slots=True)
 class Presence:
-    """The columns of a worker that each of its requests needs: without the facts of its device,
-    which are most of a row."""
+    """The facts about a worker that each of its API requests needs.
+
+    They exclude the facts of its device, which are most of a row.
+    """
 
     id: str
     name: str
@@ -83,7 +90,11 @@ class Presence:
 
 @dataclass(frozen=True, slots=True)
 class Heartbeat:
-    """A heartbeat, with the device facts, speed and condition that may have changed."""
+    """A heartbeat of a worker.
+
+    Attributes:
+        device, speed, condition: present facts of the device; None for unchanged ones.
+    """
 
     worker_id: str
     device: Mapping[str, Any] | None = None
@@ -92,13 +103,13 @@ class Heartbeat:
 
     @property
     def facts(self) -> dict[str, Any]:
-        """The reported values, by column."""
+        """Return the reported facts, by column."""
         told = {"device": self.device, "speed": self.speed, "condition": self.condition}
         return {name: dict(value) for name, value in told.items() if value is not None}
 
 
 class WorkerStore:
-    """All workers. `clock` is for tests: without one, times are the database's."""
+    """Stores workers. `clock` is for tests; without one, times are the database's."""
 
     def __init__(
         self, engine: sa.Engine, clock: Clock | None = None, *, lost_after_seconds: float = 60.0
@@ -157,17 +168,16 @@ class WorkerStore:
         return self._worker(row)
 
     def heartbeat(self, worker_id: str, **facts: Mapping[str, Any] | None) -> Presence:
-        """`heartbeats` for a single worker. Raises NotFoundError for an unknown one."""
+        """Record one heartbeat; see `heartbeats`. Raises NotFoundError for an unknown worker."""
         (found,) = self.heartbeats([Heartbeat(worker_id, **facts)])
         if found is None:
             raise NotFoundError("worker", worker_id)
         return found
 
     def heartbeats(self, signs: Sequence[Heartbeat]) -> Sequence[Presence | None]:
-        """Record several heartbeats in one transaction; returns the workers' states, None for an
-        unknown worker.
+        """Record heartbeats in one transaction; return each worker's state, None if it is unknown.
 
-        A worker that left must register again: a delayed heartbeat has no effect.
+        The heartbeat of a worker that has left does not bring it back: it must register again.
         """
         with writing(self._engine) as connection:
             # locked in one order, as everybody does who changes several
@@ -187,16 +197,16 @@ class WorkerStore:
         return [heard.get(sign.worker_id) for sign in signs]
 
     def presences(self, worker_ids: Collection[str] | None = None) -> Mapping[str, Presence]:
-        """The states of known workers, all or some; the first registered first."""
+        """Return the states of workers by id, in the order of registration; by default of all."""
         query = self._presence_query(worker_ids).order_by(_workers.c.created_at, _workers.c.id)
         with reading(self._engine) as connection:
             return {row.id: self._presence(row) for row in connection.execute(query)}
 
     def get(self, worker_id: str, owner: str | None = None) -> RegisteredWorker:
-        """The worker with this id, or the only one whose id has this prefix.
+        """Return the worker with this id, or the only one whose id starts with it.
 
-        With `owner`, the id of a token, finds only workers that this token registered, or no token.
-        Raises NotFoundError.
+        With `owner`, the id of a token, only workers that this token or no token registered are
+        visible. Raises NotFoundError.
         """
         with reading(self._engine) as connection:
             query = sa.select(*self._columns())
@@ -207,7 +217,8 @@ class WorkerStore:
     def list(
         self, *, alive: bool = False, limit: int | None = None, after: Position | None = None
     ) -> Page[RegisteredWorker]:
-        """A page of all workers, or of the healthy ones, in the order of registration.
+        """Return a page of workers in the order of registration: all, or only healthy ones if
+        `alive`.
 
         Raises PositionError.
         """
@@ -221,15 +232,14 @@ class WorkerStore:
             return _oldest_first.page(connection, query, wanted, limit, after)
 
     def outcomes(self, worker_ids: Collection[str]) -> Mapping[str, Mapping[str, int]]:
-        """The number of trials by status, for each of these workers that has any."""
+        """Return the number of trials by worker and status; workers without trials are left out."""
         with reading(self._engine) as connection:
             return outcomes_of(connection, worker_ids)
 
     def healths(self, target_key: str, worker_ids: Collection[str] = ()) -> Counter[Health]:
-        """Number of workers for a target by health; only among these, if any are named.
+        """Count the workers for a target by health; if `worker_ids` are given, only these.
 
-        A tuner sends this query often. It reads no facts of devices, which are the largest part of
-        a row.
+        Tuners call it often, so it does not read the facts of devices, the largest part of a row.
         """
         query = sa.select(
             _workers.c.target_keys,
@@ -249,7 +259,7 @@ class WorkerStore:
             )
 
     def drain(self, worker_id: str, draining: bool = True) -> RegisteredWorker:
-        """Drain a worker, or put it into service again. Raises NotFoundError."""
+        """Stop or resume leasing requests to a worker. Raises NotFoundError."""
         return self._update(worker_id, {"draining": draining}, worker_topic(worker_id))
 
     def readmit(self, worker_id: str) -> RegisteredWorker:
@@ -264,7 +274,7 @@ class WorkerStore:
         self._update(worker_id, {"gone": True}, worker_topic(worker_id))
 
     def forget(self, silent_seconds: float) -> int:
-        """Delete workers without a heartbeat for this time; returns their number.
+        """Delete workers without a heartbeat for `silent_seconds`; return their number.
 
         If such a worker comes back, it registers again.
         """
