@@ -50,7 +50,7 @@ class Staged:
 
 @dataclass(frozen=True, slots=True)
 class QuarantinedBytes:
-    """The name of bytes that a sweep has set apart before it deletes them.
+    """The name of bytes that a sweep has moved out of the way before it deletes them.
 
     Lookups by digest do not find these bytes, but they can be restored.
     """
@@ -112,7 +112,7 @@ class BlobBytes(Protocol):
         ...
 
     def quarantine(self, digests: Sequence[str]) -> Sequence[QuarantinedBytes]:
-        """Set bytes apart so that lookups miss them, and return their new, unique names.
+        """Move bytes to new, unique names, so that lookups by digest miss them; return the names.
 
         Missing bytes are skipped. `restore_quarantined` undoes it, `discard` deletes the bytes.
         """

@@ -130,7 +130,8 @@ class BlobObjects:
             yield Path(file.name)
 
     def quarantine(self, digests: Sequence[str]) -> Sequence[QuarantinedBytes]:
-        """Set bytes apart (`BlobBytes.quarantine`) by copying: an object store cannot rename.
+        """Move bytes to new names (`BlobBytes.quarantine`) by copying: an object store cannot
+        rename.
 
         The bytes do not pass through this machine.
         """

@@ -33,7 +33,7 @@ _uses = table_of(ClaimUseRow)
 
 @dataclass(frozen=True, slots=True)
 class Withdrawn:
-    """What a withdrawal has changed.
+    """The changes made by a withdrawal.
 
     Attributes:
         records: the withdrawn schedules.

@@ -41,7 +41,7 @@ class Claim:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """The result of a claim: the leases, or why there are none."""
+    """The result of a claim: its leases, or the reason for their absence."""
 
     leases: Sequence[Lease] = ()
     empty: bool = False

@@ -29,8 +29,7 @@ class Turn:
     """Proof that the caller holds a turn.
 
     Attributes:
-        away_seconds: for how long nobody held it before; 0 if the previous holder had it until
-            then.
+        away_seconds: how long the turn was free before; 0 if the previous holder had it until then.
     """
 
     away_seconds: float
