@@ -121,8 +121,7 @@ class TaskState:
     def may_be_compared(self) -> bool:
         """Whether all sources of its finalists are known.
 
-        If a relative is searched in its place, the relative must have its record, or have no
-        finalists.
+        If a relative is searched in its place, this must have its record, or be known to get none.
         """
         lead = self.lead
         if lead is None or lead.finished or lead.decided:

@@ -94,8 +94,10 @@ class AuditStore:
         actor: str | None = None,
         subject: str | None = None,
     ) -> Page[Entry]:
-        """A page of entries, newest first, after the position `next` of the previous page. Raises
-        PositionError."""
+        """Return a page of entries, newest first, after the `next` of the previous page.
+
+        Raises PositionError.
+        """
         query = sa.select(_audit)
         wanted = ((_audit.c.action, action), (_audit.c.actor, actor), (_audit.c.subject, subject))
         for column, value in wanted:

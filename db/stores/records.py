@@ -45,7 +45,7 @@ KEY = ("workload_key", "target_key", "threads", "numerics")
 
 
 class SqlRecordStore:
-    """The tuner's RecordStore and the compiler's ScheduleSource, in SQL."""
+    """Stores trials and records in SQL, for the tuner (RecordStore) and the compiler."""
 
     def __init__(self, engine: sa.Engine, clock: Clock = system_clock) -> None:
         self._engine = engine

@@ -137,7 +137,7 @@ class Completion(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Expiry:
-    """The ids of the requests whose leases `LeaseStore.expire` ended, by the requests' new states."""
+    """The requests whose leases `LeaseStore.expire` ended: ids, by the new state."""
 
     requeued: tuple[str, ...] = ()
     lost: tuple[str, ...] = ()  # that have no attempt left

@@ -94,7 +94,7 @@ class RetentionStore:
         }
 
     def retired(self, keys: Sequence[RecordKey], until: float) -> Sequence[RecordKey]:
-        """Return those of the keys that lost trials to `apply` which had arrived by the time
+        """Return the keys of which `apply` has deleted a trial that had arrived by the time
         `until`.
         """
         found = set()

@@ -180,8 +180,10 @@ class WorkloadStore:
         return self.found_workload(key)[1]
 
     def found_workload(self, key: str) -> tuple[str, str]:
-        """The key and the text of the workload with this key, or of the only one whose key has this
-        prefix. Raises NotFoundError."""
+        """Return the key and the text of a workload, given its key or a unique prefix of it.
+
+        Raises NotFoundError.
+        """
         query = sa.select(_workloads.c.key, _workloads.c.text)
         with reading(self._engine) as connection:
             row = row_of_id(connection, query, _workloads.c.key, key, "workload")

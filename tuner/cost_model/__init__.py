@@ -17,10 +17,10 @@ def cost_models() -> dict[str, Callable[[int], CostModel]]:
 
 
 def make_cost_model(name: str, seed: int, base: bytes = b"") -> CostModel:
-    """The cost model of this name; with `base`, it goes on from this saved model.
+    """Create the cost model of this name; with `base`, training continues from this saved model.
 
     Raises:
-        ValueError: the name is unknown, or the base has another kind or feature version.
+        ValueError: if the name is unknown, or the base has another kind or feature version.
     """
     known = cost_models()
     if name not in known:

@@ -26,12 +26,15 @@ LEAST_SAMPLES = 4
 
 @dataclass(frozen=True, slots=True)
 class Scores(JsonValue):
-    """Means over tasks, each from 0 to 1.
+    """Quality of an order of candidates: means over tasks, each from 0 to 1.
 
-    `pairwise`: the share of pairs in order, of those whose times differ by more than SAME; equal
-    scores count half. `top1`, `top5`: the fastest time over the fastest of the first 1 or 5 picks.
-    `recall30`: the share of the fastest 30 that are among the first 30 picks; a quarter of the
-    candidates instead of 30 if there are fewer than 120.
+    Attributes:
+        pairwise: share of pairs in the correct order, among pairs whose times differ by more than
+            SAME; equal scores count half.
+        top1, top5: the fastest time divided by the fastest time of the first 1 or 5 picks.
+        recall30: share of the fastest 30 that are among the first 30 picks. If there are fewer than
+            120 candidates, a quarter of them replaces 30.
+        tasks: number of tasks.
     """
 
     pairwise: float

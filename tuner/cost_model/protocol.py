@@ -55,7 +55,7 @@ class CostModel(Protocol):
 
     @property
     def trained(self) -> bool:
-        """Whether predictions mean anything yet."""
+        """Whether the model has been trained, so that its predictions are informative."""
 
     def train(self, samples: Sequence[Sample]) -> None:
         """Learn from all samples of all tasks, replacing what earlier calls learned.

@@ -24,7 +24,7 @@ KEPT_OBJECTS = 64
 
 
 def warm_up() -> None:
-    """Make a builder process ready: operators and templates are found by their files."""
+    """Prepare a builder process: configure it, and load the operators and templates."""
     configure_process()
     operators()
     templates()

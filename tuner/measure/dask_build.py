@@ -43,9 +43,8 @@ def build_on_worker(
 
     Returns:
         A dict with the result of `Compile` in `made`; or with a text in one of `refused`,
-            `expired`,
-        `late`, `bug` and `differs`. Exceptions are never sent, because the tuner would have to
-        unpickle them.
+        `expired`, `late`, `bug` and `differs`. Exceptions are never sent, because the tuner would
+        have to unpickle them.
     """
     mine = versions_here()
     if mine != expected:

@@ -102,7 +102,7 @@ def javascript_module(definitions: Mapping[str, Definition]) -> str:
 
 
 def macro(enumeration: str, member: str) -> str:
-    """`RunStatus`, `OK` -> `RUN_STATUS_OK`, the word's name in C."""
+    """Return the C name of an enumeration's member: `RunStatus`, `OK` -> `RUN_STATUS_OK`."""
     return re.sub(r"(?<=[a-z])(?=[A-Z])", "_", enumeration).upper() + f"_{member}"
 
 

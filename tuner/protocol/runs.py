@@ -108,8 +108,9 @@ class ProgramParts:
 class CheckWork:
     """Run a program once on random inputs from `seed` and compare its outputs.
 
-    `expected` gives, by output, the digest of an .npy file; `fetch` names the outputs to return
-    (`run_results.FETCH_BYTES`).
+    Attributes:
+        expected: for each output to compare, the digest of an .npy file with the expected values.
+        fetch: the names of the outputs to return (`run_results.FETCH_BYTES`).
     """
 
     json_form: ClassVar[JsonForm] = JsonForm(constants={"do": WorkKind.CHECK.value})

@@ -28,7 +28,7 @@ EPSILON = 0.15
 
 
 class Evolutionary:
-    """Suggests candidates of one task that mutation and crossover breed from the fastest ones."""
+    """Suggests candidates of one task, bred by mutation and crossover, and some at random."""
 
     def __init__(self, context: SearchContext) -> None:
         self._rng = context.rng

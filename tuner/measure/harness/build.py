@@ -35,10 +35,10 @@ TARGETS = tuple(family.name for family in families() if not family.modules)
 
 
 def zig_compiler(target: str, library: str = "musl") -> list[str]:
-    """The command that compiles for one of TARGETS, wherever this is.
+    """Return the command of zig's C compiler for one of TARGETS; it works on any machine.
 
-    musl goes into a static binary, which runs on every Linux, Android's too; `gnu` is the library
-    of usual systems.
+    The library musl gives a static binary, which runs on every Linux, including Android. `gnu` is
+    the C library of most distributions.
     """
     family = family_of(target)
     assert family is not None
@@ -52,11 +52,11 @@ class HarnessError(CompilerError):
 
 
 def harness(target: str, folder: Path) -> Path:
-    """The harness for one of TARGETS: one that is kept in a folder, or the package's.
+    """Return the path of a harness for one of TARGETS: from the folder, or from the package.
 
-    An installer may drop the right to execute a file: a packaged harness is then copied into the
-    folder. If the package has none, a compiler builds the harness there at its first use. This
-    machine's compiler takes seconds, zig a minute.
+    If the package's harness is not executable, it is copied into the folder. If the package has
+    none, the harness is compiled into the folder at its first use. This machine's compiler takes
+    seconds, zig a minute.
 
     Raises:
         HarnessError: if no compiler can build it, or the folder cannot be written.
@@ -107,10 +107,12 @@ def local_harness(folder: Path) -> Path:
 
 
 def harness_folder(environment: Mapping[str, str], other: Path | None = None) -> Path:
-    """Where harnesses are kept: `tilewright/harness` in `$XDG_CACHE_HOME` or ~/.cache.
+    """Return the folder for compiled harnesses: `tilewright/harness` in `$XDG_CACHE_HOME` or
+    ~/.cache.
 
     Args:
-        other: the folder to take if this user cannot write that one.
+        environment: has `XDG_CACHE_HOME`, if it is set.
+        other: the folder to use if this user cannot write that one.
 
     Raises:
         HarnessError: if neither can be written.

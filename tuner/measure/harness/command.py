@@ -76,7 +76,7 @@ class DeviceLost(OSError):
 
 
 class ViaError(HarnessError):
-    """A command that reaches no device, in a sentence."""
+    """A `--via` command that cannot reach a device; the message is one sentence."""
 
 
 class StartedHarness(NamedTuple):
