@@ -24,7 +24,7 @@ class ClaimKind(StrEnum):
 
 
 class ReviewState(StrEnum):
-    """The state of a claim, which determines who may use it."""
+    """The state of a claim."""
 
     PROVISIONAL = "provisional"
     """Measured once, by a device that is not ours: only the job that requested it believes it."""
@@ -71,7 +71,7 @@ def before(state: ReviewState) -> list[str]:
 
 
 class Attestation(StrEnum):
-    """How independent the reports behind a claim are, in increasing order of trust."""
+    """How far the reports behind a claim can be trusted, in increasing order."""
 
     ONCE = "once"
     ONE_WORKER = "one-worker"

@@ -52,7 +52,7 @@ class StoredClaim:
         reason: why it is disputed or withdrawn.
         job_id: the job that requested the measurement; "" without one.
         reporter: the worker that measured.
-        attestation: how independent its reports are.
+        attestation: how far its reports can be trusted.
         review: the second report as JSON, if there is one.
         stored_at: in Unix seconds.
     """
