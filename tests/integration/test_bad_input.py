@@ -398,7 +398,10 @@ def test_outputs_that_cannot_be_written_are_named(tilewright: CommandLine) -> No
         finished = tilewright("run", path, "--inputs", given, "--outputs", place)
         assert words in finished.sentence()
     # before anything else is looked at: an hour of computing would be lost
-    for place, words in (("/no/where", "the folder '/no' is not"), ("/tmp", "'/tmp' is a folder")):
+    for place, words in (
+        ("/no/where", "the folder '/no' does not exist"),
+        ("/tmp", "'/tmp' is a folder"),
+    ):
         finished = tilewright("run", path, "--inputs", "missing.npz", "--outputs", place)
         assert words in finished.sentence()
 

@@ -176,7 +176,9 @@ def test_drawn_inputs_that_a_model_refuses_are_named(
         raise InvalidInputError("no rate of 7")
 
     monkeypatch.setattr(made, "run", fails)
-    with pytest.raises(InvalidInputError, match=r"drawn \(no rate of 7\): .* 'x', 'mark' with"):
+    with pytest.raises(
+        InvalidInputError, match=r"random inputs \(no rate of 7\): .* 'x', 'mark' with"
+    ):
         list(staged_inputs(made, NONE_GIVEN))
 
 

@@ -77,6 +77,7 @@ def test_every_command_of_the_service_is_one(name: str) -> None:
 
 @pytest.mark.parametrize("name", WORKERS)
 def test_the_workers_command_is_one(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tilewright.service.worker.options.package_version", lambda: "0")
     monkeypatch.setattr(Path, "read_text", lambda self, **how: f"what lies in {self}")
     found = parse_arguments(SERVICES[name]["command"], SERVICES[name]["environment"])
     folder = volumes(name)["worker-token"]

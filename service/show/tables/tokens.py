@@ -13,10 +13,12 @@ def tokens(now: float) -> tuple[Column[TokenView], ...]:
     def state(token: TokenView) -> Cell:
         if token.revoked_at is not None:
             return Cell("revoked", note=moment(token.revoked_at))
-        previous = token.previous_until
-        note = f"the one before until {moment(previous)}" if previous and previous > now else ""
         expired = token.expires_at is not None and token.expires_at <= now
-        return Cell("expired" if expired else "valid", note=note)
+        return Cell("expired" if expired else "valid")
+
+    def previous(token: TokenView) -> str:
+        until = token.previous_until
+        return "-" if until is None or until <= now else moment(until)
 
     return (
         Column("token", lambda token: token.id[:12], CellKind.TEXT),
@@ -28,5 +30,6 @@ def tokens(now: float) -> tuple[Column[TokenView], ...]:
         Column("made", lambda token: moment(token.created_at), CellKind.MOMENT),
         Column("last used", lambda token: moment(token.last_used_at), CellKind.MOMENT),
         Column("ends", lambda token: moment(token.expires_at), CellKind.MOMENT),
+        Column("previous secret until", previous, CellKind.MOMENT),
         Column("state", state, CellKind.STATE),
     )

@@ -277,7 +277,8 @@ def test_setup_generates_files_before_it_lists_the_packages(tmp_path: Path) -> N
     client = tmp_path / "tilewright" / "service" / "client"
     shutil.copytree(ROOT / "service" / "client" / "asynchronous", client / "asynchronous")
     shutil.copy(ROOT / "service" / "client" / "generate.py", client)
-    for source in ("tuner/protocol/generate.py", *messages.SHARED):
+    imported = ("tuner/measure/harness/binary.py", "compiler/runtime/native_build.py")
+    for source in ("tuner/protocol/generate.py", *messages.SHARED, *imported):
         copied = tmp_path / "tilewright" / source
         copied.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(ROOT / source, copied)
@@ -286,9 +287,12 @@ def test_setup_generates_files_before_it_lists_the_packages(tmp_path: Path) -> N
         for path in (messages.HEADER, messages.MODULE)
     }
     for path in made.values():
-        path.parent.mkdir(parents=True)
+        path.parent.mkdir(parents=True, exist_ok=True)
     shutil.copy(ROOT / "setup.py", tmp_path)
-    (tmp_path / "setuptools.py").write_text(
+    commands = tmp_path / "setuptools" / "command"
+    commands.mkdir(parents=True)
+    (commands / "build_ext.py").write_text("class build_ext: ...\n")
+    (commands.parent / "__init__.py").write_text(
         "import os\n\n\ndef Extension(*_, **__): ...\n\n\ndef setup(**_):\n"
         "    print(sorted(os.listdir('tilewright/service/client/blocking')))\n"
     )

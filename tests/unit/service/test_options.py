@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -152,7 +153,8 @@ def test_values_outside_their_bounds_name_the_flag() -> None:
 
 
 def test_a_wrong_option_is_refused_before_anything_is_read(
-    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run(["tune", "nothing.onnx", "--stop-gain", "99.5%"]) == 1
+    (tmp_path / "model.onnx").write_bytes(b"no model at all")
+    assert run(["tune", str(tmp_path / "model.onnx"), "--stop-gain", "99.5%"]) == 1
     assert "--stop-gain: expected a number from 0 to 0.99" in capsys.readouterr().err

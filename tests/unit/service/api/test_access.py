@@ -18,6 +18,7 @@ from tilewright.service.api.app import create_app
 from tilewright.service.cli import run as run_cli
 from tilewright.service.embedded import owner_token, read_token
 from tilewright.service.settings import Settings
+from tilewright.service.show.units import moment
 from tilewright.tuner.protocol.measurement import Measurement, RecordKey, Status, TuningRecord
 from tilewright.tuner.protocol.version import PROTOCOL
 
@@ -219,8 +220,10 @@ def test_commands_for_tokens_and_the_audit_log(
     second = capsys.readouterr().out.strip()
     assert storage.tokens.verify(first) and storage.tokens.holds(second)
     assert run_cli(["token", "list"]) == 0
-    (line,) = [line for line in capsys.readouterr().out.splitlines() if made.id in line]
-    assert "holds until" in line and "ci" in line
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if made.id[:12] in line]
+    found = storage.tokens.find(second)
+    assert found is not None and found.previous_until is not None
+    assert moment(found.previous_until) in line and "ci" in line
     assert run_cli(["token", "revoke", made.id[:9]]) == 0
     assert storage.tokens.verify(second) is None
     capsys.readouterr()
