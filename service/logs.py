@@ -30,7 +30,7 @@ def set_up(level: LogLevel, log_format: LogFormat) -> None:
             renderer,
         ],
         wrapper_class=structlog.make_filtering_bound_logger(number),
-        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+        logger_factory=lambda *_: structlog.PrintLogger(sys.stderr),  # that of each moment
     )
     ours = logging.getLogger("tilewright")
     ours.setLevel(number)

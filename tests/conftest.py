@@ -7,6 +7,7 @@ import gc
 import os
 import runpy
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 # Set before numpy or xgboost is imported: several test processes share the cores.
@@ -79,3 +80,10 @@ def pytest_collection() -> None:
 def pytest_collection_finish() -> None:
     gc.freeze()
     gc.enable()
+
+
+@pytest.fixture(autouse=True)
+def logs_of_this_test() -> Iterator[None]:
+    """A command under test may set up logs, for a standard error that ends with its test."""
+    yield
+    plain_logs()

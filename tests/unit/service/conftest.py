@@ -17,7 +17,6 @@ import uvicorn
 from fastapi.testclient import TestClient
 
 from tests.databases import lay_database
-from tests.logs import plain_logs
 from tests.unit.service.tuners import LocalWorker, model_bytes, queue_job
 from tests.unit.service.workers import FakeHarness, Running
 from tests.unit.tuner.fakes import FakeBuilder
@@ -36,13 +35,6 @@ from tilewright.service.storage import open_storage
 from tilewright.service.worker import process as worker_process
 from tilewright.service.worker.options import WorkerOptions
 from tilewright.tuner.measure.harness.binary import build, host_compiler
-
-
-@pytest.fixture(autouse=True)
-def logs_of_this_test() -> Iterator[None]:
-    """A command under test may set up logs, for a standard error that ends with its test."""
-    yield
-    plain_logs()
 
 
 @pytest.fixture

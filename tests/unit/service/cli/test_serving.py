@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import queue
 import signal
 from collections.abc import Iterator
@@ -96,7 +97,8 @@ def test_it_serves_where_it_is_told_with_a_tuner_and_a_worker(
         assert told == []
         return
     url = f"http://127.0.0.1:{port}"
-    assert told[0] == f"serving {url}/v1, the owner's token is in {settings.token_file}"
+    first = json.loads(told[0])["event"] if "--json" in printing else told[0]
+    assert first == f"serving {url}/v1, the owner's token is in {settings.token_file}"
     assert read_token(settings), "it is there"
     sentence = f"error: the service at {url} did not start; its log says why"
     assert told[1:] == [] if starts else [sentence]
