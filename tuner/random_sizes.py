@@ -98,7 +98,7 @@ def check_hinted(stated: Shares, open_names: Collection[str]) -> None:
 
 def points_of(
     workload: Workload,
-    drawn: Sequence[SampledSizes] = (),
+    sampled: Sequence[SampledSizes] = (),
     names: Sequence[str] = (),
     threads: int = 1,
 ) -> tuple[SizePoint, ...]:
@@ -107,10 +107,10 @@ def points_of(
     If this machine cannot compute a reference at some sizes, the nearest smaller ones replace them.
 
     Args:
-        workload: of open or of fixed sizes.
-        drawn: sizes of the model's dimensions; by default, sizes of the workload's own dimensions
-            are sampled.
-        names: for each dimension of the workload, its name in `drawn`.
+        workload: a workload with dynamic or fixed sizes.
+        sampled: sizes of the model's dimensions; by default, random sizes of the workload's own
+            dimensions.
+        names: for each dimension of the workload, its name in `sampled`.
         threads: the number of threads of a run.
     """
     dimensions = workload.dimensions
@@ -119,7 +119,7 @@ def points_of(
     own = [dimension.name for dimension in dimensions]
     shares: dict[Sizes, float] = {}
     limit = ReferenceLimit()
-    for each in drawn or sample_sizes(dimensions):
+    for each in sampled or sample_sizes(dimensions):
         known = dict(each.sizes)
         asked = tuple((mine, known[name]) for mine, name in zip(own, names or own, strict=True))
         sizes = affordable(workload, asked, limit)
@@ -136,7 +136,7 @@ def points_of(
 def points_within(
     piece: RangePiece,
     whole: Workload,
-    drawn: Sequence[SampledSizes],
+    sampled: Sequence[SampledSizes],
     names: Sequence[str],
     threads: int = 1,
     *,
@@ -145,25 +145,25 @@ def points_within(
     """Return the size points for a piece of a workload's range, and the factor of its seconds.
 
     With these factors, the sum over all pieces equals the weighted sum over the sizes of the whole.
-    If no size of `drawn` lies within the piece, other sizes are sampled. But if the sizes were
+    If no size of `sampled` lies within the piece, other sizes are sampled. But if the sizes were
     `stated`, return () and 0 in this case.
 
     Args:
         piece: a piece of `whole`.
         whole: the workload with its full range.
-        drawn, names: as in `points_of`, for the whole.
+        sampled, names: as in `points_of`, for the whole.
         threads: the number of threads of a run.
         stated: whether a user stated the sizes.
     """
     known = dict(zip(names, piece.box, strict=True))
-    inside = [each for each in drawn if all(n in known[d] for d, n in each.sizes if d in known)]
+    inside = [each for each in sampled if all(n in known[d] for d, n in each.sizes if d in known)]
     if stated and not inside:
         return (), 0.0
     share = sum(each.share for each in inside) or 1 / len(pieces(whole))
     scaled = [SampledSizes(each.sizes, each.share / share) for each in inside]
     own = [names[position] for position in piece.positions] if inside else []
     points = points_of(piece.workload, scaled, own, threads)
-    mean = _mean_cost(whole, points_of(whole, drawn, names, threads))
+    mean = _mean_cost(whole, points_of(whole, sampled, names, threads))
     return points, share * mean / _mean_cost(piece.workload, points)
 
 

@@ -173,9 +173,15 @@ ELSEWHERE = {
     *("NAME.py", "NAME_analysis.py", "NAME_lowering.py", "FAMILY.py"),  # patterns
     *("NAME.h", "CMakeLists.txt", "manifest.json", "model.mjs", "vit.mjs", "vit-thread.mjs"),
     *("client.py", "run.json", "openapi.json", "messages.h", "messages.mjs", "release-notes.md"),
-    "v0036_sample_uploads.py",  # of the history
 }
 """Names in pages that are not those of tracked files: patterns, and files that commands write."""
+
+
+@pytest.mark.parametrize(
+    ("page", "most"), [("README.md", 90), ("ARCHITECTURE.md", 250), ("CHANGELOG.md", 120)]
+)
+def test_pages_that_are_read_first_stay_short(page: str, most: int) -> None:
+    assert len((ROOT / page).read_text().splitlines()) <= most
 
 
 def test_files_that_pages_name_exist() -> None:
