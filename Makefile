@@ -4,8 +4,8 @@
 #   demo          start the service and a worker, tune two models, compare with ONNX Runtime;
 #                 KEEP=1 goes on serving, with the dashboard
 #   test          the test suite
-#   test-all      also the slow groups that test and check leave out while their sources are unchanged (tests/unchanged.py);
-#                 a run without a failure writes tests/unchanged.json, to be committed
+#   test-all      also the groups that test and check leave out while their sources are unchanged (tests/unchanged.py);
+#                 it records the groups without a failure in tests/unchanged.json, to be committed
 #   docs          the documentation as pages, in build/site; a dead link is an error
 #   reference     docs/reference anew, from the code
 #   typescript    the types of clients/typescript, from the service's description, by npm
@@ -87,7 +87,6 @@ test: $(STAMPS)/test
 
 test-all: $(STAMPS)/test
 	$(PY) -m pytest -q -rs -n $(JOBS) --dist worksteal --all-groups
-	$(PY) -m tests.unchanged
 
 test-devices: $(STAMPS)/test
 	$(PY) -m pytest -q -rs -n $(JOBS) --dist worksteal tests/devices $(ARGS)

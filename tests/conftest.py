@@ -7,8 +7,9 @@ import gc
 import os
 import runpy
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
+from typing import Any
 
 # Set before numpy or xgboost is imported: several test processes share the cores.
 for variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
@@ -42,27 +43,60 @@ import pytest  # noqa: E402 - after the environment is set
 
 from tests.examples import register_profiles  # noqa: E402 - hypothesis imports numpy
 from tests.logs import plain_logs  # noqa: E402 - as above
-from tests.unchanged import ALL_GROUPS, left_out, unchanged  # noqa: E402 - as above
+from tests.unchanged import ALL_GROUPS, digests, left_out, record, unchanged  # noqa: E402 - as above
 
 register_profiles()
 plain_logs()
+
+
+DIGESTS = pytest.StashKey[dict[str, str]]()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(ALL_GROUPS, action="store_true", help="also groups that are unchanged")
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """Before the first test, since sources may be edited during the run."""
+    if config.getoption(ALL_GROUPS) and not hasattr(config, "workerinput"):
+        config.stash[DIGESTS] = digests()
+
+
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     if config.getoption(ALL_GROUPS):
         return None
     named = [Path(config.invocation_params.dir, each.split("::")[0]) for each in config.args]
-    return left_out(collection_path, named, unchanged()) or None
+    return left_out(collection_path, named, _unchanged(config)) or None
+
+
+def _unchanged(config: pytest.Config) -> Collection[str]:
+    """The process that starts others tells them: each would read all sources."""
+    told: Collection[str] | None = getattr(config, "workerinput", {}).get("unchanged")
+    return unchanged() if told is None else told
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: Any) -> None:
+    node.workerinput["unchanged"] = sorted(unchanged())
 
 
 def pytest_terminal_summary(
-    terminalreporter: pytest.TerminalReporter, config: pytest.Config
+    terminalreporter: pytest.TerminalReporter, exitstatus: int, config: pytest.Config
 ) -> None:
-    if not config.getoption(ALL_GROUPS) and (groups := ", ".join(sorted(unchanged()))):
+    if config.getoption(ALL_GROUPS):
+        # no error of pytest itself, and no test was left out
+        ran = exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED)
+        chosen = any(
+            config.getoption(each) for each in ("keyword", "markexpr", "deselect", "maxfail")
+        )
+        if ran and not chosen and config.args_source is pytest.Config.ArgsSource.TESTPATHS:
+            stats = terminalreporter.stats
+            bad = [*stats.get("failed", ()), *stats.get("error", ())]
+            record(
+                config.stash[DIGESTS],
+                {config.rootpath / each.nodeid.split("::")[0] for each in bad},
+            )
+    elif groups := ", ".join(sorted(unchanged())):
         terminalreporter.write_line(
             f"unchanged since they passed, left out unless named: {groups} (`make test-all`)"
         )

@@ -1,10 +1,9 @@
-"""Groups of slow tests, skipped while the sources that they depend on are unchanged since they
-passed.
+"""Groups of tests, skipped while the sources that they depend on are unchanged since they passed.
 
-`make test-all` runs every test. If none fails, it writes `unchanged.json`: a digest of each group's
-sources, which is committed with them. While the sources have this digest, the group is not
-collected, unless a path of it is named on the command line or `--all-groups` is given. After a
-change of one of its sources the whole group runs again.
+`make test-all` runs every test. Each group in which none fails gets its entry in `unchanged.json`:
+a digest of its sources as they were when the run began, which is committed with them. While the
+sources have this digest, the group is not collected, unless a path of it is named on the command
+line or `--all-groups` is given. After a change of one of its sources the whole group runs again.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ FOLLOWED = ("tests", "benchmarks", "deploy", "examples")
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Slow tests that are left out together.
+    """Tests that are left out together.
 
     Attributes:
         tests: their files and folders, from the repository's root.
@@ -45,12 +44,38 @@ class Group:
 
 
 GROUPS: Mapping[str, Group] = {
+    "compiler": Group(
+        (
+            *(f"tests/golden/{name}" for name in ("kernels", "passes", "plans")),
+            *(
+                f"tests/unit/{name}"
+                for name in (
+                    *("c_library", "codegen", "frontend", "graph", "loops", "ops", "passes"),
+                    *("plan", "runtime", "schedule", "targets"),
+                )
+            ),
+        ),
+        (
+            "compiler",
+            *(
+                f"docs/{name}.md"
+                for name in ("loops", "operators-howto", "schedules", "targets-howto")
+            ),
+        ),
+    ),
     "conformance": Group(("tests/conformance",), ("compiler",)),
     "devices": Group(("tests/devices",), PACKAGES),
     "differential": Group(("tests/differential",), PACKAGES),
     "integration": Group(("tests/integration",), (*PACKAGES, "benchmarks", "examples")),
     "processes": Group(
         ("tests/acceptance",), (*PACKAGES, "examples", "benchmarks/shifted_clock.py")
+    ),
+    "tuner": Group(
+        ("tests/unit/tuner", "tests/unit/db"),
+        (
+            *("compiler", "tuner", "db", "service/browser"),
+            *("docs/features.md", "docs/search-howto.md"),
+        ),
     ),
     "tools": Group(
         (
@@ -168,6 +193,24 @@ def left_out(path: Path, named: Sequence[Path], same: Iterable[str]) -> bool:
     return False
 
 
-if __name__ == "__main__":
-    digests = {name: digest(group) for name, group in GROUPS.items()}
-    PASSED.write_text(json.dumps(digests, indent=2) + "\n")
+def digests() -> dict[str, str]:
+    """The digest of each group."""
+    return {name: digest(group) for name, group in GROUPS.items()}
+
+
+def record(before: Mapping[str, str], failed: Iterable[Path]) -> None:
+    """Record the groups that passed.
+
+    Args:
+        before: the digests when the tests began.
+        failed: the files of tests that failed.
+    """
+    files = list(failed)
+    passed = json.loads(PASSED.read_text())
+    for name, group in GROUPS.items():
+        folders = [ROOT / each for each in group.tests]
+        if any(file.is_relative_to(each) for file in files for each in folders):
+            passed.pop(name, None)
+        else:
+            passed[name] = before[name]
+    PASSED.write_text(json.dumps(dict(sorted(passed.items())), indent=2) + "\n")

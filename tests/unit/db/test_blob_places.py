@@ -7,24 +7,20 @@ import hashlib
 import os
 import subprocess
 import sys
-import uuid
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import boto3
 import pytest
 import sqlalchemy as sa
-from moto.server import ThreadedMotoServer
 
+from tests.buckets import serve_bucket, use_bucket
 from tilewright import db
 from tilewright.db.errors import NotFoundError, StorageError, StorageKind
 from tilewright.db.stores.blob_bytes import CHUNK_BYTES, BlobBytes, stage
 from tilewright.db.stores.blob_folder import BlobFolder
 from tilewright.db.stores.blob_objects import BlobObjects
 from tilewright.db.stores.blobs import BlobStore
-from tilewright.service.settings import Settings
-from tilewright.service.storage import open_storage
 
 
 @pytest.fixture
@@ -34,29 +30,13 @@ def folder(tmp_path: Path) -> BlobFolder:
 
 @pytest.fixture(scope="session")
 def bucket_server() -> Iterator[str]:
-    """An imitation of S3 in this process, with a bucket; its URL."""
-    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-    server.start()
-    url = "http://{}:{}".format(*server.get_host_and_port())
-    names = {"aws_access_key_id": "a", "aws_secret_access_key": "b", "region_name": "us-east-1"}
-    boto3.client("s3", endpoint_url=url, **names).create_bucket(Bucket="bucket")
-    yield url
-    server.stop()
+    with serve_bucket() as url:
+        yield url
 
 
 @pytest.fixture
 def s3(bucket_server: str, monkeypatch: pytest.MonkeyPatch) -> str:
-    """The environment of the bucket server; the URL of a part of the bucket that only this test
-    uses."""
-    for name, value in (
-        ("AWS_ENDPOINT_URL", bucket_server),
-        ("AWS_ALLOW_HTTP", "true"),
-        ("AWS_ACCESS_KEY_ID", "a"),
-        ("AWS_SECRET_ACCESS_KEY", "b"),
-        ("AWS_REGION", "us-east-1"),
-    ):
-        monkeypatch.setenv(name, value)
-    return f"s3://bucket/some/{uuid.uuid4().hex}"
+    return use_bucket(bucket_server, monkeypatch)
 
 
 @pytest.fixture
@@ -279,13 +259,3 @@ def test_the_sweep_works_on_objects(objects: BlobObjects, engine: sa.Engine, clo
     assert blobs.get(old) == b"old"
     assert blobs.sweep(900) == 3
     assert list(blobs.digests()) == [young]
-
-
-def test_the_setting_names_the_bucket(s3: str, tmp_path: Path) -> None:
-    settings = Settings(data_folder=tmp_path / "data", database_url="", blob_url=s3)
-    for _ in range(2):  # one process reads the bytes that another one saved
-        storage = open_storage(settings)
-        digest = storage.blobs.put(b"in the bucket")
-        assert storage.blobs.get(digest) == b"in the bucket"
-        storage.close()
-    assert files(settings.blob_folder) == []

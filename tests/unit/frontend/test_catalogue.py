@@ -1,22 +1,10 @@
-"""The list of operators, and its page."""
+"""The list of operators."""
 
 from __future__ import annotations
 
-from pathlib import Path
-
-import pytest
-
 from tilewright.compiler import ops
 from tilewright.compiler.dtypes import DType
-from tilewright.compiler.frontend.catalogue import catalogue, page
-from tilewright.service.cli import run
-
-PAGE = Path(__file__).parents[3] / "docs" / "operators.md"
-
-
-def test_the_page_is_what_the_command_prints(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["show", "operators"]) == 0
-    assert capsys.readouterr().out == PAGE.read_text() == page()
+from tilewright.compiler.frontend.catalogue import catalogue
 
 
 def test_every_rule_is_listed_with_its_limits() -> None:

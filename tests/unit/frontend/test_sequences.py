@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,21 +10,16 @@ import onnx.parser
 import onnxruntime
 import pytest
 from onnx import ModelProto, TensorProto, helper
-from typer.testing import CliRunner
 
 import tilewright
-import tilewright.compiler.bindings.ort as ort
 from tilewright.compiler.errors import (
     InvalidArgumentError,
-    InvalidInputError,
     InvalidModelError,
     UnsupportedOperatorError,
 )
 from tilewright.compiler.frontend.onnx_import import import_model
 from tilewright.compiler.graph.text import parse_graph, print_graph
-from tilewright.compiler.runtime.artifact import load_artifact
 from tilewright.compiler.runtime.program_json import program_from_json, program_to_json
-from tilewright.service.cli import app
 
 X = np.arange(12, dtype=np.float32).reshape(4, 3)
 
@@ -233,15 +227,6 @@ def assert_lists(run: Any) -> None:
         assert [each.tolist() for each in names] == [list(each) for each in expected[2]]
 
 
-@pytest.fixture(scope="module")
-def artifact(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("lists")
-    (folder / "m.onnx").write_bytes(lists().SerializeToString())
-    compiled = CliRunner().invoke(app, ["compile", str(folder / "m.onnx"), "-o", str(folder / "a")])
-    assert compiled.exit_code == 0, compiled.output
-    return folder / "a"
-
-
 def test_outputs_are_lists() -> None:
     compiled = tilewright.compile_model(lists())
     assert_lists(compiled.run)
@@ -259,26 +244,6 @@ def test_without_labels_the_elements_of_lists_are_outputs() -> None:
     )
 
 
-def test_artifacts_and_sessions_give_lists(artifact: Path) -> None:
-    assert_lists(load_artifact(artifact).run)
-    session = ort.InferenceSession(artifact)
-    assert_lists(lambda feeds: session.run(None, feeds))
-    described = [each.type for each in session.get_outputs()]
-    assert described == ["seq(tensor(float))", "tensor(float)", "seq(tensor(string))"]
-    parts, _, _ = session.run_with_ort_values(None, {"x": ort.OrtValue(ROWS)})
-    assert parts.is_tensor_sequence() and not parts.is_tensor()
-    tensor, binding = ort.OrtValue(ROWS.copy()), session.io_binding()
-    binding.bind_cpu_input("x", ROWS)
-    binding.bind_ortvalue_output("parts", tensor)
-    for wrong in (
-        parts.shape,
-        lambda: session.run(None, {"x": parts}),
-        lambda: session.run_with_iobinding(binding),
-    ):
-        with pytest.raises(InvalidInputError, match="sequence"):
-            wrong()
-
-
 def test_a_state_may_be_an_element_of_a_list() -> None:
     session = tilewright.compile_model(lists(), dims={"rows": 3}).bind(
         {"parts[0]": "x"}, {"x": ROWS}
@@ -288,18 +253,6 @@ def test_a_state_may_be_an_element_of_a_list() -> None:
     found = dict(zip(names, session.run(), strict=True))
     assert found["names[0]"].tolist() == ["plum", "kiwi", "fig"]
     np.testing.assert_array_equal(session.state("x"), np.maximum(ROWS, 0))
-
-
-def test_the_command_line_stores_the_elements_of_lists(artifact: Path, tmp_path: Path) -> None:
-    np.savez(tmp_path / "in.npz", x=ROWS)
-    options = ["--inputs", str(tmp_path / "in.npz"), "--outputs", str(tmp_path / "out.npz")]
-    done = CliRunner().invoke(app, ["run", str(artifact), *options])
-    assert done.exit_code == 0, done.output
-    with np.load(tmp_path / "out.npz") as found:
-        assert sorted(found) == [
-            "again", "names[0]", "names[1]", *(f"parts[{k}]" for k in range(4))
-        ]  # fmt: skip
-        np.testing.assert_array_equal(found["parts[1]"], ROWS)
 
 
 def test_a_program_that_gives_a_list_in_parts_is_refused() -> None:
@@ -350,7 +303,7 @@ def one_beside() -> ModelProto:
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
 
 
-def test_an_output_may_be_called_as_an_element_of_a_list(tmp_path: Path) -> None:
+def test_an_output_may_be_called_as_an_element_of_a_list() -> None:
     model = one_beside()
     session = onnxruntime.InferenceSession(model.SerializeToString())
     (relu, same), negated = session.run(None, {"x": ROWS})
@@ -361,15 +314,6 @@ def test_an_output_may_be_called_as_an_element_of_a_list(tmp_path: Path) -> None
         np.testing.assert_array_equal(found, expected)
     fixed = tilewright.compile_model(model, dims={"rows": 3})
     assert [port.name for port in fixed.outputs] == ["p[0]'", "p[1]", "p[0]"]
-
-    (tmp_path / "m.onnx").write_bytes(model.SerializeToString())
-    np.savez(tmp_path / "in.npz", x=ROWS)
-    command = ["run", str(tmp_path / "m.onnx"), "--inputs", str(tmp_path / "in.npz")]
-    done = CliRunner().invoke(app, [*command, "--outputs", str(tmp_path / "out.npz")])
-    assert done.exit_code == 0, done.output
-    with np.load(tmp_path / "out.npz") as stored:
-        found = {name: stored[name].tolist() for name in stored}
-    assert found == {"p[0]'": relu.tolist(), "p[1]": same.tolist(), "p[0]": negated.tolist()}
 
 
 def test_a_model_made_for_each_size_has_no_session_with_a_list_of_any_length() -> None:

@@ -5,8 +5,11 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import pytest
 from fastapi.testclient import TestClient
 
+from tilewright.compiler.frontend.catalogue import page
+from tilewright.service.cli import run
 from tilewright.service.cli.tree import paths
 from tilewright.service.settings import Settings
 
@@ -45,6 +48,13 @@ def test_every_command_is_documented() -> None:
     cells = re.findall(r"^\| ((?:[^|\\]|\\.)*) \|", text, re.MULTILINE)
     documented = {name for cell in cells for name in re.findall(r"`([a-z][a-z- ]*[a-z])", cell)}
     assert documented == set(paths())
+
+
+def test_the_page_of_operators_is_what_the_command_prints(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert run(["show", "operators"]) == 0
+    assert capsys.readouterr().out == (DOCS / "operators.md").read_text() == page()
 
 
 def test_every_option_of_the_worker_is_documented() -> None:

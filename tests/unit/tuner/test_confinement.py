@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.service.kernel_code import library_of
+from tests.kernel_code import library_of
 from tests.unit.tuner.test_local_runner import EXPECTED, _measured, _request, _result
 from tilewright.tuner.measure.harness.build import harness_folder, local_harness
 from tilewright.tuner.measure.harness.command import DeviceCommand

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.service.kernel_code import library_of
+from tests.kernel_code import library_of
 from tilewright.tuner.measure.harness import local
 from tilewright.tuner.measure.harness.binary import harness_path
 from tilewright.tuner.measure.harness.build import harness, harness_folder

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from tests.unit.service.leased import compile_program, model_bytes
+from tests.small_program import compile_program, model_bytes
 from tilewright.compiler import driver
 from tilewright.compiler.mode import Mode
 from tilewright.compiler.program.builder import CompiledProgram, ProgramBuilder

@@ -11,7 +11,7 @@ import onnx
 import pytest
 from PIL import Image
 
-from tests.unit.quantize.small import network, perceptron, saved
+from tests.unit.service.quantize.small import network, perceptron, saved
 from tilewright.compiler.mode import Mode
 from tilewright.compiler.program.build import CODEGEN_VERSION
 from tilewright.service import cli

@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.unit.service.leased import compile_program, loadable, worker_process
+from tests.small_program import compile_program
+from tests.unit.service.leased import loadable, worker_process
 from tilewright.compiler.targets.detection import this_device
 from tilewright.compiler.targets.host import host_target, resolve_target
 from tilewright.db.storage import Storage

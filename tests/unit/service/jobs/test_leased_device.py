@@ -12,14 +12,8 @@ import numpy as np
 import pytest
 import sqlalchemy as sa
 
-from tests.unit.service.leased import (
-    Call,
-    broken,
-    compile_program,
-    loadable,
-    states,
-    worker_process,
-)
+from tests.small_program import compile_program
+from tests.unit.service.leased import Call, broken, loadable, states, worker_process
 from tests.unit.service.workers import until
 from tilewright.compiler.targets.device import find_device
 from tilewright.compiler.targets.host import host_target

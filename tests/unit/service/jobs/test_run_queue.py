@@ -10,15 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.unit.service.leased import (
-    Call,
-    answer,
-    claim_one,
-    compile_program,
-    loadable,
-    states,
-    worker_process,
-)
+from tests.small_program import compile_program
+from tests.unit.service.leased import Call, answer, claim_one, loadable, states, worker_process
 from tests.unit.service.workers import until
 from tilewright.compiler.targets.device import find_device
 from tilewright.compiler.targets.host import host_target

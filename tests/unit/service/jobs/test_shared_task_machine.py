@@ -25,8 +25,8 @@ from hypothesis.stateful import (
 )
 
 from tests.databases import lay_database
+from tests.small_program import model_bytes
 from tests.unit.service.jobs.test_shared_tasks import done, record
-from tests.unit.service.leased import model_bytes
 from tilewright.compiler.mode import Mode
 from tilewright.compiler.targets.host import resolve_target
 from tilewright.db.errors import StaleLeaseError

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.unit.service.leased import model_bytes
+from tests.small_program import model_bytes
 from tests.unit.service.tuners import LocalWorker, running
 from tests.unit.service.workers import until
 from tilewright.compiler.mode import Mode

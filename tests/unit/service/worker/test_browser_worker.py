@@ -18,8 +18,9 @@ from typing import Any
 import pytest
 from fastapi.testclient import TestClient
 
-from tests.unit.service.kernel_code import module_of
-from tests.unit.service.leased import compile_program, loadable
+from tests.kernel_code import module_of
+from tests.small_program import compile_program
+from tests.unit.service.leased import loadable
 from tilewright.compiler.targets.host import resolve_target
 from tilewright.compiler.targets.target import Target
 from tilewright.db.storage import Storage

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.unit.service.kernel_code import library_of
+from tests.kernel_code import library_of
 from tests.unit.service.worker.harness_parts import ENVIRONMENT, HELD_BYTES
 from tilewright.tuner.protocol.blobs import array_to_bytes
 

@@ -16,9 +16,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.kernel_code import library_of, module_of
+from tests.small_program import K, N, compile_program
 from tests.unit.service.added_arrays import measure
-from tests.unit.service.kernel_code import library_of, module_of
-from tests.unit.service.leased import K, N, compile_program, loadable
+from tests.unit.service.leased import loadable
 from tilewright.compiler.targets.host import host_target, resolve_target
 from tilewright.compiler.targets.target import Target
 from tilewright.db.storage import Storage

@@ -18,8 +18,8 @@ from typing import Any
 
 import pytest
 
+from tests.kernel_code import library_of
 from tests.unit.service.added_arrays import adding, measure, submit
-from tests.unit.service.kernel_code import library_of
 from tests.unit.service.workers import until
 from tilewright.compiler.targets.host import host_target
 from tilewright.db.storage import Storage

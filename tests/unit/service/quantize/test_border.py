@@ -14,7 +14,7 @@ import pytest
 from onnx import helper, numpy_helper
 
 from tests.exact_bytes import exact_bytes
-from tests.unit.quantize.small import (
+from tests.unit.service.quantize.small import (
     Clockwork,
     drawn,
     model,

@@ -13,8 +13,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from tests.small_program import compile_program
 from tests.unit.c_library.conftest import drawing
-from tests.unit.service.leased import broken, compile_program, loadable
+from tests.unit.service.leased import broken, loadable
 from tilewright.compiler import driver
 from tilewright.compiler.mode import Mode
 from tilewright.compiler.ops.interpret import run_graph

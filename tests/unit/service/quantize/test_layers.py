@@ -9,7 +9,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
-from tests.unit.quantize.small import drawn, model, network, perceptron, saved, weights
+from tests.unit.service.quantize.small import drawn, model, network, perceptron, saved, weights
 from tilewright.compiler import driver
 from tilewright.compiler.mode import Mode
 from tilewright.compiler.targets.host import resolve_target

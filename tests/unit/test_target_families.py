@@ -13,7 +13,7 @@ import pytest
 from tilewright.compiler.targets.families import CoreModel, families, family_of
 from tilewright.compiler.targets.target import known_targets
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[2]
 PACKAGES = ("compiler", "tuner", "db", "service")
 
 NAMES = sorted(

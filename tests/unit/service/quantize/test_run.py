@@ -16,7 +16,15 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from tests.exact_bytes import exact_bytes
-from tests.unit.quantize.small import Clockwork, drawn, model, network, perceptron, saved, weights
+from tests.unit.service.quantize.small import (
+    Clockwork,
+    drawn,
+    model,
+    network,
+    perceptron,
+    saved,
+    weights,
+)
 from tilewright.compiler.errors import CompilerError
 from tilewright.service.quantize.errors import NothingToQuantizeError, QuantizeError
 from tilewright.service.quantize.limit import LeastSqnr, MostChanged

@@ -8,7 +8,7 @@ import onnx
 import pytest
 
 from tests.integration.small_models import encoder, recogniser
-from tests.unit.quantize.small import perceptron, saved
+from tests.unit.service.quantize.small import perceptron, saved
 from tilewright.service.quantize.errors import QuantizeError
 from tilewright.service.quantize.random_samples import random_samples_at_hints
 
