@@ -107,10 +107,6 @@ def test_only_passages_with_added_lines_are_judged(tmp_path: Path) -> None:
     assert prose.compared_commit(tmp_path) is not None
 
 
-def test_the_repository_is_below_the_limit() -> None:
-    assert list(prose.over_limit(Configuration.read(), ROOT)) == []
-
-
 def test_each_accepted_phrase_is_needed() -> None:
     known = Configuration.read()
     unused = []
