@@ -116,5 +116,5 @@ def _counts(code: CodeView | None) -> dict[str, str]:
         "spills": f"{code.spills:,}",
         "spills of the worst loop": f"{worst:,}",
         "vector registers": f"{code.registers} of {code.all_registers}",
-        "of the busiest loop": f"{used} of {code.all_registers}",
+        "vector registers of the busiest loop": f"{used} of {code.all_registers}",
     }

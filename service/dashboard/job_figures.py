@@ -81,7 +81,7 @@ class JobFigures:
         return cls(
             rows=rows,
             more=more,
-            bars=_bars(rows),
+            bars=_bars(rows, job.final),
             outcomes=(("ok", worked), *job.failures.items()) if progress.trials_done else (),
             lines=tuple(result_lines(job.result)) if job.result else (),
             race=race_interval(job),
@@ -108,11 +108,12 @@ def _took(job: JobView) -> float | None:
     return max(0.0, job.finished_at - job.started_at)
 
 
-def _bars(rows: Sequence[TaskLine]) -> tuple[TimeBar, ...]:
+def _bars(rows: Sequence[TaskLine], final: bool) -> tuple[TimeBar, ...]:
     """Return bars of the model's untuned and best time, divided into tasks."""
+    best = "best" if final else "best so far"
     times = [
         ("untuned", [cost(row.task, row.task.default_seconds) for row in rows]),
-        ("best so far", [cost(row.task, row.task.best_seconds) for row in rows]),
+        (best, [cost(row.task, row.task.best_seconds) for row in rows]),
     ]
     known = [(name, seconds) for name, seconds in times if 0.0 < sum(seconds) < math.inf]
     longest = max((sum(seconds) for _, seconds in known), default=0.0)

@@ -45,7 +45,7 @@ def _coverage(found: Sequence[CoverageView], groups: Sequence[RecordGroup]) -> T
 
     def column(group: RecordGroup) -> Column[str]:
         title = f"{group[0] or group[1][:12]}, {threads_text(group[2])}"
-        return Column(title, lambda name: count(counts.get((name, group))))
+        return Column(title, lambda name: count(counts.get((name, group))), verbatim=True)
 
     columns = (Column("operator", operator, CellKind.NAME), *map(column, groups))
     return table(columns, sorted({each.operator for each in found}))

@@ -93,8 +93,8 @@ def _plot(
     names = tuple(one_sentence(name, LONGEST_NAME) for name in ordered)
     dots = tuple(ChartPoint(ordered.index(name), speed) for name, speed in found[:MOST_DOTS])
     return Chart(
-        f"{one_sentence(knob, 40)}: best with {one_sentence(found[0][0], 40)}, {matters:.2f} times "
-        "as fast as its worst value",
+        f"{one_sentence(knob, 40)}: best with {one_sentence(found[0][0], 40)}, {matters:.2f}x its "
+        "worst value",
         ChartAxis("value", names=names, span=(-0.5, len(ordered) - 0.5)),
         ChartAxis("speed", span=(0.0, 1.0)),
         (Series("trial", dots),),

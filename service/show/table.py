@@ -67,6 +67,7 @@ class Column(Generic[Row]):
         kind: the kind of content.
         hint: an explanation of the title.
         most: the limit of the characters of a cell on a terminal.
+        verbatim: whether the title stays as it is where titles begin with a capital letter.
     """
 
     title: str
@@ -74,6 +75,7 @@ class Column(Generic[Row]):
     kind: CellKind = CellKind.NUMBER
     hint: str = ""
     most: int = LIMIT
+    verbatim: bool = False
 
     @property
     def is_number(self) -> bool:

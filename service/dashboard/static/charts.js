@@ -36,7 +36,7 @@
   }
 
   function axis({ label, whole, names }) {
-    const line = { stroke: css("line") };
+    const line = { stroke: css("line"), width: 1 };
     const made = { stroke: css("text"), grid: line, ticks: line, label: label || undefined };
     if (whole) made.incrs = WHOLE;
     if (!names.length) return { ...made, values: (self, marks) => marks.map(digits) };
@@ -76,9 +76,10 @@
     };
   }
 
-  // Without a pointer, the legend shows the last values of the lines.
+  // Without a pointer, the legend shows the last value of each line. Lines may end in different rows.
   function showLast(self) {
-    if (self.cursor.idx == null && self.data[0].length) self.setLegend({ idx: self.data[0].length - 1 }, false);
+    if (self.cursor.idx != null || !self.data[0].length) return;
+    self.setLegend({ idxs: self.data.map((column) => Math.max(0, column.findLastIndex((value) => value != null))) }, false);
   }
 
   function* dotsOf(chart) {

@@ -44,8 +44,8 @@
       this.svg.removeAttribute("height");
       this.scale = Math.min(1, this.room().width / this.size.width);
       this.scale = Math.max(this.scale, LEGIBLE + 0.1);
-      const hottest = this.boxes.findIndex((box) => /\binput\b/.test(box.getAttribute("class")));
-      this.centre(this.middle(Math.max(0, hottest)), 0.2);
+      const first = this.boxes.findIndex((box) => /\binput\b/.test(box.getAttribute("class")));
+      this.centre(this.middle(Math.max(0, first)), 0.1);
       this.listen();
       new ResizeObserver(() => {
         this.measured = null;

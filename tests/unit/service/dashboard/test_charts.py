@@ -34,7 +34,7 @@ globalThis.uPlot = class {
   valToPos(value, axis) { return value * (axis === "x" ? 100 : 10); }
   setData(data) { this.data = data; }
   setSize({ width }) { this.width = width; }
-  setLegend({ idx }) { this.legends.push(idx); }
+  setLegend({ idxs }) { this.legends.push(idxs); }
   destroy() { this.destroyed = true; }
 };
 uPlot.paths = { stepped: () => "stepped" };
@@ -106,7 +106,8 @@ def test_a_curve_grows_in_its_plot() -> None:
     assert [each["label"] for each in found["series"]] == ["trials", "best", "target", "from", "to"]
     assert found["widths"] == [3, 2, 0, 0] and found["series"][1]["paths"] == "stepped"
     assert (found["value"], found["label"]) == ("1.2346 ms", "time, ms")
-    assert found["legends"] == [2, 3] and found["marks"] == ["5", ""] and found["range"] == [2, 4]
+    assert found["legends"] == [[2, 1, 2, 0, 0], [3, 2, 3, 0, 0]], "the last value of each line"
+    assert found["marks"] == ["5", ""] and found["range"] == [2, 4]
 
 
 def test_dots_have_texts_links_and_limits() -> None:

@@ -146,7 +146,7 @@ def test_records_are_covered_searched_and_shown(
     storage.workloads.put_workloads({"0" * 64: HOSTILE})
     seen = opened(browser, "/dashboard/records")
     (stored,) = storage.ledger.list()
-    assert TARGET.name in seen.text and "1 thread" in seen.text and "1,000.0" in seen.text
+    assert f"{TARGET.name}, 1 thread" in seen.text and "1,000.0" in seen.text
     (covered,) = storage.shapes.coverage()
     assert (covered.workloads, covered.target_key) == (1, TARGET.key) and covered.operator
     found = opened(browser, f"/dashboard/records?named={covered.operator}&target={TARGET.name}")

@@ -80,8 +80,8 @@ def test_knobs_are_told_by_what_they_matter(browser: TestClient, storage: Storag
     storage.records.add_trials([*trials, *failed])
     seen = opened(browser, f"/dashboard/jobs/{job}/tasks/{workload}")
     plots = [str(each["aria-label"]) for each in seen.named("div") if "data-chart" in each]
-    assert plots[0] == "tile_n: best with 8, 4.00 times as fast as its worst value"
-    assert plots[1].startswith("order: best with 1, 1.10 times")
+    assert plots[0] == "tile_n: best with 8, 4.00x its worst value"
+    assert plots[1].startswith("order: best with 1, 1.10x")
     tiles, orders = seen.charts()["knob1"], seen.charts()["knob2"]
     assert tiles["x"]["names"] == ["1", "2", "8", "16"], "numbers stand in their order"
     assert sorted(tiles["series"][0]["y"]) == pytest.approx([1 / 4, 1 / 3, 1 / 2, 1 / 1.1, 1])
