@@ -9,20 +9,21 @@ from tilewright.compiler.sizes import Size, at, check_values, dimensions, is_dyn
 
 
 class SameAxisError(Exception):
-    """Two different axes of one name would become equal, because both get the same extent."""
+    """Raised if two different axes with one name would become equal by getting the same extent."""
 
 
 class Closing:
-    """A function that substitutes fixed sizes of dimensions in a part of a nest.
+    """A callable that replaces the dynamic sizes in an extent, an axis or an index by fixed sizes.
 
-    Each distinct part is computed once, because a search substitutes in hundreds of nests, and each
-    has its few sizes in hundreds of places. A call raises SameAxisError if two different axes
-    become equal, ValueError for a size outside its dimension's range, and KeyError for a dimension
-    without a size.
+    The argument `values` of the constructor has the fixed size of each dimension by name. Results
+    are memoised, because a search substitutes in hundreds of nests, and the same few sizes occur at
+    hundreds of places in each. A call raises SameAxisError if two different axes become equal,
+    ValueError for a size outside its dimension's range, and KeyError for a dimension without a
+    size.
     """
 
     KINDS = (Size, Axis, Affine)
-    """The types of parts that it is called with."""
+    """The argument types of a call, for `compiler.sizes.replaced`."""
 
     def __init__(self, values: Mapping[str, int]) -> None:
         self._values = values

@@ -1,4 +1,4 @@
-"""Helpers of the mathematical functions: short names, polynomials, argument reduction.
+"""Helpers for mathematical functions: short names for operations, polynomials, argument reduction.
 
 float32 and float64 differ in constants, mostly coefficients: `by_type` selects them. A polynomial
 without a source is a Chebyshev or minimax fit of the named function.
@@ -27,7 +27,10 @@ def by_type(x: Expr, single: _T, double: _T) -> _T:
 
 
 def ln2_parts(x: Expr) -> tuple[float, float]:
-    """ln 2 in two parts, the first with so few bits that its product with an exponent is exact."""
+    """Return ln 2 as the sum of two constants.
+
+    The first constant has so few bits that its product with an exponent is exact.
+    """
     return by_type(
         x,
         (0.693359375, -2.12194440054690581e-4),
@@ -108,7 +111,7 @@ def split_exponent(x: Expr) -> tuple[Expr, Expr]:
 
 
 def centred(exponent: Expr, mantissa: Expr) -> tuple[Expr, Expr]:
-    """Return e and f, so that 2**exponent mantissa = 2**e (1 + f), for a mantissa in [1, 2).
+    """Return e and f, so that 2**exponent * mantissa = 2**e (1 + f), for a mantissa in [1, 2).
 
     f is in [sqrt(1/2) - 1, sqrt(2) - 1).
     """
@@ -162,10 +165,16 @@ def with_sign_of(x: Expr, magnitude: Expr) -> Expr:
 
 
 def in_float(name: str, x: Expr, function: Callable[[Expr], Expr]) -> Expr:
-    """Apply a function of float32 or float64, through casts for the narrower types.
+    """Apply `function` to a float; float16 and bfloat16 are cast to float32 before it and back
+    after it.
+
+    Args:
+        name: the name of the function, for the error message.
+        x: the argument.
+        function: maps a float32 or float64 expression to one of the same type.
 
     Raises:
-        CompilerError: for integers.
+        CompilerError: if `x` is not a float.
     """
     if x.dtype in NARROW:
         return Cast(function(Cast(x, DType.FLOAT32)), x.dtype)

@@ -1,6 +1,6 @@
 """Tensor expressions: the value of one element of a result, as a tree over loads.
 
-Trees are frozen and shared: an equal subtree is one value, and lowering computes it once.
+Trees are immutable and may share subtrees; lowering computes equal subtrees once.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Role(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
-    """A logical tensor with its physical form.
+    """A tensor of a kernel: logical shape, element type, and placement in memory (layout and halo).
 
     `values` holds the elements of a CONSTANT tensor, row-major.
     """
@@ -56,12 +56,12 @@ class Tensor:
 
     @property
     def bytes(self) -> int:
-        """Size in memory, halo, block rounding and padding included."""
+        """Size in memory in bytes, including halo, block rounding and padding."""
         return strides(self.shape, self.layout, self.halo)[1] * self.dtype.bytes
 
     @property
     def byte_strides(self) -> tuple[int, ...]:
-        """Bytes between slices of each factor of the layout."""
+        """Stride of each factor of the layout in bytes, outermost first."""
         return tuple(s * self.dtype.bytes for s in strides(self.shape, self.layout, self.halo)[0])
 
     @property
@@ -77,7 +77,7 @@ class Tensor:
 
 
 class Operation(StrEnum):
-    """Scalar operations that codegen implements natively, for vectors too."""
+    """Elementwise operations that code generation emits directly, for scalars and for vectors."""
 
     ADD = "add"
     SUB = "sub"
@@ -90,8 +90,8 @@ class Operation(StrEnum):
     MIN = "min"
     FMA = "fma"
     DOT = "dot"
-    """On int32 that hold four bytes: the products of the first operand's bytes (unsigned) with the
-    second's (signed), added to the third."""
+    """Dot product of 8-bit integers, packed four to an int32: uint8 in the first operand, int8 in
+    the second; the sum of the products is added to the third."""
     NEG = "neg"
     ABS = "abs"
     SQRT = "sqrt"
@@ -128,7 +128,10 @@ class Combiner(StrEnum):
 
 
 class Expr:
-    """Base of the expression nodes; arithmetic builds `Op` nodes, numbers become constants."""
+    """Base class of expression nodes.
+
+    Python's arithmetic operators build `Op` nodes from them; Python numbers become `Const` nodes.
+    """
 
     __slots__ = ()
 
@@ -160,7 +163,7 @@ class Expr:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Composite(Expr):
-    """Base of the nodes that have operands. Their hashes are cached, which leaves do not need.
+    """Base class of nodes with operands, which caches their hashes.
 
     Operands are shared: in x * x, its square and so on, the number of paths to x doubles with each
     square. Equality therefore compares each pair of nodes once; generated equality, which follows
@@ -191,10 +194,11 @@ class Composite(Expr):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Load(Composite):
-    """One element of a tensor.
+    """The value of one element of a tensor.
 
-    `indirect` adds run-time positions: pairs of a dimension and an integer expression (gather). The
-    position must be in bounds: the operator that creates it clamps it.
+    Each pair in `indirect` is a dimension and an integer expression, whose value at run time is
+    added to the index along this dimension (gather). The sum must be in bounds: the operator that
+    creates the load clamps it.
     """
 
     tensor: Tensor
@@ -226,7 +230,7 @@ class Load(Composite):
 
 @dataclass(frozen=True, slots=True)
 class Const(Expr):
-    """A number of the given type."""
+    """A constant of the given type."""
 
     value: float
     type: DType = DType.FLOAT32
@@ -238,7 +242,7 @@ class Const(Expr):
 
 @dataclass(frozen=True, slots=True)
 class IndexValue(Expr):
-    """The value of an index as a number of the given type, as in ranges and causal masks."""
+    """The value of an index, converted to the given type, as in ranges and causal masks."""
 
     index: Affine
     type: DType = DType.INT64
@@ -250,9 +254,10 @@ class IndexValue(Expr):
 
 @dataclass(frozen=True, slots=True)
 class Accumulator(Expr):
-    """The finished value of the reduction that an epilogue belongs to.
+    """The result of a reduction, as an operand of the epilogue.
 
-    `number` is the item of a tuple. In a Fold's `joined` it is an item of the first tuple.
+    `number` is the position of the item if the reduction computes tuples. In `Fold.joined`, the
+    node is an item of the first of the two tuples.
     """
 
     type: DType = DType.FLOAT32
@@ -265,7 +270,7 @@ class Accumulator(Expr):
 
 @dataclass(frozen=True, slots=True)
 class Incoming(Expr):
-    """An item of the second tuple that a Fold joins."""
+    """Item `number` of the second of the two tuples in `Fold.joined`."""
 
     type: DType = DType.FLOAT32
     number: int = 0
@@ -277,8 +282,7 @@ class Incoming(Expr):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Items(Composite):
-    """The tuple that a Fold reduces; it occurs only as the body (or the initial value) of a
-    reduction."""
+    """A tuple of values: the body or the initial value of a reduction by a `Fold`."""
 
     values: tuple[Expr, ...]
 
@@ -295,9 +299,10 @@ class Items(Composite):
 class Fold:
     """A reduction of tuples: argmax (value, index), online softmax (maximum, sum), variances.
 
-    `joined` has the items of two combined tuples, over `Accumulator(type, i)` of the first and
-    `Incoming(type, i)` of the second. It must be associative and commutative, with `neutral` as its
-    neutral element: lanes and partial accumulators are combined in any order.
+    `joined` has one expression per item of the combination of two tuples: `Accumulator(type, i)` is
+    item i of the first tuple, `Incoming(type, i)` that of the second. The combination must be
+    associative and commutative, with `neutral` as its neutral element, because lanes and partial
+    accumulators are combined in any order.
     """
 
     neutral: tuple[Const, ...]
@@ -306,7 +311,7 @@ class Fold:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Op(Composite):
-    """An operation on expressions of one type (SELECT: bool, then two of one type)."""
+    """An operation on operands of one type; SELECT has a bool and two operands of one type."""
 
     operation: Operation
     args: tuple[Expr, ...]
@@ -341,7 +346,7 @@ class Cast(Composite):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Reduce(Composite):
-    """A reduction inside a tensor expression. Schedules turn it into loops; no LoopNest has one.
+    """A reduction inside a tensor expression; templates lower it to loops, before code generation.
 
     Loads outside their tensor are left out of the reduction (they count as the combiner's neutral
     element). Convolution and pooling express their padding in this way.
@@ -361,9 +366,9 @@ class Reduce(Composite):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Item(Composite):
-    """Item `number` of the tuple that a reduction returns.
+    """Item `number` of the tuple that a reduction computes.
 
-    Only tensor expressions contain it; no LoopNest has one.
+    Only tensor expressions contain this node; templates replace it before code generation.
     """
 
     reduction: Reduce
@@ -412,12 +417,13 @@ def constant(value: Expr | float, dtype: DType) -> Expr:
 
 
 def widened(factor: Expr, dtype: DType) -> Expr:
-    """Return a factor of a product, cast to the type in which products are computed."""
+    """Return a factor of a product, cast to `dtype`, the type of the product, if it has another
+    type."""
     return factor if factor.dtype is dtype else Cast(factor, dtype)
 
 
 def op(operation: Operation, *args: Expr | float) -> Op:
-    """Build an operation; plain numbers take the type of the first expression among the operands.
+    """Build an operation; plain numbers take the type of the last operand that is an expression.
 
     Raises:
         TypeError: if the operands' types differ.

@@ -213,7 +213,7 @@ def sum_text(terms: Iterable[tuple[str, int]], constant: int) -> str:
 
 
 def number_text(size: int) -> str:
-    """Return the text of a number in an index; a dynamic size is in braces."""
+    """Return an integer or dynamic size as text in an index; a dynamic size is in braces."""
     return f"{{{size}}}" if is_dynamic(size) else str(size)
 
 

@@ -84,7 +84,8 @@ def blocked(rank: int, dim: int, block: int) -> Layout:
 def physical_extents(
     shape: tuple[int, ...], layout: Layout, halo: tuple[tuple[int, int], ...] = ()
 ) -> tuple[int, ...]:
-    """Return the elements along each factor; an outer factor is rounded up to whole blocks."""
+    """Return the number of elements along each factor; outer factors are rounded up to whole
+    blocks."""
     extents = []
     for factor in layout.resolved(len(shape)):
         size = shape[factor.dim] + (sum(halo[factor.dim]) if halo else 0)
@@ -96,7 +97,10 @@ def physical_extents(
 def strides(
     shape: tuple[int, ...], layout: Layout, halo: tuple[tuple[int, int], ...] = ()
 ) -> tuple[tuple[int, ...], int]:
-    """Return the elements from one slice of each factor to the next, and the size of the tensor."""
+    """Return the stride of each factor and the size of the tensor, in elements.
+
+    Both include the halo, block rounding and padding.
+    """
     result: list[int] = []
     stride = 1
     factors = layout.resolved(len(shape))

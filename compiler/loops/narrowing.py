@@ -1,10 +1,11 @@
-"""Removal of bytes between quantisation and dequantisation inside a kernel.
+"""Removal of int8 conversions between quantisation and dequantisation inside a kernel.
 
 Before: `cast<float32>(cast<int32>(cast<uint8>(rint(x) + 3)) - 3)`.
 After:  `let r = rint(x): min(select(-3 < r, r, -3), 252)`.
 
-Inside a kernel, a value that a model quantises and dequantises again need not become a byte:
-integers within a byte's range are the same in float32. NaN becomes the lowest, as in a byte.
+A value that a kernel quantises to 8 bits and dequantises again stays a float: it is rounded and
+clamped to the range of the 8-bit type, whose integers float32 represents exactly. NaN becomes the
+smallest integer, as in the conversion.
 """
 
 from __future__ import annotations
@@ -24,12 +25,15 @@ _EXACT = 2.0**24
 
 
 def without_bytes(expr: Expr) -> Expr:
-    """Return the expression with each byte that is widened again replaced by the float itself."""
+    """Return the expression without casts to uint8 or int8 whose results are cast back to float32.
+
+    Each is replaced by the rounded float, clamped to the range of the 8-bit type.
+    """
     return rewrite(expr, _widened)
 
 
 def _widened(node: Expr) -> Expr | None:
-    """float32(int32(byte(whole) - z)) as the clamped integer minus z."""
+    """Return float32(int32(uint8(whole)) - z) as a clamped float minus z; None for other nodes."""
     if not isinstance(node, Cast) or node.type is not DType.FLOAT32:
         return None
     value, zero = _less(node.value)

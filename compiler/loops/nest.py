@@ -55,9 +55,9 @@ class Order(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Let:
-    """Define an axis by a formula: `axis = min(source, maximum)`.
+    """A definition of an axis by a formula: `axis = min(source, maximum)`.
 
-    The limit keeps a ragged last tile inside the range: the tile computes some elements again.
+    The minimum moves a ragged last tile back inside the range, so that it recomputes some elements.
     """
 
     axis: Axis
@@ -67,14 +67,17 @@ class Let:
 
 @dataclass(frozen=True, slots=True)
 class For:
-    """Visit `axis` in tiles of `step`: full tiles in a run-time loop, then a narrower tail.
+    """A loop over `axis` in tiles of `step`: full tiles in a run-time loop, then a narrower tail.
 
-    Inside the body the axis refers to its tile: inner loops and register tiles over the same axis
-    split the tile further. `peel` makes the first and last full tile static, `unroll` all of them.
-    The threads of a stage share the tiles of its PARALLEL loop: a call runs the tiles [lo, hi).
-    This loop is the only node at the top of its stage, or the only content of another PARALLEL loop
-    over another axis; then [lo, hi) counts the tiles of the inner loop. The numbers are those of
-    the stage's first nest. Every other nest of the stage runs the same part.
+    Inside the body, the axis refers to the current tile; inner loops and register tiles over the
+    same axis split this tile further. `peel` emits the first and the last full tile as static code;
+    `unroll` does so for all tiles.
+
+    The threads of a stage share the tiles of its PARALLEL loops: a call runs tiles [lo, hi). Such a
+    loop is at the top of its stage, next to other PARALLEL loops only. If a PARALLEL loop over
+    another axis is its only content, [lo, hi) counts the tiles of this inner loop in all tiles of
+    the outer one. In a stage with several PARALLEL loops at the top, [lo, hi) counts the tiles of
+    the first one, and a call runs the same proportion of the tiles of each other one.
     """
 
     axis: Axis
@@ -95,9 +98,10 @@ class For:
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """One level of splitting inside a Compute, which visits `axis` in steps of `step`.
+    """The division of an axis into steps of `step` inside a Compute, at one level.
 
-    In `Compute.reduce`, `unroll` requests generator-time copies instead of a run-time loop.
+    In `Compute.reduce`, `unroll` requests unrolling during code generation instead of a run-time
+    loop.
     """
 
     axis: Axis
@@ -107,7 +111,7 @@ class Tile:
 
 @dataclass(frozen=True, slots=True)
 class Store:
-    """Write `value`, an expression over the accumulator and loads, to the element `target`."""
+    """A store of `value`, an expression over the accumulator and loads, to the element `target`."""
 
     target: Load
     value: Expr
@@ -129,16 +133,17 @@ class Compute:
     unrolled axis are stored. `skip_padding` drops points that statically read padding.
 
     `prefetch` is a distance in bytes: the innermost loop prefetches the weights at this distance
-    after those it loads (hardware prefetchers stop at each 4 KiB page). The surrounding loops in
-    which it reads the same `prefetch` bytes of weights again are its `passes`, outermost first:
-    each pass then prefetches its share of the weights that follow, so that they are in the cache in
-    time.
+    after those it loads (hardware prefetchers stop at each 4 KiB page). `passes` are the
+    surrounding loops, outermost first, in which the innermost loop reads the same `prefetch` bytes
+    of weights again. With `passes`, each pass prefetches a part of the next `prefetch` bytes, so
+    that all of them are in the cache when they are read.
 
-    `dot` is an unrolled reduction axis whose tiles fill 32 bits (4 int8 or 2 bfloat16 elements,
-    contiguous), the last one possibly in part: one instruction multiplies and adds them. Without a
-    combiner, such groups are moved to places where they are contiguous. `rows` is the unrolled axis
-    of the rows of matrices, whose columns are the lanes and whose sums run along `dot`: matrix
-    registers multiply and add them as a whole. The innermost of `reduce` is as deep as these are.
+    `dot` is the unrolled reduction axis of a dot-product instruction (VNNI, SDOT). Its tiles fill
+    32 bits (4 int8 or 2 bfloat16 elements), or 64 bits for instructions that multiply matrices
+    (`smmla`). The elements of a group are contiguous in memory; the last tile may be partial.
+    Without a combiner, the compute packs elements into such groups. `rows` is the unrolled axis of
+    the rows in tile registers (AMX), whose columns are the lanes and whose sums run along `dot`.
+    The step of the innermost `reduce` loop is then the depth of a tile register.
     """
 
     stores: tuple[Store, ...]
@@ -166,7 +171,8 @@ class Compute:
 
     @property
     def group(self) -> int:
-        """Number of elements that `dot` multiplies and adds, or moves, at a time; else 1."""
+        """Number of elements that one dot-product instruction multiplies per lane, or that a
+        packing moves together; 1 without `dot`."""
         if self.dot is None or (self.combiner is not None and dot_operands(self.body) is None):
             return 1
         return next((t.step for t in self.unroll if t.axis == self.dot), 1)
@@ -206,7 +212,7 @@ class Stage:
 
 @dataclass(frozen=True, slots=True)
 class LoopNest:
-    """A whole kernel.
+    """The loop nest of a whole kernel.
 
     `buffers` are its arguments in order (inputs, weights in their packed form, shared scratch,
     outputs); the tensors of `scratch` are consecutive in each thread's private block.
@@ -231,7 +237,7 @@ class LoopNest:
     def sizes(self) -> tuple[Dimension, ...]:
         """The dynamic dimensions, sorted by name.
 
-        The kernel's `sizes` argument holds their numbers in this order.
+        The kernel's `sizes` argument holds their sizes in this order.
         """
         return dimensions(*(size for size in self._numbers() if is_dynamic(size)))
 

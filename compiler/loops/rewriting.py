@@ -1,4 +1,4 @@
-"""Transformation of tensor expressions: parts are replaced, or loads get other indices."""
+"""Rewriting of tensor expressions: replacement of subexpressions, and substitution of axes."""
 
 from __future__ import annotations
 
@@ -55,7 +55,8 @@ def rewrite(expr: Expr, change: Callable[[Expr], Expr | None]) -> Expr:
 
 
 def substitute(expr: Expr, known: Mapping[Expr, Expr]) -> Expr:
-    """Replace each part of a tree that is a key of `known`, outermost parts first."""
+    """Replace the subexpressions that are keys of `known` by their values; the outermost match
+    wins."""
     return _from_leaves(expr, dict(known), lambda node: node)
 
 
@@ -78,13 +79,13 @@ def _from_leaves(expr: Expr, memo: dict[Expr, Expr], change: Callable[[Expr], Ex
 
 
 def load_at(load: Load, places: Mapping[Axis, Affine]) -> Load:
-    """Return a load with axes of its indices replaced by other indices."""
+    """Return a load with `places` substituted for the axes of its indices."""
     index = tuple(i.substitute(places) for i in load.index)
     return Load(load.tensor, index, tuple((d, reindex(e, places)) for d, e in load.indirect))
 
 
 def reindex(expr: Expr, places: Mapping[Axis, Affine]) -> Expr:
-    """Return a tree with axes of its indices replaced.
+    """Return a tree with `places` substituted for axes in all its indices.
 
     Reductions keep the axes that they run over.
     """

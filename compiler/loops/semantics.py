@@ -212,7 +212,7 @@ def join(
 ) -> tuple[Array, ...]:
     """Combine two partial results of a reduction.
 
-    Each is a tuple of arrays: one array, or as many as a Fold reduces together.
+    Each is a tuple of arrays, one per item of a Fold; a plain combiner has one item.
     """
     if isinstance(combiner, Fold):
         unread = _no_load
@@ -228,14 +228,14 @@ def _no_load(load: Load) -> Array:
 
 
 def neutral_items(combiner: Combiner | Fold, dtype: DType) -> tuple[Array, ...]:
-    """Return the tuple from which a reduction starts, one array per item."""
+    """Return the neutral element of a reduction, one array per item."""
     if isinstance(combiner, Fold):
         return tuple(np.asarray(c.value, compute_type(c.type)) for c in combiner.neutral)
     return (neutral(combiner, dtype),)
 
 
 def apply_combiner(combiner: Combiner, values: Array) -> Array:
-    """Combine the partial results along the last axis, which stays with length 1."""
+    """Reduce an array along its last axis by a combiner; the last axis keeps length 1."""
     match combiner:
         case Combiner.SUM:
             joined = np.sum(values, axis=-1, keepdims=True, dtype=values.dtype)
@@ -251,7 +251,7 @@ def apply_combiner(combiner: Combiner, values: Array) -> Array:
 
 
 def neutral(combiner: Combiner, dtype: DType) -> Array:
-    """Return the value from which a reduction starts."""
+    """Return the neutral element of a combiner, from which a reduction starts."""
     target = compute_type(dtype)
     if combiner in (Combiner.SUM, Combiner.PRODUCT):
         return np.asarray(0 if combiner is Combiner.SUM else 1, target)
@@ -300,7 +300,7 @@ def _fma(x: Array, y: Array, z: Array, *, fused: bool) -> Array:
 
 
 def _dot(x: Array, y: Array, z: Array) -> Array:
-    """z, plus the bytes of x (unsigned) times those of y (signed)."""
+    """Return z + the dot product of the four uint8 in x and the four int8 in y."""
     total = np.asarray(z, np.int32)
     for shift in range(0, 32, 8):
         total = total + ((x >> shift) & 0xFF) * ((y >> shift) & 0xFF).astype(np.int8)
