@@ -1,5 +1,6 @@
-"""From loop nests to machine code: one protocol, and one folder per kind of processor.
+"""Code generation from loop nests to machine code: a protocol, and one folder per kind of
+processor.
 
-This folder itself has the shared code: LLVM's objects and assembly, linking, and statistics from
-assembly.
+This folder itself contains the shared code: LLVM's objects and assembly, linking, and statistics of
+assembly text.
 """

@@ -1,4 +1,4 @@
-"""The protocol of code generation: the compiler's interface to any kind of processor.
+"""The protocol of a back end: the compiler's interface to code generation for a kind of processor.
 
 A back end is a subfolder with a module `backend` that defines `BACKEND`. The target selects the
 folder (`Target.backend`).
@@ -21,7 +21,7 @@ from tilewright.compiler.timings import Timings
 
 @dataclass(frozen=True, slots=True)
 class StageCode:
-    """The function of one stage of a kernel.
+    """The function that runs one stage of a kernel.
 
     Attributes:
         symbol: name of the function.
@@ -35,16 +35,16 @@ class StageCode:
 
 @dataclass(frozen=True, slots=True)
 class KernelCode:
-    """A lowered loop nest, named after its code: equal code has one name.
+    """The code to which a loop nest is lowered, before compilation; equal code has equal names.
 
     Attributes:
         name: name of the kernel, which is the prefix of its symbols.
-        text: the code before it is compiled, in the back end's language.
-        digest: SHA-256 (hex) of the text under a neutral name, and of the target.
+        text: the code in the back end's language, such as LLVM IR.
+        digest: SHA-256 (hex) of the target and of the text before the kernel gets this name.
         stages: the stages, in the order in which they run.
         scratch_bytes: size of each thread's scratch block.
-        sizes: the dynamic dimensions; the stages' argument `sizes` has a number for each, in this
-            order.
+        sizes: the dynamic dimensions, in the order in which the argument `sizes` of each stage
+            holds their sizes.
     """
 
     name: str
@@ -66,7 +66,7 @@ class Library(Protocol):
 
 
 class Backend(Protocol):
-    """Generates code of loop nests for one kind of processor. It has no state."""
+    """A generator of code from loop nests, for one kind of processor. It has no state."""
 
     def lower(self, nest: LoopNest, target: Target) -> KernelCode:
         """Return the code of a loop nest as text, before it is compiled.
@@ -79,7 +79,8 @@ class Backend(Protocol):
     def compile(self, text: str, target: Target, timings: Timings | None = None) -> bytes:
         """Compile the text of a `KernelCode` and return its object code.
 
-        A text on which the code generator crashes does not end this process.
+        `timings` counts the time of each phase. A crash of the code generator raises an error, and
+        does not end this process.
 
         Raises:
             CompilerError: if the text does not compile.
@@ -104,8 +105,9 @@ class Backend(Protocol):
 
 
 def backend_of(target: Target) -> Backend:
-    """The back end that generates a target's code, imported lazily because LLVM is an optional
-    dependency.
+    """Return the back end that generates a target's code.
+
+    It is imported on the first call, because LLVM is an optional dependency.
 
     Raises:
         CompilerError: if a package that it needs is not installed.

@@ -27,7 +27,7 @@ _TIMEOUT_SECONDS = 120.0
 
 
 class LinkerError(CompilerError):
-    """This machine has no linker, or it reported an error."""
+    """Raised if this machine has no linker, or if the linker reported an error."""
 
 
 def link_shared(objects: Sequence[bytes], output: str | Path) -> None:

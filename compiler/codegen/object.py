@@ -1,5 +1,4 @@
-"""Compilation of LLVM IR text to object code, and object code to callable addresses in this
-process.
+"""Compilation of LLVM IR text to object code, and loading of object code into this process.
 
 No optimisation passes run: the lowering emits code that needs none, and they double the compile
 time of a candidate.
@@ -57,7 +56,10 @@ def _checked(data: bytes, target: Target) -> bytes:
 
 
 def emit_assembly(ir_text: str, target: Target) -> str:
-    """Compile a module to assembly text, with LLVM's comments; arguments as `emit_object`."""
+    """Compile a module to assembly text, with LLVM's comments.
+
+    Arguments and errors are those of `emit_object`.
+    """
     with _machine(target) as machine, _parsed(ir_text, target, machine) as module:
         return str(machine.emit_assembly(module))
 

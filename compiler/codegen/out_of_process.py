@@ -1,8 +1,8 @@
 """LLVM in a separate process, for code on which it may abort or never finish.
 
 LLVM ends its process if it finds no instruction for an operation ("Cannot select"), and for a few
-operations it never finishes. One child process therefore compiles for this one. Code that kills the
-child gets an error, and the next code gets a new child.
+operations it never finishes. One child process therefore compiles for this one. If code ends the
+child, its compilation raises an error, and the next one starts a new child.
 """
 
 from __future__ import annotations
@@ -34,8 +34,11 @@ def emit_object(ir_text: str, target: Target) -> bytes:
 
 
 def emit_assembly(ir_text: str, target: Target) -> str:
-    """Compile LLVM IR to assembly text in another process, like `object.emit_assembly`. Errors are
-    those of `emit_object`."""
+    """Compile LLVM IR to assembly text in another process, like `object.emit_assembly`.
+
+    Raises:
+        CompilerError: as in `emit_object`.
+    """
     made = _ask(ir_text, target, as_text=True)
     assert isinstance(made, str)
     return made

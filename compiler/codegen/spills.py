@@ -1,7 +1,7 @@
-"""Detection of kernels that spill so many vectors that measuring them is not worthwhile.
+"""Detection of kernels that spill so many vectors that they are not worth measuring.
 
-A scan of the object's bytes counts stack accesses of each innermost loop. Assembly is printed for
-suspects only, because that costs as much as generating the object.
+A scan of the object's machine code counts stack accesses of each innermost loop. Assembly text is
+printed for suspects only, because that costs as much as generating the object.
 """
 
 from __future__ import annotations
@@ -16,17 +16,19 @@ MOST_SPILLS = 20
 """Vectors that an innermost loop may spill or reload, whatever its size."""
 
 SPILL_SHARE = 0.2
-"""Share of an innermost loop's instructions beyond which a kernel is rejected.
+"""Fraction of spills in an innermost loop's instructions beyond which a kernel is rejected.
 
 Of 1695 candidates of ResNet-50, VGG-16, MobileNetV2, EfficientNet and BERT on Zen 4, the 43 beyond
 both limits took 1.12 to 3.8 times as long as the fastest of their workload. Some kernels within the
-share are fast: Winograd's F(6) transform moves 80 vectors among 640 instructions, a 5x5 depthwise
-kernel 168 among 1340, and both were the fastest of their workloads.
+fraction are fast: Winograd's F(6) transform moves 80 vectors among 640 instructions, a 5x5
+depthwise kernel 168 among 1340, and both were the fastest of their workloads.
 """
 
 
 def spilling_loop(code: bytes, assembly: Callable[[], str], target: Target) -> InnerLoop | None:
-    """Return the innermost loop with the most spills, if they exceed the limits; else None.
+    """Return the innermost loop with the most spills, if it exceeds MOST_SPILLS and SPILL_SHARE.
+
+    Returns None for code without such a loop.
 
     Args:
         code: the object.
@@ -45,8 +47,8 @@ def spilling_loop(code: bytes, assembly: Callable[[], str], target: Target) -> I
 def most_stack_accesses(code: bytes, target: Target) -> int:
     """The maximum number of vector instructions in an innermost loop that access the stack.
 
-    The count may be off by a few, because bytes that look like an instruction may be part of
-    another one.
+    The count may be off by a few, because machine code that looks like an instruction may be part
+    of another one. It is 0 if no scan supports the target.
     """
     scan = target.family.scan_stack
     if scan is None:

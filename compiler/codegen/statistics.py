@@ -1,4 +1,4 @@
-"""Statistics of a kernel from its assembly text, before it runs: above all, spills.
+"""Statistics of a kernel from its assembly text, before it runs: above all, register spills.
 
 Kernels with vectors on the stack are slow, and their times differ between processes, so that a
 static count is a worthwhile filter before measurements.
@@ -86,8 +86,10 @@ class InnerLoop:
 
 
 def inner_loops(assembly: str, target: Target) -> tuple[InnerLoop, ...]:
-    """Return the innermost loops of a module, in the order of the code. Arguments are those of
-    `function_statistics`."""
+    """Return the innermost loops of a module, in the order of the code.
+
+    Arguments are those of `function_statistics`.
+    """
     syntax = target.family.syntax
     found: list[InnerLoop] = []
     for match in _FUNCTION.finditer(assembly):
@@ -110,10 +112,10 @@ def inner_loops(assembly: str, target: Target) -> tuple[InnerLoop, ...]:
 
 
 def vector_registers(assembly: str, target: Target) -> int:
-    """Return the number of different vector registers that a module names. Arguments are those of
-    `function_statistics`.
+    """Return the number of different vector registers that a module names.
 
-    An instruction of RISC-V that takes several registers names only the first.
+    Arguments are those of `function_statistics`. An instruction of RISC-V that takes several
+    registers names only the first.
     """
     syntax = target.family.syntax
     bodies = (match["body"] for match in _FUNCTION.finditer(assembly))
@@ -124,10 +126,10 @@ SPILL_MARK = "  <- spill"
 
 
 def listing(assembly: str, target: Target) -> Iterator[str]:
-    """Yield the lines of a module as text for readers: functions, labels and instructions, without
-    directives and LLVM's comments.
+    """Yield the lines of a module for readers, without directives and LLVM's comments.
 
-    Innermost loops and spills are marked. Arguments are those of `function_statistics`.
+    The lines are functions, labels and instructions. Innermost loops and spills are marked.
+    Arguments are those of `function_statistics`.
     """
     syntax = target.family.syntax
     for match in _FUNCTION.finditer(assembly):

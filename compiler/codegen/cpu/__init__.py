@@ -1,1 +1,1 @@
-"""Loop nest to LLVM IR for CPUs: explicit vectors and register tiles."""
+"""Code generation for CPUs: loop nests become LLVM IR with explicit vectors and register tiles."""

@@ -1,8 +1,8 @@
-"""From a load's logical index to an address: linear forms over loop variables.
+"""Address computation: from the logical index of a load to a byte offset, linear in loop variables.
 
-The index is bound to the loop variables in scope, mapped by the physical layout, and summed to
-bytes. Divisions and remainders are proved by ranges, or computed at run time if only run-time
-variables occur in them.
+Axes of the index are replaced by the loop variables in scope, the physical layout maps the index to
+its factors, and their strides sum these to a byte offset. Divisions and remainders are resolved
+from ranges, or computed at run time if only run-time variables occur in them.
 """
 
 from __future__ import annotations
@@ -21,26 +21,26 @@ from tilewright.compiler.sizes import Size, always_less, exact_quotient, is_dyna
 
 
 class Kind(Enum):
-    """When the value of a loop variable is known."""
+    """The kind of a loop variable, which determines when its value is known."""
 
     RUNTIME = auto()
     UNROLLED = auto()
     LANE = auto()
     REPEATED = auto()
-    """The rows of a tile that may have fewer rows than its capacity: the last row replaces the
-    missing ones."""
+    """The rows of a tile that may have fewer rows than its capacity: the last row is repeated in
+    place of the missing ones."""
     PACKED = auto()
-    """The elements of one 32-bit operand of a dot instruction."""
+    """The elements of a group: one 32-bit or 64-bit operand of a dot-product instruction."""
 
 
 class Padding(Enum):
-    """How a load treats a halo."""
+    """How a load treats the halo of its tensor."""
 
     READ = auto()
     SKIP = auto()
-    """Its zeros have no effect: skip points that are known to read it."""
+    """Zeros do not change the result: points that are known to read the halo are skipped."""
     NEVER = auto()
-    """Its zeros would be wrong (a maximum): it is out of bounds."""
+    """Zeros would change the result (a maximum): an index in the halo is out of bounds."""
 
 
 @dataclass(eq=False, slots=True)
@@ -53,7 +53,8 @@ class Variable:
         value: the SSA value of a RUNTIME variable.
         divisor: a LANE variable equals `lane // divisor`.
         clipped: whether the loop was clipped to the values that are in bounds.
-        lanes: number of lanes of a whole vector, if `count` is that of a ragged last one.
+        lanes: for a LANE variable, the number of lanes of a whole vector; `count` is less if the
+            last vector is ragged.
         rows: the row numbers of a REPEATED variable, one for each row of the capacity.
     """
 
@@ -127,8 +128,7 @@ Environment = Mapping[Axis, Bound]
 
 @dataclass(frozen=True, slots=True)
 class Guard:
-    """A run-time or compile-time check that `0 <= index < extent`, for an index whose range does
-    not prove it."""
+    """A condition `0 <= index < extent` that the range of the index does not prove."""
 
     index: Linear
     extent: int
@@ -171,7 +171,7 @@ def bind(emitter: Emitter, environment: Environment, index: Affine) -> Linear:
 
 
 def divide(emitter: Emitter, form: Linear, divisor: int) -> tuple[Linear, Linear]:
-    """Divide a linear form by a constant; return the quotient and the remainder.
+    """Divide a linear form by a constant or a dynamic size; return the quotient and the remainder.
 
     Raises:
         ScheduleError: if tiles or lanes do not align with the divisor.
@@ -259,8 +259,10 @@ def evaluate(emitter: Emitter, form: Linear) -> Value:
 
 
 def locate(emitter: Emitter, environment: Environment, load: Load, padding: Padding) -> Address:
-    """Return the address of the element that a load reads, with the guards that remain to be
-    checked."""
+    """Return the address of the element that a load reads, with the guards that are not proved.
+
+    `padding` states whether zeros in the halo of the tensor may be read.
+    """
     tensor = load.tensor
     indices = [bind(emitter, environment, index) for index in load.index]
     offset = Linear()
@@ -298,8 +300,9 @@ def _guards(tensor: Tensor, indices: list[Linear], padding: Padding) -> list[Gua
 def pointer(emitter: Emitter, base: Value, offset: Linear, constant: int = 0) -> Value:
     """Emit the pointer to `base` plus the run-time part of an offset, plus `constant` bytes.
 
-    Terms of outer loops are added first, so that their sums are hoisted. The run-time part includes
-    a dynamic size in the offset's constant, but not the constant of that size.
+    The run-time part excludes the integer term of `offset.constant` (`static_part`), which the
+    caller adds to loads and stores. Terms of outer loops are added first, so that their sums are
+    hoisted.
     """
     size = offset.constant - static_part(offset.constant)
     address = emitter.offset(base, size)
@@ -322,8 +325,8 @@ def alignment(offset: Linear, limit: int) -> int:
 
 
 def static_part(number: int) -> int:
-    """Return the part of a number that is known at compile time: a plain number itself, or the
-    constant term of a dynamic size."""
+    """Return the integer term of a dynamic size, which is known at compile time, or an integer
+    itself."""
     return number.constant if isinstance(number, Size) else number
 
 

@@ -4,8 +4,8 @@
     x1 = load; sum += x1 * w    ->    x2 = load; sum += x1 * w
     x2 = load; sum += x2 * w          sum += x2 * w
 
-Such a core waits for a load when its value is used. LLVM reuses a register as soon as it is free,
-so that its scheduler cannot move loads ahead afterwards.
+An in-order core stalls at the use of a value whose load is not complete. LLVM's register allocator
+reuses a register as soon as it is free, so that its scheduler cannot move loads ahead afterwards.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ def loads_ahead(
     points: Points,
     order: Sequence[Point],
 ) -> Callable[[int], None]:
-    """Return a function that emits the loads of later points.
+    """Return a function that emits the loads of the points that follow a point of `order`.
 
-    The caller calls it before it computes each point, with the point's position in `order`. The
+    The caller calls it with each position in `order`, before it computes the point there. The
     function does nothing on cores that execute out of order, or if too few registers are left.
     """
     emitter = context.emitter

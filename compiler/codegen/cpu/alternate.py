@@ -1,7 +1,7 @@
-"""Vectors of every second element, in pairs that share the same memory.
+"""Deinterleaving loads: pairs of vectors with the even and the odd elements of the same memory.
 
-Elements 0 2 4 6 and 1 3 5 7 are two loads of 0 1 2 3 and 4 5 6 7, or one instruction that loads
-both vectors.
+Two loads, of elements 0 1 2 3 and 4 5 6 7, serve both vectors 0 2 4 6 and 1 3 5 7, or one
+instruction loads both vectors.
 """
 
 from __future__ import annotations
@@ -18,16 +18,18 @@ Place = tuple[int, ...]
 
 
 def splits(target: Target) -> bool:
-    """Whether the target has an instruction that loads a vector of even elements and one of odd
-    elements. Vectors in SVE registers are permuted otherwise."""
+    """Whether the target has an instruction that loads a vector of even and one of odd elements.
+
+    False for SVE registers, whose vectors are permuted otherwise.
+    """
     return target.family.splits_pairs and target.lane_factors > 1
 
 
 def second_halves(points: Sequence[Point], access: Access) -> dict[Place, Place]:
-    """Find pairs of vectors whose elements alternate in memory. Return a map from the place of the
-    second vector of each pair to the place of the first.
+    """Find pairs of vectors that consist of the even and the odd elements of the same memory.
 
-    Each vector belongs to at most one pair. Points out of bounds are ignored.
+    Return a map from the place of the second vector of each pair to the place of the first. Each
+    vector belongs to at most one pair. Points out of bounds are ignored.
     """
     places = _places(points, access)
     size = access.tensor.dtype.bytes
@@ -42,10 +44,10 @@ def second_halves(points: Sequence[Point], access: Access) -> dict[Place, Place]
 def starts(points: Sequence[Point], access: Access) -> dict[int, int]:
     """Map the offset of each vector of every second element to the offset from which to load it.
 
-    The memory from there on is twice as long as the vector, contains all of its elements, and lies
-    between elements that the tile reads. Both halves of that memory give the same lanes: 0 2 | 0 2
-    or 1 3 | 1 3. Memory that ends with the vector's last element would give 0 2 | 1 3, which takes
-    one instruction more.
+    The loaded memory is twice as long as the vector, contains all of its elements, and lies between
+    elements that the tile reads. Both halves of that memory have the elements at the same lanes: 0
+    2 | 0 2 or 1 3 | 1 3. Memory that ended with the vector's last element would give 0 2 | 1 3,
+    which takes one more instruction.
     """
     size = access.tensor.dtype.bytes
     offsets = {place[0] for place in _places(points, access)} if not access.repeated else set()

@@ -41,7 +41,7 @@ def apply(emitter: Emitter, operation: Operation, *args: Value) -> Value:
     """Emit one operation on values of one type, and return its result. Scalars are splatted if
     another argument is a vector.
 
-    The remainder of floats and the product of bytes consist of several operations: see
+    The remainder of floats and DOT, which consist of several operations, are excluded: see
     `operations.apply`.
     """
     lanes = max([a.lanes for a in args])

@@ -25,8 +25,8 @@ other types, every operation was tested to compile on every described target."""
 
 
 class CpuBackend:
-    """The back end of CPUs: implements `Backend` with the functions of this folder and of its
-    parent."""
+    """The back end of CPUs: implements `Backend` by LLVM, a linker and the modules of this
+    folder."""
 
     def lower(self, nest: LoopNest, target: Target) -> KernelCode:
         sizes = nest.sizes

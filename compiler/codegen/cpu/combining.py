@@ -38,8 +38,11 @@ def neutral(combiner: Combiner, dtype: DType) -> float:
 def join_lanes(
     emitter: Emitter, values: Partial, joined: Callable[[Partial, Partial], Partial]
 ) -> Partial:
-    """Combine the lanes of vectors of one width to scalars, half of the lanes at a time, with
-    log2(lanes) shuffles for each vector. `joined` combines two partial results."""
+    """Combine the lanes of each vector to a scalar, half of the lanes at a time.
+
+    The vectors are the items of one partial result and have one width; each takes log2(lanes)
+    shuffles. `joined` combines two partial results.
+    """
     lanes = values[0].lanes
     while lanes > 1:
         half = lanes // 2

@@ -1,7 +1,7 @@
 """Lowering of one Compute: a tensor expression at its register tile.
 
-The unrolled axes are constants of the generator (partial evaluation): skipped taps, constant
-matrices with zeros and ones, and tails are all 'evaluate the same code at a known point'.
+Unrolled axes have constant values during code generation (partial evaluation). Skipped taps,
+transforms by constant matrices, and tails are therefore the same code, emitted at known points.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ from tilewright.compiler.sizes import is_dynamic
 
 
 class ComputeLowering:
-    """Lowers one Compute: it holds the state of the lowering, and `run` emits the code."""
+    """The lowering of one Compute, with its state; `run` emits the code."""
 
     def __init__(self, context: Context, compute: Compute) -> None:
         self.context = context

@@ -18,7 +18,7 @@ from tilewright.compiler.loops.index import Axis
 
 @dataclass(slots=True)
 class Context:
-    """One stage while it is emitted.
+    """The state of code generation for one stage.
 
     Attributes:
         emitter: builds the function's text, for its target.
@@ -30,8 +30,8 @@ class Context:
         registers: elements of register tensors, by `RegisterAccess.key`.
         epochs: number of stores to each tensor so far.
         masks: whether tails of vectors get a run-time mask.
-        cuts: whether tiles that inner loops split have one code for full and partial ones.
-        has_matrices: whether registers that hold matrices were used.
+        cuts: whether one code serves full and partial tiles that inner loops split (`Tail.CUT`).
+        has_matrices: whether the stage used tile registers (AMX).
     """
 
     emitter: Emitter
@@ -48,7 +48,7 @@ class Context:
 
     @property
     def lanes(self) -> int:
-        """Number of lanes of a vector whose lanes are summed: the target's lanes for float32."""
+        """Number of lanes of a vector whose lanes are reduced: the target's lanes for float32."""
         return self.emitter.target.lanes(DType.FLOAT32)
 
     def open_axis(self, axis: Axis) -> None:
@@ -69,8 +69,9 @@ class Context:
 
 @dataclass(slots=True)
 class RegisterBudget:
-    """Budget of loads that may move out of loops in one compute: each occupies a register
-    throughout.
+    """The budget of vector registers of one compute, for loads that are hoisted out of loops.
+
+    A hoisted value occupies a register throughout the compute.
 
     Attributes:
         registers: vector registers of the target.
@@ -84,7 +85,7 @@ class RegisterBudget:
     _hoisted: set[tuple[str, int]] = field(default_factory=set)
 
     def allows(self, base: Value, offset: int) -> bool:
-        """Whether the element at this place may stay in a register; counts it if so."""
+        """Whether the element at this address may be hoisted; if so, it is counted."""
         key = (base.name, offset)
         if key not in self._hoisted:
             # Two registers remain for the operands of a multiply-add.

@@ -1,21 +1,22 @@
-"""Groups of narrow elements, multiplied and added to 32-bit accumulators.
+"""Dot products of groups of 8-bit or 16-bit elements, added to 32-bit accumulators.
 
-An operand is a vector of 32-bit elements, each 4 bytes or 2 adjacent elements of 16 bits. The
-family of the target defines the instructions. Products of integers are exact on every target,
-without intermediate saturation. The first available method is used:
+An operand is a vector of 32-bit elements, each of which holds a group of 4 int8 or uint8, or of 2
+int16 or bfloat16. The family of the target defines the instructions. Products of integers are exact
+on every target, without intermediate saturation. The first available method is used:
 
-1. an instruction for the two types;
-2. one for bytes of which one operand has the other signedness: its low seven bits have the same
-value in both types, and the eighth the opposite, so that products with that one are subtracted;
-3. one for bytes of which one operand has seven bits: the eighth ones are multiplied as ones, and
-that sum is shifted;
-4. multiplications that widen 16 bits and take a scalar for all lanes (`vwmacc.vx`): elements one by
-one;
-5. bytes as pairs of 16 bits, the even ones and the odd ones;
-6. pairs, by multiplications that widen vectors (`smlal`) or in plain arithmetic.
+1. A dot-product instruction for the two types.
+2. For 8-bit types, an instruction for the other signedness of one operand. The lower seven bits
+have the same value in both types, and bit 7 the opposite one. The products with bit 7 are therefore
+computed separately and subtracted.
+3. For 8-bit types, an instruction that requires seven-bit values in one operand. The products with
+bit 7 are computed separately, as those with 0 or 1, and shifted left by seven.
+4. Widening multiplications of int16 vectors by a scalar (`vwmacc.vx`), for one element of the group
+at a time.
+5. For 8-bit types, conversion to groups of int16: first of the even elements, then of the odd ones.
+6. For groups of int16, widening multiplications of vectors (`smlal`), or plain arithmetic.
 
-bfloat16 has an instruction, or is float32 without its low half: a shift and a mask widen the two
-elements of a group for two multiply-adds.
+Groups of bfloat16 have an instruction, or take two float32 multiply-adds. A bfloat16 is the upper
+half of a float32: a shift and a mask convert the two elements of a group.
 """
 
 from __future__ import annotations
@@ -39,12 +40,14 @@ _HIGH_BITS = -(1 << 16)
 def multiply_add(
     emitter: Emitter, types: Types, accumulator: Value, left: Value, right: Value
 ) -> Value:
-    """Emit `accumulator + sum(left[i] * right[i])` for each lane and return it. `left` and `right`
-    are vectors of int32, each of which holds a group of elements of the two `types`.
+    """Emit `accumulator + sum(left[i] * right[i])` for each lane and return it.
+
+    `left` and `right` are vectors of int32, each of which holds a group of elements of the two
+    `types`.
 
     Raises:
-        ScheduleError: if the types are neither integers nor bfloat16, and the target has no
-            instruction for them.
+        ScheduleError: if the target has no instruction for the types, and they are not both 8-bit
+            integers, int16 or bfloat16.
     """
     found = _direct(emitter, types, accumulator, left, right)
     if found is None and set(types) <= set(_BYTES):

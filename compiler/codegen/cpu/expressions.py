@@ -45,8 +45,11 @@ _Step = Callable[[Point, Partial, list[Value]], Value]
 def evaluator(
     context: Context, budget: RegisterBudget, expr: Expr, accesses: Accesses, points: Points
 ) -> Evaluator:
-    """Return a function that emits an expression at a point of an open tile. Its arguments are the
-    point and the items of the accumulator; it returns the value of the expression."""
+    """Return a function that emits an expression at a point of the register tile `points`.
+
+    Its arguments are the point and the items of the accumulator; it returns the value of the
+    expression.
+    """
     numbers: dict[Expr, int] = {}
     steps: list[_Step] = []
     for node in walk(expr):
@@ -67,8 +70,10 @@ def evaluator(
 def items_evaluator(
     context: Context, budget: RegisterBudget, expr: Expr, accesses: Accesses, points: Points
 ) -> Callable[[Point], Partial]:
-    """Return a function that emits all items of a tuple at a point and returns their values. An
-    expression that is not a tuple has one item."""
+    """Return a function that emits all items of a tuple at a point and returns their values.
+
+    An expression that is not a tuple has one item.
+    """
     items = [evaluator(context, budget, item, accesses, points) for item in items_of(expr)]
     return lambda point: tuple([item(point, ()) for item in items])
 

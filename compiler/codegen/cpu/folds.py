@@ -21,8 +21,10 @@ from tilewright.compiler.loops.expr import (
 
 
 def start(emitter: Emitter, combiner: Combiner | Fold, dtype: DType) -> Partial:
-    """Return the values with which a reduction starts: one constant for each item of a Fold, one in
-    all for a plain combiner."""
+    """Return the neutral element of a reduction: one constant for each item.
+
+    A Fold has one or more items, a plain combiner has one.
+    """
     if isinstance(combiner, Fold):
         return tuple(emitter.const(c.value, c.type) for c in combiner.neutral)
     return (emitter.const(neutral(combiner, dtype), dtype),)

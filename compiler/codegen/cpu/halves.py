@@ -1,7 +1,8 @@
-"""16-bit floats to float32 and back by integer arithmetic, for targets without instructions.
+"""Conversion between 16-bit floats and float32 by integer arithmetic.
 
-Every number is converted exactly, or rounded half to even; subnormal numbers and infinities are
-kept, and a NaN stays NaN. After Giesen, "Half to float done quic" (2012).
+It serves targets without conversion instructions. Every number is converted exactly, or rounded
+half to even; subnormal numbers and infinities are kept, and a NaN stays NaN. After Giesen, "Half to
+float done quic" (2012).
 """
 
 from __future__ import annotations
@@ -41,9 +42,9 @@ def bits(emitter: Emitter, value: Value) -> Value:
 def of_bits(emitter: Emitter, whole: Value, dtype: DType) -> Value:
     """Return the 16-bit float whose bits are the uint16 `whole`.
 
-    If the target has no instructions for the type, `emitter.bits` maps the float back to its bits,
-    so that no float needs to cross basic blocks: LLVM calls a library for a vector of bfloat16 that
-    does.
+    If the target has no instructions for the type, `emitter.bits` maps the float back to its bits.
+    Values then cross basic blocks as uint16: LLVM calls a library for a vector of bfloat16 that
+    crosses one.
     """
     value = _reinterpreted(emitter, whole, dtype)
     if not has_instructions(emitter, dtype):

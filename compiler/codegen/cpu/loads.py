@@ -192,7 +192,7 @@ def _permuted(place: LoadSite) -> Value | None:
 
 
 def _strided(place: LoadSite, start: int | None) -> Value | None:
-    """Lanes a few elements apart: the vectors that hold them, combined by constant permutations.
+    """Lanes with a stride of a few elements: vectors, combined by constant permutations.
 
     This takes at most half as many vectors as lanes; beyond that, one load per lane is as good. The
     last vector ends at the last lane, so that no memory beyond the lanes is read. If `start` is
@@ -241,8 +241,7 @@ def _collected(place: LoadSite, items: Iterable[Value]) -> Value:
 def place_at(
     context: Context, budget: RegisterBudget, access: Access, offset: int, active: int
 ) -> LoadSite:
-    """Return the site of a load: the access, its offset in bytes, and the loop depth at which it is
-    emitted.
+    """Return the site of a load at `offset` bytes, with the loop depth at which to emit it.
 
     Loads of read-only elements may move out of loops, as long as registers are left for them.
     """

@@ -28,7 +28,7 @@ from tilewright.compiler.sizes import always_less, bounds, is_dynamic
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """A run of tiles of an axis, which one loop covers.
+    """A sequence of tiles of an axis, which one loop covers.
 
     Attributes:
         offset: start of the first tile on the axis; it may be a dynamic size.
@@ -37,7 +37,8 @@ class Segment:
         width: indices per tile. It may be a dynamic size for one or two optional tiles.
         room: for a dynamic width, the number of rows that code is emitted for; the last row is
             repeated in place of missing ones.
-        is_cut: whether the last tile ends with the axis, so that each width is known at run time.
+        is_cut: whether the last tile is narrower so that it ends with the axis; the width of each
+            tile is then computed at run time.
         overlaps: whether the last tile starts earlier in order to end with the axis at the latest.
     """
 
@@ -87,13 +88,14 @@ class Tail(Enum):
 
 
 def repeating_tail(known: int, extent: int, step: int) -> Tail | None:
-    """Return the tail of an axis whose rows may be recomputed.
+    """Return the tail of an axis whose rows may be recomputed; None if it needs another tail.
 
     Returns OVERLAPPED if `extent`, the range of this loop, always has a full tile; REPEATED if
-    `known`, the number of rows of the whole loop, may be less than a full tile; otherwise None.
+    `known`, the number of rows of the whole loop, may be less than a full tile.
 
-    A full tile that recomputes rows takes no longer than halves of tiles, which wait for their few
-    sums. Its code is a third of theirs for a detector's products.
+    One full tile that recomputes rows takes no longer than the smaller tiles of HALVES, which have
+    too few sums to hide the latency of multiply-adds. Its code is a third as long, measured with
+    the products of an object detector.
     """
     if bounds(extent)[0] >= step:
         return Tail.OVERLAPPED
@@ -117,7 +119,7 @@ def tail_of(
         is_vector: whether the axis is the vector axis.
         is_reduced: whether the axis belongs to a reduction.
         repeats: the tail if rows may be recomputed, from `repeating_tail`.
-        is_of_matrices: whether the tiles are in matrix registers.
+        is_of_matrices: whether the tiles are in tile registers (AMX).
     """
     if is_split:
         return Tail.CUT if context.cuts and not is_reduced else Tail.WHOLE
@@ -136,8 +138,12 @@ def segments(
     """Divide an axis into segments: its full tiles, a tail of a multiple of `granularity`, and the
     rest.
 
-    With `peel`, the first and the last full tile are segments of their own. `granularity` is the
-    step of the unrolled points (along the vector axis, the lanes of a vector); 0 for none.
+    With `peel`, the first and the last full tile are separate segments. `granularity` is the step
+    of the unrolled points (along the vector axis, the lanes of a vector); 0 for none. `tail`
+    applies to dynamic extents only.
+
+    Raises:
+        ScheduleError: with `peel`, if a dynamic extent may have fewer than two full tiles.
     """
     if is_dynamic(extent):
         return _open_segments(extent, step, peel, granularity or 1, tail)
@@ -275,8 +281,21 @@ def over(
 ) -> list[Value]:
     """Emit `body` for all tiles of an axis, and return the final values of `carried`.
 
-    A segment of several tiles becomes a run-time loop. `body` maps the carried values before a tile
-    to those after it.
+    A segment of several tiles becomes a run-time loop.
+
+    Args:
+        context: the stage that is emitted.
+        axis: the axis.
+        step: size of a full tile.
+        body: emits one tile; maps the carried values before the tile to those after it.
+        carried: the loop-carried values before the first tile.
+        peel: as in `For`.
+        unroll: as in `For`.
+        granularity: as in `segments`.
+        tail: as in `segments`.
+        clip: loads that must be in bounds; the loop leaves out values of the axis for which they
+            are not. None for all values.
+        padding: how these loads treat halos.
 
     Raises:
         ScheduleError: if a dynamic number of tiles is to be unrolled.
@@ -354,8 +373,12 @@ def tile_body(
     clipped: bool = False,
     first: int = 0,
 ) -> Callable[[Value, list[Value]], list[Value]]:
-    """Return the body of a run-time loop over a segment's tiles: a function of the counter, which
-    starts at `first`, and the carried values."""
+    """Return the body of a run-time loop over a segment's tiles, for `Emitter.loop`.
+
+    It is a function of the counter, which starts at `first`, and the carried values. `outer` is the
+    range of the axis around the loop; `clipped` states whether the counter is limited to values
+    that are in bounds.
+    """
 
     def lowered(counter: Value, values: list[Value]) -> list[Value]:
         if segment.is_cut:
@@ -419,7 +442,7 @@ def _overlapping(
 def _rows(emitter: Emitter, segment: Segment, counter: Value, first: int) -> tuple[Value, ...]:
     """The number of each row of the capacity, clamped to the last existing row.
 
-    They are computed here, not before, so that loads at them do not run if there is no row.
+    They are computed here, not before, so that loads at them do not run if no row exists.
     """
     last = emitter.size(segment.width - 1)
     least = partial(emitter.call, DType.INT64, 1, "llvm.smin.i64", depth=emitter.depth)

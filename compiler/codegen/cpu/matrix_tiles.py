@@ -1,14 +1,14 @@
-"""Register tiles of instructions that multiply two rows by two columns.
+"""Register tiles for instructions that multiply matrices: two rows by two columns (`smmla`).
 
-Sums of a register tile are vectors along the columns. An instruction such as `smmla` adds to two
-rows and two columns at once. Two vectors of neighbouring rows are therefore kept as two blocks
-during the sum:
+Sums of a register tile are vectors along the columns, but such an instruction adds to two rows and
+two columns at once. During the reduction, the vectors of two neighbouring rows are therefore kept
+as two blocks of 2x2 sums:
 
     row 0:  a0 a1 a2 a3         block 0:  a0 a1 b0 b1
     row 1:  b0 b1 b2 b3         block 1:  a2 a3 b2 b3
 
-A row without a neighbour, and vectors of fewer columns, are not changed: each product with them
-takes the same instructions, half of whose sums are not used.
+A row without a neighbour, and vectors of fewer columns, are not rearranged: a product with them
+takes the same instructions, half of whose sums are unused.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ _UPPER, _LOWER = (0, 1, 4, 5), (2, 3, 6, 7)
 
 
 def matrix_tile(context: Context, compute: Compute, spatial: Sequence[Tile]) -> MatrixTile | None:
-    """Return the register tile of a compute that adds products in groups of 64 bits; None for any
-    other compute.
+    """Return the register tile of a compute with `dot` groups of 64 bits; None for any other
+    compute.
 
     Raises:
         ScheduleError: if the target has no such instruction for the types, or not exactly one of
@@ -79,11 +79,16 @@ def _pair(point: Point, at: int) -> tuple[Point, Point]:
 
 
 class MatrixTile:
-    """A register tile whose sums are computed by instructions that multiply two rows by two
-    columns.
+    """A register tile whose sums are computed by instructions of two rows by two columns.
 
     Args:
+        context: the stage that is emitted.
+        instruction: the instruction.
+        left: the broadcast operand.
+        right: the operand along the vectors.
         rows: positions of the spatial axes along which only the broadcast operand moves.
+        unroll: all unrolled axes.
+        spatial: the unrolled axes that are not reduced.
     """
 
     def __init__(
@@ -105,7 +110,7 @@ class MatrixTile:
         self._spatial = [tile.axis for tile in spatial]
 
     def turned(self, values: dict[Key, Partial]) -> dict[Key, Partial]:
-        """Convert the sums of each pair of neighbouring rows to blocks, or blocks back to rows.
+        """Convert the sums of each pair of neighbouring rows to 2x2 blocks, or blocks back to rows.
 
         The argument and the result map keys of points to sums. Sums without a neighbour are
         unchanged.
@@ -139,8 +144,15 @@ class MatrixTile:
         accesses: Accesses,
         points: Points,
     ) -> None:
-        """Emit the products at the points of `order`, and add them to the sums in `current`, which
-        are in blocks as from `turned`."""
+        """Emit the products at the points of `order`, and add them to the sums in `current`.
+
+        The sums are in blocks, as `turned` returns them. `key_of` maps a point to the key of its
+        sum.
+
+        Raises:
+            ScheduleError: if vectors have more than four sums, or elements of a group are not
+                adjacent.
+        """
         for load in (self._left, self._right):
             access = accesses[load]
             if not isinstance(access, Access) or (access.is_interleaved and access.is_vector):

@@ -34,8 +34,11 @@ from tilewright.compiler.sizes import is_dynamic, known_divisor
 
 
 class Loader:
-    """Emits the loads of one access. A call with a point returns the element, or the lanes, there;
-    each place is loaded once."""
+    """The loads of one access: a call with a point returns the element, or the lanes, at this
+    point.
+
+    Each address is loaded once.
+    """
 
     def __init__(
         self, context: Context, budget: RegisterBudget, access: Access, points: Points
@@ -49,7 +52,8 @@ class Loader:
         self._plan = load_plan(context, budget, access, points)
 
     def __call__(self, point: Point, _: Sequence[Value] = (), __: Sequence[Value] = ()) -> Value:
-        """The element, or lanes; callable as a step of an expression."""
+        """Return the element, or the lanes, at a point; the other arguments are those of any
+        evaluator."""
         access = self._access
         offset = access.constant
         for i, stride in access.unrolled:  # `access.offset` inlined: it runs for every operand
@@ -65,8 +69,10 @@ class Loader:
         return value
 
     def indirect(self, point: Point, positions: Sequence[Value]) -> Value:
-        """Load the element, or the lanes, of an indirect access at a point. `positions` are added
-        to the index along the indirect dimensions."""
+        """Load the element, or the lanes, of an indirect access at a point.
+
+        `positions` are added to the index along the indirect dimensions.
+        """
         table = self._table(point, positions)
         if table is not None:
             return table

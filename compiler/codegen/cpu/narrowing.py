@@ -1,11 +1,10 @@
-"""Stores of floats that are rounded to unsigned bytes, four vectors at once if their bytes are
-adjacent.
+"""Stores of floats that are rounded to uint8, four adjacent vectors at a time.
 
     each: frintn, fmaxnm 0, fminnm 255, fcvtzs, xtn, add, uzp1    each: fcvtns, sqxtun (a half)
     all:  three times ins                                      -> all:  uqxtn, uqxtn2, add
 
-A conversion to int32 rounds to nearest and saturates, and so do both steps to narrower integers:
-the result is the nearest byte, and 0 for NaN.
+A conversion to int32 rounds to nearest and saturates, and so do both conversions to fewer bits: the
+result is the nearest uint8, and 0 for NaN.
 """
 
 from __future__ import annotations
@@ -23,12 +22,11 @@ from tilewright.compiler.loops.expr import Load, walk
 from tilewright.compiler.loops.nest import Store
 
 TOGETHER = 4
-"""Vectors of int32 whose bytes fill one vector."""
+"""Vectors of int32 that fill one vector after conversion to uint8."""
 
 
 class ByteStores:
-    """Delays the stores of one compute, so that adjacent stores of rounded bytes are emitted
-    together.
+    """The delayed stores of one compute: four adjacent vectors of rounded uint8 become one store.
 
     A store to a tensor that the compute reads is not delayed, because the compute may read the
     stored value.
@@ -41,7 +39,7 @@ class ByteStores:
         self._held: dict[Access, dict[int, tuple[Value, Point]]] = {}
 
     def hold(self, access: Access, value: Value, point: Point, active: int) -> bool:
-        """Delay a store of a whole vector of rounded bytes; returns whether it is delayed."""
+        """Delay a store if it is a whole vector of rounded uint8; return whether it is delayed."""
         emitter = self._context.emitter
         narrows = emitter.target.family.narrows is not None and value.lanes == TOGETHER == active
         if not narrows or value.name not in emitter.bytes or value.dtype is not access.tensor.dtype:

@@ -13,9 +13,10 @@ from tilewright.compiler.targets.target import Target
 
 
 def waits(target: Target) -> bool:
-    """Whether the order of instructions matters on the target: its core executes them in order, so
-    that each waits for earlier ones. False for all processors but AArch64's: no gain is known for
-    them."""
+    """Whether the target's core executes instructions in order, so that their order matters.
+
+    False for all architectures except AArch64, because no gain is known for the others.
+    """
     return not target.core.reorder_buffer and target.lane_factors > 1
 
 
@@ -46,7 +47,8 @@ def greedy_points(
     """Order points so that each next one needs the fewest new loads; ties keep the program order.
 
     The result is an outer product for GEMM, and 'read each pixel once, scatter' for a depthwise
-    convolution. Loads that move out of the loop are not counted.
+    convolution. `points` are in program order. Loads of `accesses` that move out of the loop at
+    `depth` are not counted.
 
     `beside` maps places of an access to the places that are loaded together with them; its second
     argument is whether the access is the only one. The points of both places become neighbours in

@@ -1,4 +1,4 @@
-"""The unrolled axes of a Compute, opened as generator-time points."""
+"""The unrolled axes of a Compute, with constant values during code generation."""
 
 from __future__ import annotations
 
@@ -17,17 +17,18 @@ Point = tuple[int, ...]
 
 
 class Points:
-    """The points of a register tile: a context manager that binds unrolled axes to variables of the
-    generator, and the vector axis to lanes.
+    """The points of a register tile, as a context manager.
 
-    Iterating yields the points in program order, each a tuple with a number for each unrolled axis.
+    Inside the context, unrolled axes are bound to variables whose values are known during code
+    generation, and the vector axis is bound to lanes. Iterating yields the points in program order,
+    each a tuple with a number for each unrolled axis.
 
     Args:
         context: the stage that is emitted.
         tiles: the unrolled axes, each with its step.
         vector: the axis along the lanes; None for scalars.
-        dot: the axis whose elements are packed.
-        group: number of elements that are packed together.
+        dot: the axis along which elements are packed into groups; None without groups.
+        group: number of elements of a group.
     """
 
     def __init__(
@@ -124,8 +125,10 @@ class Points:
 
     @property
     def lanes_in_use(self) -> int:
-        """Number of active lanes at every point, if no vector is ragged; a dynamic size under a
-        run-time mask."""
+        """Number of active lanes at every point, unless the last vector is ragged.
+
+        It is a dynamic size under a run-time mask.
+        """
         return self._active
 
     def active(self, point: Point) -> int:
@@ -136,8 +139,10 @@ class Points:
         return min(step, extent - point[position] * step)
 
     def static(self, form: Linear, point: Point) -> int:
-        """Return the value of a form at a point as far as it is known at compile time: its constant
-        and the terms of unrolled axes."""
+        """Return the value of a form at a point as far as it is known at compile time.
+
+        It is the sum of the constant and the terms of unrolled axes.
+        """
         return form.constant + sum(
             c * point[self.position[v]] for v, c in form.of(Kind.UNROLLED).items()
         )

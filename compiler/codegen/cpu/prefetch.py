@@ -1,15 +1,15 @@
 """Software prefetch of cache lines.
 
-A step of the innermost loop prefetches the weights that lie a distance after its own. If the
-register tile reads the same weights, a panel, in several passes, each pass prefetches a share of
-the panel that follows:
+Each step of the innermost loop prefetches the weights at a fixed distance after those it reads. If
+the register tile reads the same weights, a panel, in several passes, each pass prefetches a part of
+the next panel:
 
     a panel of 4096 bytes, read in P passes of 64 steps: pass p prefetches, at step s, the byte
     4096 + p * (4096 / P) + s * (64 / P) after the first of them
 
-so that the memory has the time of all passes to deliver the data of the next ones. Hardware fetches
-a stream during the first pass only, which then waits for the memory while the others leave it idle.
-P may be a dynamic size: the quotients are then computed once, before all passes.
+The memory then has the time of all passes to deliver the next panel. Hardware prefetchers fetch a
+stream during the first pass only: this pass waits for the memory, and the memory is idle during the
+others. P may be a dynamic size: the quotients are then computed once, before all passes.
 """
 
 from __future__ import annotations
@@ -54,11 +54,10 @@ does not state it: nothing has prefetched the first panel."""
 def prefetch(
     context: Context, compute: Compute, accesses: Accesses, points: Sequence[Point]
 ) -> None:
-    """Emit prefetches of weights, and of vectors of inputs, `compute.prefetch` bytes after the
-    cache lines that are read at these points.
+    """Emit prefetches `compute.prefetch` bytes after the cache lines that are read at these points.
 
-    If the compute reads a panel in several passes, each pass prefetches its share of the next panel
-    instead.
+    Weights and vectors of inputs are prefetched. If the compute reads a panel of weights in several
+    passes (`compute.passes`), each pass prefetches its part of the next panel instead.
     """
     emitter = context.emitter
     if not points:  # all of them read padding

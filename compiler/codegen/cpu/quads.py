@@ -33,13 +33,14 @@ def quads(
     """Find scalars that are loaded four at a time. Return two maps of byte offsets.
 
     The first map has the offset of each scalar of a group of four, and the offset of the group. The
-    second map has the offsets of groups that one instruction loads in pairs: the first group's, and
-    the second's. Both are empty unless the target multiplies a vector by one lane of another.
+    second map has the offsets of groups that one instruction loads in pairs: the offset of the
+    first group, and that of the second. Both are empty unless the target multiplies a vector by one
+    lane of another.
 
-    A group is 32-bit elements that are adjacent in memory, all of which the tile reads: four
-    scalars take one load instead of four. If the rows of a tile are not adjacent, each row has its
-    own vector, which waits in a register for the next steps of the sum; rows get such vectors as
-    long as registers are left. Adjacent rows are loaded in pairs of groups.
+    A group consists of four 32-bit elements that are adjacent in memory, all of which the tile
+    reads: they take one load instead of four. If the rows of a tile are not adjacent, each row has
+    its own vector, which waits in a register for the next steps of the sum; rows get such vectors
+    as long as registers are left. Adjacent rows are loaded in pairs of groups.
     """
     nothing: tuple[Mapping[int, int], Mapping[int, int]] = {}, {}
     target, size = emitter.target, access.tensor.dtype.bytes * access.packed
@@ -79,9 +80,9 @@ def quads(
 def pairs(
     emitter: Emitter, budget: RegisterBudget, access: Access, points: Points
 ) -> Callable[[int], int | None]:
-    """Return a function that maps the offset of a vector to that of the vector that is loaded with
-    it, or None for a vector that is loaded alone.
+    """Return a function that maps the offset of a vector to the vector that is loaded with it.
 
+    The function returns the offset of that other vector, or None for a vector that is loaded alone.
     A tile of three vectors reads the first one of its next step with the last one of this step, if
     a register is left for it. The function must be called when loads begin: only then is the number
     of factors that wait in registers known.
@@ -99,8 +100,8 @@ def pairs(
 
 
 def vector_pairs(emitter: Emitter, access: Access, points: Points) -> dict[int, int]:
-    """Map the offset of a tile's vector to that of the vector after it, for each pair that one
-    instruction may load together."""
+    """Map the offset of a vector to that of the next one, for pairs that one instruction may
+    load."""
     target = emitter.target
     takes_pairs = target.lane_factors > 1 and access.is_vector and access.contiguous
     known = access.base is not None and not any(is_dynamic(stride) for _, stride in access.unrolled)

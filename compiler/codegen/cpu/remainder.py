@@ -26,7 +26,7 @@ class _Do(Protocol):
 
 
 def float_remainder(emitter: Emitter, a: Value, b: Value) -> Value:
-    """fmod(a, b): a - trunc(a / b) b, with the sign of a. NaN if a is infinite or b is 0.
+    """Emit fmod(a, b) = a - trunc(a / b) b, with the sign of a. NaN if a is infinite or b is 0.
 
     With mantissas in [1, 2) and d = exponent(a) - exponent(b), it is 2**exponent(b) times
     (mantissa(a) 2**d) mod mantissa(b). A loop computes it by shifting in up to `_STEP` of the d

@@ -31,9 +31,9 @@ LINE = 64
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """A load or store, resolved once for all points of a tile. Offsets and strides are bytes.
+    """A load or store, resolved once for all points of a tile. Offsets and strides are in bytes.
 
-    Strides of unrolled axes and of lanes may be sizes, the constant is a number.
+    Strides of unrolled axes and of lanes may be dynamic sizes; `constant` is an integer.
     """
 
     tensor: Tensor
@@ -48,7 +48,7 @@ class Access:
     alignment: int
     indirect_strides: tuple[int, ...] = ()
     packed: int = 1
-    """Number of elements that are loaded as one of 32 or 64 bits."""
+    """Number of elements of a group, which is loaded as one element of 32 or 64 bits."""
     present: int = 1
     """How many of these elements exist; the others are multiplied by zeros."""
     apart: int = 0
@@ -74,13 +74,17 @@ class Access:
         return total
 
     def place(self, point: Point) -> tuple[int, ...]:
-        """Return a key of the element at a point: its offset in bytes, and the row number along
-        each repeated axis. Equal keys mean the same element."""
+        """Return a key of the element at a point; equal keys mean the same element.
+
+        The key is the offset in bytes, and the row of each repeated axis.
+        """
         return (self.offset(point), *[point[i] for i, _, _ in self.repeated])
 
     def in_row(self, emitter: Emitter, point: Point) -> Access:
-        """Return the access relative to the base of a point's row. Emits the address of that base
-        if rows are repeated."""
+        """Return the access relative to the address of a point's row, which is emitted.
+
+        An access without repeated rows is returned unchanged.
+        """
         base = self.base
         if not self.repeated or base is None:
             return self
@@ -90,8 +94,8 @@ class Access:
         return replace(self, base=base)
 
     def based(self, base: Value, moved: int) -> Access:
-        """Return the access with another base, which is the old one moved by `moved` bytes, a
-        dynamic number."""
+        """Return the access with another base: the old one, moved by `moved` bytes (a dynamic
+        size)."""
         return replace(self, base=base, alignment=gcd(self.alignment, known_divisor(moved)))
 
     def transposed(self, position: int, lane: int) -> Access:
@@ -117,8 +121,8 @@ class Access:
 
     @property
     def is_interleaved(self) -> bool:
-        """Whether the elements of a group are not adjacent: those of one lane lie between those of
-        others."""
+        """Whether the elements of a group are not adjacent, but each in a different vector of
+        lanes."""
         return self.packed > 1 and self.apart != self.tensor.dtype.bytes
 
 
@@ -281,7 +285,9 @@ def _packed(tensor: Tensor, offset: Linear, count: int) -> tuple[int, int, int]:
 
 def holds_groups(tensor: Tensor, count: int) -> bool:
     """Whether the innermost blocks of a tensor's layout are whole groups of `count` elements.
-    Groups are then contiguous, with space for elements that do not exist."""
+
+    Groups are then contiguous, with space for elements that do not exist.
+    """
     factors = tensor.layout.factors
     return bool(factors) and (factors[-1].mod or 1) % count == 0
 
@@ -299,8 +305,10 @@ def _static_guard(
 
 
 def bounds_check(accesses: Iterable[Access | RegisterAccess]) -> Callable[[Point], bool]:
-    """Return a function that says whether all of these loads are in bounds at a point. The function
-    raises ScheduleError if that depends on a dynamic size."""
+    """Return a function that checks whether all of these loads are in bounds at a point.
+
+    It raises ScheduleError if that depends on a dynamic size.
+    """
     guards = [g for a in accesses if isinstance(a, Access) for g in a.guards]
 
     def in_bounds(point: Point) -> bool:

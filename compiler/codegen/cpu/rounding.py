@@ -1,8 +1,8 @@
-"""Rounding of floats to integers: for targets without an instruction for it, and for targets whose
-instruction is a conversion to integers.
+"""Rounding of floats to whole numbers, and its fusion with a conversion to integers.
 
-A float with n fraction bits that is 2**n or more is an integer. Below, adding 2**n rounds the
-fraction away, half to even, and subtracting it again is exact.
+Targets without a rounding instruction use additions: a float with n fraction bits that is 2**n or
+more is an integer. Below, adding 2**n rounds the fraction away, half to even, and subtracting it
+again is exact.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ _FRACTION_BITS = {DType.FLOAT32: 23, DType.FLOAT64: 52}
 
 
 def rounded(emitter: Emitter, operation: Operation, x: Value, apply: Callable[..., Value]) -> Value:
-    """Emit RINT, FLOOR or CEIL of a float32 or float64. The result keeps the sign of `x`, also for
-    zero.
+    """Emit RINT, FLOOR or CEIL of a float32 or float64, without a rounding instruction.
 
-    `apply` is `arithmetic.apply`, which calls this function.
+    The result keeps the sign of `x`, also for zero. `apply` is `arithmetic.apply`, which calls this
+    function.
     """
     dtype, lanes = x.dtype, x.lanes
     assert dtype is not None
@@ -60,7 +60,7 @@ def note_shifted(emitter: Emitter, result: Value, x: Value, added: Value) -> Non
 
 
 def note_above(emitter: Emitter, result: Value, number: Value, x: Value) -> None:
-    """Record that `result` is the comparison of a rounded float `x` with a known number, for
+    """Record that `result` is the comparison of a rounded float `x` with a constant, for
     `note_floor`."""
     if number.const is not None and x.name in emitter.rounded:
         emitter.above[result.name] = x.name, number.const
@@ -79,13 +79,13 @@ def note_floor(emitter: Emitter, result: Value, above: Value, x: Value, number: 
 
 
 def limited(emitter: Emitter, operation: Operation, x: Value, limit: Value) -> Value | None:
-    """Emit the minimum of a rounded float and `limit`, where the float also has a lower limit, as
-    one rounding conversion to an integer and one back to a float. `x` is the rounded float with its
-    lower limit.
+    """Emit the minimum of a rounded float and `limit`, where the float also has a lower limit.
 
-    Returns None if `x` is any other value, or the target has no such conversion.
+    `x` is the rounded float with its lower limit. The result is one rounding conversion to an
+    integer and one back to a float; None if `x` is any other value, or the target has no such
+    conversion.
 
-    A zero is +0, also for a negative number: this matches the byte that was replaced
+    A zero is +0, also for a negative number, like the 8-bit integer that the float replaces
     (`loops/narrowing.py`).
     """
     if operation is not Operation.MIN or x.name not in emitter.floors or limit.const is None:
@@ -101,11 +101,10 @@ def limited(emitter: Emitter, operation: Operation, x: Value, limit: Value) -> V
 
 
 def nearest(emitter: Emitter, x: Value, low: int, high: int) -> Value | None:
-    """Emit a rounded float, optionally plus an integer, as int32 clamped to [low, high]; NaN gives
-    `low`.
+    """Emit a rounded float, optionally plus an integer, as int32 clamped to [low, high].
 
-    Returns None if `x` is any other value, or the target has no instruction that rounds and
-    converts.
+    NaN gives `low`. Returns None if `x` is any other value, or the target has no instruction that
+    rounds and converts.
 
     `min(max(rint(source) + added, low), high)` is `min(max(rint(source), low - added), high -
     added) + added`.

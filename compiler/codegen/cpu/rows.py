@@ -1,4 +1,4 @@
-"""Tiles of rows that may start anywhere, and rows that may be recomputed."""
+"""Analysis of row loops: whether tiles may start at any row, and whether rows may be recomputed."""
 
 from __future__ import annotations
 
@@ -10,8 +10,11 @@ from tilewright.compiler.loops.nest import Compute, For, Node
 
 
 def is_of_rows(loop: For) -> bool:
-    """Whether the tiles of a loop may start at any index. This holds if the axis moves over whole
-    slices in every access, so that no vector or layout block is bound to a position."""
+    """Whether the tiles of a loop may start at any index.
+
+    This holds if the axis moves over whole slices in every access, so that no vector and no layout
+    block is bound to a position.
+    """
 
     def of_rows(node: Node) -> bool:
         match node:
@@ -49,9 +52,9 @@ def _moves_by_slices(load: Load, axis: Axis) -> bool:
 
 
 def may_repeat(compute: Compute, axis: Axis) -> bool:
-    """Whether any thread may recompute rows along an axis. This holds for a sum that reads and
-    writes memory by rows, and reads no tensor that it writes.
+    """Whether any thread may recompute rows along an axis.
 
+    This holds for a sum that reads and writes memory by rows, and reads no tensor that it writes.
     No other kernel changes the operands of such a sum meanwhile, because only elementwise kernels
     work in place.
     """

@@ -1,9 +1,8 @@
-"""Vectors whose lanes lie in several pieces of memory, each of which one instruction loads or
-stores.
+"""Loads and stores of vectors in several contiguous pieces, one instruction per piece.
 
-Instructions of some targets process several vectors together (`Family.joined`). The lanes of such
-vectors lie in several blocks of channels, or are those of one and a half vectors, for which a mask
-would cost a register.
+Targets with register groups (`Family.joined`, RISC-V) process several vectors together. The lanes
+of such a group lie in several blocks of channels, or are those of one and a half vectors, for which
+a mask would cost a register.
 """
 
 from __future__ import annotations
@@ -22,8 +21,11 @@ _FEWEST = 4
 
 
 def run_of(emitter: Emitter, access: Access, active: int) -> int:
-    """Return the number of contiguous lanes per piece, if the `active` lanes are whole pieces of at
-    least four; 0 otherwise, or if the target processes no vectors together."""
+    """Return the number of contiguous lanes per piece of an access with `active` lanes.
+
+    The result is 0 if the lanes are not whole pieces of at least four, or if the target has no
+    register groups.
+    """
     feature, _ = emitter.target.family.joined
     if not emitter.target.has(feature) or is_dynamic(active):
         return 0
@@ -34,8 +36,10 @@ def run_of(emitter: Emitter, access: Access, active: int) -> int:
 
 
 def in_runs(place: LoadSite, run: int) -> Value:
-    """Load a vector in pieces of `run` lanes, and return it. If one block contains all lanes, the
-    whole block is loaded at once."""
+    """Load a vector in pieces of `run` lanes, and return it.
+
+    If one block contains all lanes, the whole block is loaded at once.
+    """
     if place.access.contiguous and _is_inside(place):
         return place.vector(place.lanes, place.lanes)
     emitter, lanes = place.emitter, place.lanes
@@ -69,8 +73,8 @@ def _is_inside(place: LoadSite) -> bool:
 def pieces(
     emitter: Emitter, access: Access, run: int, active: int, value: Value
 ) -> Iterator[tuple[int, Value]]:
-    """Yield the pieces of a vector, `run` lanes each, with the byte offset of each from the first
-    one."""
+    """Yield the pieces of a vector, `run` lanes each, with the byte offset of each from the
+    first."""
     for first in range(0, active, run):
         lanes = range(first, first + run)
         yield access.lane_offsets[first], emitter.shuffle(value, None, lanes)

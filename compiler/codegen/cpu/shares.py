@@ -11,8 +11,8 @@ Range = tuple[Value, Value]
 def share(emitter: Emitter, whole: int, own: int) -> Range:
     """Return the range of a nest's tiles that a thread runs.
 
-    The thread runs tiles [lo, hi) of the `whole` tiles of the stage's first nest; of the `own`
-    tiles of this nest, it runs the same proportion, even if they are less work.
+    The thread runs tiles [lo, hi) of the `whole` tiles of the stage's first nest, and the same
+    proportion of the `own` tiles of this nest.
     """
     ends = Value("%lo", DType.INT64), Value("%hi", DType.INT64)
     if own == whole:
@@ -24,7 +24,9 @@ def share(emitter: Emitter, whole: int, own: int) -> Range:
 
 def whole_tiles(emitter: Emitter, within: Range, count: int) -> Range:
     """Return the range of an outer loop's tiles that contain inner tiles of the range `within`.
-    Each outer tile has `count` inner tiles."""
+
+    Each outer tile has `count` inner tiles.
+    """
     low, high = within
     up = _calculate(emitter, "add nsw", high, emitter.size(count - 1))
     divisor = emitter.size(count)
@@ -33,7 +35,9 @@ def whole_tiles(emitter: Emitter, within: Range, count: int) -> Range:
 
 def part(emitter: Emitter, within: Range, tile: Value, count: int) -> Range:
     """Return the range of inner tiles of an outer loop's `tile` that are in the range `within`.
-    Each outer tile has `count` inner tiles, numbered from 0 in the result."""
+
+    Each outer tile has `count` inner tiles, numbered from 0 in the result.
+    """
     low, high = within
     before = _calculate(emitter, "mul nsw", tile, emitter.size(count))
     start = _calculate(emitter, "sub nsw", low, before)

@@ -1,4 +1,4 @@
-"""Permutations of bytes and pairs of bytes in vectors."""
+"""Permutations of 8-bit and 16-bit elements in vectors."""
 
 from __future__ import annotations
 
@@ -12,12 +12,11 @@ from tilewright.compiler.targets.families import ByteLookup
 
 
 def interleaved(emitter: Emitter, vectors: Value, lanes: int) -> Value:
-    """Interleave four vectors of bytes, or two of 16-bit elements. Return `lanes` int32, each with
-    one element of each vector.
+    """Interleave four vectors of 8-bit elements, or two of 16-bit elements, to `lanes` int32.
 
-    The argument `vectors` is the vectors one after the other, with `lanes` elements each. Bytes
-    move four lanes at a time first, then within the four: instruction sets have both movements, few
-    have the combined one.
+    Each int32 has one element of each vector. `vectors` is the concatenation of the vectors, with
+    `lanes` elements each. 8-bit elements are permuted in groups of four first, then within each 128
+    bits: instruction sets have both permutations, few have the combined one.
     """
     count = vectors.lanes // lanes
     text = type_text(DType.INT32, lanes)
@@ -36,8 +35,10 @@ def interleaved(emitter: Emitter, vectors: Value, lanes: int) -> Value:
 
 
 def looked_up(emitter: Emitter, lookup: ByteLookup, parts: Sequence[Value], places: Value) -> Value:
-    """Look up bytes in a table. `parts` are the four quarters of the table, `places` the uint8
-    positions in it; returns the byte at each position."""
+    """Look up 8-bit elements in a table: return the element at each position in `places` (uint8).
+
+    `parts` are the four quarters of the table.
+    """
     lanes = range(places.lanes)
     padded = [i if i in lanes else None for i in range(lookup.bytes)]
     wide = emitter.shuffle(places, None, padded)

@@ -114,8 +114,7 @@ def _literal(value: float, dtype: DType) -> str:
 
 
 class Emitter:
-    """Builds the text of one LLVM function: instructions, open loops, and declarations of
-    intrinsics."""
+    """A builder of the text of one LLVM function: instructions, open loops, and declarations."""
 
     def __init__(self, target: Target, sizes: Sequence[Dimension] = ()) -> None:
         self.target = target
@@ -148,13 +147,13 @@ class Emitter:
         """Maxima of a rounded float and an integer, by name -> the value before rounding, and the
         integer."""
         self.wide: dict[tuple[str, DType], Value] = {}
-        """Narrow integers by name and type -> the same numbers as int32. A uint8 that is read as an
-        int8 keeps its name, but is another number."""
+        """8-bit and 16-bit integers by name and type -> their values as int32. A uint8 that is read
+        as an int8 keeps its name, but has another value."""
         self.limits: dict[str, tuple[float, float]] = {}
         """Floats by name -> their bounds, unless they are NaN."""
         self.bytes: dict[str, tuple[Value, int]] = {}
-        """Bytes by name -> the float of which they are the nearest unsigned byte, and the added
-        number."""
+        """8-bit integers by name -> the float whose nearest uint8 they are, and the integer added
+        to it."""
         self.bits: dict[str, Value] = {}
         """16-bit floats by name -> their bits as uint16, for types without instructions."""
         self.parts: dict[str, tuple[Value, ...]] = {}
@@ -180,7 +179,7 @@ class Emitter:
         """Emit an instruction into the outermost scope in which all arguments are known; return its
         value.
 
-        If the scope already has the same text, the earlier value is returned.
+        If the scope already has an equal instruction, the earlier value is returned.
 
         Args:
             dtype: type of an element of the result; None for a pointer.
@@ -207,8 +206,10 @@ class Emitter:
         self._opening[f"  {line}"] = None
 
     def again(self, dtype: DType | None, lanes: int, template: str, *args: Value) -> Value:
-        """Emit an instruction into the innermost scope, even if the scope has the same text: its
-        result may differ each time."""
+        """Emit an instruction into the innermost scope, even if the scope has an equal one.
+
+        Used for instructions whose result may differ each time.
+        """
         return self.emit(
             dtype, lanes, f"{template} ; {self._names}", *args, depth=len(self._scopes) - 1
         )
@@ -218,8 +219,8 @@ class Emitter:
         self._scopes[-1].lines.append(f"  {line}")
 
     def do(self, function: str, *args: Value | int) -> None:
-        """Emit a call of an intrinsic without a result. An argument that is a number becomes a
-        constant byte."""
+        """Emit a call of an intrinsic without a result. An `int` argument becomes an immediate
+        i8."""
         types = ["i8 immarg" if isinstance(arg, int) else arg.type for arg in args]
         self.declarations.add(f"declare void @{function}({', '.join(types)})")
         operands = [f"i8 {a}" if isinstance(a, int) else f"{a.type} {a.name}" for a in args]
@@ -314,8 +315,10 @@ class Emitter:
         return found
 
     def named_size(self, value: Value, low: int, high: int) -> int:
-        """Return a new dynamic size in [low, high] that stands for an i64, so that other sizes in
-        the scope of the i64 may contain it."""
+        """Return a new dynamic size in [low, high] whose value is an i64.
+
+        Other dynamic sizes may contain it in the scope of the i64.
+        """
         dimension = ValueDimension(f"%{len(self._named)}", low, high)
         self._named[dimension] = value
         return dynamic_size(dimension)
@@ -355,8 +358,9 @@ class Emitter:
     def multiple(self, value: Value, factor: int) -> Value:
         """Return an i64 times a constant or a dynamic size, for use in addresses.
 
-        In an innermost loop, a multiple of the counter is carried from step to step and added to:
-        LLVM's pass that finds such multiples (loop strength reduction) takes a third of its time.
+        In an innermost loop, a multiple of the counter is a loop-carried value that is incremented
+        at each step. LLVM's pass that finds such multiples (loop strength reduction) takes a third
+        of LLVM's time.
         """
         if factor == 1:
             return value
@@ -377,8 +381,7 @@ class Emitter:
     def moved(self, pointer: Value, value: Value, factor: int) -> Value:
         """Return a pointer moved by `value * factor` bytes.
 
-        In an innermost loop, the pointer itself is carried from step to step if no addressing mode
-        adds the two.
+        In an innermost loop, the pointer itself is loop-carried if no addressing mode adds the two.
         """
         scope = self._scopes[value.depth]
         carried = self.target.family.pointer_reach > 0 and value.name == scope.counter
@@ -409,7 +412,7 @@ class Emitter:
         Args:
             low: first value of the counter.
             high: end of the counter's range.
-            carried: the values before the first step.
+            carried: the loop-carried values before the first step.
             body: emits one step: takes the counter and the carried values, returns the next carried
                 values.
             may_be_empty: whether the range may be empty, so that the loop needs a check before it.

@@ -13,12 +13,12 @@ from tilewright.compiler.sizes import is_dynamic
 
 
 def may_wait(context: Context, stores: Sequence[Store]) -> bool:
-    """Whether all results of a tile should be computed before the first of them is stored. This
-    holds on in-order cores, for a single store to a tensor that it does not read.
+    """Whether to compute all results of a tile before the first of them is stored.
 
-    Each result then stays in the register of its sum, so that steps of one result run while others
-    wait. If it were stored at once, all results would use one register in turn. Results of several
-    stores would not fit into registers.
+    This holds on in-order cores, for a single store to a tensor that it does not read. Each result
+    then stays in the register of its sum, so that the operations on several results overlap. If
+    each were stored at once, all results would use one register in turn. Results of several stores
+    would not fit into registers.
     """
     if not waits(context.emitter.target) or len(stores) != 1:
         return False
@@ -28,8 +28,10 @@ def may_wait(context: Context, stores: Sequence[Store]) -> bool:
 
 
 def are_apart(stores: Sequence[Store]) -> bool:
-    """Whether several stores are independent: none reads, at the same point, an element that
-    another one writes. False for a single store."""
+    """Whether several stores are independent; False for a single store.
+
+    Stores are independent if none reads an element that another one writes at the same point.
+    """
     written = [store.target for store in stores]
     read = [
         {

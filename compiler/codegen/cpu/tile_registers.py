@@ -1,4 +1,4 @@
-"""Register tiles in registers that hold matrices.
+"""Register tiles in tile registers (AMX), each of which holds a matrix.
 
 A register tile of 20 rows and two vectors of columns, on registers of 16 rows:
 
@@ -9,8 +9,8 @@ A register tile of 20 rows and two vectors of columns, on registers of 16 rows:
 The sums stay in their registers throughout the reduction. Then they are stored to the stack, and
 all further operations are computed on vectors, row by row.
 
-Each register has a shape of its own, so that tails are smaller matrices and nothing is padded. The
-shapes are loaded before a register tile whose shapes differ from the previous one's.
+Each register has its own shape, so that tails are smaller matrices and nothing is padded. The
+shapes are loaded (`ldtilecfg`) before a register tile whose shapes differ from the previous one's.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _SUM_BYTES = 4
 def tile_registers(
     context: Context, compute: Compute, spatial: Sequence[Tile]
 ) -> RegisterMatrices | None:
-    """Return the register tile of a compute that uses matrix registers; None for any other compute.
+    """Return the register tile of a compute that uses tile registers; None for any other compute.
 
     Raises:
         ScheduleError: if the target has no such instruction for the types.
@@ -63,7 +63,7 @@ def _moves(load: Load, axis: Axis | None) -> bool:
 
 
 class RegisterMatrices:
-    """One register tile in matrix registers: emits the products, and gives access to the sums."""
+    """One register tile in tile registers: emits the products, and gives access to the sums."""
 
     def __init__(
         self,
@@ -188,7 +188,8 @@ class RegisterMatrices:
         emitter.do(self._registers.load, register, where, emitter.size(apart))
 
     def sums(self) -> Mapping[Point, Partial]:
-        """Emit stores of all matrix registers to the stack. Return the sums by point, as vectors.
+        """Emit stores of all sums from tile registers to the stack. Return the sums by point, as
+        vectors.
 
         Each look-up in the mapping emits a load from the stack.
         """
@@ -235,7 +236,7 @@ class _Sums(Mapping[Point, Partial]):
 
 
 def release(context: Context) -> None:
-    """Emit the instruction that ends the use of matrix registers, if the stage used any."""
+    """Emit the instruction that releases the tile registers, if the stage used any."""
     registers = context.emitter.target.tiles
     if context.has_matrices and registers is not None:
         context.emitter.do(registers.release)

@@ -28,7 +28,7 @@ def lane_mask(emitter: Emitter, lanes: int, active: int) -> Value:
 
 @dataclass(frozen=True, slots=True)
 class LoadSite:
-    """The place and depth of the load of an element, or of the lanes of a vector.
+    """A load of an element, or of the lanes of a vector, at an address and at a loop depth.
 
     Attributes:
         emitter: builds the function's text.
@@ -77,9 +77,9 @@ class LoadSite:
 
     def vector(self, lanes: int, active: int, behind: int = 0, dtype: DType | None = None) -> Value:
         """Emit a load of `lanes` contiguous elements that start `behind` bytes after the first one.
-        Lanes from `active` on are not read, and are zero.
 
-        Packed elements may have any alignment; other elements are aligned to their size.
+        Lanes from `active` on are not read, and are zero. Packed elements may have any alignment;
+        other elements are aligned to their size.
         """
         emitter, dtype = self.emitter, dtype or self.dtype
         where, vector = self.pointer(behind), type_text(dtype, lanes)
