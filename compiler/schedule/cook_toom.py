@@ -31,7 +31,7 @@ POINTS: dict[int, tuple[Fraction, ...]] = {
 class Filtering:
     """Matrices of an algorithm that computes m outputs of a filter of r taps.
 
-    For taps g and inputs d, `output = A^T ((G g) * (B^T d))`, where `*` multiplies elements.
+    For taps g and inputs d, `output = A^T ((G g) * (B^T d))`, where `*` is the elementwise product.
 
     Attributes:
         at: A^T, of shape (m, m+r-1).

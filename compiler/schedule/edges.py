@@ -1,5 +1,5 @@
-"""Division of an output axis with dynamic extent where its windows reach over the edges of an
-image.
+"""Division of an output axis with dynamic extent into edges, where windows leave the image, and
+middle.
 
     y[w] = max over k: 3 of x[2 w + k - 1], w in n:
       w in 0..0: the loop over k is clipped, one output at a time
@@ -26,7 +26,7 @@ class EdgePart:
     """A problem restricted to a range of one of its output axes.
 
     Attributes:
-        problem: the restricted problem; `axis` replaces the whole axis in it.
+        problem: the restricted problem, over `axis` in place of the whole axis.
         axis: the new axis, which counts from 0 over the range.
         clipped: whether windows may reach over an edge, so that loops leave out taps at run time.
         places: the whole axis, mapped to its index in terms of `axis`.
@@ -41,7 +41,7 @@ class EdgePart:
 def edge_parts(problem: Problem, axis: Axis) -> tuple[EdgePart, ...]:
     """Divide an output axis into its first outputs, its middle ones and its last ones.
 
-    Windows of the first and last outputs reach over the edges of the image. Empty parts are left
+    Windows of the first and last outputs reach over the edges of the image. Empty ranges are left
     out. Returns the whole problem as one clipped part if the axis may have fewer outputs than the
     two edges together.
     """

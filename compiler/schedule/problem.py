@@ -68,15 +68,14 @@ class Problem:
 
     @cached_property
     def epilogue(self) -> Expr:
-        """The expression with its single reduction replaced by an `Accumulator`: the operations
-        that follow the reduction."""
+        """The operations after the single reduction: the expression, with an `Accumulator` in its
+        place."""
         reduction = self.reduction
         return substitute(self.expr, {reduction: finished(reduction)})
 
     @cached_property
     def product(self) -> tuple[Expr, Expr] | None:
-        """The two factors, if the body of the single reduction is a product that is summed; else
-        None."""
+        """The two factors of a sum of products; None if the problem is not a single one."""
         if len(self.reductions) != 1 or self.reduction.combiner is not Combiner.SUM:
             return None
         match self.reduction.body:
@@ -86,8 +85,10 @@ class Problem:
 
 
 def is_one_expression(workload: Workload) -> bool:
-    """Whether the same expression gives every element of the output. It is false, for example, for
-    a concatenation."""
+    """Whether the same expression computes every element of the output.
+
+    It is false, for example, for a concatenation.
+    """
     return all(ops.get(node.op).kind is not OpKind.PIECES for node in workload.graph.nodes)
 
 
@@ -201,8 +202,10 @@ class _Composer:
 
 
 def anchor(workload: Workload) -> Node | None:
-    """Return the first node that determines the loop structure: a contraction, window, reduction,
-    row operation or attention. Returns None if the workload has no such node."""
+    """Return the first node that determines the loop structure, or None.
+
+    It is a contraction, window, reduction, row operation or attention.
+    """
     anchors = (
         OpKind.CONTRACTION,
         OpKind.WINDOW,
@@ -214,7 +217,7 @@ def anchor(workload: Workload) -> Node | None:
 
 
 def axes_of(expr: Expr) -> frozenset[Axis]:
-    """Every axis that an expression depends on, through loads or numbers."""
+    """Return every axis that an expression depends on, through indices of loads or index values."""
     found: set[Axis] = set()
     for node in walk(expr):
         match node:
@@ -226,9 +229,9 @@ def axes_of(expr: Expr) -> frozenset[Axis]:
 
 
 def stored(factor: Expr) -> Expr:
-    """Return the load inside a factor that converts a loaded value; any other factor is unchanged.
+    """Return the load inside a cast of a loaded value; any other factor is returned unchanged.
 
-    The register tile converts the loaded values instead.
+    The register tile casts the loaded values instead.
     """
     match factor:
         case Cast(value=Load() as load):

@@ -1,9 +1,9 @@
-"""Cost of register tiles by the model of a core: registers, loads, latency of sums, and work wasted
-in tails.
+"""Cost of register tiles by the model of a core: registers, loads, latency of sums, work lost in
+tails.
 
-At each step, a tile of `rows` by `vectors` sums loads one row of a panel, which is `vectors`
-vectors, and multiplies it by one number per row of the tile. Templates with other tiles (a window,
-a product without a panel) count their own registers.
+At each step of a reduction, a tile of `rows` by `vectors` sums loads one row of a panel, which is
+`vectors` vectors, and multiplies it by one scalar per row of the tile. Templates with other tiles
+(a window, a product without a panel) count their own registers.
 """
 
 from __future__ import annotations
@@ -14,16 +14,17 @@ from tilewright.compiler.targets.target import Target
 
 
 def tile_registers(target: Target, rows: int, vectors: int, each: int = 1) -> int:
-    """Return the number of vector registers that a step needs: for the sums of `rows` by `vectors`,
-    one row of the panel, and the factors by which it is multiplied.
+    """Return the number of vector registers that a step of a tile of `rows` by `vectors` sums
+    needs.
 
-    `each` is the number of registers per vector of sums.
+    They hold the sums, one row of the panel, and the factors by which it is multiplied. `each` is
+    the number of registers per vector of sums.
     """
     return (rows + 1) * vectors * each + target.factor_registers(rows, vectors)
 
 
 def work_share(*sides: tuple[int, int]) -> float:
-    """Return the useful share of the work of whole tiles, in 0..1.
+    """Return the fraction of the work in whole tiles that is not wasted in tails, in 0..1.
 
     Each side is a pair: the extent of an axis, and the size of the tile along it.
     """
@@ -34,15 +35,15 @@ def work_share(*sides: tuple[int, int]) -> float:
 def tile_rate(
     target: Target, useful: float, sums: int, loads: float, wanted: float | None = None
 ) -> float:
-    """Return the share of the core's peak arithmetic rate that a tile reaches, in 0..1.
+    """Return the fraction of the core's peak arithmetic rate that a tile reaches, in 0..1.
 
     Args:
         target: the processor, whose core model is used.
-        useful: the useful share of the tile's sums, as from `work_share`.
+        useful: the fraction of the tile's sums that is not wasted in tails, as from `work_share`.
         sums: vectors of sums in the tile.
         loads: loads at each step, weighted as by `step_loads`.
-        wanted: the smallest number of sums with which no multiply-add waits for an earlier one; by
-            default the core's share of all registers (`CoreModel.sums_share`).
+        wanted: the smallest number of vectors of sums with which no multiply-add waits for an
+            earlier one; by default the fraction `CoreModel.sums_share` of all registers.
     """
     core = target.core
     enough = core.sums_share * target.vector_registers if wanted is None else wanted
@@ -52,10 +53,10 @@ def tile_rate(
 def step_loads(
     target: Target, scalars: float, rows: int, vectors: int, *, near: bool = True
 ) -> float:
-    """Return the number of loads per step of a register tile, weighted by the time that
-    multiply-adds do not hide.
+    """Return the loads per step of a register tile, weighted by the time that multiply-adds do not
+    hide.
 
-    If the target has no loads that broadcast, each row's factor counts as two loads. Its code then
+    If the target has no broadcasting loads, each row's factor counts as two loads. Its code then
     copies a vector before multiplying it, and loading the vector costs nothing more.
 
     Args:
@@ -71,9 +72,9 @@ def step_loads(
 
 
 def waiting(target: Target, loads: float, operations: int) -> float:
-    """Return the factor by which loads slow down arithmetic: the time of `loads` and `operations`
-    together, divided by that of the operations alone.
+    """Return the factor by which loads slow down arithmetic.
 
+    It is the time of `loads` and `operations` together, divided by that of the operations alone.
     The two times are combined by the norm of `tuner.analysis.register_tile` (sixth powers): the
     shorter one is not hidden completely if it is almost as long as the other.
     """

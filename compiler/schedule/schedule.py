@@ -38,14 +38,22 @@ class Schedule(JsonValue):
         raise ScheduleError(f"schedule '{self}' has no knob '{knob}'")
 
     def integer(self, knob: str) -> int:
-        """The value of a numeric knob."""
+        """Return the value of a knob with integer values.
+
+        Raises:
+            ScheduleError: if the schedule has no such knob, or its value is not an integer.
+        """
         value = self[knob]
         if not isinstance(value, int):
             raise ScheduleError(f"knob '{knob}' of '{self}' is not a number")
         return value
 
     def text(self, knob: str) -> str:
-        """The value of a knob with named choices."""
+        """Return the value of a knob with named choices.
+
+        Raises:
+            ScheduleError: if the schedule has no such knob, or its value is not a name.
+        """
         value = self[knob]
         if not isinstance(value, str):
             raise ScheduleError(f"knob '{knob}' of '{self}' is not a name")

@@ -24,11 +24,11 @@ from tilewright.compiler.schedule.templates import (
 
 @memo(1024)
 def schedule_space(workload: Workload, mode: Mode) -> ScheduleSpace:
-    """Every valid schedule of a workload in a mode, by algorithm.
+    """Return every valid schedule of a workload in a mode, by algorithm.
 
     For a workload with dynamic sizes, it is the space at upper sizes (the largest sizes, or typical
-    ones for long ranges): for 2 to 16 rows, tiles of up to 16 rows are included. Not each of its
-    schedules lowers the dynamic workload, but each algorithm's default does.
+    ones for long ranges): for 2 to 16 rows, tiles of up to 16 rows are included. Some of its
+    schedules may not lower the dynamic workload, but the default of each algorithm does.
 
     Raises:
         CompilerError: if no template applies, or nothing lowers a dynamic workload.
@@ -46,8 +46,9 @@ def schedule_space(workload: Workload, mode: Mode) -> ScheduleSpace:
 
 
 def untuned_schedule(workload: Workload, mode: Mode) -> Schedule:
-    """Return the schedule to use without measurements: the first of `untuned_schedules` that lowers
-    for all sizes of the workload.
+    """Return the schedule to use without measurements.
+
+    It is the first of `untuned_schedules` that lowers for all sizes of the workload.
 
     Raises:
         CompilerError: if no template applies, or none of them lowers a dynamic workload.

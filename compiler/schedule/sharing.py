@@ -1,4 +1,4 @@
-"""Division of a kernel among threads: the loops of its nests that are split over them."""
+"""Parallelisation of a kernel: the loops whose tiles threads share."""
 
 from __future__ import annotations
 
@@ -21,8 +21,9 @@ _PARTS_A_THREAD = (1, 2, 4)
 def share_out(nest: LoopNest, threads: int) -> LoopNest:
     """Return the nest with the outermost loops of each stage split over several threads.
 
-    Only the first loop of a stage is changed: loops inside it are split too if it has too few
-    tiles, or divided by pixels if threads then read fewer values from each other's caches.
+    Only the first loop of a stage is changed. If it has too few tiles, loops inside it are split
+    too. If threads then read fewer values from each other's caches, the stage is divided by pixels
+    instead of channels.
     """
     if threads == 1:
         return nest
@@ -104,9 +105,9 @@ def _share_inner_loops(loop: For, threads: int, around: int, axes: frozenset[Axi
 
 
 def parallel_balance(loops: Sequence[LoopSpec], threads: int) -> float:
-    """Return the utilisation of threads that share `loops`, in 0..1.
+    """Return the utilisation of threads that share the tiles of `loops`, in 0..1.
 
-    Loops are shared from the outermost one on, until they have enough tiles for the threads.
+    Loops are split from the outermost one on, until they have enough tiles for the threads.
     """
     tiles = 1
     for loop in loops:

@@ -1,7 +1,7 @@
-"""The schedule space of a workload: every valid assignment, by algorithm.
+"""The schedule space of a workload: every valid schedule, grouped by algorithm.
 
-Constraints on the machine (registers, tail waste, caches) remove assignments that cannot be good on
-it; search strategies move inside `points`. Without them, a space contains every assignment that
+Constraints on the machine (registers, tail waste, caches) remove schedules that cannot be good on
+it; search strategies move inside `points`. Without them, a space contains every schedule that
 lowers, as a start of a search on a device without a description.
 """
 
@@ -17,15 +17,17 @@ from tilewright.compiler.schedule.schedule import Choice, Schedule
 
 @dataclass(frozen=True, slots=True)
 class Knob:
-    """One choice of a schedule: its name, and its values in an order in which neighbours are
+    """A parameter of a schedule: its name, and its values, ordered so that neighbours are
     similar."""
 
     name: str
     values: tuple[Choice, ...]
 
     def having(self, value: Choice) -> Knob:
-        """Return the knob with an additional value. A number is inserted in order if all values are
-        numbers; any other value is added last."""
+        """Return the knob with an additional value.
+
+        A number is inserted in order if all values are numbers; any other value is added last.
+        """
         if value in self.values:
             return self
         values = (*self.values, value)
@@ -49,10 +51,11 @@ class SubSpace:
     Attributes:
         algorithm: name of the algorithm.
         knobs: its knobs, each with all its values.
-        constraint: must hold on any machine: loops fit together, code has a size that compiles.
+        constraint: whether an assignment is valid on any machine: loops fit together, and the code
+            is small enough to compile.
         default: the schedule of an untuned workload. It is always one of `points`, because
             constraints against waste may reject every assignment of a tiny workload.
-        machine: depends on the target: registers, the waste of tails, caches.
+        machine: whether an assignment suits the target: registers, the waste of tails, caches.
     """
 
     algorithm: str
@@ -104,7 +107,7 @@ class ScheduleSpace:
         return tuple(point for space in self.subspaces for point in space.points)
 
     def default(self) -> Schedule:
-        """A schedule that is good without any measurement."""
+        """Return the schedule to use without any measurement."""
         return self.subspaces[0].default
 
     def unconstrained(self) -> ScheduleSpace:

@@ -44,7 +44,7 @@ class LoopSpec:
 
 
 def nest(loops: Sequence[LoopSpec], *body: Node) -> tuple[Node, ...]:
-    """Serial loops around a body, outermost first; loops of one iteration are omitted."""
+    """Return serial loops around a body, outermost first; loops of one iteration are omitted."""
     result = body
     for loop in reversed(loops):
         if loop.axis.moves or loop.lets:
@@ -57,7 +57,7 @@ def nest(loops: Sequence[LoopSpec], *body: Node) -> tuple[Node, ...]:
 
 
 def parallel_stage(name: str, loops: Sequence[LoopSpec], *body: Node) -> Stage:
-    """A stage whose outermost loop is split over threads; serial without a loop."""
+    """Return a stage whose outermost loop is split over threads; serial without a loop."""
     nodes = nest(loops, *body)
     # Without a loop around them, nodes of the body may depend on each other's results.
     shared = _shared(nodes) if len(nodes) == 1 else None
@@ -75,15 +75,20 @@ def _shared(nodes: Sequence[Node]) -> tuple[Node, ...] | None:
 
 
 def replace_tensors(tensors: Sequence[Tensor], changed: Sequence[Tensor]) -> tuple[Tensor, ...]:
-    """Return the tensors, each replaced by the one of the same name in `changed`, if there is one:
-    for example, inputs by their packed form."""
+    """Return the tensors, each replaced by the one of the same name in `changed`, if any.
+
+    For example, inputs are replaced by their packed form.
+    """
     by_name = {tensor.name: tensor for tensor in changed}
     return tuple(by_name.get(tensor.name, tensor) for tensor in tensors)
 
 
 def vector_axis(target: Load, axes: Sequence[Axis]) -> Axis | None:
-    """Return the axis along which neighbouring values address neighbouring elements of `target` in
-    memory. Returns None if none of the `axes` does."""
+    """Return the axis along which neighbouring values address neighbouring elements of `target`.
+
+    Neighbouring elements are contiguous in memory. Returns None if none of the `axes` is such an
+    axis.
+    """
     tensor = target.tensor
     factors = tensor.layout.resolved(len(tensor.shape))
     for factor, extent in zip(reversed(factors), reversed(tensor.physical_shape), strict=True):
@@ -141,8 +146,11 @@ def _inside(index: Affine, block: int, tiles: Mapping[Axis, int], vector: Tile) 
 
 
 def short_step(load: Load, axis: Axis) -> bool:
-    """Whether neighbours along an axis are at most `MAX_LANE_STEP` elements from each other in the
-    innermost dimension of memory. They are then loaded as vectors and permuted."""
+    """Whether neighbours along an axis are at most `MAX_LANE_STEP` elements from each other.
+
+    The distance counts elements of the innermost dimension of memory. Such lanes are loaded as
+    vectors and permuted.
+    """
     factors = load.tensor.layout.resolved(len(load.tensor.shape))
     last = next((f for f in reversed(factors) if load.tensor.shape[f.dim] != 1), factors[-1])
     moving = [dim for dim, index in enumerate(load.index) if axis in index.axes()]
@@ -155,8 +163,7 @@ def short_step(load: Load, axis: Axis) -> bool:
 
 
 def needs_padding(load: Load, *, with_halo: bool = True) -> tuple[int, ...]:
-    """Return the dimensions along which a load leaves its tensor, for some of the dynamic sizes if
-    there are any.
+    """Return the dimensions along which a load leaves its tensor at some of the dynamic sizes.
 
     With `with_halo`, the halo of the tensor may be read and counts as part of it.
     """
@@ -171,10 +178,11 @@ def needs_padding(load: Load, *, with_halo: bool = True) -> tuple[int, ...]:
 
 
 def edges(load: Load, axis: Axis, *, with_halo: bool = True) -> tuple[int, int]:
-    """Return how many of the first and how many of the last values of an output axis let a load
-    leave its tensor; with `with_halo`, the tensor and its halo.
+    """Return how many of the first and of the last values of an output axis make a load leave its
+    tensor.
 
-    With dynamic sizes, each number is the maximum over all sizes.
+    With `with_halo`, the halo counts as part of the tensor. With dynamic sizes, each number is the
+    maximum over all sizes.
 
     Raises:
         ScheduleError: if that maximum is unbounded.
@@ -201,8 +209,10 @@ def _most(size: int) -> int:
 
 
 def reads_halo(reduction: Reduce) -> bool:
-    """Whether a reduction may read the zeros of a halo. True for sums only: zeros would change a
-    maximum."""
+    """Whether a reduction may read the zeros of a halo.
+
+    True for sums only: zeros would change a maximum.
+    """
     return reduction.combiner is Combiner.SUM
 
 
@@ -219,8 +229,10 @@ def padded_axes(problem: Problem) -> frozenset[Axis]:
 
 
 def tile_edges(reduction: Reduce, axis: Axis | None) -> tuple[int, int]:
-    """Return how many of the first and how many of the last values of an output axis need separate
-    code, because some of their taps lie outside a tensor. Returns (0, 0) without an axis."""
+    """Return how many of the first and of the last values of an output axis need separate code.
+
+    Some of their taps lie outside a tensor. Returns (0, 0) without an axis.
+    """
     if axis is None:
         return 0, 0
     reached = [edges(e, axis, with_halo=reads_halo(reduction)) for e in loads(reduction.body)]
@@ -228,8 +240,9 @@ def tile_edges(reduction: Reduce, axis: Axis | None) -> tuple[int, int]:
 
 
 def edges_are_static(edge: tuple[int, int], extent: int, tile: int) -> bool:
-    """Whether the first and the last full tile, peeled into static code, cover all edges, so that
-    the run-time loop between them contains none.
+    """Whether peeling the first and the last full tile into static code covers all edges.
+
+    The run-time loop between them then contains no edge.
 
     Args:
         edge: numbers of first and last values at the edges, from `tile_edges`.
@@ -242,7 +255,7 @@ def edges_are_static(edge: tuple[int, int], extent: int, tile: int) -> bool:
 
 
 def depends_on(expr: Expr, axis: Axis) -> bool:
-    """Whether any load of an expression moves with an axis."""
+    """Whether the index of any load of an expression depends on an axis."""
     return any(
         axis in index.axes()
         for node in walk(expr)
@@ -283,7 +296,10 @@ def kernel_of(
 
 def with_halo(stages: tuple[Stage, ...], output: Tensor, lanes: int) -> tuple[Stage, ...]:
     """Return the stages of a kernel, extended so that they also write zeros into the halo of
-    `output`. `lanes` is the number of lanes of a vector of float32."""
+    `output`.
+
+    `lanes` is the number of lanes of a vector of float32.
+    """
     return (*stages[:-1], *beside(stages[-1], _halo(output, lanes)))
 
 

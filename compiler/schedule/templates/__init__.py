@@ -45,13 +45,14 @@ class Template(Generic[Found]):
 
     Attributes:
         algorithms: names of the algorithms of its schedules.
-        analyse: the structure on which the other functions operate; None if it does not apply.
+        analyse: returns the structure of a workload, on which the other functions operate; None if
+            the template does not apply.
         preference: orders templates that apply, before any measurement: the largest is tried first.
         knobs: its knobs; a knob without values if it offers nothing in this mode.
         default: the schedule of an untuned workload, from structure, mode and knobs; None if no
             schedule fits.
-        lower: the loop nest of a schedule; raises ScheduleError if it does not fit.
-        form: whether loops fit together and code has a size that compiles, on any machine.
+        lower: builds the kernel of a schedule; raises ScheduleError if it does not fit.
+        form: whether loops fit together and the code is small enough to compile, on any machine.
         machine: whether the target has the registers and caches, and tails waste little.
         any_rows: the schedule that serves any number of rows, if the template has such schedules;
             with True, that of one kernel with a dynamic number of rows.
@@ -91,10 +92,10 @@ class Template(Generic[Found]):
         return SubSpace(default.algorithm, knobs, form, default, machine)
 
     def kernel(self, workload: Workload, schedule: Schedule, mode: Mode) -> Kernel:
-        """The loop nest of a workload's schedule.
+        """Return the kernel of a workload with a schedule.
 
         Raises:
-            ScheduleError: if it does not fit.
+            ScheduleError: if the template does not apply, or the schedule does not fit.
         """
         found = self.analyse(workload)
         if found is None:
@@ -113,11 +114,10 @@ class Template(Generic[Found]):
         return self.any_rows(found, mode, is_dynamic)
 
     def preference_of(self, workload: Workload, mode: Mode) -> float | None:
-        """Return the template's preference for a workload, from the function `preference`; the
-        template with the largest one is tried first.
+        """Return the template's preference for a workload, from the function `preference`.
 
-        Returns None if the template does not apply, or would change the rounding although the mode
-        requires strict numerics.
+        The template with the largest preference is tried first. Returns None if the template does
+        not apply, or would change the rounding although the mode requires strict numerics.
         """
         found = self._found(workload, mode)
         return None if found is None else self.preference(found, mode)

@@ -132,18 +132,18 @@ def extent(axis: Axis | None) -> int:
 
 @memo(1024)
 def segments(found: Attention, count: int, tile: int) -> tuple[Attention, ...]:
-    """Divide an attention into runs of whole tiles of rows, each with the keys visible to its last
-    row.
+    """Divide an attention into segments of rows, each with the keys visible to its last row.
 
     Before: rows 0..63 and keys 0..63. After, for 4: rows 0..15 and keys 0..15, rows 16..31 and keys
-    0..31, and so on. Skipping the other keys halves the work of causal attention.
+    0..31, and so on. Skipping the other keys halves the work of causal attention. Segments consist
+    of whole tiles of `tile` rows. Without a causal mask, the result is the whole attention.
 
-    For a dynamic number of rows, the runs are equal up to a tile, and some are empty if there are
-    fewer tiles than runs.
+    For a dynamic number of rows, the segments are equal up to a tile, and some are empty if there
+    are fewer tiles than segments.
 
     Raises:
-        ScheduleError: if a dynamic number of rows is to be divided into a number of runs that is
-            not a power of two.
+        ScheduleError: if a dynamic number of rows is to be divided into a number of segments that
+            is not a power of two.
     """
     rows, ahead = found.rows, found.ahead
     if rows is None or ahead is None:

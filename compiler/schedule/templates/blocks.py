@@ -1,10 +1,10 @@
-"""Sums in which one factor is unpacked from packed weights and scaled in registers.
+"""Matrix products with block-scaled weights, which are unpacked and scaled in registers.
 
     y[m, n] = sum over blocks b of scale[n, b] * sum over k in b of x[m, k] * unpacked(w[n, b, k])
 
 `contraction` requires weights as one load. Here they may be any expression of weights, evaluated
 once for each vector of columns and used for all rows of the register tile; each tensor of weights
-is packed in its own panels. A product with one row reads every byte of them once, as one stream.
+is packed in its own panels. A product with one row reads each of these tensors once, sequentially.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ _LOOP = 3
 """Operations of a run-time loop."""
 
 _LONGEST = 4000
-"""Number of consecutive operations at which code has no value: a core fetches it no faster than
+"""Number of consecutive operations at which the score is 0: a core fetches code no faster than
 data."""
 
 _PREFETCHED = 1.1
@@ -76,7 +76,7 @@ _WRITTEN_OUT = 3000
 
 @dataclass(frozen=True, slots=True)
 class StepWork:
-    """Numbers of operations at each step of a sum.
+    """Operation counts for each step of a sum.
 
     Attributes:
         weights: operations on weights only.
@@ -99,7 +99,8 @@ class Blocks:
         tile: the axis of the rows of the register tile.
         outer: the other axes of the output.
         reduced: the axes of the sum, the last of which is unrolled.
-        unpacked: number of values, computed from weights only, by which a row is multiplied.
+        unpacked: number of values per step that are computed from weights only, and combined with
+            each row.
         work: operations at each step of the sum.
     """
 
@@ -111,7 +112,7 @@ class Blocks:
     unpacked: int
     work: StepWork
     interleaved: bool
-    """Whether a step of the sum reads several vectors of a tensor of weights for each vector."""
+    """Whether a step of the sum reads several vectors of one weight tensor per vector of sums."""
 
     @property
     def rows(self) -> int:
@@ -123,8 +124,7 @@ class Blocks:
         return self.reduced[-1].extent if self.reduced else 1
 
     def registers(self, tile: int, vectors: int) -> int:
-        """Return the number of vector registers for a register tile of `tile` rows by `vectors`
-        vectors.
+        """Return the number of vector registers for a tile of `tile` rows by `vectors` vectors.
 
         They hold the sums, and either the unpacked weights, if several rows share them, or the
         intermediate values of one row's sum: a single row uses weights as soon as they are

@@ -36,8 +36,8 @@ from tilewright.compiler.targets.families import CoreModel
 from tilewright.compiler.targets.target import Target
 
 _LEAST_ROW_BYTES = 16
-"""Minimum bytes of a step's channels in a matrix register: with fewer, other instructions are as
-fast."""
+"""Minimum bytes of a step's channels in a tile register (AMX): with fewer, other instructions are
+as fast."""
 
 _LINE_BYTES = 64
 """Line size of the caches."""
@@ -62,10 +62,10 @@ class Contraction:
         window: the other reduction axes.
         channel_block: block size of the channels of the broadcast factor; None without blocks.
         padded: whether some load may leave its tensor.
-        group: neighbouring channels that one step of the reduction multiplies: the bytes or
-            bfloat16 elements that fill 32 bits (64 `by_matrices`), or one element of any other
-            type.
-        depth: channels that one step multiplies in matrix registers; 0 without them.
+        group: number of adjacent channels per operand of a dot-product instruction: the 8-bit,
+            int16 or bfloat16 elements that fill 32 bits (64 after `by_matrices`); 1 for other
+            types.
+        depth: channels that one step multiplies in tile registers (AMX); 0 without them.
     """
 
     problem: Problem
@@ -83,27 +83,30 @@ class Contraction:
     depth: int = 0
 
     def product(self, broadcast: Expr, streamed: Expr) -> Expr:
-        """The product of the factors, each converted to the multiplied type."""
+        """Return the product of the factors, each converted to the type of the product."""
         dtype = self.problem.reduction.body.dtype
         return widened(broadcast, dtype) * widened(streamed, dtype)
 
     @cached_property
     def lanes_are_a_group(self) -> bool:
-        """Whether the lanes are the output channels of one group of a grouped convolution. A tile
-        must not contain channels of two groups."""
+        """Whether the lanes are the output channels of one group of a grouped convolution.
+
+        A tile must not contain channels of two groups.
+        """
         groups = set(self.problem.groups)
         index = self.problem.output.index
         return any(self.lanes in i.axes() and groups & set(i.axes()) for i in index)
 
     @property
     def multiplies_matrices(self) -> bool:
-        """Whether one step multiplies two rows by two columns, each with eight bytes of
-        channels."""
+        """Whether one step is a matrix instruction of two rows by two columns (`smmla`).
+
+        Each row and column has eight bytes of channels.
+        """
         return self.group > 1 and self.group * self.streamed.dtype.bytes == _MATRIX_BYTES
 
     def by_matrices(self, target: Target) -> Contraction | None:
-        """Return the same contraction in steps of the target's instruction that multiplies
-        matrices.
+        """Return the same contraction in steps of the target's matrix instruction (`smmla`).
 
         Returns None if the target has no such instruction for these types, the channels do not fill
         its groups, no two rows share the streamed operand, or that operand is not packed weights.
@@ -124,10 +127,10 @@ class Contraction:
         return replace(self, group=group)
 
     def matrix_depth(self, target: Target) -> int | None:
-        """Return the number of channels that one step multiplies in matrix registers.
+        """Return the number of channels that one step multiplies in tile registers (AMX).
 
-        Returns None if the target has no matrix registers for these types, or if the factors are
-        not suitable: rows of `broadcast` must be equidistant in memory, and channels contiguous.
+        Returns None if the target has no tile registers for these types, or if the factors are not
+        suitable: rows of `broadcast` must be equidistant in memory, and channels contiguous.
         """
         tiles, tile, load = target.tiles, self.tile, self.broadcast
         types = self.broadcast.dtype, self.streamed.dtype, self.problem.reduction.dtype
@@ -146,16 +149,18 @@ class Contraction:
 
     @property
     def registers_each(self) -> int:
-        """Registers per vector of sums. Such a vector has as many lanes as a vector of float32, so
-        that sums of float64 need two."""
+        """Registers per vector of sums.
+
+        Such a vector has as many lanes as a vector of float32, so that sums of float64 need two.
+        """
         return max(1, self.problem.reduction.dtype.bytes // DType.FLOAT32.bytes)
 
     def registers(self, target: Target, tile: int, vectors: int) -> int:
-        """Return the number of vector registers of a tile of `tile` rows by `vectors` vectors: its
-        sums, one row of the panel, and one broadcast factor.
+        """Return the number of vector registers of a tile of `tile` rows by `vectors` vectors.
 
-        If the target has no instruction for the types, each factor needs registers for two parts,
-        and the product needs one.
+        They hold its sums, one row of the panel, and one broadcast factor. If the target has no
+        dot-product instruction for the types, each factor needs registers for two halves, and the
+        product needs one.
         """
         if self.group == 1:
             return tile_registers(target, tile, vectors, self.registers_each)
@@ -180,7 +185,7 @@ class Contraction:
         return target.scalar_loads(tile, vectors)
 
     def products_at_once(self, target: Target) -> int:
-        """Number of products that one instruction adds to a sum."""
+        """Return the number of products that one instruction adds to each sum."""
         types, sums = (self.broadcast.dtype, self.streamed.dtype), self.problem.reduction.dtype
         lanes = target.lanes(sums)
         if any(target.dot(*order, sums, lanes) for order in (types, types[::-1])):
@@ -188,18 +193,21 @@ class Contraction:
         return 1
 
     def operations(self, target: Target) -> int:
-        """Return the number of instructions per product of two vectors of groups: one if the target
-        has an instruction for the types, otherwise one for each channel of a group."""
+        """Return the number of instructions that multiply two vectors of groups.
+
+        It is one if the target has a dot-product instruction for the types, otherwise one for each
+        channel of a group.
+        """
         return self.group // self.products_at_once(target)
 
     def panel_bytes(self, target: Target, vectors: int) -> int:
-        """Bytes of one panel of the streamed factor."""
+        """Return the bytes of one panel of the streamed factor, for one tap of the window."""
         lanes = target.lanes(DType.FLOAT32)
         return self.channel.extent * vectors * lanes * self.streamed.dtype.bytes
 
     def pass_bytes(self, target: Target, vectors: int) -> int:
-        """Return the bytes of one panel over all taps of the window: the part of the streamed
-        factor that each register tile reads."""
+        """Return the bytes of one panel over all taps of the window, which each register tile
+        reads."""
         return prod(axis.extent for axis in self.window) * self.panel_bytes(target, vectors)
 
     @property
@@ -219,11 +227,11 @@ class Contraction:
         return core.level1_ways * sets // gcd(self._row_stride, sets)
 
     def crowds_cache(self, core: CoreModel) -> bool:
-        """Whether the channels of one row do not fit into the sets of the second-level cache that
-        they map to.
+        """Whether the channels of one row exceed the sets of the second-level cache that they map
+        to.
 
         This happens if the distance of blocks of channels is a power of two, as in an image of
-        128x128 pixels.
+        128x128 pixels: the blocks then map to few sets.
         """
         load, sets = self.broadcast, core.cache_bytes[1] // core.level2_ways
         if not isinstance(load, Load) or load.tensor.role is Role.WEIGHT or not self.channel_block:
@@ -360,8 +368,8 @@ def _groups(workload: Workload) -> tuple[tuple[int, int], ...]:
 def _window(problem: Problem) -> tuple[Axis, ...]:
     """The reduction axes that are not the channels, in the order of the expression.
 
-    A window axis is added to an output axis in some index. If the output is one pixel, there is no
-    output axis, and the largest reduction axis is the channels.
+    A window axis is added to an output axis in some index. If the output is one pixel, no output
+    axis exists, and the largest reduction axis is the channels.
     """
     reduced = [a for a in problem.reduction.axes if a.moves]
     spatial = set(problem.axes) - set(problem.groups)
@@ -429,8 +437,10 @@ def is_weight(panel: Load | None) -> bool:
 
 
 def needs_static_taps(found: Contraction) -> bool:
-    """Whether some load may leave its tensor along the axis of the register tile. Its taps are then
-    unrolled, so that each is checked at compile time."""
+    """Whether some load may leave its tensor along the axis of the register tile.
+
+    Its taps are then unrolled, so that each is checked at compile time.
+    """
     tile = found.tile
     return tile is not None and any(
         is_padded(load, tile) for load in loads(found.problem.reduction.body)
@@ -440,8 +450,8 @@ def needs_static_taps(found: Contraction) -> bool:
 def can_stream_unpacked(found: Contraction) -> bool:
     """Whether the streamed operand can be read in place, contiguously along the lanes.
 
-    False for operands whose channels are multiplied in groups: groups are packed once, instead of
-    being built for every tile.
+    False for operands of dot-product instructions: their groups are packed once, instead of being
+    built for every tile.
     """
     panel = found.panel
     if panel is None or panel.tensor.role is not Role.INPUT or found.group > 1:

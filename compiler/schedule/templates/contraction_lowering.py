@@ -34,11 +34,11 @@ from tilewright.compiler.sizes import exact_quotient, is_dynamic
 from tilewright.compiler.targets.target import Target
 
 TILES, MATRICES, GROUPS = "tiles", "matrices", "groups"
-"""Matrix registers, two rows by two columns per instruction, or a vector by one element of 32
-bits."""
+"""Tile registers (AMX), matrix instructions of two rows by two columns (`smmla`), or a vector by
+one element of 32 bits."""
 
 NEXT_PANEL = "panel"
-"""Tiles prefetch the next panel while they read one, each its share."""
+"""Each tile prefetches a part of the next panel while it reads one."""
 
 ENOUGH_ACCUMULATORS = 8
 """Two multiply-adds per cycle, with a latency of four."""
@@ -90,10 +90,10 @@ def lower(found: Contraction, schedule: Schedule, mode: Mode) -> Kernel:
 
 
 def in_tiles(found: Contraction, target: Target) -> Contraction:
-    """Return the contraction in steps that fill matrix registers.
+    """Return the contraction in steps that fill tile registers (AMX).
 
     Raises:
-        ScheduleError: if the target has no matrix registers for these factors.
+        ScheduleError: if the target has no tile registers for these factors.
     """
     depth = found.matrix_depth(target)
     if depth is None:
@@ -192,11 +192,11 @@ def _joined(found: Contraction, target: Target, vectors: int) -> int:
 def asked_ahead(
     found: Contraction, schedule: Schedule, target: Target, loops: Sequence[LoopSpec]
 ) -> tuple[int, tuple[Tile, ...]]:
-    """Return the prefetch distance of a tile's weights in bytes, and the tiles of the loops that
-    share the prefetching of one panel.
+    """Return the prefetch distance of weights in bytes, and the loops that share a panel's
+    prefetching.
 
-    The distance is 0 if the operand is not a weight. The tiles are empty unless the schedule
-    prefetches the next panel.
+    The distance is 0 if the operand is not a weight. Each loop is a tile of its axis; the loops are
+    empty unless the schedule prefetches the next panel.
 
     Raises:
         ScheduleError: if the length of a panel is not known.
@@ -237,8 +237,8 @@ def _is_packed(found: Contraction, schedule: Schedule) -> bool:
 def reduction_tiles(
     found: Contraction, unroll: int, static_taps: bool
 ) -> tuple[list[Tile], list[Tile]]:
-    """Return the loops over the reduction, outermost first, and the unrolled points of the
-    reduction inside the register tile.
+    """Return the loops over the reduction, outermost first, and its unrolled points in the register
+    tile.
 
     The order of the loops is block, window, channel in the block if channels are stored in blocks;
     otherwise channel, window. `unroll` counts groups of channels. `static_taps` unrolls the last
@@ -267,7 +267,10 @@ def reduction_tiles(
 def loops_around(
     found: Contraction, order: str, tile: int, width: int, peel: bool
 ) -> list[LoopSpec]:
-    """Loops over register tiles of `tile` points by `width` lanes, outermost first."""
+    """Return the loops over register tiles of `tile` points by `width` lanes, outermost first.
+
+    `order` is the value of the knob of that name; `peel` applies to the tiles' axis.
+    """
     across = [LoopSpec(found.lanes, width)]
     along = [LoopSpec(found.tile, tile, peel=peel)] if found.tile else []
     outer = [LoopSpec(axis) for axis in found.outer]

@@ -14,8 +14,10 @@ cycles where a multiply-add takes four."""
 def matrix_score(
     found: Contraction, target: Target, tile: int, vectors: int, extent: int, whole: int
 ) -> float:
-    """Return the score of a tile in matrix registers, like `tile_score`. A score of 1 is the peak
-    of vector instructions."""
+    """Return the score of a tile in tile registers (AMX), like `tile_score`.
+
+    A score of 1 is the peak of vector instructions.
+    """
     registers, depth, core = target.tiles, found.matrix_depth(target), target.core
     assert registers is not None and depth is not None
     groups = depth // found.group
@@ -38,9 +40,10 @@ def tile_score(
     whole: int,
     near: bool,
 ) -> float:
-    """Return the expected share of peak arithmetic, in 0..1, of a tile of `tile` by `vectors`.
+    """Return the expected fraction of peak arithmetic, in 0..1, of a tile of `tile` by `vectors`.
 
-    It is the useful share of the tiles' work, times a factor for the loads and for sums that wait.
+    It is the fraction of the tiles' work that is not wasted in tails, times a factor for the loads
+    and for sums that wait.
 
     Args:
         found: the contraction.
@@ -50,7 +53,7 @@ def tile_score(
         extent: all rows.
         whole: all vectors of a row.
         near: whether a panel stays in the first-level cache. If not, every tile loads its vectors
-            again from further away.
+            again from a farther level.
     """
     registers = target.vector_registers - max(0, target.factor_registers(tile, vectors) - 1)
     wanted = target.core.sums_share * registers * (1.0 if target.broadcasts else _ADDING)

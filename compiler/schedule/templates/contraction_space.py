@@ -63,8 +63,8 @@ _FAR_LINES = 0.9
 0.98."""
 
 _NEAR_ROWS = 1 / 4
-"""Maximum share of the first level for rows of an image that each tile of channels reads again: 32
-KiB of them (144 channels of 56 pixels) took 1.4 times as long, 5 to 7 KiB 0.7 to 0.95."""
+"""Maximum fraction of the first level for rows of an image that each tile of channels reads again:
+32 KiB of them (144 channels of 56 pixels) took 1.4 times as long, 5 to 7 KiB 0.7 to 0.95."""
 
 _CROWDED = 0.5
 """Score factor of reading rows again for each panel, if the caches do not hold a row."""
@@ -87,14 +87,14 @@ _MOST_PASSES = 64
 
 _UNROLLS = (1, 2, 4, 8)
 _TILES_ALONE: Mapping[str, Choice] = {"unroll": 1, "split": 1, "prefetch": 0, "taps": "loop"}
-"""Values of knobs that do not apply to matrix registers."""
+"""Values of knobs that do not apply to tile registers (AMX)."""
 _TILES = (*range(1, 17), 18, 20, 24, 28)
 _MATRIX_TILES = (16, 32, 48)
-"""Rows of one, two and three registers."""
+"""Rows of one, two and three tile registers."""
 
 
 def knobs_of(found: Contraction, mode: Mode) -> tuple[Knob, ...]:
-    """Every knob, with the values that the extents allow."""
+    """Return every knob of a contraction, with the values that the extents allow."""
     target = mode.target
     lanes = target.lanes(DType.FLOAT32)
     widest = 8 if found.tile is None else 6
@@ -157,7 +157,7 @@ def _taps(found: Contraction) -> tuple[str, ...]:
 
 
 def lowers(found: Contraction, mode: Mode, choice: Mapping[str, Choice]) -> bool:
-    """Whether the loops fit together, and the innermost one has a size that compiles."""
+    """Whether the loops fit together, and the innermost one is small enough to compile."""
     tile, vectors = int(choice["tile"]), int(choice["vectors"])
     split = int(choice.get("split", 1))
     if split > 1 and choice.get("pack"):
@@ -174,8 +174,11 @@ def lowers(found: Contraction, mode: Mode, choice: Mapping[str, Choice]) -> bool
 
 
 def fits(found: Contraction, mode: Mode, choice: Mapping[str, Choice]) -> bool:
-    """Whether the target suits a schedule: its registers hold the tile, one row of the panel and
-    one broadcast factor, the tile has enough sums, and tails add at most 30 % to the vectors."""
+    """Whether the target suits a schedule.
+
+    Its registers hold the tile, one row of the panel and one broadcast factor, the tile has enough
+    sums, and tails add at most 30 % to the vectors.
+    """
     tile, vectors, target = int(choice["tile"]), int(choice["vectors"]), mode.target
     if choice.get("products") == TILES:
         return _fits_tiles(found, target, choice)
@@ -214,7 +217,7 @@ def _fits_tiles(found: Contraction, target: Target, choice: Mapping[str, Choice]
 
 
 def _matrices(target: Target, tile: int, vectors: int) -> int:
-    """Matrix registers for this tile: sums, and both factors."""
+    """Tile registers (AMX) for this tile: sums, and both factors."""
     assert target.tiles is not None
     high = -(-tile // target.tiles.rows)
     return high * vectors + high + vectors
@@ -234,10 +237,10 @@ def default_schedule(
     *,
     panels_alone: bool = False,
 ) -> Schedule:
-    """Return the schedule for an untuned contraction: the best score of all valid combinations of
-    tile, vectors, order, split and products.
+    """Return the schedule for an untuned contraction.
 
-    The score prefers little waste in tails and idle threads, and much work per load. With
+    It has the best score of all valid combinations of tile, vectors, order, split and products. The
+    score prefers little waste in tails and idle threads, and much work per load. With
     `panels_alone`, threads share only the outermost loop.
     """
     values, target = {knob.name: knob.values for knob in knobs}, mode.target
@@ -309,13 +312,12 @@ def default_schedule(
 def rows_schedule(
     found: Contraction, mode: Mode, algorithm: str, order: Choice | None = None
 ) -> Schedule | None:
-    """Return a schedule for any number of rows of a product with weights; None for other
-    contractions.
+    """Return a schedule for any number of rows of a product with weights, or None.
 
-    Threads share the rows if there are enough of them, otherwise the panels; `order` overrides this
-    choice. Tile and panels are chosen for an unlimited number of rows. A schedule for a known
-    number of rows is up to a tenth faster: it wastes less in the last tile, and its panels stay in
-    a nearer cache.
+    The result is None for other contractions. Threads share the rows if there are enough of them,
+    otherwise the panels; `order` overrides this choice. Tile and panels are chosen for an unlimited
+    number of rows. A schedule for a known number of rows is up to a tenth faster: it wastes less in
+    the last tile, and its panels stay in a nearer cache.
     """
     if found.window or found.outer or found.batch or not is_weight(found.panel):
         return None
@@ -372,8 +374,8 @@ def _order_of_images(found: Contraction, core: CoreModel) -> str | None:
     """The order of a product whose lanes are pixels of a row of an image; None for any other.
 
     Each row has its own panels, so that none is read again if they are outermost. A row of the
-    output is then written in pieces of a panel, which are not whole lines and are far apart in
-    time.
+    output is then written in pieces of a panel: these are not whole lines, and much time passes
+    between neighbouring ones.
     """
     moved = axes_of(found.streamed)
     inside = {*found.outer} and {*found.outer} <= moved
@@ -387,8 +389,8 @@ def _order_of_images(found: Contraction, core: CoreModel) -> str | None:
 def _is_worth_packing(found: Contraction, core: CoreModel) -> bool:
     """Whether a run-time matrix is read so often that its panels should be contiguous.
 
-    In place, a panel's rows are as far apart as the matrix is wide. Every tile of rows waits if
-    they lie in more pages than have cached address translations, or exceed the size that a cache
+    In place, the distance of a panel's rows is the width of the matrix. Every tile of rows waits
+    if they lie in more pages than have cached address translations, or exceed the size that a cache
     delivers fast. Packing takes as long as 14 rows do.
     """
     rows = found.tile.extent if found.tile else 1
@@ -404,13 +406,12 @@ def _is_worth_packing(found: Contraction, core: CoreModel) -> bool:
 def default_prefetch(
     found: Contraction, target: Target, choice: Mapping[str, Choice], rows: int | None
 ) -> Choice:
-    """Return the prefetch choice for weights that `rows` rows use; `rows` is None for an unknown
-    number.
+    """Return the value of the knob `prefetch` for weights that `rows` rows use.
 
-    The choice is the next panel if several tiles use each panel, but few enough that the first
-    tile, which waits for memory, matters; the second-level cache must hold both panels. Otherwise
-    the choice is a distance in bytes, or 0: a single row only streams the weights, at the speed of
-    the memory.
+    `rows` is None for an unknown number. The value is the next panel if several tiles use each
+    panel, but few enough that the first tile, which waits for memory, matters; the second-level
+    cache must hold both panels. Otherwise it is a distance in bytes, or 0: a single row only
+    streams the weights, at the speed of the memory.
     """
     core = target.core
     passes = None if rows is None else -(-rows // int(choice["tile"]))

@@ -1,9 +1,8 @@
-"""Products of few rows and columns on several threads: the sum is divided into parts, one tile of
-work each.
+"""Split-K: a product of few rows and columns is divided along the sum, for several threads.
 
 Before: `out[m, n] = f(sum over k: 4096 of a[m, k] * b[k, n])`, one tile of rows, one of columns.
 After: `parts[p, m, n] = sum over k: 1024 of a[m, 1024 p + k] * b[1024 p + k, n]`, p parallel; then
-`out[m, n] = f(sum over p of parts[p, m, n])`. Elsewhere: split-K.
+`out[m, n] = f(sum over p of parts[p, m, n])`.
 """
 
 from __future__ import annotations
@@ -34,8 +33,10 @@ _VECTORS_A_THREAD = 64
 
 
 def split_counts(found: Contraction, lanes: int, threads: int) -> tuple[int, ...]:
-    """Return the numbers of parts into which the sum may be divided: 1, and larger ones if there
-    are too few tiles for the threads."""
+    """Return the numbers of parts into which the sum may be divided.
+
+    They are 1, and larger ones if there are too few tiles for the threads.
+    """
     rows = found.tile.extent if found.tile else 1
     vectors = rows * -(-found.lanes.extent // lanes)
     for axis in (*found.outer, *found.batch):
@@ -52,8 +53,10 @@ def split_counts(found: Contraction, lanes: int, threads: int) -> tuple[int, ...
 
 
 def is_worth_splitting(found: Contraction) -> bool:
-    """Whether the contraction has enough products for a divided sum: another thread then gains more
-    than the second stage costs."""
+    """Whether the contraction has enough products for a divided sum.
+
+    Another thread then gains more than the second stage costs.
+    """
     count = found.channel.extent * found.lanes.extent * (found.tile.extent if found.tile else 1)
     for axis in (*found.outer, *found.batch):
         count *= axis.extent
@@ -63,7 +66,8 @@ def is_worth_splitting(found: Contraction) -> bool:
 def split_sum(found: Contraction, count: int) -> Contraction:
     """Return the contraction whose output is the `count` partial sums of each element.
 
-    The part is its outermost axis. The output is a tensor in work space that all threads share.
+    The number of the partial sum is its outermost axis. The output is a tensor in work space that
+    all threads share.
     """
     problem = found.problem
     part, channel = Axis("part", count), Axis(found.channel.name, found.channel.extent // count)
@@ -86,7 +90,7 @@ def split_sum(found: Contraction, count: int) -> Contraction:
 
 
 def joining_stage(found: Contraction, parts: Load, lanes: int) -> Stage:
-    """Return the stage that adds the partial sums `parts`, applies the epilogue, and writes the
+    """Return the stage that adds the partial sums `parts`, applies the epilogue and writes the
     output."""
     problem = found.problem
     (part,) = parts.index[0].axes()

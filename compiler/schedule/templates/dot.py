@@ -1,8 +1,8 @@
-"""Products with one vector, or a few, whose matrix is contiguous along the sum: y[i] = sum_k A[i,
-k] x[k].
+"""Products with one vector, or a few, of a matrix that is contiguous along the sum.
 
-Lanes run along the sum and are combined at its end. The matrix is therefore read once, in place;
-`gemv` would have to transpose it first. Attention with one query reads its keys in this way.
+Such a product is y[i] = sum_k A[i, k] x[k]. Lanes run along the sum and are combined at its end.
+The matrix is therefore read once, in place; `gemv` would have to transpose it first. Attention with
+one query reads its keys in this way.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class Dot:
 
 @memo(256)
 def analyse(workload: Workload) -> Dot | None:
-    """The product, if both operands are contiguous along the reduction; else None."""
+    """Return the product, if both operands are contiguous along the reduction; else None."""
     problem = one_expression(workload)
     if problem is None or problem.product is None:
         return None

@@ -1,7 +1,7 @@
 """Elementwise chains, data movement and relayouts: one expression per output element.
 
-If the output's lanes are not the input's (transposition, relayout), square tiles are transposed in
-registers.
+If an input is contiguous along another axis than the output (transposition, relayout), square tiles
+are transposed in registers.
 """
 
 from __future__ import annotations
@@ -91,8 +91,7 @@ TEMPLATE = Template(
 
 
 def transposed_axis(problem: Problem, lanes: int) -> Axis | None:
-    """Return the axis along which a load is contiguous, if the store is contiguous along another
-    one.
+    """Return the axis along which a load is contiguous, if the store is contiguous along another.
 
     Returns None if no load differs from the store, or if square tiles of both axes would cross the
     blocks of a layout.

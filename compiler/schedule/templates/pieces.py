@@ -22,7 +22,7 @@ from tilewright.compiler.schedule.templates.map import UNROLLS, map_stage
 
 @memo(256)
 def analyse(workload: Workload) -> tuple[Problem, ...] | None:
-    """One problem per piece; None for other workloads."""
+    """Return one problem per piece of the output; None for other workloads."""
     nodes, graph = workload.graph.nodes, workload.graph
     if len(nodes) != 1 or ops.get(nodes[0].op).kind is not OpKind.PIECES:
         return None

@@ -67,8 +67,9 @@ from tilewright.compiler.sizes import always_less, typical
 
 @dataclass(frozen=True, eq=False)
 class Rows:
-    """The roles of the axes of a row-wise operation. Instances are compared by identity; `analyse`
-    memoises them.
+    """The roles of the axes of a row-wise operation.
+
+    Instances are compared by identity; `analyse` memoises them.
 
     Attributes:
         problem: the workload as one expression.

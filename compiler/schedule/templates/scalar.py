@@ -48,7 +48,7 @@ from tilewright.compiler.schedule.templates import LAST, Template, pieces
 
 
 def analyse(workload: Workload) -> tuple[Problem, ...] | None:
-    """Return the expressions that give the output: one, or one for each of its pieces."""
+    """Return the expressions that compute the output: one, or one for each of its pieces."""
     problem = one_expression(workload)
     return pieces.analyse(workload) if problem is None else (problem,)
 

@@ -67,8 +67,9 @@ _BLOCKS = "rows-outer"
 cache."""
 
 _BLOCK_SHARE = 3 / 8
-"""Share of the second-level cache for the sums of a block. A panel's seven combinations of B are
-there, too: for 1500x1536x384, 96 rows took 7.14 ms, 48 7.29, 144 7.64 (Zen 5; all rows 8.50)."""
+"""Fraction of the second-level cache for the sums of a block. It also holds a panel's seven
+combinations of B: for 1500x1536x384, 96 rows took 7.14 ms, 48 7.29, 144 7.64 (Zen 5; all rows
+8.50)."""
 
 _LEAST_SIDE = 128
 _LEAST_WEIGHTS = 1 << 16
@@ -96,8 +97,10 @@ _LEAST_BLOCK = 24
 
 
 def gains(found: Strassen, mode: Mode) -> bool:
-    """Whether one level of Strassen's algorithm is expected to be faster than the plain product on
-    the target, by the numbers of rows, columns and products."""
+    """Whether one level of Strassen's algorithm is expected to be faster than the plain product.
+
+    It depends on the target, and on the numbers of rows, columns and multiplications.
+    """
     target = mode.target
     if found.row_count < _least_rows(target):
         return False
@@ -310,7 +313,7 @@ def _last_halves(found: Strassen) -> tuple[Load, ...]:
 
 
 def signed(signs: Sequence[int], terms: Sequence[Expr]) -> Expr:
-    """The sum of terms with their signs, a positive one first; sign 0 omits its term."""
+    """Return the sum of terms with their signs, a positive one first; sign 0 omits its term."""
     used = [(sign, term) for sign, term in zip(signs, terms, strict=True) if sign]
     (_, total), *rest = sorted(used, key=lambda item: -item[0])
     for sign, term in rest:

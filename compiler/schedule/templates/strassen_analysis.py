@@ -87,11 +87,10 @@ For four of the products, by their number: the replacements of `left` and of `ta
 
 @dataclass(frozen=True, eq=False)
 class Strassen:
-    """A matrix product that is divided into blocks. Instances are compared by identity; `analyse`
-    memoises them.
+    """A matrix product that is divided into blocks.
 
-    Rows are those of a matrix, or points of several axes (pixels). In the second case one of the
-    axes is divided.
+    Instances are compared by identity; `analyse` memoises them. Rows are those of a matrix, or
+    points of several axes (pixels). In the second case one of the axes is divided.
 
     Attributes:
         whole: the whole product.
@@ -117,7 +116,8 @@ class Strassen:
 
     @cached_property
     def quarter(self) -> Contraction:
-        """The product of two blocks, whose register tile is that of a plain product."""
+        """The contraction that multiplies two blocks; its register tile is that of a plain
+        product."""
         outer = (self.rows, *self.others[:-1]) if self.others else ()
         return replace(
             self.whole,
@@ -140,8 +140,7 @@ class Strassen:
 
     @property
     def last(self) -> Axis:
-        """The axis of the values of `cut` that belong to no quadrant. Its extent is `cut.extent %
-        2`."""
+        """The axis of the rows after the last block of `cut`; its extent is `cut.extent % 2`."""
         return Axis("last", self.cut.extent % 2)
 
     @property
@@ -209,8 +208,7 @@ def combined_weight(found: Strassen, products: int, width: int) -> Load:
 def combinations(
     found: Strassen, places: Sequence[tuple[int, int]], coefficients: Iterable[Sequence[int]]
 ) -> Transform:
-    """Return the transform that combines the blocks of B, which is (K, N) or (N, K), before
-    packing.
+    """Return the transform that combines the blocks of B before packing; B is (K, N) or (N, K).
 
     Args:
         found: the product.
@@ -230,11 +228,11 @@ def combinations(
 
 
 def slowness(core: CoreModel) -> float:
-    """Return the factor by which a core's minimum sizes for Strassen's algorithm are multiplied, at
-    most 1. It is relative to the measured core.
+    """Return the factor by which a core's minimum sizes for Strassen's algorithm are multiplied.
 
-    A core with fewer multiply-adds per weight from the cache saves more time with each product that
-    is left out. A core that needs more rows to gain also needs larger other sides.
+    It is at most 1, and relative to the measured core. A core with fewer multiply-adds per weight
+    from the cache saves more time with each product that is left out. A core that needs more rows
+    to gain also needs larger other sides.
     """
     rows = core.strassen_rows / _MEASURED_ROWS
     return min(1.0, rows * core.cached_weight_macs / _MEASURED_MACS)
@@ -242,8 +240,7 @@ def slowness(core: CoreModel) -> float:
 
 @memo(256)
 def analyse(workload: Workload) -> Strassen | None:
-    """The product of float32 rows with a constant matrix of even sides; None for any other
-    workload."""
+    """Return the product of float32 rows with a constant matrix of even sides, or None."""
     found = contraction_analysis.analyse(workload)
     if found is None or found.tile is None:
         return None

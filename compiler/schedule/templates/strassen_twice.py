@@ -1,9 +1,9 @@
 """Two levels of Strassen's algorithm for the product of rows with a constant matrix.
 
-Each of the seven products of the first level is again seven, of a sixteenth of the size: 49 replace
-64. Combinations of the weights are packed at compile time, 49/16 times their memory. Those of the
-rows are stored with the rows of a register tile adjacent, so that one load brings the factors of
-four:
+Each of the seven products of the first level is computed by seven products of a sixteenth of the
+whole size: 49 replace 64. Combinations of the weights are packed at compile time, 49/16 times their
+memory. Those of the rows are stored with the rows of a register tile adjacent, so that one load
+brings the factors of four:
 
     for each pass over A: left[i, q] = block q of combination i of A's quadrants, transposed
     left[i, 4..8] = the five sums of left[i, 0..3]

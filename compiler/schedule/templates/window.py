@@ -2,8 +2,8 @@
 
 Each lane has its own window. A small window is unrolled completely: the weights stay in registers,
 each input is read once and added to the accumulators that need it. Otherwise the outer window axes
-are loops, clipped at padding. Bytes of a depthwise convolution are multiplied four taps of a row at
-a time.
+are loops, clipped at padding. A depthwise convolution of 8-bit integers multiplies four taps of a
+row by one dot-product instruction.
 """
 
 from __future__ import annotations
@@ -81,7 +81,8 @@ class WindowReduction:
         rows: the second axis of the register tile.
         outer: the other axes of the output.
         reads_halo: whether zeros in a halo may be read.
-        dot: the window axis along which bytes are multiplied in groups, if the target supports it.
+        dot: the window axis of dot-product instructions, if the target supports them; None for
+            other types than 8-bit integers.
     """
 
     problem: Problem
@@ -95,22 +96,26 @@ class WindowReduction:
     dot: Axis | None = None
 
     def dot_on(self, target: Target) -> Axis | None:
-        """Return `dot` if the target multiplies bytes in groups and no vector spans two blocks of
-        channels; else None."""
+        """Return `dot` if the target has dot-product instructions for 8-bit integers, else None.
+
+        It is also None if vectors may span two blocks of channels.
+        """
         lanes = target.lanes(DType.INT32)
         blocks = (f.mod or lanes for t in self.problem.inputs for f in t.layout.factors[-1:])
         whole = all(block % lanes == 0 for block in blocks)
         return self.dot if whole and target.multiplies_bytes else None
 
     def steps(self, target: Target) -> int:
-        """Return the number of operations for one output: the points of the window, where bytes
-        that are multiplied together count as one."""
+        """Return the number of operations for one output.
+
+        It counts the points of the window; four taps of one dot-product instruction count as one.
+        """
         dot = self.dot_on(target)
         return _taps(self) if dot is None else _taps(self) // dot.extent * -(-dot.extent // GROUP)
 
 
 GROUP = 4
-"""Taps of bytes that are multiplied together."""
+"""Taps of 8-bit integers per dot-product instruction."""
 
 
 @memo(256)

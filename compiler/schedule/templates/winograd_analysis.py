@@ -18,13 +18,13 @@ from tilewright.compiler.schedule.structure import needs_padding, unit_stride
 class Side:
     """A dimension of the output along which a window of several taps is transformed.
 
-    A window that moves by `stride` pixels is computed as `stride` windows (phases) of at most
-    `reach` taps, which move by one pixel. Only the first `full` phases have all `reach` taps.
+    A window with the stride `stride` is computed as `stride` windows (phases) of at most `reach`
+    taps and stride 1. Only the first `full` phases have all `reach` taps.
 
     Attributes:
         dim: number of the dimension in the output tensor.
         taps: number of taps of the window along it.
-        stride: pixels by which the window moves.
+        stride: the stride of the window in pixels.
     """
 
     dim: int
@@ -40,9 +40,11 @@ class Side:
         return self.taps - self.stride * (self.reach - 1)
 
     def alpha(self, outputs: int) -> int:
-        """Return the number of points of a transformed tile along this dimension, for a tile of
-        `outputs` outputs. Each point is one product for each pair of an input and an output
-        channel."""
+        """Return the number of points of a transformed tile of `outputs` outputs along this
+        dimension.
+
+        Each point is one product for each pair of an input and an output channel.
+        """
         return outputs + self.reach - 1
 
 
@@ -83,8 +85,8 @@ class Winograd:
         return (batch, *spatial)
 
     def takes(self, lanes: int) -> bool:
-        """Whether vectors of `lanes` channels stay inside the blocks of channels of both
-        layouts."""
+        """Whether vectors of `lanes` channels stay inside the channel blocks of input and
+        output."""
         for tensor in (self.image.tensor, self.problem.output.tensor):
             blocks = [f.mod for f in tensor.layout.factors if f.dim == 1 and f.mod is not None]
             if any(block % lanes and block < tensor.shape[1] for block in blocks):
@@ -101,17 +103,22 @@ class Winograd:
         return prod(side.alpha(outputs) for side in self.sides)
 
     def products(self, outputs: int) -> int:
-        """Return the number of multiplications of a tile for each pair of an input and an output
-        channel, over all phases."""
+        """Return the number of multiplications per tile and pair of an input and an output channel.
+
+        It includes all phases.
+        """
         return prod(s.stride * (s.alpha(outputs) - 1) + s.full for s in self.sides)
 
     def tile_counts(self, outputs: int) -> tuple[int, ...]:
-        """Return the number of tiles along each dimension of `shape`. The last tile may overlap the
-        one before it."""
+        """Return the number of tiles along each dimension of `shape`.
+
+        The last tile may overlap the one before it.
+        """
         return _tile_counts(self, outputs)
 
     def starts(self, outputs: int) -> tuple[int, ...]:
-        """The number of positions at which tiles may start, along each dimension of `shape`."""
+        """Return the number of positions at which tiles may start, along each dimension of
+        `shape`."""
         steps = self.steps(outputs)
         return tuple(extent - step + 1 for extent, step in zip(self.shape, steps, strict=True))
 

@@ -65,8 +65,11 @@ is computed in full: on average, a fifth of the tiles of the smallest images are
 
 
 def lower(found: Winograd, schedule: Schedule, mode: Mode) -> Kernel:
-    """Return the kernel of a schedule: the nests that transform the input, multiply, and transform
-    the output."""
+    """Return the kernel of a schedule: input transform, multiplication, output transform.
+
+    Raises:
+        ScheduleError: if an image may be smaller than a tile.
+    """
     lanes = mode.target.lanes(DType.FLOAT32)
     outputs = schedule.integer("outputs")
     counts, block = found.tile_counts(outputs), schedule.integer("block")
@@ -134,9 +137,9 @@ class _Blocks:
 
     These are the axes and tensors that the nests share, and the nests before and after the
     products. Blocks and the tiles in each have separate axes. If the number of tiles is dynamic and
-    may be small, the last block has the remaining ones: the loops are over numbers of tiles, from
-    block to block and inside it. If there are always many, it is as full as others, which is less
-    code.
+    may be small, the last block has the remaining ones: one loop counts tiles from block to block,
+    another one inside a block. If there are always many tiles, the last block is as full as others,
+    which is less code.
     """
 
     def __init__(self, found: Winograd, outputs: int, lanes: int, room: int) -> None:
