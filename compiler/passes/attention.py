@@ -42,7 +42,7 @@ are finite."""
 
 
 def attention(graph: Graph) -> Graph:
-    """Replace the operators of scaled dot-product attention by one operator around each softmax."""
+    """Replace scaled dot-product attention, as recognised around each softmax, by one operator."""
     return rewrite(graph, _recognise)
 
 

@@ -1,13 +1,13 @@
-"""Products with block-scaled weights, which stay as narrow as they are stored.
+"""Products with block-scaled weights, which stay in their stored 4-bit or 8-bit type.
 
 Before:                                             After:
     %w = reshape((w - z) * s) {shape=(K, N)}            %1 = block_matmul(%0, packed, s, z) {bits=4}
     %1 = matmul(%0, %w)
 
-`w` is a constant of bytes (K / block, block, N), or (N, K / block, block) transposed, from
-DequantizeLinear with a block size; bytes that all fit in four bits are packed in pairs. As floats,
-weights would take eight times the memory, which limits a product with few rows. Also called
-weight-only quantisation (Frantar et al., "GPTQ", 2022).
+`w` is an 8-bit constant of shape (K / block, block, N), or (N, K / block, block) transposed, from
+DequantizeLinear with a block size. Values that all fit in four bits are packed in pairs. As floats,
+weights would take four or eight times the memory, and reading them limits a product with few rows.
+Also called weight-only quantisation (Frantar et al., "GPTQ", 2022).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from tilewright.compiler.passes.rewrite import Rewriter, rewrite
 
 
 def block_products(graph: Graph) -> Graph:
-    """Replace products with dequantised weights by products with packed weights."""
+    """Replace matrix products with dequantised block-scaled weights by `block_matmul`."""
     return rewrite(graph, _product)
 
 

@@ -6,7 +6,7 @@ Before:                                         After:
       output on, mul(state.0, capture.0)              output on, mul(state.0, c0)
 
 A captured constant becomes a constant of the body, so that kernels can pack it. Values that a body
-does not read are no longer captured. The other passes fold computations on constants.
+does not read are no longer captured. The pipeline's passes then run on each body.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from tilewright.compiler.ops.attributes import integer
 def optimise_bodies(graph: Graph, optimise: Callable[[Graph, bool], Graph]) -> Graph:
     """Optimise the bodies of all nodes as separate graphs.
 
-    The second argument of `optimise` says whether a body belongs to a loop. In the graph itself
-    only the operands of these nodes change.
+    `optimise` receives a body, and whether it belongs to a loop; it returns the optimised body. The
+    graph itself only loses operands that no body reads.
     """
     if not any(node.bodies for node in graph.nodes):
         return graph

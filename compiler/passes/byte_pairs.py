@@ -1,13 +1,13 @@
-"""Products of two integer matrices, both computed at run time, that are multiplied as bytes.
+"""Products of two integer matrices, both computed at run time, as products of 8-bit integers.
 
 Before:                                     After:
     %1 = int32(%0) - y                          %2 = matmul(%0, %8) - z * sum(%0)
     %9 = int32(%8) - z                                              - y * sum(%8 - z)
     %2 = matmul(%1, %9)
 
-Each matrix holds bytes minus a zero point. As in `byte_products`, the right bytes are signed, and
-the left ones have the target's type. No sum is known at compile time, so that sums of rows and
-columns are computed at run time. `quantised_pairs` does the same for scaled bytes.
+Each matrix holds int8 or uint8 values minus a zero point. As in `byte_products`, the right factor
+is int8, and the left one has the target's type. No sum is known at compile time, so that sums of
+rows and columns are computed at run time. `quantised_pairs` does the same for factors with scales.
 """
 
 from __future__ import annotations
@@ -30,24 +30,29 @@ from tilewright.compiler.passes.rewrite import Rewriter, rewrite
 from tilewright.compiler.sizes import always_less, exact_quotient, is_dynamic
 
 _GROUP = 4
-"""Bytes that are multiplied at a time: a dynamic number of terms must be a multiple of it."""
+"""Products per dot-product instruction and lane: a dynamic number of terms must be a multiple."""
 
 _MOST_TERMS = (2**31 - 1) // (255 * 255)
-"""Up to this number of terms, sums of products of bytes minus zero points stay within int32."""
+"""Up to this number of terms, sums of products of 8-bit integers minus zero points fit in int32."""
 
 
 def byte_pairs(graph: Graph, factor: ByteFactor = unsigned) -> Graph:
-    """Replace products of two widened matrices by products of their bytes."""
+    """Replace products of two int32 matrices by products of the 8-bit matrices that they come from.
+
+    `factor` maps a stored type to the type in which the target multiplies it.
+    """
     return rewrite(graph, partial(of_two_sources, scaled=False, factor=factor))
 
 
 def of_two_sources(
     rewriter: Rewriter, node: Node, *, scaled: bool, factor: ByteFactor
 ) -> str | None:
-    """Emit a product of two `ByteSource`s as a product of bytes, and return its value.
+    """Emit a product of two `ByteSource`s as an 8-bit product with int32 sums, and return its
+    value.
 
     The result is None if the node is not such a product. If `scaled`, both factors must have a
-    scale; otherwise neither may have one.
+    scale; otherwise neither may have one. `factor` maps a stored type to the type in which the
+    target multiplies the left factor.
     """
     if node.op != "matmul" or len(node.inputs) > 2 or node.attr("accumulator") is not None:
         return None

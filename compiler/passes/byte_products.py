@@ -1,4 +1,4 @@
-"""Products of integers minus their zero points, multiplied as stored bytes with sums in int32.
+"""Products of integers minus their zero points, as products of the stored integers with int32 sums.
 
 Before:                                             After:
     %1 = matmul(int32(%0) - z, w)                       %1 = matmul(%0, w, -z * sum(w))
@@ -7,15 +7,15 @@ Before:                                             After:
                                                         %2 = conv(%1, w, -z * sum(w))
 
 `%0` is uint8 or int8, `w` a constant. The products on the right have the attribute `accumulator`.
-Their second factor is int8. Matrix columns, and filters, that exceed it (asymmetric uint8) are
-shifted into it, and the sums of the rows of `%0`, or of its windows, compensate. The first factor
-has the type that the target multiplies (`Target.factor`): an int8 `%0` is shifted up by 128 if it
-must be unsigned, a uint8 one down by 128 if it must be signed, like its zero point. The zero point
-of a matrix may be known at run time only; a convolution pads with its zero point. All of it is
-exact.
+Their second factor is int8. Matrix columns, and filters, with values beyond int8 (asymmetric uint8)
+are shifted into its range, and the sums of the rows of `%0`, or of its windows, compensate for the
+shift. The first factor has the type that the target multiplies (`Target.factor`). If it must be
+unsigned, an int8 `%0` and its zero point are shifted up by 128; if it must be signed, a uint8 `%0`
+and its zero point are shifted down by 128. The zero point of a matrix may be known at run time
+only; a convolution pads with its zero point. All results are exact.
 
-A 16-bit `%0` is multiplied as int16 by weights that are widened to it, if no sum can exceed int32:
-512 products by any 8-bit weights fit, and some thousands with typical weights. Also called
+A 16-bit `%0` is multiplied as int16 by weights that are converted to int16, if no sum can exceed
+int32: 512 products by any 8-bit weights fit, and some thousands with typical weights. Also called
 integer-only inference (Jacob et al., "Quantization and Training of Neural Networks for Efficient
 Integer-Arithmetic-Only Inference", 2018).
 """
@@ -46,24 +46,28 @@ from tilewright.compiler.passes.rewrite import Rewriter, rewrite
 _FLOAT = np.finfo(np.float32)
 
 _LEAST_CHANNELS = 4
-"""Fewer channels do not fill a group of bytes: an image of three colours gets a fourth, times
-zero."""
+"""Fewer channels do not fill an operand of a dot-product instruction: an image of three colours
+gets a fourth channel, times zero."""
 
 _LEAST_GROUP = 16
 """Minimum channels and filters of a group for window sums."""
 
 
 def byte_products(graph: Graph, factor: ByteFactor = unsigned) -> Graph:
-    """Replace products of int32 values that were widened by products of the stored narrow
-    integers."""
+    """Replace products of int32 values by products of the 8-bit or 16-bit integers that they come
+    from.
+
+    `factor` maps a stored type to the type in which the target multiplies it.
+    """
     return rewrite(graph, partial(of_bytes, scaled=False, factor=factor))
 
 
 def of_bytes(rewriter: Rewriter, node: Node, *, scaled: bool, factor: ByteFactor) -> str | None:
-    """Emit a product of a `ByteSource` and a constant weight as a product of narrow integers.
+    """Emit a product of a `ByteSource` and a constant weight as an 8-bit or 16-bit integer product.
 
     Return its value, or None if the node is not such a product. If `scaled`, both factors must have
-    a scale; otherwise neither may have one.
+    a scale; otherwise neither may have one. `factor` maps a stored type to the type in which the
+    target multiplies it.
     """
     if node.op not in ("matmul", "gemm", "conv") or node.attr("accumulator") is not None:
         return None
@@ -114,7 +118,7 @@ def _of_filters(
 def scale_of(one: np.ndarray, other: np.ndarray) -> np.ndarray | None:
     """Multiply two scales; return None if a product overflows or is subnormal in float32.
 
-    Applying both scales in turn then loses less precision.
+    The caller then keeps both scales, because applying them in turn loses less precision.
     """
     exact = one.astype(np.float64) * other
     size = np.abs(exact)

@@ -1,15 +1,16 @@
-"""Functions of one byte become tables of their 256 values.
+"""Functions of one 8-bit tensor become tables of their 256 values.
 
 Before:                                         After:
     %1 = (float32(%0) - 3) * 0.1                    %6 = lookup(%0, [...])
     %2 = mul(%1, sigmoid(%1))
     %6 = cast(round(%2 * 20) + 7) {to=uint8}
 
-`%0` holds bytes, and all other operands are single numbers. The operators' references compute the
-table. An activation between two quantisations (SiLU, HardSwish, GELU, Tanh) is such a function;
-functions of a few cheap operations are unchanged. A function of a constant (a quantised embedding)
-is computed here. The pass runs only for targets that look up many bytes at a time
-(`compiler.driver.optimise`). Also called lookup-table activations (gemmlowp).
+`%0` is uint8 or int8, and all other operands are constants of one element. The operators'
+references compute the table. An activation between two quantisations (SiLU, HardSwish, GELU, Tanh)
+is such a function; functions of a few cheap operations are unchanged. A function of a constant (a
+quantised embedding) is computed here. The pass runs only for targets with instructions that look up
+vectors of 8-bit elements (`compiler.driver.optimise`). Also called lookup-table activations
+(gemmlowp).
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ ENOUGH = 9
 
 
 def byte_tables(graph: Graph) -> Graph:
-    """Replace costly functions of one tensor of bytes by lookups."""
+    """Replace costly elementwise functions of one 8-bit tensor by lookups."""
     return rewrite(graph, _tabled)
 
 
@@ -65,11 +66,11 @@ def _is_costly(rewriter: Rewriter, node: Node) -> bool:
 def function_of(
     rewriter: Rewriter, last: Node, stored: Collection[DType] = BYTES
 ) -> tuple[str, list[Node]] | None:
-    """Return the one tensor that a value is a function of, elementwise, and the nodes in between.
+    """Return the tensor of which `last` computes an elementwise function, and the nodes in between.
 
-    The tensor holds bytes, or other `stored` types; the nodes are in topological order. The result
-    is None if the value is not such a function. A function of a looked-up value is a function of
-    the lookup's index.
+    The tensor has one of the types `stored`; the nodes are in topological order and end with
+    `last`. The result is None if the node does not compute such a function. A function of a
+    looked-up value is a function of the lookup's index.
     """
     shape = rewriter.shape(last.outputs[0])
     order: dict[str, Node] = {}

@@ -1,12 +1,12 @@
-"""Masks that are computed, not stored: the keys that a query sees, by comparing positions.
+"""Recognise attention masks that a model computes by comparing the positions of keys and queries.
 
     %1 = reshape(iota() {start=0}) {shape=(1, <keys>)}
     %2 = reshape(iota() {start=<past>}) {shape=(<queries>, 1)}
     %3 = greater(%1, %2)
     %4 = where(%3, -3.4e38, 0)
 
-A model with dynamic sizes computes its causal mask in this way. `attention` hides future keys
-itself if it recognises such a mask.
+A model with dynamic sizes computes its causal mask in this way. The pass `attention` replaces such
+a mask by the attribute `causal`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from tilewright.compiler.passes.rewrite import Rewriter
 
 @dataclass(frozen=True, slots=True)
 class Count:
-    """A value that counts positions: `start + i` at position i along a dimension.
+    """A value that counts positions along a dimension: it is `start + i` at position i.
 
     `dim` is negative: -1 is the last dimension.
     """
@@ -33,7 +33,8 @@ class Count:
 
 
 def hides_the_future(rewriter: Rewriter, mask: str, past: int, hidden: float) -> bool:
-    """Whether a mask is at most `hidden` where key j is after query i (j > i + past), and else 0.
+    """Whether a mask is at most `hidden` where key j is after query i (j > i + past), and otherwise
+    0.
 
     The shape of the mask is (queries, keys), optionally with leading dimensions of extent 1.
     """

@@ -5,7 +5,7 @@ Before:                         After:
     %2 = relu(%0)                   return %2
     return %2
 
-Declarations that an input is text are kept, even if no output needs the input.
+Nodes that declare an input as text are kept, even if no output needs the input.
 """
 
 from __future__ import annotations

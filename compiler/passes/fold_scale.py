@@ -57,7 +57,7 @@ def _fold(rewriter: Rewriter, node: Node) -> str | None:
 
 
 def per_dimension(array: np.ndarray, shape: tuple[int, ...], dim: int) -> np.ndarray | None:
-    """Return an array as `shape[dim]` float64 numbers, if it varies along dimension `dim` only.
+    """Return an array as `shape[dim]` float64 values, if it varies along dimension `dim` only.
 
     `shape` is the shape to which the array broadcasts. The result is None if the array varies along
     another dimension or the extent is dynamic.
@@ -71,10 +71,10 @@ def per_dimension(array: np.ndarray, shape: tuple[int, ...], dim: int) -> np.nda
 
 
 def scale_conv(rewriter: Rewriter, conv: Node, factor: np.ndarray) -> str:
-    """Scale the output channels of a convolution by `factor`, and return the new value.
+    """Multiply the output channels of a convolution by `factor`, and return the new value.
 
-    The scale goes into a constant weight and bias. If either is computed at run time, the scale
-    stays a `mul` after the convolution.
+    The factor is folded into a constant weight and bias. If either is computed at run time, a `mul`
+    after the convolution applies it.
     """
     weight = rewriter.array(conv.inputs[1])
     bias = rewriter.array(conv.inputs[2]) if len(conv.inputs) > 2 else None
@@ -98,8 +98,8 @@ def scale_conv(rewriter: Rewriter, conv: Node, factor: np.ndarray) -> str:
 def shift_conv(rewriter: Rewriter, value: str, shift: np.ndarray) -> str:
     """Add one number per channel to a value, and return the new value.
 
-    The shift goes into the bias of the preceding convolution; if that is not possible, it is an
-    `add`.
+    The shift is folded into the bias of the preceding convolution, or is an `add` if that is not
+    possible.
     """
     conv = rewriter.producer(value, "conv")
     dtype = rewriter.type(value).dtype.numpy

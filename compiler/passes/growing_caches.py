@@ -35,7 +35,10 @@ from tilewright.compiler.sizes import RoomDimension, dynamic_size, is_dynamic
 
 
 def growing_caches(graph: Graph) -> tuple[Graph, tuple[Growth, ...]]:
-    """Return the graph with its growing caches updated in place, and the list of these caches."""
+    """Return the graph with its growing caches updated in place, and a description of each cache.
+
+    A graph without such a cache is returned with an empty tuple.
+    """
     graph = packed_caches(graph)
     found = _grown(graph)
     if not found:

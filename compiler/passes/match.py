@@ -1,6 +1,6 @@
-"""Patterns of operators; commutative operands match in either order.
+"""Matching of patterns of operators; commutative operands match in either order.
 
-A named part of a pattern matches one value of the graph, the same at each occurrence.
+A name that occurs several times in a pattern must match the same value each time.
 """
 
 from __future__ import annotations
@@ -18,18 +18,19 @@ Bindings = dict[str, str]
 
 @dataclass(frozen=True, slots=True)
 class Any_:
-    """A pattern that matches every value, and binds it to `name`."""
+    """A pattern that matches every value, which is bound to `name`."""
 
     name: str
 
 
 @dataclass(frozen=True, slots=True)
 class Number:
-    """A pattern that matches a floating constant of one element.
+    """A pattern that matches a floating-point constant of one element.
 
     Attributes:
-        value: the number, compared with `tolerance`; None matches any number.
-        name: the name to which the number is bound.
+        value: the number to match; None matches any number.
+        name: the name to which the constant is bound; empty for none.
+        tolerance: the maximum relative difference from `value`.
     """
 
     value: float | None = None
@@ -41,7 +42,7 @@ class Number:
 class Apply:
     """A pattern that matches the result of the operator `op` on operands that match `args`.
 
-    With `name`, the value is bound to this name.
+    The result is bound to `name`, unless it is empty.
     """
 
     op: str
@@ -58,7 +59,7 @@ def match(rewriter: Rewriter, value: str, pattern: Pattern) -> Bindings | None:
 
 
 def match_node(rewriter: Rewriter, node: Node, pattern: Apply) -> Bindings | None:
-    """Like `match`, for a node under construction that has no value yet, as in a rewriting rule."""
+    """Match a node under construction, which has no value yet; otherwise like `match`."""
     if node.op != pattern.op or len(node.inputs) != len(pattern.args):
         return None
     swapped = (node.inputs[::-1],) if ops.get(node.op).commutative else ()

@@ -9,15 +9,15 @@ Before:                             After (bfloat16):
                                         %6 = cast(%5) {to="bfloat16"}
     %4 = matmul(%3, v)                  %7 = matmul(%6, v) {accumulator="float32"}
 
-`w` and `v` are rounded once, here. The operands of products are narrow, and so are values that pass
-from one kernel to another between the first product and the last. All arithmetic stays in float32,
-in a kernel's registers: sums of products, normalisations, softmax, elementwise operators. Elements
-that are only moved stay as they are stored.
+`w` and `v` are rounded once, here. The operands of products have 16 bits, and so do values that
+pass from one kernel to another between the first product and the last. All arithmetic stays in
+float32, in a kernel's registers: sums of products, normalisations, softmax, elementwise operators.
+Elements that are only moved stay as they are stored.
 
 The following values stay float32: the inputs and outputs of the graph; values whose rounding could
 cause a jump (rounded, compared or converted to integers); operands of native functions and bodies
-of control flow; results of a computation with a number that the narrow type cannot represent, such
-as a mask's -1e9; and sums and their squares (`wide_sums`), unless they are factors.
+of control flow; results of a computation with a constant that the 16-bit type cannot represent,
+such as a mask's -1e9; and sums and their squares (`wide_sums`), unless they are factors.
 
 Elsewhere: mixed precision (Micikevicius et al., 2018); OpenVINO's inference precision.
 """
@@ -55,10 +55,10 @@ _JUMPS = ("floor", "ceil", "round", "sign", "mod")
 
 
 def narrow(graph: Graph, dtype: DType, *, repeated: bool = False) -> Graph:
-    """Store and multiply values in `dtype` (float16 or bfloat16), where this module's rules permit
-    it.
+    """Store values in `dtype` (float16 or bfloat16) and multiply in it, where this module's rules
+    permit.
 
-    In the body of a loop (`repeated`), only factors are narrow: errors of other values in a state
+    In the body of a loop (`repeated`), only factors have 16 bits: errors of other values in a state
     would grow with each step.
 
     Raises:
@@ -70,7 +70,7 @@ def narrow(graph: Graph, dtype: DType, *, repeated: bool = False) -> Graph:
 def narrow_products(graph: Graph, dtype: DType) -> Graph:
     """Multiply in `dtype` the factors that are already stored in it, in products with few rows.
 
-    Constants lose no precision, and no other value becomes narrow.
+    Constants are converted only if this loses no precision, and no other value changes its type.
     """
     return _Narrowing(graph, dtype, chooses=False).graph()
 
@@ -343,5 +343,5 @@ def _product(group: Group) -> Node | None:
 
 
 def moved(node: Node) -> int:
-    """Return the number of leading operands that a node only moves; 0 if it computes."""
+    """Return the number of leading operands whose elements a node only moves; 0 if it computes."""
     return len(moved_operands(node)) if node.op in _MOVES else 0

@@ -1,4 +1,4 @@
-"""Keep values narrow in memory: each reader widens them separately.
+"""Keep values in their narrow stored type: each reader converts them separately.
 
 Before:                                     After:
     %1 = cast(%0) {to=float32}                  %1 = cast(%0) {to=float32}
@@ -8,9 +8,9 @@ Before:                                     After:
                                                 %2.again = mul(%1.again, s)
                                                 %4 = reduce_mean(%2.again)
 
-A value that two kernels read takes four bytes per element in memory; its source bytes (%0) take a
-quarter of that. Fusion can therefore give each reader its own casts and cheap arithmetic, and only
-values that the model stores pass between kernels. Also called rematerialisation (Briggs, Cooper and
+The float32 value %2, which two kernels read, would take four bytes per element in memory; its 8-bit
+source %0 takes one. With separate casts and cheap arithmetic, fusion can place these operators in
+the kernel of each reader, and only %0 is stored. Also called rematerialisation (Briggs, Cooper and
 Torczon, 1992). `widening` defines the operators that qualify; in quantised models they are called
 dequantisation.
 """
@@ -27,7 +27,8 @@ READERS = (OpKind.ELEMENTWISE, OpKind.REDUCTION, OpKind.ROW)
 
 
 def narrow_values(graph: Graph) -> Graph:
-    """Give each reader of a widened value except the first a copy of the widening operators."""
+    """Give each reader of a dequantised value except the first a copy of the dequantising
+    operators."""
     read: set[str] = {*graph.outputs}
 
     def rule(rewriter: Rewriter, node: Node) -> str | None:
@@ -42,7 +43,7 @@ def narrow_values(graph: Graph) -> Graph:
 
 
 def _again(rewriter: Rewriter, graph: Graph, value: str) -> str:
-    """A copy of the operators that widen a value, or the value itself if there are none."""
+    """A copy of the operators that dequantise a value, or the value itself without any."""
     copies: dict[str, str] = {}
     for node in reversed(widening(graph, value)):
         inputs = [copies.get(operand, operand) for operand in node.inputs]
@@ -51,10 +52,10 @@ def _again(rewriter: Rewriter, graph: Graph, value: str) -> str:
 
 
 def widening(graph: Graph, value: str) -> list[Node]:
-    """Return the nodes that widen a narrow value to this value, nearest first; empty without any.
+    """Return the nodes that compute a value from one of a narrower type, nearest first.
 
     Each is a cheap elementwise operator that keeps the shape and has one operand that is not
-    constant.
+    constant. The list is empty if the value has no such source.
     """
     chain: list[Node] = []
     narrow = 0
@@ -77,7 +78,8 @@ def widening(graph: Graph, value: str) -> list[Node]:
 
 
 def narrow_source(graph: Graph, value: str) -> str:
-    """Return the narrow source of a wide value; the value itself if it has none."""
+    """Return the value of a narrower type from which `widening` computes a value, or the value
+    itself."""
     for node in widening(graph, value):
         (value,) = (v for v in node.inputs if v not in graph.constants)
     return value

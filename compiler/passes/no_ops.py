@@ -3,7 +3,7 @@
 Before -> after, where shapes allow:
     slice of the whole, expand to the same shape, pad by nothing, concat of one     x
     slice(slice(x))  (positive steps)                                               slice(x)
-    add(expand(x), y) and other elementwise operators that broadcast by themselves  add(x, y)
+    add(expand(x), y) and other broadcasting elementwise operators                  add(x, y)
     gather(x, one constant index or a run of them, also of an open size)            slice(x)
     reduce over dimensions of extent 1                                              reshape(x)
     pad(x) by zeros before a convolution                                            its own pads

@@ -9,10 +9,10 @@ Before:                                     After:
     present = concat(%3, %6) {axis=0}           output present
     output present
 
-Exporters of GPT-2 stack the caches of a layer in this way, and so does com.microsoft's Attention.
-The new rows of all parts are joined before they are appended to the old ones, so that the first
-part of the output is the input itself, and `growing_caches` recognises it. In algebra: the exchange
-of two concatenations.
+Exporters of GPT-2 stack the keys and values of a layer in this way, and so does com.microsoft's
+Attention. Their new rows are concatenated first, and then appended to the old rows. The first
+operand of the output's concatenation is therefore the input itself, and `growing_caches` recognises
+the cache. In algebra: the exchange of two concatenations.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ Shape = tuple[int, ...]
 
 
 def packed_caches(graph: Graph) -> Graph:
-    """Return the graph with the new rows of all parts of a packed cache joined before it grows."""
+    """Return the graph with the new rows of each packed cache concatenated before they are
+    appended."""
     for output in dict.fromkeys(graph.outputs):
         found = _cache(graph, output)
         if found is not None:

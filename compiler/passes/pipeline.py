@@ -45,8 +45,8 @@ Observer = Callable[[str, Graph], None]
 
 PASSES: tuple[Pass, ...] = (
     dead_code,
-    block_products,  # while constants of bytes are still separate from their scales
-    quantised_products,  # while constants of bytes are still separate from their scales
+    block_products,  # while constant integers are still separate from their scales
+    quantised_products,  # while constant integers are still separate from their scales
     byte_products,
     byte_pairs,
     quantise_first,
@@ -84,14 +84,24 @@ def optimise(
     stored: DType = DType.FLOAT32,
     repeated: bool = False,
 ) -> Graph:
-    """Run the passes that are not in `without` until nothing changes, then the same on bodies.
+    """Run the passes until nothing changes, then optimise the bodies of control flow in the same
+    way.
 
-    `factor` returns the type in which stored bytes are multiplied. `stored` is the type in which
-    `narrow` stores values; a graph that multiplies in a 16-bit float keeps that one. The bodies'
-    values keep their own types. The body of a loop is `repeated` (`narrow`).
+    The list of passes repeats at most `ROUNDS` times.
+
+    Args:
+        graph: the graph.
+        observer: called with the name of each pass, and the graph after it.
+        timings: counts the time of each pass.
+        without: names of passes that do not run.
+        factor: maps a stored integer type to the type in which the target multiplies it; None if it
+            does not.
+        stored: the type in which `narrow` stores values, except in bodies; a graph whose products
+            all have one 16-bit float type keeps that type.
+        repeated: whether the graph is the body of a loop (`narrow`).
 
     Raises:
-        InvalidModelError: if a weight is infinite in that type.
+        InvalidModelError: if a weight is infinite in the type of `narrow`.
     """
 
     def step(made: Pass, graph: Graph, name: str) -> Graph:

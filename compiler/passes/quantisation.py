@@ -1,4 +1,4 @@
-"""Sources of quantised values: integers minus a zero point, with or without a scale.
+"""Recognition of dequantised values: stored integers minus a zero point, with or without a scale.
 
 %1 = cast(%0) {to=int32}                    %1 is (%0, no zero point, no scale)
 %2 = sub(%1, z)                             %2 is (%0, z, no scale)
@@ -26,17 +26,18 @@ MOVEMENTS = ("concat", "reshape", "transpose", "slice", "expand", "gather")
 """Operators whose result consists only of elements of their operands (for gather, of the first)."""
 
 ByteFactor = Callable[[DType], DType | None]
-"""Stored integers -> the type that they are multiplied as; None if not as integers."""
+"""Stored type -> the type in which it is multiplied; None if it is not multiplied as an integer."""
 
 
 def unsigned(stored: DType) -> DType | None:
-    """Return uint8 for bytes, the factor type that most CPUs multiply; None for other types."""
+    """Return uint8 for int8 and uint8, the factor type that most CPUs multiply; None for other
+    types."""
     return DType.UINT8 if stored in BYTES else None
 
 
 @dataclass(frozen=True, slots=True)
 class ByteSource:
-    """A value that is `(value - zero) * scale`, computed from stored bytes or 16-bit integers.
+    """A value that is `(value - zero) * scale`, computed from stored 8-bit or 16-bit integers.
 
     Attributes:
         value: name of the stored integers.
@@ -55,8 +56,8 @@ class Weight:
     """A constant factor of a product, as `values * scale`.
 
     Attributes:
-        values: integers.
-        scale: a scale that broadcasts with the integers; None if the factor is integers.
+        values: the int32 values.
+        scale: a scale that broadcasts with the values; None if the factor is an integer.
     """
 
     values: np.ndarray
@@ -93,7 +94,7 @@ def shifted(rewriter: Rewriter, value: str) -> tuple[str, str | None] | None:
 
 
 def source_of(rewriter: Rewriter, value: str) -> ByteSource | None:
-    """Recognise bytes minus a zero point, with or without a scale, that may have been moved since.
+    """Recognise a value dequantised from 8-bit or 16-bit integers, possibly moved or pooled since.
 
     Return None for any other value.
     """
@@ -125,7 +126,7 @@ def source_of(rewriter: Rewriter, value: str) -> ByteSource | None:
         if shape[-1:] not in ((), (1,)):
             return None  # one for each position along the sum
         if number is not None and not limits.min <= number <= limits.max:
-            return None  # no byte to pad with
+            return None  # no stored value to pad with
     return source
 
 
@@ -148,12 +149,13 @@ def _moved_source(rewriter: Rewriter, node: Node) -> ByteSource | None:
 
 
 def moved_operands(node: Node) -> tuple[str, ...]:
-    """Return the operands of a data movement whose elements are in its result."""
+    """Return the operands whose elements a data movement copies to its result."""
     return node.inputs if node.op == "concat" else node.inputs[:1]
 
 
 def move(rewriter: Rewriter, node: Node, values: Sequence[str]) -> str:
-    """Emit a node's movement with other values as its `moved_operands`; return the output."""
+    """Emit a copy of a data movement with `values` in place of its `moved_operands`; return its
+    output."""
     return rewriter.emit(node.op, [*values, *node.inputs[len(values) :]], node.attrs)
 
 
@@ -166,7 +168,7 @@ def _one_zero(rewriter: Rewriter, zero: str) -> str:
 
 
 def number_of(rewriter: Rewriter, zero: str | None) -> int | None:
-    """Return the number of a constant zero point for all elements; 0 without a zero point.
+    """Return the value of a constant zero point of one element; 0 without a zero point.
 
     The result is None if the zero point is computed or has several elements.
     """
@@ -177,7 +179,7 @@ def number_of(rewriter: Rewriter, zero: str | None) -> int | None:
 
 
 def weight_of(rewriter: Rewriter, value: str) -> Weight | None:
-    """Recognise a constant of int32, or floats that are scaled from constant integers.
+    """Recognise a constant factor: int32, or float32 scaled from constant integers.
 
     Return None for any other value.
     """
@@ -220,11 +222,12 @@ def transposed(weight: Weight, order: tuple[int, ...]) -> Weight:
 
 
 def as_factor(rewriter: Rewriter, source: ByteSource, factor: ByteFactor) -> ByteSource:
-    """Convert a source to the type that the target multiplies, without a change of its numbers.
+    """Convert a source to the type that the target multiplies, with the same difference to its zero
+    point.
 
     If the signedness differs, the stored integers and the zero point are shifted by half the range
-    of the type: 128 for bytes. Shifted integers wrap around; the zero point is an int32, which does
-    not.
+    of the type: 128 for 8 bits. Shifted integers wrap around; the zero point is an int32, which
+    does not.
     """
     stored = rewriter.type(source.value).dtype
     wanted = factor(stored)

@@ -1,14 +1,14 @@
-"""Quantise before data movement: bytes are moved instead of floats.
+"""Quantise before data movement: 8-bit elements are moved instead of floats.
 
 Before:                                         After:
     %1 = concat(%0, %9)                             %2 = cast(round(%0 * 4) + 7) {to=uint8}
     %2 = cast(round(%1 * 4) + 7) {to=uint8}         %3 = cast(round(%9 * 4) + 7) {to=uint8}
                                                     %1 = concat(%2, %3)
 
-Elementwise operators with single numbers may as well be computed before the elements move. The same
-holds for maxima, because quantisation is monotonic. A byte that is quantised with the numbers by
-which it was dequantised is unchanged (`requantised`). Concatenation, pools, reshapes and transposes
-between two quantisations therefore operate on bytes.
+Elementwise operators with constants of one element commute with data movement. Quantisation also
+commutes with maxima, because it is monotonic. A value that is quantised with the scale and zero
+point by which it was dequantised is unchanged (`requantised`). Concatenation, max pools, reshapes
+and transposes between two quantisations therefore operate on 8-bit elements.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ RISING = ("mul", "div", "add", "sub", "round", "cast", "relu", "clip")
 
 
 def quantise_first(graph: Graph) -> Graph:
-    """Move the chain of operators that ends in bytes before the preceding movement."""
+    """Move each chain of operators that ends in a cast to 8 bits before the preceding movement."""
     return rewrite(graph, _first)
 
 

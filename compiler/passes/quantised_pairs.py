@@ -1,12 +1,13 @@
-"""Products of two computed matrices of scaled bytes (QDQ attention), multiplied as bytes.
+"""Products of two dequantised matrices (QDQ attention), by 8-bit dot-product instructions.
 
 Before:                                             After:
     %1 = matmul((%0 - y) * s, (%8 - z) * t)             %2 = matmul(%0, %8) - corrections
                                                         %1 = float32(%2) * (s * t)
 
-The sums are those of `byte_pairs`, exact in int32. The pass runs after `attention`: if weights are
-not quantised between softmax and product, one fused kernel in floats remains, which is faster.
-Targets without an instruction for products of bytes omit it, like `quantised_products`.
+Both matrices are computed at run time. The sums are those of `byte_pairs`, exact in int32. The pass
+runs after `attention`: if weights are not quantised between softmax and product, one fused kernel
+in floats remains, which is faster. It is omitted for targets without a dot-product instruction for
+8-bit integers, like `quantised_products`.
 """
 
 from __future__ import annotations
@@ -20,5 +21,8 @@ from tilewright.compiler.passes.rewrite import rewrite
 
 
 def quantised_pairs(graph: Graph, factor: ByteFactor = unsigned) -> Graph:
-    """Replace products of two dequantised matrices by scaled products of their bytes."""
+    """Replace products of two dequantised matrices by scaled products of the 8-bit matrices.
+
+    `factor` maps a stored type to the type in which the target multiplies it.
+    """
     return rewrite(graph, partial(of_two_sources, scaled=True, factor=factor))

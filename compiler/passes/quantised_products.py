@@ -1,14 +1,15 @@
-"""Products of scaled bytes (QDQ), multiplied as bytes, with scaled sums.
+"""Products of dequantised values and weights (QDQ), by 8-bit dot-product instructions.
 
 Before:                                             After:
     %1 = conv((%0 - z) * s, (w - v) * t, b)             %2 = conv(%0 padded by z, w - v, -z * sum)
                                                         %1 = float32(%2) * (s * t) + b
 
-The sums are those of `byte_products`, exact in int32, whereas floats would be rounded at each step.
-The pass runs while constants of bytes are still separate from their scales. Targets without an
-instruction for products of bytes omit it (`compiler.driver.optimise`): there, pairs of 16 bits are
-multiplied as fast as floats (three models with AVX2 ran at 0.92 to 1.0 of the speed), and
-Winograd's algorithm is several times as fast. The tuner compares the plans.
+The sums are those of `byte_products`, exact in int32, whereas floats would be rounded at each step;
+the int32 sums are scaled. The pass runs while constant integers are still separate from their
+scales. It is omitted for targets without a dot-product instruction for 8-bit integers
+(`compiler.driver.optimise`): there, pairs of int16 are multiplied as fast as floats (three models
+with AVX2 ran at 0.92 to 1.0 of the speed), and Winograd's algorithm is several times as fast. The
+tuner compares the plans with and without the pass.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ from tilewright.compiler.passes.rewrite import rewrite
 
 
 def quantised_products(graph: Graph, factor: ByteFactor = unsigned) -> Graph:
-    """Replace products of dequantised values and weights by scaled products of the stored
-    integers."""
+    """Replace products of dequantised values and weights by scaled products of the stored integers.
+
+    `factor` maps a stored type to the type in which the target multiplies it.
+    """
     return rewrite(graph, partial(of_bytes, scaled=True, factor=factor))

@@ -1,11 +1,11 @@
-"""Remove a quantisation with the numbers by which its operand was dequantised.
+"""Remove a quantisation that has the scale and zero point by which its operand was dequantised.
 
 Before:                                     After:
     %1 = (float32(%0) - 3) * 0.1                %0
     %2 = cast(round(%1 * 10) + 3) {to=uint8}
 
 Quantisers write such pairs around data movement. The operators' references decide whether each of
-the 256 (or 65,536) values is unchanged.
+the 256 (or 65,536) values of the stored type is unchanged.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ _MOST_NODES = 8
 
 
 def requantised(graph: Graph) -> Graph:
-    """Replace a requantised value by its original bytes, if these are the same for every value."""
+    """Replace a dequantised and requantised value by its source, if no value of its type
+    changes."""
     return rewrite(graph, _same)
 
 

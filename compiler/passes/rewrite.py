@@ -24,7 +24,7 @@ Rule = Callable[["Rewriter", Node], str | None]
 
 
 class Rewriter(Edit):
-    """The graph under construction, as rules of a rewriting pass see and change it."""
+    """The graph under construction, with the methods by which a rule inspects and extends it."""
 
     def __init__(self, graph: Graph) -> None:
         super().__init__(graph)
@@ -51,7 +51,8 @@ class Rewriter(Edit):
         return self.constants.get(value)
 
     def scalar(self, value: str) -> float | None:
-        """Return the number of a floating constant of one element; None for any other value."""
+        """Return the value of a floating-point constant of one element; None for any other
+        value."""
         array = self.constants.get(value)
         if array is None or array.size != 1 or self.types[value].dtype not in _FLOATS:
             return None
@@ -86,7 +87,10 @@ class Rewriter(Edit):
         return self.add(output, op, inputs, pairs, kind)
 
     def constant(self, array: np.ndarray, like: str) -> str:
-        """Add a constant, named after the value that it derives from; its type is the array's."""
+        """Add a constant and return its name, which is similar to `like`.
+
+        `like` is the value that the constant derives from; the constant has the type of the array.
+        """
         value = self.fresh(like)
         self.types[value] = TensorType(DType(array.dtype.name), tuple(array.shape))
         self.constants[value] = np.ascontiguousarray(array).reshape(array.shape)
@@ -104,7 +108,8 @@ class Rewriter(Edit):
             self._emitted.clear()
             result = rule(self, node)
             output = node.outputs[0]
-            # Patterns ignore the rank of numbers: one of higher rank would widen the result.
+            # Patterns ignore the rank of constants of one element: a higher rank would add
+            # dimensions to the result.
             if result is None or self.types[result] != self.types[output]:
                 self.put(node)
                 continue

@@ -1,4 +1,4 @@
-"""Helpers for passes that sink a movement below elementwise operators.
+"""Helpers for passes that move a data movement, such as a transpose, after elementwise operators.
 
 Before:                                     After:
     %1 = transpose(%0)                          %2 = relu(%0)
@@ -16,9 +16,9 @@ from tilewright.compiler.passes.rewrite import Rewriter
 
 
 def movements(rewriter: Rewriter, node: Node, op: str) -> Sequence[Node]:
-    """Return the nodes of operator `op` that compute operands of a node.
+    """Return the producers of a node's operands that are data movements of the kind `op`.
 
-    The result is empty if one of their outputs does not have the shape of the node's result.
+    The result is empty if the output of one of them does not have the shape of the node's result.
     """
     found = [made for v in node.inputs if (made := rewriter.producer(v, op)) is not None]
     full = rewriter.shape(node.output)
@@ -28,10 +28,10 @@ def movements(rewriter: Rewriter, node: Node, op: str) -> Sequence[Node]:
 def unmoved(
     rewriter: Rewriter, node: Node, op: str, constant: Callable[[str, np.ndarray], str | None]
 ) -> str | None:
-    """Apply a node before the movements `op` that compute its operands; return the new value.
+    """Apply a node to the operands of its operands' movements `op`; return the new value.
 
-    Each operand is replaced by the operand of its movement. `constant` returns the unmoved form of
-    a constant. The result is None if a constant has no such form, or if an operand is neither
+    `constant` maps the name and array of a constant operand to the name of its unmoved form, or to
+    None if it has no such form. The result is None in that case, or if an operand is neither
     constant nor computed by `op`.
     """
     operands: list[str] = []

@@ -1,4 +1,5 @@
-"""Values that contribute to a sum, or depend on one, and stay float32 while others have 16 bits.
+"""Recognition of sums, and of values derived from them, that stay float32 when `narrow` stores
+others.
 
 Before:                                     After:
     %1 = matmul(%0, w)                          the same: %2 and %3 reach memory as float32,
@@ -39,7 +40,12 @@ _SPREADS = (
 
 
 def wide_sums(graph: Graph, groups: Sequence[Group]) -> set[str]:
-    """Return the results of `groups` that are sums, or products that contribute to a sum."""
+    """Return the outputs of `groups` that are squares, sums or means, or whose size these
+    determine.
+
+    Roots, quotients of two such values, and functions such as `log` and `tanh` end the dependence.
+    A product of two values counts too if all its readers are sums.
+    """
     large = _large(graph)
     summed = {group.output for group in groups if _sums(group)}
     readers: dict[str, list[Group]] = {}

@@ -45,8 +45,10 @@ _STEPS = 16
 
 
 def multiplied_type(graph: Graph) -> DType | None:
-    """Return the 16-bit float type of all products of a graph; None if they have another or
-    several."""
+    """Return the 16-bit float type of all products of a graph, or None.
+
+    The result is None if the products have several types or another one.
+    """
     types = {
         kind
         for node in graph.nodes
