@@ -1,4 +1,4 @@
-"""Decisions about a whole graph that differ from the rules, as a value from which plans are built.
+"""Decisions about a whole graph that override the default rules of plans.
 
 The rules (fusion, passes, concatenation in place, layouts by estimate) give one plan. Each entry of
 a `GraphChoice` reverses one of these decisions at one place; the empty choice follows the rules.
@@ -29,7 +29,7 @@ class GroupLayouts:
 
 @dataclass(frozen=True, slots=True)
 class GraphChoice:
-    """Decisions that differ from the rules.
+    """Graph-level decisions that override the default rules.
 
     Attributes:
         without: passes of the pipeline that do not run.
@@ -37,7 +37,7 @@ class GraphChoice:
         kept: values that the plan stores, which ends fusion there. If the result of an anchor is
             kept, its epilogue becomes a separate kernel, or joins the producer of another operand
             (a residual addition).
-        copied: outputs of concatenations and slices that do not lie in place.
+        copied: outputs of concatenations and slices that are copies, not views.
         layouts: by the name of a group's output, the layouts that the group writes and reads.
     """
 

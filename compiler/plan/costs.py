@@ -38,7 +38,7 @@ def macs(workload: Workload) -> int:
 
 
 def graph_macs(graph: Graph) -> int:
-    """Multiply-accumulates of all convolutions, matrix products and attentions of a graph."""
+    """Return the MACs of all convolutions, matrix products and attentions of a graph."""
     return sum(_node_macs(node, graph) for node in graph.nodes)
 
 
@@ -56,7 +56,7 @@ def _node_macs(node: Node, graph: Graph) -> int:
 
 
 def padding_macs(workload: Workload) -> int:
-    """Return how many of a workload's `macs` multiply a zero of a convolution's padding.
+    """Return the number of a workload's `macs` that multiply a zero of a convolution's padding.
 
     A kernel may omit these. In a 3x3x3 window over 2x7x7 elements they are nearly half of all.
     """
@@ -83,7 +83,10 @@ def _inside(window: Window, dim: int, extent: int, outputs: int) -> int:
 
 
 def flops(workload: Workload) -> int:
-    """Return a workload's arithmetic operations: two per MAC, ten per transcendental function."""
+    """Return a workload's arithmetic operations.
+
+    A MAC counts as two, a transcendental function as ten.
+    """
     graph = workload.graph
     return sum(_node_flops(node, graph) for node in graph.nodes)
 
@@ -131,7 +134,7 @@ def bytes_written(workload: Workload) -> int:
 
 
 def weight_bytes(workload: Workload) -> int:
-    """Bytes of the constant inputs."""
+    """Return the bytes of a workload's constant inputs."""
     return sum(b.bytes for b in workload.inputs if b.constant)
 
 
@@ -147,7 +150,7 @@ def cost(workload: Workload) -> float:
 
 @dataclass(frozen=True, slots=True)
 class TaskSummary:
-    """One distinct tuned workload of a plan, with the work of a single run of its kernel.
+    """A distinct tuned workload of a plan, with the work of a single run of its kernel.
 
     Attributes:
         key: the workload key.
@@ -169,7 +172,7 @@ class TaskSummary:
     bytes_read: int
     bytes_written: int
     share: float
-    """The share of all `count` kernels in the cost of the whole plan, in 0..1."""
+    """The fraction of the plan's cost that the `count` runs of the kernel take, in 0..1."""
 
 
 @dataclass(frozen=True, slots=True)

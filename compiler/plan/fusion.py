@@ -6,12 +6,12 @@ Before:                             After:
     %3 = relu(%2)
 
 An anchor (contraction, window, reduction, row, gather, attention) takes as its epilogue the
-elementwise operators that follow it and keep its shape, and operators that widen their other
-operands (a residual that is stored in bytes). Reductions and rows also take their elementwise
+elementwise operators that follow it and keep its shape, and operators that convert or dequantise
+their other operands (such as an int8 residual). Reductions and rows also take their elementwise
 producers as a prologue. The remaining elementwise operators form separate groups. No value is
-computed by two groups. Values cross a group's border in the narrower of two types: widening
-operators belong to the reader, narrowing operators to the producer. Also called operator fusion
-(TVM) or fusion groups (XLA).
+computed by two groups. If a value is converted between two groups, the narrower type is stored: a
+conversion to a wider type belongs to the reader, one to a narrower type to the producer. Also
+called operator fusion (TVM) or fusion groups (XLA).
 """
 
 from __future__ import annotations
@@ -66,8 +66,8 @@ class Group:
 
     @property
     def is_native(self) -> bool:
-        """Whether the runtime computes the group, without a kernel (native operators, control
-        flow)."""
+        """Whether the runtime computes the group without a kernel: a native operator or control
+        flow."""
         return ops.get(self.nodes[0].op).kind in RUNTIME
 
     @property
@@ -81,7 +81,7 @@ def fuse(graph: Graph, kept: Collection[str] = ()) -> tuple[Group, ...]:
     """Assign the nodes of a graph to groups, one per kernel, in topological order.
 
     A node whose result has no elements is in no group, because there is nothing to compute.
-    Exceptions are `trim`, which also reports an extent, and nodes that declare texts.
+    Exceptions are `trim`, which also reports an extent, and nodes that declare labels.
 
     Args:
         graph: an optimised graph.
@@ -359,9 +359,9 @@ def _is_cheap(node: Node) -> bool:
 def affine_chain(graph: Graph, value: str) -> list[Node]:
     """Return the producers of a value, nearest first, that only move elements by affine indices.
 
-    Attentions vectorise along the two last axes of an operand. The chain therefore ends before a
-    reshape that would split one of these axes, such as the reshape of a bias for each row and
-    column of an image.
+    Attention kernels vectorise along the two last axes of an operand. The chain therefore ends
+    before a reshape that would split one of these axes, such as the reshape of a bias for each row
+    and column of an image.
     """
     axes = [Axis(f"d{d}", e) for d, e in enumerate(graph.types[value].shape)]
     index: tuple[Affine, ...] | None

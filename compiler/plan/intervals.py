@@ -1,12 +1,12 @@
 """Division of ranges into intervals: a workload of dynamic sizes as pieces with separate schedules.
 
-One row, a dozen and hundreds of them need different kernels. The range of a dimension is therefore
-divided after one, sixteen and 128, wherever a model's range begins and ends: equal pieces of
-different models are one workload with one key, and a piece of one size is that of a model with
-fixed sizes.
+Products with one row, a dozen rows and hundreds of rows need different kernels. The range of a
+dimension is therefore divided after one, sixteen and 128, wherever a model's range begins and ends.
+Equal pieces of different models are then one workload with one key, and a piece with a single size
+is the workload of a model with that fixed size.
 
-Only workloads that multiply are divided: others have one kernel that is best for all sizes. The
-number of kernels in the end depends on their schedules: neighbouring pieces with one schedule are
+Only workloads with products are divided: others have one kernel that is best for all sizes. The
+number of kernels in the end depends on the schedules: neighbouring pieces with one schedule are
 merged (`merged`).
 """
 
@@ -88,7 +88,7 @@ def changed(tree: T | SizeSplit[T], change: Callable[[T], U]) -> U | SizeSplit[U
 
 
 def intervals(dimension: Dimension, last: Sequence[int] = LAST) -> tuple[Dimension, ...]:
-    """Divide the range of a dimension after each size of `last`; return the parts in order.
+    """Divide the range of a dimension after each size of `last`; return the intervals in order.
 
     An unbounded dimension that may be 0 is not divided: it is slack capacity, which does not
     influence the work.
@@ -107,7 +107,7 @@ def intervals(dimension: Dimension, last: Sequence[int] = LAST) -> tuple[Dimensi
 
 
 def piece_of(workload: Workload, box: Box) -> RangePiece:
-    """Return the part of a workload that covers the sizes of a box."""
+    """Return the piece of a workload for the sizes of a box."""
     narrowed = dict(zip(workload.dimensions, box, strict=True))
     positions = tuple(n for n, dimension in enumerate(box) if dimension.low != dimension.high)
     return RangePiece(box, workload.within(narrowed), positions)
@@ -116,8 +116,8 @@ def piece_of(workload: Workload, box: Box) -> RangePiece:
 def boxes(workload: Workload) -> tuple[Box, ...]:
     """Divide the sizes of a workload into boxes, smallest first; a workload may have a single box.
 
-    The longest range is divided at all split points, others only after one, while there are few
-    pieces.
+    The longest range is divided at all split points, others only after size one. A range that would
+    lead to more than `MOST` boxes is not divided.
     """
     whole = workload.dimensions
     if not any(ops.get(node.op).kind in _CUT for node in workload.graph.nodes):
@@ -149,7 +149,10 @@ def pieces(workload: Workload) -> tuple[RangePiece, ...]:
 
 
 def merged(parts: Sequence[tuple[Box, T]], same: Callable[[T, T], bool]) -> _Tree[T]:
-    """Build a decision tree over parts in the order of `boxes`, with equal neighbours merged."""
+    """Build a decision tree over pieces in the order of `boxes`.
+
+    Neighbouring pieces are merged into one leaf if `same` holds for their values.
+    """
     return _merged(list(parts), 0, same)
 
 

@@ -1,13 +1,13 @@
-"""Transposes that convert images to rows of channels, or back, and may cost nothing.
+"""Transposes between an image and its rows of channels, which may cost nothing.
 
 Before:                                             After (the image lies channels-last):
     %1 = conv(%0, w)           1x96x56x56               {conv} -> 0 2 3 1
     %2 = transpose(%1)         1x56x56x96               %2 needs no copy
     %3 = layer_norm(%2, ...)                            {layer_norm}
 
-A channels-last image has the bytes of its rows. Such a transpose is therefore a separate group, and
-layout assignment decides whether it is a view or a copy. Others become index maps of the kernels
-around them (`fusion`).
+A channels-last image and its rows of channels have the same bytes. Such a transpose is therefore a
+separate group, and layout assignment decides whether it is a view or a copy. Other transposes
+become index maps of the kernels around them (`fusion`).
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ _REACH = 64
 
 
 def is_to_rows(graph: Graph, node: Node) -> bool:
-    """Whether a transpose puts the channels of its operand last."""
+    """Whether a transpose moves the channels of its operand (dimension 1) to the last dimension."""
     rank = len(graph.types[node.output].shape)
     return rank in RANKS and permutation(node, rank) == (0, *range(2, rank), 1)
 
 
 def is_to_image(graph: Graph, node: Node) -> bool:
-    """Whether a transpose moves the last dimension of its operand to the place of the channels."""
+    """Whether a transpose moves the last dimension of its operand to the channels (dimension 1)."""
     rank = len(graph.types[node.output].shape)
     return rank in RANKS and permutation(node, rank) == (0, rank - 1, *range(1, rank - 1))
 

@@ -3,7 +3,7 @@
 Values that are never live at the same time share memory. Views and in-place results share the
 region of their source values (`compiler.plan.regions`), and a region is one buffer. Graph inputs
 and outputs are the caller's buffers, and constants belong to the artifact: neither is in the arena.
-ArenaBuffers are placed largest first, each at the lowest free offset: Pisarchyk and Lee, "Efficient
+Buffers are placed largest first, each at the lowest free offset: Pisarchyk and Lee, "Efficient
 Memory Management for Deep Neural Net Inference" (2020), "greedy by size".
 """
 
@@ -60,7 +60,7 @@ class MemoryPlan:
     bodies: Mapping[int, tuple[MemoryPlan, ...]] = field(default_factory=dict)
 
     def offset(self, value: str) -> int | None:
-        """Return the byte offset of a value in the arena; None for values in buffers of the
+        """Return the byte offset of a value in the arena; None for a value in a buffer of the
         caller."""
         return self.offsets.get(value)
 
@@ -80,9 +80,10 @@ def plan_memory(
     shared_bytes: SharedBytes | None = None,
     may_alias: MayAlias | None = None,
 ) -> MemoryPlan:
-    """Assign arena offsets, in multiples of 64 bytes.
+    """Assign arena offsets to the values of a plan, in multiples of 64 bytes.
 
     Args:
+        plan: a graph plan of fixed sizes.
         shared_bytes: sizes of the buffers that a kernel needs in addition to operands and results;
             by default none.
         may_alias: which inputs a step may overwrite; by default `may_overwrite`. Plans of bodies
@@ -188,7 +189,7 @@ def _temporary(
 
 
 def value_bytes(plan: GraphPlan, value: str) -> int:
-    """Size of a value as stored, halo and block rounding included."""
+    """Return the size of a value as stored, including halo and block rounding."""
     place = plan.placements[value]
     return stored_bytes(plan.graph.types[value], place.layout, place.halo)
 

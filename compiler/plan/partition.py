@@ -1,8 +1,8 @@
-"""Partition: an optimised graph as a graph plan of workloads, views and relayouts.
+"""Partition: from an optimised graph to a graph plan of workloads, views and relayouts.
 
-Fusion determines the kernels, layout assignment the layouts that each kernel needs; this module
-combines them. If a value has another layout than a kernel needs, an `identity` node (a relayout) is
-inserted. One relayout serves all kernels that need the same.
+Fusion determines the kernels, and layout assignment the layouts that each kernel reads and writes;
+this module combines them. If a value has another layout than a kernel reads, an `identity` node (a
+relayout) is inserted. One relayout serves all kernels that read the same layout.
 """
 
 from __future__ import annotations
@@ -59,9 +59,9 @@ def plan_graph(
     """Partition an optimised graph into kernels for vectors of `lanes` elements.
 
     The result's graph computes the same outputs in the same order. An output that is an input or a
-    constant of the graph, or a repeated output, becomes a copy under another name. `choice`
-    overrides the rules; its passes concern `optimise` alone. Bodies of control flow are partitioned
-    by the rules.
+    constant of the graph, or a repeated output, becomes a copy under another name. `assign` chooses
+    the layouts of the groups. `choice` overrides the rules; its passes apply to `optimise` only.
+    Bodies of control flow are partitioned by the rules.
 
     Raises:
         InvalidModelError: if there are more kernels than `GROUP_LIMIT`.
@@ -89,7 +89,8 @@ def _planned(graph: Graph, lanes: int, assign: Assign, choice: GraphChoice) -> G
 def fused(graph: Graph, choice: GraphChoice = RULE) -> tuple[Graph, tuple[Group, ...]]:
     """Return a graph that is prepared for partition, and its groups.
 
-    Layouts are assigned to these groups afterwards.
+    Preparation removes dead code, splits wide concatenations, repeats cheap dequantisation for each
+    reader, and gives each output a separate buffer. Layouts are assigned to the groups afterwards.
     """
     prepared = separate_outputs(narrow_values(narrow_concats(dead_code(graph))))
     return prepared, fuse(prepared, choice.kept)
@@ -100,7 +101,7 @@ def separate_outputs(graph: Graph) -> Graph:
 
     Before: `return %0, %1` with an input %0 and `%1 = reshape(%0)`. After: `%0.output =
     identity(%0)` and `%1 = reshape(%0.copy)`, `%0.copy = identity(%0)`, so that a kernel writes
-    each output. A field, which is a part of a larger value, is copied too.
+    each output. A `field`, which is a view of a part of a larger value, is copied too.
     """
     made = {node.output: node for node in graph.nodes}
     before: dict[str, Node] = {}  # output -> the copy inserted before the output's node
@@ -149,7 +150,7 @@ def _is_view(node: Node) -> bool:
 def split_outputs(
     graph: Graph, groups: tuple[Group, ...], choices: tuple[LayoutChoice, ...]
 ) -> tuple[Graph, tuple[Group, ...], tuple[LayoutChoice, ...]]:
-    """Make graph outputs row-major if a group would write one in another layout.
+    """Make graph outputs row-major by a copy if a group would write one in another layout.
 
     Before: `%9 = {conv}` blocked, `return %9`. After: `%9.inner = {conv}` blocked, `%9 =
     identity(%9.inner)` row-major; other readers of `%9` read the inner value.

@@ -1,4 +1,4 @@
-"""Placement of values in memory: layouts, the zeros around them, and the start of a part."""
+"""Placement of values in memory: layouts, halos, and the offset of a box inside a larger tensor."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ class Placement:
 
 
 def same_bytes(shape: tuple[int, ...], first: Placement, second: Placement) -> bool:
-    """Whether two placements give every element of a tensor the same position in equal buffers.
+    """Whether two placements give every element of a tensor the same offset in buffers of one size.
 
-    NCHW16c is row-major for a single pixel if the channels divide by 16.
+    For example, NCHW16c and row-major do so for a single pixel if the channels divide by 16.
     """
     if first == second:
         return True
@@ -44,13 +44,14 @@ def distance(
     part: Placement,
     start: tuple[int, ...],
 ) -> int | None:
-    """Return the start of a box of a tensor in its buffer, if it is stored like a separate tensor.
+    """Return the offset of a box in the buffer of a tensor, if the box is stored like a separate
+    tensor.
 
-    The result counts elements from the start of the whole's buffer to the first element of the box.
-    From there on, the buffer must hold the box exactly as a separate buffer of `shape` would; None
-    if it does not. For example, a range of channels of an NCHW16c value of batch 1 is such a box if
-    it starts at a whole block. An address is a sum over dimensions, so that each dimension is
-    compared separately.
+    The result counts elements from the start of the buffer of `whole_shape` to the first element of
+    the box. From there on, the buffer must hold the box exactly as a separate buffer of `shape`
+    would; the result is None if it does not. For example, a range of channels of an NCHW16c value
+    of batch 1 is such a box if it starts at a whole block. An address is a sum over dimensions, so
+    that each dimension is compared separately.
     """
     if any(map(is_dynamic, (*whole_shape, *shape, *start))):
         return open_distance(

@@ -35,6 +35,7 @@ class KernelStep:
     """A step that runs a workload's kernel.
 
     Attributes:
+        workload: the workload.
         inputs: names of the values of the plan's graph that the workload's inputs stand for, in
             order.
         output: name of the value that the kernel writes.
@@ -59,9 +60,9 @@ class KernelStep:
 class ViewStep:
     """A step that runs nothing, because its output shares the memory of its inputs.
 
-    A reshape shares its input's bytes, a slice is a part of them, and a concatenation consists of
-    its pieces, written next to each other. `offsets[i]` is the start of input i, in bytes after the
-    output's start: negative if the output is a part of the input.
+    A reshape shares its input's bytes, a slice is a part of its input, and a concatenation consists
+    of its inputs, written next to each other. `offsets[i]` is the start of input i, in bytes after
+    the output's start: negative if the output is a part of the input.
     """
 
     inputs: tuple[str, ...]
@@ -91,12 +92,16 @@ class LoopStep:
     a halo.
 
     Attributes:
-        decides: whether the first output of the body says if another step follows.
+        body: the plan of the body.
+        decides: whether the first output of the body states if another step follows.
         states: number of values that each step passes to the next one: the body's next outputs.
-        rows: positions of the body's outputs that are collected.
+        rows: positions of the body's outputs whose values of all steps are collected (scan
+            outputs).
         most: maximum number of steps; None if unbounded.
         expected: an estimate of the number of steps.
-        offsets: the starts of the results in `output`, a block of bytes.
+        offsets: the byte offsets of the results in `output`.
+        inputs: names of the values that the step reads.
+        output: name of the value that holds all results, one after the other.
     """
 
     body: GraphPlan
@@ -114,8 +119,8 @@ class LoopStep:
 class BranchStep:
     """A step that runs one of two bodies, depending on a condition.
 
-    `inputs` are the condition and the values that the bodies capture. `offsets` are the starts of
-    the results of either body in `output`, a block of bytes.
+    `inputs` are the condition and the values that the bodies capture. `output` holds all results of
+    the body, one after the other; `offsets` are their byte offsets in it.
     """
 
     then: GraphPlan
@@ -127,8 +132,8 @@ class BranchStep:
 
 @dataclass(frozen=True, slots=True)
 class RefusalStep:
-    """A step that ends the run with the error `message`, because the branch that contains it
-    cannot be run."""
+    """A step that ends the run with the error `message`: the branch that contains it cannot be
+    run."""
 
     message: str
     output: str
@@ -139,7 +144,8 @@ Step = KernelStep | ViewStep | NativeStep | LoopStep | BranchStep | RefusalStep
 
 
 def bodies_of(step: Step) -> tuple[GraphPlan, ...]:
-    """Return the plans of the bodies that a step runs, in order; few steps have bodies."""
+    """Return the plans of the bodies that a step runs, in order; empty for a step without
+    bodies."""
     match step:
         case LoopStep():
             return (step.body,)
@@ -155,7 +161,7 @@ def expected_runs(step: Step) -> int:
 
 
 def control_step(node: Node, plans: Sequence[GraphPlan]) -> LoopStep | BranchStep:
-    """Return the step of a loop or branch; `plans` are those of its bodies, in order."""
+    """Return the step of a loop or branch node; `plans` are those of its bodies, in order."""
     if node.op == "loop":
         form = loop_form(node.attrs)
         (body,) = plans
@@ -200,12 +206,11 @@ class Growth:
 
 @dataclass(frozen=True, slots=True)
 class GraphPlan:
-    """An optimised graph with the steps that compute it, in order, and the placements of its
-    values.
+    """An optimised graph, the steps that compute it in order, and the placements of its values.
 
     Relayouts are `identity` nodes of the graph. `placements` covers every graph input and every
-    step's output; inputs and outputs of the graph are row-major without a halo. Constants have
-    none: each kernel packs its own.
+    step's output; inputs and outputs of the graph are row-major without a halo. Constants have no
+    placement: each kernel packs its own.
     """
 
     graph: Graph
@@ -239,8 +244,7 @@ class GraphPlan:
 
     @property
     def rooms(self) -> tuple[RoomDimension, ...]:
-        """The slack capacities of growing caches, which determine no shape of the caller's
-        arrays."""
+        """The slack capacities of growing caches, which are in no shape of the caller's arrays."""
         return tuple(dict.fromkeys(growth.room for growth in self.growing))
 
     def with_rooms(self, values: Mapping[str, int]) -> dict[str, int]:
@@ -294,8 +298,7 @@ class GraphPlan:
         )
 
     def counted(self, output: str) -> int | None:
-        """Return the axis of a graph output whose extent is known only after a run; None without
-        one.
+        """Return the axis of a graph output whose extent is known only after a run, or None.
 
         The output's type states the largest extent.
         """
@@ -304,9 +307,10 @@ class GraphPlan:
         return int(axis) if isinstance(axis, int) else None
 
     def labels(self, port: str) -> Labels | None:
-        """Return the labels of an input's or output's elements, such as names of classes.
+        """Return the labels of the elements of an input or output, such as names of classes.
 
-        None stands for plain numbers.
+        `port` is the name of the input or output. The result is None if the elements are plain
+        numbers.
         """
         if port in self.graph.inputs:
             readers = map(labels_of, self.graph.consumers(port))
@@ -314,7 +318,7 @@ class GraphPlan:
         return labels_of(self._says(port))
 
     def part_of(self, output: str) -> str | None:
-        """Return the name of the list that a graph output is an item of; None for a separate
+        """Return the name of the list of which a graph output is an item; None for a separate
         output."""
         return list_of(self._says(output))
 
@@ -325,11 +329,11 @@ class GraphPlan:
         return self.graph.producer(node.inputs[0]) if node and node.op == "trim" else node
 
     def tasks(self) -> list[tuple[Workload, int]]:
-        """Return the distinct tuned tasks, in order of first use, and how many times a run needs
-        each.
+        """Return the distinct tuned tasks, in order of first use, each with its number of runs.
 
-        A task is a workload, or one piece of a workload whose range is divided
-        (`compiler.plan.intervals`). A workload in a loop counts the expected number of steps.
+        The number is how many times one run of the model needs the task. A task is a workload, or
+        one piece of a workload whose range is divided (`compiler.plan.intervals`). A workload in a
+        loop counts the expected number of steps.
         """
         counts: dict[Workload, int] = {}
         for step, times in self.walk():

@@ -11,8 +11,8 @@ from tilewright.compiler.graph.ir import Graph, Node
 from tilewright.compiler.ops.products import BYTES, WORDS
 
 _WIDENING = ("cast", "mul", "div", "add", "sub", "identity", "reshape", "transpose", "clip", "relu")
-"""Operators that may lie between a value stored in bytes and a product that could use these
-bytes."""
+"""Operators that may lie between a value stored in 8 bits and a product that could use this
+value."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,8 +22,8 @@ class TypeShare:
     Attributes:
         types: the types of the factors, such as `uint8 x int8`.
         macs: number of multiply-accumulates.
-        reason: why the factors are floats although the model stores values in bytes or 16-bit
-            integers; otherwise empty.
+        reason: why the factors are floats although the model stores 8-bit or 16-bit integers;
+            otherwise empty.
     """
 
     types: str
@@ -32,9 +32,10 @@ class TypeShare:
 
 
 def type_shares(graph: Graph, macs: Mapping[str, int]) -> tuple[TypeShare, ...]:
-    """Add up the products of a graph and its bodies by the types of their factors, most work first.
+    """Sum the multiply-accumulates of a graph and its bodies by the types of their factors.
 
-    `macs` has the work of each product, by the name of its node. Nodes in a body count once.
+    The result is sorted by falling work. `macs` has the multiply-accumulates of each product, by
+    the name of its node. Nodes in a body count once.
     """
     found: dict[tuple[str, str], int] = {}
     for part in graph.walk():
@@ -75,7 +76,7 @@ def _why_no_pairs(graph: Graph, node: Node) -> str:
 
 
 def _is_stored_in_bytes(graph: Graph, value: str) -> bool:
-    """Whether a value is computed from one that is stored in bytes, only by scaling and
+    """Whether a value is computed from one that is stored in 8 bits, only by scaling and
     movement."""
     return _stored_type(graph, value) in BYTES
 

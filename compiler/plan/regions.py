@@ -1,8 +1,9 @@
 """Regions: values that share memory, each at a fixed distance in bytes from the others.
 
-A reshape shares the bytes of its operand, a slice is a part of them, the pieces of a concatenation
-are next to each other in it. Joining two values joins their regions, so that a chain of
-concatenations, each a piece of the next one (DenseNet), is one region. A union-find with distances.
+A reshape shares the bytes of its operand, a slice is a part of its operand, and the operands of a
+concatenation are next to each other in its result. Joining two values joins their regions, so that
+a chain of concatenations, each a piece of the next one (DenseNet), is one region. The algorithm is
+a union-find with distances.
 """
 
 from __future__ import annotations
@@ -63,8 +64,7 @@ class Regions:
         return region.members[value] - region.low
 
     def can_join(self, first: str, second: str, apart: int) -> bool:
-        """Whether the value `second` may start `apart` bytes after the value `first`, for all
-        sizes.
+        """Whether `second` may start `apart` bytes after `first`, for all dynamic sizes.
 
         No byte may have two writers. Two values that already share a region must have that
         distance.

@@ -1,4 +1,4 @@
-"""The start of a box of a tensor in a buffer with dynamic extents.
+"""The offset of a box in the buffer of a tensor with dynamic extents.
 
 An address is a sum over dimensions, and along a dimension a sum over the factors of the layout.
 `compiler.plan.placement.distance` enumerates all addresses; this module compares them factor by
@@ -26,10 +26,10 @@ def open_distance(
     part: tuple[Layout, Halo],
     start: tuple[int, ...],
 ) -> int | None:
-    """Return the start of a box of a tensor in its buffer, like `distance`, for dynamic sizes.
+    """Return the offset of a box in the buffer of a tensor, in elements, for dynamic sizes.
 
-    `distance` is in `compiler.plan.placement`. The result is None unless the box is proven to be
-    stored like a separate tensor for all sizes.
+    It is the result of `compiler.plan.placement.distance`. The result is None unless the box is
+    proven to be stored like a separate tensor for all sizes.
     """
     total = 0
     outer, inner = _along(whole_shape, *whole), _along(shape, *part)

@@ -1,12 +1,13 @@
 """Symbolic memory plans: for dynamic sizes, the order in which buffers are stacked.
 
 An arena of fixed sizes is planned by offsets (`compiler.plan.memory`). Here the same plan is
-computed at typical sizes, and only its order is kept: of two buffers that are live at one time, the
-lower one is below the other for all sizes. A buffer starts where the highest of those below it
-ends. Buffers therefore never overlap, whatever the sizes are, and at typical sizes the arena is as
-tight as planned.
+computed at typical sizes, and only its order is kept: if two buffers are live at the same time, the
+lower one stays below the other for all sizes. A buffer starts where the highest of the buffers
+below it ends. Buffers that are live at the same time therefore never overlap, whatever the sizes
+are, and at typical sizes the arena is as tight as planned.
 
-The arena of a body is not a buffer: its buffers replace it, on top of the same buffers.
+The arena of a body is replaced by the buffers of the body, which lie on the buffers below that
+arena.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ class StackedBuffer:
 
     Attributes:
         bytes: its size, a multiple of 64.
-        below: numbers of the buffers directly below it, all smaller than its own number.
+        below: numbers of the buffers directly below it; each is less than its own number.
     """
 
     bytes: int
@@ -75,8 +76,8 @@ class StackedMemory:
     ) -> MemoryPlan:
         """Return a memory plan with the buffers at the given offsets, in an arena of `arena` bytes.
 
-        `number` converts each byte offset in a buffer to the form of the offsets. Bodies share the
-        arena: each starts where it does.
+        `number` converts a byte offset in a buffer, which may be a dynamic size, to the type of
+        `offsets`. Plans of bodies use the offsets of the same arena.
         """
         shared = {
             step: (*((0,) if step in self.bodies else ()), *(offsets[n] for n in numbers))
@@ -98,7 +99,8 @@ class StackedMemory:
     ) -> StackedMemory:
         """Return the plan with new numbers of its buffers: buffer i becomes `numbers[i]`.
 
-        Without `buffers`, the numbers refer to the buffers of another plan.
+        `buffers` are the buffers under their new numbers; empty if the numbers refer to another
+        plan.
         """
         return StackedMemory(
             buffers,
@@ -117,7 +119,7 @@ def stack_memory(
     shared_bytes: SharedBytes | None = None,
     may_alias: MayAlias | None = None,
 ) -> StackedMemory:
-    """Order the buffers of a plan. The arguments are those of `plan_memory`.
+    """Determine the order of the buffers of a plan. The arguments are those of `plan_memory`.
 
     Raises:
         ValueError: if the plan's views contradict each other.

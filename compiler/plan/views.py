@@ -1,5 +1,4 @@
-"""Views: concatenations, slices and transposes that cost nothing, because their results lie in
-place.
+"""Views: concatenations, slices and transposes that are computed in place, without a copy.
 
 Before:                                     After:
     {conv}: a; {conv}: b                        {conv}: a; {conv}: b, each writing into y
@@ -7,10 +6,10 @@ Before:                                     After:
 
 A piece of a concatenation that a kernel writes can be written in place, if the pieces are
 consecutive in memory: along channels if the batch is 1, along the outermost dimension otherwise.
-Only pieces that cannot (an input, a constant, a value with another place already) are copied. A
-slice whose elements are contiguous is read in place, and so are rows of channels of a channels-last
-image (`layout_transposes.py`). In a dense block (Huang et al., 2017) all features are then in one
-buffer that grows by the output of each layer. Also called memory-efficient concatenation, or concat
+Other pieces (an input, a constant, a value that already has another place) are copied. A slice
+whose elements are contiguous is read in place, and so are rows of channels of a channels-last image
+(`layout_transposes.py`). In a dense block (Huang et al., 2017) all features are then in one buffer
+that grows by the output of each layer. Also called memory-efficient concatenation, or concat
 elimination (TensorRT).
 """
 
@@ -38,7 +37,7 @@ ROW = Placement()
 
 @dataclass(frozen=True, slots=True)
 class PlacedPiece:
-    """A piece of a concatenation: the value stored there, and the element at which it starts.
+    """A piece of a concatenation: its value, and the index of its first element in the result.
 
     `value` is the operand, or a copy of it under another name.
     """
@@ -57,12 +56,13 @@ class _Link:
 
 
 class Views:
-    """Decides which concatenations, slices and transposes of a graph are views, given its groups.
+    """The concatenations, slices and transposes of a graph that are views, given its groups.
+
+    Slices and concatenations in `copied` are not views.
 
     Attributes:
         concats: for each concatenation that is a view (by its output), the place of each operand.
-        slices: the slices that are views (by their output), with their starts. Slices and
-            concatenations in `copied` are not views.
+        slices: the slices that are views (by their output), with their starts.
         turned: the transposes that are views, by their output.
         types: the types of all values of the graph, and of the copies.
     """
@@ -93,12 +93,13 @@ class Views:
             self._enter(group, choice)
 
     def halos(self, wishes: Mapping[str, Sequence[Demand]]) -> dict[str, Halo]:
-        """Return the zeros to store around each value that a group computes.
+        """Return the halo (zeros to store around it) of each value that a group computes.
 
-        All values of a region have one halo, so that their strides agree. Values that are reshaped,
-        results of native operators and the caller's values have none: a reader that needs one gets
-        a copy. A region has none either if the zeros of all its values would take more memory than
-        the copies, or would overlap a neighbour's elements.
+        `wishes` has the layouts and halos in which groups read each value. All values of a region
+        have one halo, so that their strides agree. Values that are reshaped, results of native
+        operators and the caller's values have no halo: a reader that needs one gets a copy. A
+        region has no halo either if the zeros of all its values would take more memory than the
+        copies, or would overlap a neighbour's elements.
         """
         result: dict[str, Halo] = {}
         done: set[int] = set()

@@ -42,7 +42,7 @@ INLINE_KINDS = frozenset({"elementwise"})
 
 
 def stored_bytes(kind: TensorType, layout: Layout, halo: Halo = ()) -> int:
-    """Size of a value as stored: halo and rounding to whole blocks included."""
+    """Return the size of a value as stored, including halo and rounding to whole blocks."""
     return strides(kind.shape, layout, halo)[1] * kind.dtype.bytes
 
 
@@ -65,7 +65,7 @@ class Boundary:
 
     @property
     def bytes(self) -> int:
-        """Size as stored, halo included."""
+        """Size as stored in bytes, including the halo."""
         return stored_bytes(self.type, self.layout, self.halo)
 
 
@@ -74,8 +74,8 @@ class Workload:
     """A fused subgraph with one output.
 
     `inputs[i]` describes `graph.inputs[i]`. Constants of one element that feed elementwise
-    operators are numbers in `graph.constants`; all others are inputs flagged constant. The
-    constructor replaces the dynamic dimensions of `graph` by `WorkloadDimension`s.
+    operators are in `graph.constants`; all others are inputs flagged constant. The constructor
+    replaces the dynamic dimensions of `graph` by `WorkloadDimension`s.
     """
 
     graph: Graph
@@ -131,20 +131,20 @@ class Workload:
         return tuple(map(WorkloadDimension.of, self.graph.dimensions))
 
     def typical(self) -> Workload:
-        """Return the workload at typical sizes, at which knobs, defaults and records are
-        determined."""
+        """Return the workload at typical sizes, which determine its knobs, defaults and records."""
         return self.at({d.name: typical(dynamic_size(d)) for d in self.dimensions})
 
     def roomy(self) -> Workload:
-        """Return the workload at the upper sizes of its ranges; no worthwhile tile is larger."""
+        """Return the workload at the upper sizes of its ranges, which limit the useful sizes of
+        tiles."""
         return self.at(roomy_sizes(*map(dynamic_size, self.dimensions)))
 
     @property
     def family(self) -> str:
-        """The key of the workload with its constant numbers replaced by zeros.
+        """The key of the workload with its inline constants replaced by zeros.
 
         Workloads that differ only in scales, zero points, bounds and the like share it. A schedule
-        that is fast for one is fast for all: a product of bytes is the same with any scale.
+        that is fast for one is fast for all, because these values do not change the instructions.
         """
         graph = self.graph
         zeros = {name: np.zeros_like(value) for name, value in graph.constants.items()}
@@ -158,7 +158,7 @@ class Workload:
     def structure(self) -> str:
         """The key that workloads share if they differ only in sizes: SHA-256, hexadecimal.
 
-        Attributes count, so that a 3x3 convolution differs from a 1x1 convolution; numbers of
+        Attributes count, so that a 3x3 convolution differs from a 1x1 convolution; the constants of
         elementwise operators do not count.
         """
         graph = self.graph
@@ -173,8 +173,8 @@ class Workload:
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        """Return the extents of all values in an order that all workloads of one structure
-        share."""
+        """Return the extents of all values; workloads of one structure have them in the same
+        order."""
         return tuple(n for _, kind in sorted(self.graph.types.items()) for n in kind.shape)
 
     @property
@@ -231,7 +231,7 @@ class Cut:
 def make_workload(
     graph: Graph, nodes: Collection[str], boundaries: Mapping[str, Boundary] | None = None
 ) -> Workload:
-    """Return the workload of the named nodes: the `workload` of `cut_workload`."""
+    """Return the workload of the named nodes; arguments and errors are those of `cut_workload`."""
     return cut_workload(graph, nodes, boundaries).workload
 
 
@@ -244,7 +244,8 @@ def cut_workload(
     constant.
 
     Raises:
-        InvalidModelError: if the nodes have no output or more than one that is used outside.
+        InvalidModelError: if the graph has no node of a name, or if not exactly one value is an
+            output of the graph, unused, or used outside the nodes.
     """
     given = boundaries or {}
     inside: dict[str, Node] = {}

@@ -40,11 +40,10 @@ def assign_layouts(
     *,
     weight_macs: float = WEIGHT_MACS,
 ) -> tuple[LayoutChoice, ...]:
-    """Choose the layouts of each group, in order: those in `choice`, and the cheapest for all
-    others.
+    """Choose the layouts of each group: those in `choice`, and the cheapest for all others.
 
-    `weight_macs` is the property of that name of the target's core
-    (`compiler.targets.families.CoreModel`).
+    The result has one entry per group, in order. `weight_macs` is the number of multiplications in
+    the time in which one float32 weight comes from memory (`CoreModel.weight_macs`).
 
     Raises:
         InvalidArgumentError: if `choice` has layouts that are not among a group's options.
@@ -85,15 +84,17 @@ class Assignment:
             self._connect(value, makers.get(value), readers)
 
     def solve(self) -> list[int]:
-        """Return the number of the option that `Quadratic.solve` chooses for each group."""
+        """Return the index of the option that `Quadratic.solve` chooses for each group."""
         return self._problem.solve()[: len(self._groups)]
 
     def choices(self, numbers: Sequence[int]) -> tuple[LayoutChoice, ...]:
         return tuple(o[n].choice for o, n in zip(self.options, numbers, strict=True))
 
     def total(self, numbers: Sequence[int]) -> float:
-        """Return the total cost of one option per group, given by number: all kernels, and each
-        copy once."""
+        """Return the total cost of one option per group: all kernels, and each copy once.
+
+        `numbers` has the index of each group's option.
+        """
         total = sum(
             self._own(group, options[number])
             for group, (options, number) in enumerate(zip(self.options, numbers, strict=True))

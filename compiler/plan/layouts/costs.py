@@ -2,8 +2,8 @@
 
 The unit is one operation of a core; a byte moved costs `OPERATIONS_A_BYTE`, as in outer caches. The
 factors are rounded from kernels of ResNet-50, MobileNetV2, DenseNet-121 and GoogLeNet, timed in all
-layouts on one core (AVX-512). Two properties decide: whether the lanes run along one axis in all
-operands, and whether they are full.
+layouts on one core (AVX-512). Two properties determine most of the cost: whether the lanes run
+along one axis in all operands, and whether the lanes are full.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _LINE_STARTS = 800.0
 
 @memo(4096)
 def moved(kind: TensorType, layout: Layout, halo: Halo = ()) -> float:
-    """Return the cost of reading or writing a value once, as stored in a layout."""
+    """Return the cost of reading or writing a value once, as it is stored in a layout."""
     torn = False
     if layout != ROW_MAJOR:
         last = layout.factors[-1]
@@ -61,10 +61,10 @@ def convolution(
     lanes: int,
     weight_macs: float = WEIGHT_MACS,
 ) -> float:
-    """Return the operations of a convolution from `source` to `output` layout, without its traffic.
+    """Return the cost of a convolution from `source` to `output` layout, without its traffic.
 
-    `weight_macs` is the property of that name of the target's core
-    (`compiler.targets.families.CoreModel`).
+    `weight_macs` is the number of multiplications in the time in which one float32 weight comes
+    from memory (`CoreModel.weight_macs`).
     """
     types = graph.types
     weight, result = types[node.inputs[1]].shape, types[node.output].shape
@@ -176,7 +176,8 @@ def _two_passes(graph: Graph, node: Node, step: float) -> float:
 
 
 def interpolation(graph: Graph, node: Node, layout: Layout) -> float:
-    """Return the cost of an interpolation, whose results are sums of a few elements of an image.
+    """Return the cost of an interpolation, whose results are weighted sums of a few elements of an
+    image.
 
     If the positions vary along a row, the elements are loaded one by one, which costs more.
     """
@@ -190,7 +191,7 @@ def interpolation(graph: Graph, node: Node, layout: Layout) -> float:
 def reduction(graph: Graph, node: Node, layout: Layout) -> float:
     """Return the cost of a sum over pixels in a layout.
 
-    In a row-major layout lanes run along the pixels and are summed at the end, which costs more.
+    In a row-major layout, lanes run along the pixels and are summed at the end, which costs more.
     """
     return graph.types[node.inputs[0]].elements * (1.2 if layout == ROW_MAJOR else 1.0)
 

@@ -2,8 +2,8 @@
 
 Values of convolutions may be row-major (NCHW) or blocked by channels (NCHW16c). If the last block
 would be partly empty, they may also be in blocks of half a vector (NCHW8c) or channels-last (NHWC).
-The same holds for images of four bytes per pixel, and for all images of a graph that converts some
-of them to rows. Matrix products, rows and gathers read and write row-major values.
+Channels-last is also possible for images of four 8-bit channels, and for all images of a graph that
+converts some of them to rows. Matrix products, rows and gathers read and write row-major values.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ from tilewright.compiler.plan.workload import Halo
 from tilewright.compiler.sizes import DynamicSizeError, bounds, is_dynamic, larger
 
 GROUP = 4
-"""Channels of bytes that are multiplied together."""
+"""8-bit channels that one dot-product instruction multiplies."""
 
 PADDING_LIMIT = 1 / 3
-"""The share of unused channels that blocks may add: in blocks of 16, 24 channels take up 32."""
+"""The fraction of unused channels that blocks may add: in blocks of 16, 24 channels take up 32."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ class LayoutChoice:
     demands: dict[str, Demand]
 
     def named(self) -> GroupLayouts:
-        """The choice as text, by the names of the values."""
+        """Return the choice with layouts as text, by the names of the values."""
         read = {value: wish.layout for value, wish in self.demands.items()}
         inputs = sorted((v, "any" if layout is None else str(layout)) for v, layout in read.items())
         return GroupLayouts(str(self.output), tuple(inputs))
@@ -88,12 +88,12 @@ def fits_block(channels: int, groups: int, block: int) -> bool:
 
 
 class Options:
-    """Lists the possible layouts of each group of one graph, for vectors of `lanes` elements.
+    """The possible layouts of each group of one graph, for vectors of `lanes` elements.
 
-    `weight_macs` is the property of that name of the target's core
-    (`compiler.targets.families.CoreModel`). The concatenations and slices in `copied` never lie in
-    place: they move their elements in any layout. The cost of an option is counted at typical
-    sizes; its validity holds for all sizes.
+    `weight_macs` is the number of multiplications in the time in which one float32 weight comes
+    from memory (`CoreModel.weight_macs`). The concatenations and slices in `copied` are kernels,
+    not views, and may read and write any layout. The cost of an option is counted at typical sizes;
+    its validity holds for all sizes.
     """
 
     def __init__(
@@ -137,7 +137,7 @@ class Options:
     def layouts(self, value: str, groups: int = 1) -> tuple[Layout, ...]:
         """Return the layouts that a value may have, row-major first.
 
-        `groups` is the number of groups of a convolution that reads or writes the value
+        `groups` is the number of groups of a grouped convolution that reads or writes the value
         (`fits_block`).
         """
         kind = self._graph.types[value]
@@ -388,9 +388,12 @@ def _keeps_blocks(node: Node, block: int) -> bool:
 
 
 def conv_halo(graph: Graph, node: Node) -> Halo:
-    """Return the zeros around its operand that the windows of a convolution reach.
+    """Return the widths of the padding around its operand that the windows of a convolution reach.
 
-    The result is `()` if the windows reach none.
+    The result is `()` if the windows reach no padding.
+
+    Raises:
+        DynamicSizeError: if a width is unbounded.
     """
     shape = graph.types[node.inputs[0]].shape
     kernel = graph.types[node.inputs[1]].shape[2:]

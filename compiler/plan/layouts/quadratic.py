@@ -1,4 +1,4 @@
-"""Choices that depend on each other in pairs: partitioned boolean quadratic programming.
+"""Partitioned boolean quadratic programming (PBQP): choices whose costs depend on pairs of them.
 
 Each node has a cost for each of its options, each edge one for each pair of options. A node with
 one or two neighbours is folded into them without loss, as in a dynamic program over a
@@ -19,7 +19,7 @@ Costs = NDArray[np.float64]
 
 
 class Quadratic:
-    """An optimisation problem of nodes with options, built by `node` and `edge`.
+    """A PBQP instance, built by `node` and `edge`.
 
     `solve` chooses one option per node, deterministically.
     """
@@ -35,7 +35,8 @@ class Quadratic:
         return len(self._costs) - 1
 
     def edge(self, first: int, second: int, costs: Costs) -> None:
-        """Add `costs[i, j]` if the first node takes option i and the second option j."""
+        """Add the cost `costs[i, j]` of option i of the first node together with option j of the
+        second."""
         if first == second:
             self._costs[first] = self._costs[first] + np.diagonal(costs)
             return
@@ -45,7 +46,7 @@ class Quadratic:
         self._edges[second][first] = total.T
 
     def total(self, options: Sequence[int]) -> float:
-        """Return the cost of a solution: `options` has the number of the chosen option of each
+        """Return the cost of a solution: `options` has the index of the chosen option of each
         node."""
         total = sum(
             float(costs[option]) for costs, option in zip(self._costs, options, strict=True)
@@ -57,10 +58,10 @@ class Quadratic:
         return total
 
     def solve(self) -> list[int]:
-        """Return the number of the option chosen for each node.
+        """Return the index of the option chosen for each node.
 
-        The choice is the cheapest of all if every node could be folded into its neighbours.
-        Otherwise it costs no more than the result of a greedy walk over the nodes in order.
+        The choice is optimal if every node could be folded into its neighbours. Otherwise it costs
+        no more than the result of a greedy walk over the nodes in order.
         """
         found, exact = _Reduction(self._costs, self._edges).run()
         if exact:
