@@ -110,7 +110,7 @@ def module_linkers() -> tuple[tuple[str, ...], ...]:
 
 
 def _machine(code: bytes) -> int:
-    """The number of the machine that an ELF file is for; 0 for another file."""
+    """Return the machine number of an ELF file; 0 for another file."""
     return int.from_bytes(code[18:20], "little") if code[:4] == b"\x7fELF" else 0
 
 

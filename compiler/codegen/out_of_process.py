@@ -74,7 +74,7 @@ def _limit_time(seconds: int) -> None:
 
 
 def _reason(child: ChildProcess) -> str:
-    """The reason why it ended before it answered."""
+    """Return the reason why a child ended before it answered."""
     if child.wait() == -signal.SIGXCPU:
         return f"it does not end in {LIMIT_SECONDS} s"
     lines = child.last_words()

@@ -207,7 +207,8 @@ def _count(body: str, syntax: AssemblySyntax) -> KernelStatistics:
 
 
 def _registers(instructions: Iterable[str], syntax: AssemblySyntax) -> int:
-    """Number of distinct vector registers that they name, whatever their aliases."""
+    """Return the number of distinct vector registers that instructions name, whatever their
+    aliases."""
     return len(
         {
             int(found["number"]) // syntax.parts.get(found["kind"], 1)

@@ -264,7 +264,7 @@ class LoopNest:
             return self._axes_apart(values).at(values)
 
     def _axes_apart(self, values: Mapping[str, int]) -> LoopNest:
-        """The nest with other names for axes that would become equal at these sizes."""
+        """Return the nest with other names for axes that would become equal at these sizes."""
         closed: set[Axis] = set()
         renamed: dict[Axis, Axis] = {}
         for axis in self.axes:
@@ -277,7 +277,7 @@ class LoopNest:
         return replaced(self, lambda axis: renamed.get(axis, axis), Axis)
 
     def _numbers(self) -> Iterator[int]:
-        """All numbers that may be dynamic sizes."""
+        """Yield every integer of the nest that may be a dynamic size."""
         for axis in self.axes:
             yield axis.extent
         for tensor in (*self.buffers, *self.scratch):

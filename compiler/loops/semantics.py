@@ -326,14 +326,17 @@ def _fma_double(x: Array, y: Array, z: Array) -> Array:
 
 
 def _split(x: Array) -> tuple[Array, Array]:
-    """A float64 as two numbers of 26 bits."""
+    """Split a float64 into the sum of two floats of 26 bits."""
     large = x * 134217729.0
     high = large - (large - x)
     return high, x - high
 
 
 def _scale(x: Array, n: Array) -> Array:
-    """x * 2**n; like codegen, n is limited to where every finite x has over- or underflown."""
+    """Return x * 2**n.
+
+    Like code generation, it limits n to a range beyond which every finite x over- or underflows.
+    """
     limit = 3000 if x.dtype.itemsize == 8 else 300
     exponent = np.nan_to_num(np.clip(n, -limit, limit)).astype(np.int32)
     return np.asarray(np.ldexp(x, exponent), x.dtype)

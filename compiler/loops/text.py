@@ -57,7 +57,7 @@ def print_nest(nest: LoopNest) -> str:
 
 
 class _Printer:
-    """Names for everything that a nest refers to, and the lines of its text."""
+    """Printer of a nest: unique names for all axes and tensors, and the lines of the text."""
 
     def __init__(self, nest: LoopNest) -> None:
         self.nest = nest
@@ -243,7 +243,8 @@ def quoted(name: str) -> str:
 
 
 def _unique(name: str, taken: Iterable[str]) -> str:
-    """A handle that no other axis or tensor has: the name, or `name~2`, `name~3`, ..."""
+    """Return a name that no other axis or tensor has: the name itself, or `name~2`, `name~3`,
+    ..."""
     handles, number = set(taken), 1
     handle = f"{name}~1" if re.search(r"~\d+$", name) else name
     while handle in handles:

@@ -89,9 +89,9 @@ def _merge_constants(
 
 
 def _rounded(numbers: np.ndarray, dtype: np.dtype) -> np.ndarray | None:
-    """Float64 numbers in a narrower type; None if one overflows it or becomes subnormal.
+    """Round float64 values to a narrower type; None if one overflows it or becomes subnormal.
 
-    Such a number keeps few of its digits, or none.
+    Such a value keeps few of its digits, or none.
     """
     with np.errstate(over="ignore"):
         rounded = numbers.astype(dtype)

@@ -93,7 +93,7 @@ def _weight(rewriter: Rewriter, value: str, *, along_rows: bool) -> _Weight | No
 
 
 def _integers(rewriter: Rewriter, value: str) -> tuple[np.ndarray, np.ndarray] | None:
-    """Stored bytes and their zero point, from `int32(bytes) - zero`."""
+    """Return stored 8-bit integers and their zero point, from `int32(stored) - zero`."""
     found = shifted(rewriter, value)
     if found is None or rewriter.type(found[0]).dtype not in BYTES:
         return None
@@ -105,7 +105,7 @@ def _integers(rewriter: Rewriter, value: str) -> tuple[np.ndarray, np.ndarray] |
 def _unsigned(
     stored: np.ndarray, scale: np.ndarray, zero: np.ndarray, *, along_rows: bool
 ) -> _Weight | None:
-    """Rows (N, K) of unsigned 4-bit numbers, or of 8 bits if necessary."""
+    """Return rows (N, K) of unsigned 4-bit integers, or of 8-bit ones if necessary."""
     signed = stored.dtype == np.int8
     low, high = (min(int(stored.min()), int(zero.min())), max(int(stored.max()), int(zero.max())))
     narrow = low >= -8 and high <= (7 if signed else 15)

@@ -100,7 +100,8 @@ def _moving(rewriter: Rewriter, source: ByteSource) -> str | None:
 
 
 def _sums(rewriter: Rewriter, value: str, zero: str | None, axis: int, factor: str) -> str:
-    """`factor` times the sums of bytes minus a zero point, along one of the last two dimensions."""
+    """Emit `factor` times the sums of 8-bit integers minus a zero point, along one of the last two
+    dims."""
     wide = rewriter.emit("cast", [value], {"to": DType.INT32.value})
     if zero is not None:
         wide = rewriter.emit("sub", [wide, zero])

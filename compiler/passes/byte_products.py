@@ -267,7 +267,8 @@ def _weight_type(rewriter: Rewriter, source: ByteSource) -> DType:
 def _stays_inside(
     rewriter: Rewriter, source: ByteSource, values: np.ndarray, axes: int | tuple[int, ...]
 ) -> bool:
-    """Whether the sums of products along these axes fit in int32, whatever the source holds.
+    """Whether the sums of products along these axes fit in int32 for all values of the source's
+    type.
 
     Intermediate sums may wrap around in int32. A zero point that is known only at run time may be
     at either end.
@@ -285,8 +286,11 @@ def _stays_inside(
 def _moved_into(
     stored: DType, values: np.ndarray, axes: int | tuple[int, ...]
 ) -> np.ndarray | None:
-    """The amount to subtract from weights along these axes so that int8 holds them: 0 if it holds
-    them unchanged; None if some differ too much. int16 weights are not shifted."""
+    """Return the amount to subtract from weights along these axes so that they fit in int8.
+
+    It is 0 if they fit unchanged. The result is None if some differ too much. int16 weights are not
+    shifted.
+    """
     low, high = (np.asarray(end(axis=axes, keepdims=True)) for end in (values.min, values.max))
     limits = np.iinfo(stored.numpy)
     if low.min() >= limits.min and high.max() <= limits.max:
@@ -297,5 +301,5 @@ def _moved_into(
 
 
 def _wrapped(numbers: np.ndarray) -> np.ndarray:
-    """Numbers wrapped to int32."""
+    """Wrap integers around to int32."""
     return numbers.astype(np.int32)

@@ -106,7 +106,7 @@ def function_of(
 
 
 def _is_plain(rewriter: Rewriter, node: Node, shape: tuple[int, ...]) -> bool:
-    """Whether an operator computes each element from its own and from single numbers."""
+    """Whether an operator computes each element from its own and from constants of one element."""
     if ops.get(node.op).kind is not OpKind.ELEMENTWISE or rewriter.shape(node.outputs[0]) != shape:
         return False
     constants = [v for v in node.inputs if rewriter.array(v) is not None]
@@ -116,8 +116,7 @@ def _is_plain(rewriter: Rewriter, node: Node, shape: tuple[int, ...]) -> bool:
 
 
 def _is_tensor(rewriter: Rewriter, value: str, shape: tuple[int, ...]) -> bool:
-    """Whether a value is a constant tensor of bytes, to which tables are applied at compile
-    time."""
+    """Whether a value is a constant 8-bit tensor, to which tables are applied at compile time."""
     kind = rewriter.type(value)
     known = rewriter.array(value) is not None
     return known and kind.dtype in BYTES and kind.shape == shape and kind.elements > 1

@@ -55,7 +55,7 @@ def hides_the_future(rewriter: Rewriter, mask: str, past: int, hidden: float) ->
 def _is_ahead(rewriter: Rewriter, condition: str, past: int, *, single: bool) -> bool | None:
     """True if a condition holds for j > i + past, False if it holds for j <= i + past; else None.
 
-    The position of a `single` query is a number.
+    A `single` query has one position, an integer or a dynamic size.
     """
     node = rewriter.producer(_unexpanded(rewriter, condition))
     if node is None:

@@ -98,7 +98,7 @@ class _Narrowing:
         self._crossing = self._chosen() if chooses else set()
 
     def graph(self) -> Graph:
-        """The graph with the chosen values narrow."""
+        """Return the graph with the chosen values in the 16-bit type."""
         for group in self._groups:
             self._rewrite(group)
         return self._edit.finish() if self._stored else self._source
@@ -106,7 +106,7 @@ class _Narrowing:
     # ---- selection of values that are stored narrow
 
     def _chosen(self) -> set[str]:
-        """Outputs of groups that are stored narrow."""
+        """Return the outputs of groups that are stored in the 16-bit type."""
         makers = {group.output: group for group in self._groups}
         readers: dict[str, list[Group]] = {}
         for group in self._groups:
@@ -178,8 +178,11 @@ class _Narrowing:
         return not any(group.is_native or self._jumps(group) for group in readers)
 
     def _exceeds(self, group: Group) -> bool:
-        """Whether a group computes with a number, or pads with one, that the narrow type cannot
-        represent: masks add -1e9, which would be stored as an infinity."""
+        """Whether a group computes with a constant, or pads with one, that the 16-bit type cannot
+        represent.
+
+        For example, masks add -1e9, which would be stored as an infinity.
+        """
         for node in group.nodes:
             factors = node.inputs[: FACTORS.get(node.op, 0)]  # these are rejected
             arrays = [
@@ -196,7 +199,7 @@ class _Narrowing:
         return False
 
     def _lost(self, array: np.ndarray) -> np.ndarray:
-        """A mask of numbers that would become infinite."""
+        """Return a mask of the elements that would become infinite."""
         with np.errstate(over="ignore"):
             rounded = from_memory(to_memory(array, self._dtype), self._dtype)
         return np.asarray(np.isfinite(array) & ~np.isfinite(rounded))
@@ -266,8 +269,10 @@ class _Narrowing:
         return value
 
     def _are_narrow(self, values: tuple[str, ...]) -> bool:
-        """Whether values can be read narrow: stored in that type, or constants next to one that
-        is."""
+        """Whether values can be read in the 16-bit type.
+
+        They are stored in that type, or constants next to one that is.
+        """
         constants = self._source.constants
         types = self._source.types
         return (
@@ -288,7 +293,7 @@ class _Narrowing:
         return typical(rows) <= _FEW_ROWS
 
     def _holds(self, value: str) -> bool:
-        """Whether the narrow type represents the numbers of a constant."""
+        """Whether the 16-bit type represents the values of a constant."""
         array = self._source.constants[value]
         with np.errstate(over="ignore"):
             rounded = from_memory(to_memory(array, self._dtype), self._dtype)
@@ -300,7 +305,7 @@ class _Narrowing:
         return (*first, *(self._in_float32(value, wide) for value in node.inputs[narrow:]))
 
     def _as_stored(self, value: str) -> str:
-        """The narrow value; a constant is rounded once."""
+        """Return the 16-bit value; a constant is rounded once."""
         if value not in self._stored:
             array = self._source.constants[value]
             self._edit.constants[self._name_of(value)] = self._rounded(value, array)
@@ -332,7 +337,7 @@ class _Narrowing:
         wide[node.output] = node.output
 
     def _name_of(self, value: str) -> str:
-        """A new name for the narrow version of a float32 value."""
+        """Return a new name for the 16-bit version of a float32 value."""
         name = self._stored[value] = self._edit.in_type(value, self._dtype)
         return name
 

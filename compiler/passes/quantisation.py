@@ -131,7 +131,10 @@ def source_of(rewriter: Rewriter, value: str) -> ByteSource | None:
 
 
 def _moved_source(rewriter: Rewriter, node: Node) -> ByteSource | None:
-    """A movement of floats as a movement of the bytes; all parts must have the same scale."""
+    """Recognise a movement of dequantised floats as a movement of the stored integers.
+
+    All operands must have the same scale and zero point.
+    """
     operands = moved_operands(node)
     found = [part for value in operands if (part := source_of(rewriter, value)) is not None]
     zeros = {number_of(rewriter, part.zero) for part in found}
@@ -160,7 +163,7 @@ def move(rewriter: Rewriter, node: Node, values: Sequence[str]) -> str:
 
 
 def _one_zero(rewriter: Rewriter, zero: str) -> str:
-    """A zero point; a single number if a constant has equal elements."""
+    """Return a zero point; one element if a constant has equal elements."""
     array = rewriter.array(zero)
     if array is None or array.size < 2 or (array != array.flat[0]).any():
         return zero
@@ -248,7 +251,10 @@ def as_factor(rewriter: Rewriter, source: ByteSource, factor: ByteFactor) -> Byt
 
 
 def _stepped(rewriter: Rewriter, value: str, dtype: DType, step: int) -> str:
-    """Bytes in the other type, shifted before movements: in the operators that compute them."""
+    """Convert stored integers to the other signedness, shifted before movements.
+
+    The shift is then fused with the operators that compute the integers.
+    """
     made = rewriter.producer(value)
     if made is not None and made.op in MOVEMENTS:
         inner = [_stepped(rewriter, value, dtype, step) for value in moved_operands(made)]

@@ -36,8 +36,7 @@ def quantise_first(graph: Graph) -> Graph:
 
 @dataclass(frozen=True, slots=True)
 class _Chain:
-    """A chain of operators with one operand and single numbers, first one first, applied to a
-    value."""
+    """A chain of operators with one operand and constants of one element, applied to a value."""
 
     value: str
     nodes: tuple[Node, ...]
@@ -84,7 +83,7 @@ def _is_number(rewriter: Rewriter, value: str) -> bool:
 
 
 def _rises(rewriter: Rewriter, node: Node) -> bool:
-    """Whether an operator with single numbers keeps the order of its operand's numbers."""
+    """Whether an operator with constants of one element is monotonically increasing."""
     if node.op not in RISING:
         return False
     (varying,) = (v for v in node.inputs if not _is_number(rewriter, v))

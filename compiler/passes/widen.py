@@ -60,8 +60,11 @@ def multiplied_type(graph: Graph) -> DType | None:
 
 
 def _factors(graph: Graph, node: Node) -> set[DType]:
-    """The types of a product's operands. Weights in blocks make every product a float32 product: it
-    counts as one of the type that its rows have in the model."""
+    """Return the types of a product's operands.
+
+    Block-scaled weights make every product a float32 product: it counts as one of the type that its
+    rows have in the model.
+    """
     if node.op != "block_matmul":
         return {graph.types[value].dtype for value in node.inputs}
     value = node.inputs[0]

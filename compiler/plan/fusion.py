@@ -161,7 +161,8 @@ class _Fusion:
         return accepted
 
     def _narrow(self, epilogue: list[Node]) -> list[Node]:
-        """The epilogue without widening operators at its end, if readers can apply these."""
+        """Return the epilogue without dequantising operators at its end, if readers can apply
+        these."""
         if not epilogue:
             return []
         value = epilogue[-1].output
@@ -224,7 +225,7 @@ class _Fusion:
         return [user]
 
     def _take_chains(self, anchor: Node, nodes: list[Node]) -> None:
-        """Take multi-step chains that widen narrow values and that only the epilogue reads."""
+        """Take chains of dequantising operators that only the epilogue reads."""
         for node in [node for node in nodes if node is not anchor and _is_elementwise(node)]:
             for value in node.inputs:
                 chain = widening(self._graph, value)
@@ -277,7 +278,8 @@ class _Fusion:
         return self._converts(node) < 0
 
     def _converts(self, node: Node) -> int:
-        """Number of bytes by which a node widens each float."""
+        """Return the difference in bytes between the float types after and before a node's
+        conversion."""
         if node.op != "cast":
             return 0
         source, to = (self._graph.types[v].dtype for v in (*node.inputs, node.output))

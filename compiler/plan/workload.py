@@ -323,7 +323,7 @@ def _is_one(dimension: Dimension) -> bool:
 
 
 def _without_numbers(node: Node) -> Node:
-    """The node with zeros in place of floats that elementwise operators compute with."""
+    """Return the node with zeros in place of the float attributes of an elementwise operator."""
     if ops.get(node.op).kind.value not in INLINE_KINDS:
         return node
     attrs = tuple((n, 0.0 if isinstance(value, float) else value) for n, value in node.attrs)

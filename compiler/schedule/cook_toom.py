@@ -125,7 +125,7 @@ def factored(matrix: Rational) -> tuple[Rational, Rational]:
 
 
 def _mirror(matrix: Rational, row: int, other: int) -> bool:
-    """Whether two rows agree up to signs, with some of both, so that sharing them saves
+    """Whether two rows agree up to signs, with equal and opposite ones, so that sharing saves
     operations."""
     pairs = [(a, b) for a, b in zip(matrix[row], matrix[other], strict=True) if a or b]
     return (

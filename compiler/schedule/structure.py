@@ -201,7 +201,7 @@ def edges(load: Load, axis: Axis, *, with_halo: bool = True) -> tuple[int, int]:
 
 
 def _most(size: int) -> int:
-    """The maximum of a size."""
+    """Return the maximum of a dynamic size."""
     high = bounds(size)[1]
     if high == inf:
         raise ScheduleError(f"there may be ever more than {size}")

@@ -219,8 +219,10 @@ def divide(emitter: Emitter, form: Linear, divisor: int) -> tuple[Linear, Linear
 
 
 def _quotients(numbers: int, divisor: int) -> int:
-    """Number of distinct quotients of that many numbers; an upper bound for dynamic sizes that do
-    not divide."""
+    """Return the number of distinct quotients of `numbers` consecutive integers from 0.
+
+    It is an upper bound for dynamic sizes that do not divide.
+    """
     if is_dynamic(divisor):
         exact = exact_quotient(numbers, divisor)
         return numbers if exact is None else exact
@@ -228,7 +230,7 @@ def _quotients(numbers: int, divisor: int) -> int:
 
 
 def _split(form: Linear, divisor: int) -> tuple[Linear, Linear]:
-    """The part that the divisor is known to divide, divided, and the rest."""
+    """Return the divided terms that the divisor is known to divide, and the other terms."""
     quotient = Linear()
     if is_dynamic(divisor):  # the constant's own quotient is known at run time only
         quotient.constant = exact_quotient(form.constant, divisor) or 0

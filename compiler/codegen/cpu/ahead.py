@@ -80,8 +80,10 @@ def loads_ahead(
 
 
 def _most_held(held: Sequence[Sequence[tuple[int, ...]]], distance: int) -> int:
-    """The maximum number of loaded values that wait at once, if each is loaded `distance` points
-    ahead."""
+    """Return the maximum number of loaded values that wait in registers at the same time.
+
+    Each is loaded `distance` points ahead of its use.
+    """
     last = {key: number for number, keys in enumerate(held) for key in keys}
     live: set[tuple[int, ...]] = set()
     most = 0

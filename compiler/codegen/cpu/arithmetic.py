@@ -128,7 +128,7 @@ def apply(emitter: Emitter, operation: Operation, *args: Value) -> Value:
 
 
 def _note_added(emitter: Emitter, result: Value, a: Value, b: Value) -> None:
-    """Record that a constant was added to rounded bytes, or to a rounded float."""
+    """Record that a constant was added to rounded 8-bit integers, or to a rounded float."""
     if a.const is not None:
         a, b = b, a
     rounding.note_shifted(emitter, result, a, b)
@@ -235,11 +235,11 @@ def cast(emitter: Emitter, value: Value, to: DType) -> Value:
 
 
 def _saturated(emitter: Emitter, value: Value, to: DType) -> Value:
-    """A float as an integer: numbers out of range saturate, NaN becomes the lowest.
+    """Convert a float to an integer: values out of range saturate, NaN becomes the lowest integer.
 
     The limits are floats, so that only a conversion of floats in range remains. LLVM's own
-    saturating conversion goes lane by lane if no instruction saturates (x86), and to bytes on other
-    targets, too.
+    saturating conversion goes lane by lane if no instruction saturates (x86), and for 8-bit
+    integers on other targets, too.
     """
     source, lanes = value.dtype, value.lanes
     assert source is not None
@@ -274,7 +274,7 @@ def _saturated(emitter: Emitter, value: Value, to: DType) -> Value:
 
 
 def _rounded_to_odd(emitter: Emitter, value: Value) -> Value:
-    """float64 as the float32 toward zero, with its last bit set if the conversion is inexact.
+    """Round a float64 to float32 toward zero; the last bit is set if the conversion is inexact.
 
     Rounding that once more gives a 16-bit float as if it had been rounded once (Boldo and
     Melquiond, Emulation of FMA and correctly rounded sums, 2008). The direct conversion is a call
@@ -374,7 +374,8 @@ def _held(emitter: Emitter, value: Value) -> Value:
 
 
 def _integer_division(emitter: Emitter, operation: Operation, a: Value, b: Value) -> Value:
-    """Quotient or remainder that never traps: x / 0 is x, and the smallest number / -1 wraps.
+    """Emit a quotient or remainder that never traps: x / 0 is x, and the smallest integer / -1
+    wraps.
 
     C leaves both undefined and x86 faults, also on the unused lanes of a ragged vector.
     """

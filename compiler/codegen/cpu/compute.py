@@ -254,7 +254,8 @@ class ComputeLowering:
     def _masked_accumulator(
         self, combiner: Combiner | Fold, accesses: Accesses, points: Points
     ) -> Callable[[Partial, Point], Partial]:
-        """The same for a vector along the reduction that has fewer active lanes than its width."""
+        """Like `_accumulator`, for a vector along the reduction that has fewer active lanes than
+        its width."""
         emitter, lanes = self.emitter, self.context.lanes
         neutral = start(emitter, combiner, self.dtype)
         items = items_evaluator(self.context, self.budget, self.compute.body, accesses, points)

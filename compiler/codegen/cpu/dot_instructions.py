@@ -75,7 +75,8 @@ def multiply_add(
 def _direct(
     emitter: Emitter, types: Types, accumulator: Value, left: Value, right: Value
 ) -> Value | None:
-    """The result by an instruction for these types, in either order."""
+    """Emit a dot-product instruction for these types, in either order; None if the target has
+    none."""
     sums, lanes = accumulator.dtype, accumulator.lanes
     assert sums is not None
     found = emitter.target.dot(*types, sums, lanes)
@@ -88,9 +89,10 @@ def _direct(
 def _other_sign(
     emitter: Emitter, types: Types, accumulator: Value, left: Value, right: Value
 ) -> Value | None:
-    """The result by an instruction whose left operand has the other signedness.
+    """Emit a dot-product instruction for the other signedness of the left operand, or return None.
 
-    Bytes whose eighth bit is known to be clear, such as weights of four bits, are the same in both.
+    8-bit integers whose bit 7 is known to be clear, such as 4-bit weights, are the same in both
+    types.
     """
     other = _BYTES[types[0] is DType.UINT8], types[1]
     if not emitter.masks.get(left.name, _EIGHTH_BITS) & _EIGHTH_BITS:
@@ -112,8 +114,7 @@ def _other_sign(
 def _seven_bits(
     emitter: Emitter, types: Types, accumulator: Value, left: Value, right: Value
 ) -> Value | None:
-    """The result by an instruction that requires seven bits of the left operand, or of the right
-    one instead."""
+    """Emit a dot-product instruction that requires seven bits of one operand, or return None."""
     lanes = accumulator.lanes
     for kinds, x, y in ((types, left, right), (types[::-1], right, left)):
         found = emitter.target.dot(DType.UINT8, kinds[1], DType.INT32, lanes, seven_bits=True)
@@ -139,7 +140,8 @@ def _shifted(emitter: Emitter, shift: str, value: Value) -> Value:
 
 
 def _halved(emitter: Emitter, dtype: DType, value: Value, part: int) -> Value:
-    """The even (0) or odd (1) bytes of each group as 16-bit elements, in the place of two bytes."""
+    """Convert the even (0) or odd (1) 8-bit elements of each group to int16, in place of two
+    elements."""
     lanes = 2 * value.lanes
     text = type_text(DType.INT16, lanes)
     eight = emitter.const(8, DType.INT16, lanes)
@@ -154,7 +156,7 @@ def _halved(emitter: Emitter, dtype: DType, value: Value, part: int) -> Value:
 def _by_elements(
     emitter: Emitter, types: Types, accumulator: Value, left: Value, right: Value
 ) -> Value | None:
-    """The result by products of a vector and a scalar of int16; None for types that are not
+    """Emit widening products of an int16 vector and an int16 scalar; None for types other than
     integers.
 
     Two vectors of groups were interleaved before; LLVM undoes that automatically.
@@ -174,9 +176,9 @@ def _by_elements(
 
 
 def _extended(emitter: Emitter, value: Value, sums: Value) -> Value:
-    """Broadcast to the lanes and type of the sums, with the bits of a signed value.
+    """Sign-extend a factor to the type of the sums, and broadcast a scalar to their lanes.
 
-    The scalar is widened after the broadcast, because that is the pattern that LLVM matches.
+    The scalar is extended after the broadcast, because that is the pattern that LLVM matches.
     """
     assert sums.dtype is not None
     whole = emitter.splat(value, sums.lanes)
@@ -209,7 +211,7 @@ def _element(emitter: Emitter, dtype: DType, group: Value, place: int) -> Value:
 
 
 def _plain(emitter: Emitter, dtype: DType, accumulator: Value, left: Value, right: Value) -> Value:
-    """Pairs of 16-bit elements, one element at a time."""
+    """Multiply pairs of 16-bit elements, one element of each pair at a time."""
     widening, lanes = emitter.target.widening, accumulator.lanes
     if widening and dtype is DType.INT16 and lanes == widening.lanes:
         for part in (0, 1):
@@ -225,7 +227,7 @@ def _plain(emitter: Emitter, dtype: DType, accumulator: Value, left: Value, righ
 
 
 def _half(emitter: Emitter, value: Value, part: int) -> Value:
-    """The low (0) or high (1) 16 bits of each 32."""
+    """Return the low (0) or high (1) 16 bits of each int32 as int16."""
     if part == 1:
         sixteen = emitter.const(16, DType.INT32, value.lanes)
         value = emitter.emit(DType.INT32, value.lanes, f"lshr {value.type} %s, %s", value, sixteen)
@@ -234,7 +236,7 @@ def _half(emitter: Emitter, value: Value, part: int) -> Value:
 
 
 def _integer(emitter: Emitter, value: Value, part: int) -> Value:
-    """The low (0) or high (1) 16 bits of each 32, with their sign."""
+    """Return the low (0) or high (1) 16 bits of each int32, sign-extended."""
     sixteen = emitter.const(16, DType.INT32, value.lanes)
     if part == 0:
         value = emitter.emit(DType.INT32, value.lanes, f"shl {value.type} %s, %s", value, sixteen)
@@ -242,7 +244,7 @@ def _integer(emitter: Emitter, value: Value, part: int) -> Value:
 
 
 def _brain(emitter: Emitter, value: Value, part: int) -> Value:
-    """The low (0) or high (1) bfloat16 of each 32 bits as float32."""
+    """Convert the low (0) or high (1) bfloat16 of each 32 bits to float32."""
     lanes = value.lanes
     if part == 0:
         sixteen = emitter.const(16, DType.INT32, lanes)
@@ -279,9 +281,11 @@ def _call(
 
 
 def _spread(emitter: Emitter, value: Value, lanes: int) -> Value:
-    """A scalar in every lane. If a lane may be a factor, a scalar that is loaded alone goes through
-    a float register: otherwise LLVM loads it into all lanes, which needs an address without an
-    offset."""
+    """Return a scalar in every lane.
+
+    If a lane may be a factor, a scalar that is loaded alone goes through a float register:
+    otherwise LLVM loads it into all lanes, which needs an address without an offset.
+    """
     alone = value.lanes == 1 < lanes and value.const is None and value.name not in emitter.taken
     if not alone or emitter.target.lane_factors == 1:
         return emitter.splat(value, lanes)
@@ -294,7 +298,7 @@ def _spread(emitter: Emitter, value: Value, lanes: int) -> Value:
 
 
 def _widened(emitter: Emitter, value: Value, lanes: int) -> Value:
-    """The vector with more lanes, whose content is arbitrary; a scalar in all of them."""
+    """Return the vector with more lanes, whose content is arbitrary; a scalar in all lanes."""
     if value.lanes in (1, lanes):
         return emitter.splat(value, lanes)
     return emitter.shuffle(value, None, [min(i, value.lanes - 1) for i in range(lanes)])

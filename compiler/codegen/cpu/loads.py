@@ -106,7 +106,7 @@ def _separate_groups(place: LoadSite) -> Value:
 
 
 def _interleaved(place: LoadSite) -> Value:
-    """Groups whose elements lie in separate vectors: these are loaded, then interleaved.
+    """Load groups whose elements lie in separate vectors: load the vectors, then interleave them.
 
     Consecutive vectors are loaded together. If there are fewer vectors than elements in a group,
     the other elements are arbitrary: the other operand has zeros there.
@@ -132,7 +132,8 @@ def _interleaved(place: LoadSite) -> Value:
 
 
 def _in_runs_or(plan: LoadPlan) -> LoadPlan:
-    """Several vectors of a few lanes if the target joins them; else the given plan."""
+    """Return a plan for vectors in several pieces, if the target has register groups; else
+    `plan`."""
 
     def load(place: LoadSite) -> Value:
         run = run_of(place.emitter, place.access, place.active)

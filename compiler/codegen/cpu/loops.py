@@ -337,7 +337,8 @@ def _carrying_bits(
     *,
     may_be_empty: bool,
 ) -> list[Value]:
-    """`Emitter.loop`, which carries 16-bit floats without instructions as bits."""
+    """Emit `Emitter.loop` with 16-bit floats carried as uint16 if the target has no instructions
+    for them."""
     types = [value.dtype for value in carried]
 
     def as_bits(values: Sequence[Value]) -> list[Value]:
@@ -459,10 +460,10 @@ def _rows(emitter: Emitter, segment: Segment, counter: Value, first: int) -> tup
 
 
 def _started(context: Context, outer: Bound, segment: Segment) -> Linear:
-    """The start of a segment.
+    """Return the start of a segment.
 
     The normal forms of dynamic sizes may not prove that it lies within its axis. Its start is then
-    a new number with only this fact.
+    a new variable of which only this is known.
     """
     start = _moved(outer.start, segment.offset)
     if not is_dynamic(segment.offset):

@@ -91,8 +91,8 @@ class Loader:
         return value if access.packed > 1 else _from_storage(emitter, value, access.tensor.dtype)
 
     def _table(self, point: Point, positions: Sequence[Value]) -> Value | None:
-        """Lanes of a table of bytes by an instruction; None if the target has none, or the access
-        is not such a table.
+        """Look up lanes in a table of 8-bit elements by an instruction; None for other accesses or
+        targets.
 
         The tables are read where they are used: they would occupy four registers of outer loops.
         """

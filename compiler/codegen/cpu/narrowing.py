@@ -71,8 +71,10 @@ class ByteStores:
 
 
 def _in_order(offsets: Iterable[int]) -> Iterator[int]:
-    """Offsets, sorted among those whose difference is a known number. The order of others may
-    depend on a dynamic size."""
+    """Yield offsets, sorted among those whose difference is a known integer.
+
+    The order of others may depend on a dynamic size.
+    """
     alike: dict[int, list[int]] = {}
     for offset in offsets:
         alike.setdefault(offset - static_part(offset), []).append(offset)
@@ -81,7 +83,7 @@ def _in_order(offsets: Iterable[int]) -> Iterator[int]:
 
 
 def _together(emitter: Emitter, values: list[Value]) -> Value:
-    """Combine four vectors of bytes into one, from their float sources."""
+    """Combine four vectors of rounded 8-bit integers into one, from their float sources."""
     assert emitter.target.family.narrows is not None
     nearest, to_halves, to_bytes = emitter.target.family.narrows
     sources = [emitter.bytes[value.name][0] for value in values]

@@ -22,7 +22,7 @@ def apply(emitter: Emitter, operation: Operation, *args: Value) -> Value:
 
 
 def _dot(emitter: Emitter, x: Value, y: Value, total: Value) -> Value:
-    """Products of bytes, added; scalars use the vector instructions."""
+    """Emit DOT, the dot product of 8-bit integers; scalars use the vector instructions."""
     lanes = max(x.lanes, y.lanes, total.lanes)
     total = emitter.splat(total, lanes)
     return multiply_add(emitter, (DType.UINT8, DType.INT8), total, x, y)

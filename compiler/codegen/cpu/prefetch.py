@@ -88,7 +88,7 @@ def _is_stream(access: Access, emitter: Emitter) -> bool:
 def _share(
     context: Context, compute: Compute, load: Load, access: Access, points: Sequence[Point]
 ) -> None:
-    """Prefetch a step's share of the panel that follows."""
+    """Prefetch the part of the next panel that belongs to a step."""
     emitter = context.emitter
     size = len(access.lane_offsets) * access.tensor.dtype.bytes * access.packed
     step = size * len({access.offset(point) for point in points})
@@ -106,10 +106,11 @@ def _share(
 
 
 def _pass(context: Context, passes: Sequence[Tile]) -> tuple[Linear, int]:
-    """The number of the current pass, and the number of passes, over the surrounding loops.
+    """Return the number of the current pass, and the number of passes, over the surrounding loops.
 
-    A rest counts as a single pass. After full tiles it reads data that they have already loaded,
-    and is too short to prefetch anything itself: of ten rows, one had to wait for half a panel.
+    A tile of remaining rows counts as a single pass. After full tiles it reads data that they have
+    already loaded, and is too short to prefetch anything itself: of ten rows, one had to wait for
+    half a panel.
     """
     number, count = Linear(), 1
     if any(context.environment[tile.axis].start.of(Kind.REPEATED) for tile in passes):

@@ -265,10 +265,10 @@ def _stride(tensor: Tensor, dim: int) -> int:
 
 
 def _packed(tensor: Tensor, offset: Linear, count: int) -> tuple[int, int, int]:
-    """The number of elements in one operand of a dot instruction (`count`), how many of them exist,
-    and the bytes from one to the next.
+    """Return the number of elements in a group (`count`), how many of them exist, and their stride.
 
-    The elements of a group must be neighbours, or each be part of a vector of neighbours.
+    A group is one operand of a dot-product instruction; the stride is in bytes. The elements of a
+    group must be adjacent, or each be part of a vector of adjacent lanes.
     """
     group = offset.of(Kind.PACKED)
     if not group:

@@ -219,7 +219,7 @@ class RegisterMatrices:
 
 
 class _Sums(Mapping[Point, Partial]):
-    """Sums by their points. Each is read only on use: a tile has more than registers hold."""
+    """The sums by their points, loaded on use: a tile has more sums than vector registers hold."""
 
     def __init__(self, matrices: RegisterMatrices) -> None:
         self._matrices = matrices

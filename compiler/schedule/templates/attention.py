@@ -82,7 +82,7 @@ def _can_dot(found: Attention) -> bool:
 
 
 def _lowers(found: Attention, mode: Mode, choice: Mapping[str, Choice]) -> bool:
-    """Whether a segment has at least one tile of rows, and the code has a size that compiles."""
+    """Whether a segment has at least one tile of rows, and the code is small enough to compile."""
     tile, rows = int(choice["tile"]), extent(found.rows)
     share = -(-rows // int(choice.get("segments", 1)))
     written_out = int(choice["unroll"]) * tile * int(choice["vectors"])

@@ -262,7 +262,7 @@ class _Lowering:
         return nest([*across, *_over_rows(part, self._tile)], compute)
 
     def _mixed_width(self) -> int:
-        """Elements of a value in the register tile: `width`, or an equal share of all."""
+        """Return the elements of a value in the register tile: `width`, or an equal part of all."""
         if is_dynamic(extent(self._found.lanes)):
             return self._width
         whole = -(-extent(self._found.lanes) // self._lanes)

@@ -203,8 +203,10 @@ def fits(found: Contraction, mode: Mode, choice: Mapping[str, Choice]) -> bool:
 
 
 def _fits_tiles(found: Contraction, target: Target, choice: Mapping[str, Choice]) -> bool:
-    """Whether registers hold the matrices, which are full except at the ends; other knobs must have
-    their neutral values."""
+    """Whether tile registers hold the matrices, which are full except at the ends.
+
+    The other knobs must have their neutral values.
+    """
     registers, tile, vectors = target.tiles, int(choice["tile"]), int(choice["vectors"])
     if registers is None or found.tile is None:
         return False

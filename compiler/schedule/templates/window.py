@@ -145,7 +145,10 @@ def analyse(workload: Workload) -> WindowReduction | None:
 
 
 def _dot(problem: Problem, lanes: Axis | None) -> Axis | None:
-    """The last window axis, if each lane has bytes of several taps, and none is padding."""
+    """Return the last window axis if dot-product instructions can multiply its taps; else None.
+
+    Each lane must have 8-bit integers of several taps, and none may be padding.
+    """
     axes = [a for a in problem.reduction.axes if a.moves]
     operands = dot_operands(problem.reduction.body)
     if operands is None or problem.reduction.dtype is not DType.INT32 or not axes or lanes is None:
@@ -179,7 +182,7 @@ def _has_lanes(load: Load, lanes: Axis) -> bool:
 
 
 def _has_splat_weights(found: WindowReduction) -> bool:
-    """Whether a weight is one number for all lanes."""
+    """Whether a weight is one value for all lanes."""
     return any(
         load.tensor.role is Role.WEIGHT and found.lanes not in axes_of(load)
         for load in loads(found.problem.reduction.body)
@@ -256,7 +259,8 @@ def _knobs(found: WindowReduction, mode: Mode) -> tuple[Knob, ...]:
 
 
 def _lowers(found: WindowReduction, mode: Mode, choice: Mapping[str, Choice]) -> bool:
-    """Whether the window's loops can be clipped, and the unrolled code has a size that compiles."""
+    """Whether the window's loops can be clipped, and the unrolled code is small enough to
+    compile."""
     tile, rows = int(choice["tile"]), int(choice["rows"])
     if choice["taps"] == "row" and (rows > 1 or (tile > 1 and _clips_tile(found))):
         return False

@@ -108,8 +108,8 @@ def _spare_registers(target: Target, tile: int, vectors: int) -> int:
 
 
 def _lowers(found: Winograd, mode: Mode, choice: Mapping[str, Choice]) -> bool:
-    """Whether there are enough tiles for a block and a register tile, and the code has a size that
-    compiles."""
+    """Whether there are enough tiles for a block and a register tile, and the code is small enough
+    to compile."""
     block, tile = int(choice["block"]), int(choice["tile"])
     if not tile <= block <= prod(found.tile_counts(int(choice["outputs"]))):
         return False
@@ -175,7 +175,8 @@ def _default(found: Winograd, mode: Mode, knobs: tuple[Knob, ...]) -> Schedule:
 
 
 def _useful(found: Winograd, target: Target, block: int, tile: int, vectors: int) -> float:
-    """Share of the peak that the matrix products reach, without their starts and ends."""
+    """Return the fraction of the peak that the matrix products reach, without their starts and
+    ends."""
     panels = -(-found.filters // target.lanes(DType.FLOAT32))
     latency = min(1.0, 2 * min(block, tile) * vectors / target.vector_registers)
     scalars = target.scalar_loads(tile, vectors)
@@ -191,7 +192,8 @@ def _useful(found: Winograd, target: Target, block: int, tile: int, vectors: int
 def _cost(
     found: Winograd, core: CoreModel, m: int, block: int, useful: float, threads: int = 1
 ) -> float:
-    """Estimated time of all blocks, whose products reach a share `useful` of the peak.
+    """Return the estimated time of all blocks, whose products reach the fraction `useful` of the
+    peak.
 
     It is the sum over all threads, each of which reads all weights.
     """

@@ -354,7 +354,7 @@ class _Blocks:
 
 
 def _quotient(number: Axis, divisor: int) -> Affine:
-    """A number divided by a divisor that may be dynamic."""
+    """Divide an integer by a divisor that may be dynamic."""
     return Affine(((FloorDiv(number, divisor), 1),)) if is_dynamic(divisor) else number // divisor
 
 
