@@ -1,4 +1,4 @@
 """Tilewright's compiler: ONNX models to native code through searched schedules.
 
-Importing this package loads neither LLVM nor onnx, which a device that runs artifacts lacks.
+Importing this package loads neither LLVM nor onnx: a device that runs artifacts has neither.
 """

@@ -37,16 +37,16 @@ def compile_model(
     """Compile an ONNX model for this machine; `CompileOptions` documents the options.
 
     If dimensions stay dynamic, one program serves all sizes of their ranges; the default range is 1
-    to 4096. If the compiled code depends on a size, the range is split there, and the part with the
-    size hints is compiled. Other parts, and sizes outside a default range, are compiled when a run
-    first needs them, and kept.
+    to 4096. If different sizes need different code, their range is split into intervals, and the
+    interval that holds the size hints is compiled. A program for another interval, or for a size
+    outside a default range, is compiled when a run first needs it, and stays in memory.
 
-    If data determine a size or a branch that other nodes need, the model is segmented there: a run
-    executes one program per segment.
+    If data determine a size or a branch that other nodes need, the model is divided into segments
+    at the node that computes it. A run then executes one program per segment.
 
     Args:
         model: a path, the bytes of a model, or a ModelProto.
-        keep: whether the compilation cache is used, which processes of this machine share
+        keep: whether to use the compilation cache, which the processes of this machine share
             (`CompilationCache`).
 
     Raises:

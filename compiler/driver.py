@@ -1,4 +1,4 @@
-"""The whole compiler as one readable sequence.
+"""The compiler driver: calls the stages of a compilation in order.
 
 ONNX -> load_graph -> optimise -> make_plan -> build_program -> Model | artifact folder
 """
@@ -108,10 +108,10 @@ def load_for(
     mode: Mode,
     timings: Timings | None = None,
 ) -> Graph:
-    """Import an ONNX model like `load_graph`, for fixed sizes.
+    """Import an ONNX model with a fixed size for each named dimension.
 
-    A named dimension that is a large batch becomes a loop over slices that the target's caches hold
-    (`compiler.program.sliced_batch`).
+    If such a dimension is a large batch, the graph loops over slices of the batch that fit the
+    target's caches (`compiler.program.sliced_batch`).
 
     Raises:
         CompilerError: as `load_graph` does.
@@ -156,12 +156,13 @@ def optimise(
 ) -> Graph:
     """Run the graph passes that suit the target.
 
-    `choice` may include passes that do not suit it, and exclude others. `observer` receives the
-    graph after each pass. The first pass computes 16-bit floats in float32. The last one narrows
-    values, if the precision requires it or the model multiplies in such a type.
+    `choice` may include passes that do not suit the target, and exclude others. `observer` is
+    called with the name of each pass and the graph after it. The first pass replaces 16-bit float
+    operations by float32. The last pass stores values in a 16-bit float type if `mode.precision` is
+    such a type, or if the model itself multiplies in one.
 
     Raises:
-        CompilerError: if a weight is infinite in the precision.
+        CompilerError: if a finite weight becomes infinite in the 16-bit type.
     """
     without = choice.without | (unsuited_passes(mode.target) - choice.including)
     precision = DType(mode.precision)
@@ -184,7 +185,7 @@ def make_plan(
     timings: Timings | None = None,
     choice: GraphChoice = RULE,
 ) -> GraphPlan:
-    """Partition an optimised graph into workloads, with layouts and halos between them.
+    """Partition an optimised graph into workloads, and assign layouts and halos to their values.
 
     Raises:
         CompilerError: if `choice` does not fit the graph.
@@ -203,7 +204,9 @@ def compile_plan(
     weight_limit_bytes: int | None = None,
     timings: Timings | None = None,
 ) -> Executable:
-    """Compile a plan for this process, with the best known schedules.
+    """Compile a plan and load its code into this process.
+
+    `schedules` supplies tuned schedules; workloads without one get default schedules.
 
     Raises:
         CompilerError: if the target does not run on this machine, or a workload does not compile.
@@ -223,7 +226,7 @@ def load_program(
 
 
 def compile_with(model: ModelSource, options: CompileOptions, into: Path | None = None) -> Model:
-    """Like `compile_model`, with all options as one value, and without the compilation cache.
+    """Compile a model as `compile_model` does, but without the compilation cache.
 
     A model with one program is also saved as an artifact in the folder `into`, and its code and
     weights are loaded from there. Nothing is saved if no linker is found or the folder cannot be
@@ -233,9 +236,9 @@ def compile_with(model: ModelSource, options: CompileOptions, into: Path | None 
 
 
 def compile_read(read: list[ReadModel], options: CompileOptions, into: Path | None = None) -> Model:
-    """Compile the model in the list that `reading` returned, like `compile_with`.
+    """Compile the model in the list that `reading` returned; other arguments as in `compile_with`.
 
-    The list is empty afterwards, which frees the memory of the model's message.
+    The list is empty afterwards, so that the memory of the model's protobuf message can be freed.
     """
     try:
         return _compile_whole(read, options, into)
@@ -248,20 +251,21 @@ def compile_read(read: list[ReadModel], options: CompileOptions, into: Path | No
 def compile_whole(
     model: ModelSource, options: CompileOptions | None = None
 ) -> Executable | GuardedModel:
-    """Like `compile_model`, without segments.
+    """Compile a model that needs no segments, as `compile_model` does.
 
     Raises:
-        CompilerError: as that does; an error with awaited values
-            (`UnsupportedOperatorError.waits_for`) if the model must be segmented.
+        UnsupportedOperatorError: if the model must be segmented; the `waits_for` of the error is
+            then not empty.
+        CompilerError: as `compile_model` does.
     """
     options = options or CompileOptions()
     return _compile_whole(reading(model, options), options)
 
 
 def reading(model: ModelSource, options: CompileOptions) -> list[ReadModel]:
-    """Read a model, and return its message in a list of one element.
+    """Read a model, and return its protobuf message in a list of one element.
 
-    `compile_read` takes the message out of the list, so that its memory can be freed.
+    `compile_read` removes the message from the list, so that its memory can be freed.
 
     Raises:
         CompilerError: if an option is impossible, or the model cannot be read.

@@ -8,7 +8,7 @@ import numpy as np
 
 
 class ElementKind(IntEnum):
-    """The interpretation of an element's bits; values as in runtime/native/order.h."""
+    """The interpretation of an element's bits; the values equal those in runtime/native/order.h."""
 
     UNSIGNED = 0
     SIGNED = 1
@@ -17,9 +17,9 @@ class ElementKind(IntEnum):
 
 
 class Combination(IntEnum):
-    """The operation by which a native function combines two elements.
+    """The operation by which a C runtime function combines two elements.
 
-    The numbers are those of `native/accumulation.c`.
+    The values equal those in `runtime/native/accumulation.c`.
     """
 
     ADD = 0
@@ -29,7 +29,10 @@ class Combination(IntEnum):
 
 
 class DType(StrEnum):
-    """The type of one element in memory. The value is its name in text forms and NumPy."""
+    """The type of one element in memory. The value is its name in JSON, in printed IR and in NumPy.
+
+    Only bfloat16 has no NumPy type (`numpy`).
+    """
 
     FLOAT16 = "float16"
     BFLOAT16 = "bfloat16"
@@ -59,7 +62,7 @@ class DType(StrEnum):
 
     @property
     def kind(self) -> ElementKind:
-        """The interpretation of the bits, which native functions need to order elements."""
+        """The interpretation of the bits, by which C runtime functions compare elements."""
         if self is DType.BFLOAT16:
             return ElementKind.BFLOAT
         if self.is_float:
@@ -68,5 +71,5 @@ class DType(StrEnum):
 
     @property
     def numpy(self) -> np.dtype:
-        """The NumPy type; bfloat16 has none of its own and is represented by its 16 raw bits."""
+        """The NumPy type; uint16 for bfloat16, which NumPy lacks: arrays hold its raw bits."""
         return np.dtype(np.uint16 if self is DType.BFLOAT16 else self.value)

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 
 
 class CompilerError(Exception):
-    """Root of all errors that input to the compiler can cause."""
+    """Base class of all errors that input to the compiler can cause."""
 
 
 class InvalidModelError(CompilerError):
@@ -19,15 +19,15 @@ class InvalidModelError(CompilerError):
 
 
 class ModelWarning(UserWarning):
-    """The model, or an input, states something about itself that is wrong but harmless."""
+    """The model contradicts itself, or a part of it is not compiled, but results are correct."""
 
 
 class UnsupportedOperatorError(CompilerError):
     """The model uses an operator (or a form of one) that the compiler does not implement.
 
-    `depends_on` lists inputs of the model whose values the compiler would need. If these are
-    constants, the form may be supported. `waits_for` lists values of the graph under construction:
-    the node may be imported once the run has computed them.
+    `depends_on` lists inputs of the model whose values the compiler would need. If these inputs
+    become constants, the node may be supported. `waits_for` lists values of the graph under
+    construction: the node may be imported once a run has computed them.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class UnsupportedOperatorError(CompilerError):
 
 
 class InvalidArgumentError(CompilerError, ValueError):
-    """A call does not allow the value of an argument: a thread count, a dimension's size."""
+    """An argument of a call has an invalid value, such as a thread count or a dimension's size."""
 
 
 class OutOfMemoryError(CompilerError):
@@ -69,19 +69,19 @@ class StoppedError(CompilerError):
 
 
 class UnknownTargetError(CompilerError):
-    """No target description has this name."""
+    """No target has the requested name, or no described target fits the machine."""
 
 
 class InvalidFactsError(CompilerError):
-    """Facts that no device can have: a wrong type, or an implausible number."""
+    """A device reported facts (`DeviceFacts`) of a wrong type, or an implausible number."""
 
 
 class ScheduleError(CompilerError):
-    """A schedule does not fit the workload or the target: a candidate to reject, not a bug."""
+    """A schedule does not fit the workload or the target; the tuner rejects such a candidate."""
 
 
 class ArtifactError(CompilerError):
-    """An artifact folder is damaged, of another version, or for another machine."""
+    """An artifact folder is damaged, has an unknown version, or was built for another machine."""
 
 
 @contextmanager

@@ -1,4 +1,7 @@
-"""Limits and names that options, requests and messages share; importing them loads nothing else."""
+"""Limits and option values shared by the compiler, the API and the workers' messages.
+
+This module imports only the standard library.
+"""
 
 from __future__ import annotations
 

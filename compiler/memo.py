@@ -1,7 +1,7 @@
 """Memoised functions, whose caches a process can clear together.
 
-A job needs the same spaces, analyses and loop nests repeatedly, and the next job needs others. A
-process that serves one job after the other therefore clears the caches in between (`forget`).
+A tuning job needs the same schedule spaces, analyses and loop nests repeatedly; the next job needs
+others. A process that serves several jobs therefore clears the caches between them (`forget`).
 """
 
 from __future__ import annotations

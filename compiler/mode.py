@@ -1,4 +1,4 @@
-"""The mode: everything besides a workload that decides which code is generated."""
+"""The mode of a compilation: target, threads, numerics and precision of the generated code."""
 
 from __future__ import annotations
 
@@ -22,17 +22,19 @@ PRECISIONS = tuple(map(DType, get_args(Precision)))
 
 @dataclass(frozen=True, slots=True)
 class Mode(JsonValue):
-    """How code is generated.
+    """The properties of generated code that do not depend on the workload.
 
     Attributes:
         target: the target for which code is generated; by default that of this machine.
         threads: threads that a run uses, the calling one included.
-        numerics: "strict" turns off algorithms that change rounding (Winograd, Strassen), "loose"
-            lets the search use those that lose more than a digit (Winograd's F(6)).
-        precision: "bfloat16" or "float16" store the values of a float32 model between its first and
-            its last product in 16 bits, and multiply them so; sums, normalisations, inputs and
-            outputs stay float32.
-        in_place: whether growing caches are buffers with slack capacity, which a session fills.
+        numerics: "strict" turns off algorithms that round differently from the direct one
+            (Winograd, Strassen); "fast" allows those that lose about one decimal digit; "loose"
+            also allows those that lose more (Winograd's F(6)).
+        precision: "bfloat16" or "float16" stores the values of a float32 model between its first
+            and its last matrix product or convolution in that type, and multiplies in it. Sums,
+            normalisations, inputs and outputs stay float32.
+        in_place: whether a growing cache, such as the keys of attention, is a buffer with slack
+            capacity, to which each step of a session appends rows.
 
     Raises:
         InvalidArgumentError: if an option has an impossible value.
@@ -57,9 +59,9 @@ class Mode(JsonValue):
 
     @property
     def key(self) -> tuple[str, int, str]:
-        """The mode's part of a record key: target key, threads and numerics.
+        """The entries of a record key that depend on the mode: target key, threads and numerics.
 
-        A workload states its types and its buffers itself, so precision and `in_place` are not
-        part of the key.
+        Precision and `in_place` are not part of the key: the workload's types and boundaries
+        contain them.
         """
         return self.target.key, self.threads, self.numerics

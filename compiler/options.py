@@ -1,4 +1,4 @@
-"""Options of compiling a model for this process."""
+"""Options of a compilation for this process."""
 
 from __future__ import annotations
 
@@ -26,21 +26,22 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class CompileOptions:
-    """Options of compiling a model for this process.
+    """Options of a compilation whose result runs in this process.
 
     Attributes:
         mode: how code is generated; its target must be one that this machine can run.
         dims: sizes of named dimensions: a number, or a range such as "1..512", "32..640:32" or
             range(1, 513). The range limits the sizes of a run. Size hints may follow
-            ("1..512@32,128") or stand alone ("@32"), which keeps the default range. A default
+            ("1..512@32,128") or replace it ("@32"), which keeps the default range. A default
             program does not depend on hints; a planner may request schedules at them.
         schedules: the source of tuned schedules; None compiles with the defaults.
         weight_limit_bytes: maximum memory of packed weights; algorithms that expand them (Winograd,
             Strassen) are dropped first.
-        timings: counts the time of every stage.
-        planner: computes the plans instead of the rules. It computes each plan before the schedules
-            of that plan's workloads are looked up, and has its own precision.
-        own_sizes: sizes of dynamic dimensions that get their own program on first use, although
+        timings: adds up the time of each compilation stage.
+        planner: a function that returns the plan of a graph, instead of `optimise` and `make_plan`.
+            It is called before the schedules of the plan's workloads are looked up. It decides the
+            precision too.
+        own_sizes: combinations of sizes that get a program with fixed sizes on first use, although
             they are within the ranges.
         kernels: a cache of kernels, shared with other compilations of this process.
     """

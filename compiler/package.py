@@ -1,4 +1,4 @@
-"""Facts about this package: its version, its location, and commands that run its modules."""
+"""The installed package: its version, its location, and commands that run its modules."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ IMPORT_ROOT = Path(__file__).absolute().parents[2]
 
 
 def package_version() -> str:
-    """Return the installed version, for people; "(not installed)" for a bare source tree."""
+    """Return the installed version for display; "(not installed)" for a bare source tree."""
     try:
         return version("tilewright")
     except PackageNotFoundError:
@@ -19,8 +19,9 @@ def package_version() -> str:
 
 
 def run_module(module: str) -> list[str]:
-    """Return the command that runs a module of this package, named without `tilewright.`.
+    """Return the command that runs a module of this package with this Python.
 
-    `-P` prevents imports of a folder `numpy/` or `tilewright/` in the current directory.
+    `module` is the module's name without the prefix `tilewright.`. The option `-P` prevents Python
+    from importing a folder `numpy/` or `tilewright/` in the current directory.
     """
     return [sys.executable, "-P", "-m", f"tilewright.{module}"]

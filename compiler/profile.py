@@ -1,8 +1,8 @@
-"""Size hints of a model's dynamic dimensions: the sizes at which it is planned, measured and shown.
+"""Size hints: sizes of dynamic dimensions at which a model is planned, measured and displayed.
 
-A program is valid for the whole range of each dimension. Its speed is judged at the hints, like at
-the `opt` shapes of a TensorRT optimisation profile. Without sizes from the user, the inputs of the
-model indicate the meaning of a dimension: a batch, a side of an image, or the length of a sequence.
+A program is valid for the whole range of each dimension, but is tuned for its size hints, like the
+`opt` shapes of a TensorRT optimisation profile. If the user states no size, the default hint
+depends on the dimension's role, inferred from the inputs: batch, image side or sequence length.
 """
 
 from __future__ import annotations
@@ -51,11 +51,12 @@ _LENGTH = re.compile(
 
 
 def size_hints(ports: ModelPorts, ranges: Iterable[Dimension]) -> dict[str, int]:
-    """Return a size hint for each dimension, by name: within its range, and a multiple of its step.
+    """Return the default size hint of each dimension by name: a size within its range.
 
     Args:
-        ports: the model's inputs, whose dimensions indicate their meaning.
-        ranges: the dimensions that need a hint. A dimension of no input is treated as a length.
+        ports: the model's inputs, from which the role of each dimension is inferred.
+        ranges: the dimensions that need a hint. A dimension that occurs in no input is treated as a
+            sequence length.
     """
     batches, sides = _batches(ports), _image_sides(ports)
     found = {}
@@ -76,15 +77,15 @@ def affordable_hints(
     ranges: Iterable[Dimension],
     elements: Iterable[int],
 ) -> dict[str, int]:
-    """Halve size hints together until the values of a model have at most MOST_ELEMENTS elements.
+    """Halve all size hints until the values of a model have at most MOST_ELEMENTS elements in sum.
 
-    Five dimensions of 128 each form a tensor of 32 Gi elements, more than any machine has.
+    A tensor with five dimensions of 128 each has 32 Gi elements, more than any machine can hold.
 
     Args:
         hints: default sizes of dimensions, by name.
         stated: sizes of the other dimensions, which do not change.
-        ranges: all dimensions. A dimension without a size has its typical size.
-        elements: the number of elements of each value, as an expression of the dimensions.
+        ranges: all dimensions. A dimension without a hint or a stated size has its typical size.
+        elements: the number of elements of each value, as a dynamic size.
     """
     known = {d.name: d for d in ranges}
     values = [*elements]
@@ -101,14 +102,15 @@ def affordable_hints(
 def profile_text(
     ranges: Iterable[Dimension], hints: Mapping[str, Iterable[int]], defaults: Sequence[str] = ()
 ) -> str:
-    """Describe dimensions and their size hints in one line: `dynamic: batch=1,8 (1..4096)`.
+    """Describe dimensions and their size hints in one line, such as `dynamic: batch=1,8 (1..4096)`.
 
-    The line is empty without hints.
+    The result is empty without hints.
 
     Args:
         ranges: the dimensions.
         hints: the sizes at which each dimension is tuned, by name.
-        defaults: names of dimensions without a stated range; the line explains how to state one.
+        defaults: names of dimensions whose range the user did not state. If one of them has a hint,
+            the line ends with the command-line option that states a range.
     """
     listed = [
         f"{d.name}={','.join(map(str, hints[d.name]))} ({d.range_text})"
@@ -125,8 +127,8 @@ def profile_text(
 def nearest_size(dimension: Dimension, wanted: int) -> int:
     """Return the size in a dimension's range that is nearest to `wanted`.
 
-    The result is 0 only if the range has no other size: a cache may be empty in a first run, whose
-    speed is not representative.
+    The result is 0 only if the range has no other size: the speed with an empty cache, as in the
+    first run of a session, is not representative.
     """
     high = max(dimension.low, wanted) if dimension.high is None else dimension.high
     low = max(dimension.low, min(1, high))
@@ -134,13 +136,14 @@ def nearest_size(dimension: Dimension, wanted: int) -> int:
 
 
 def agreeing_size(error: DynamicSizeError, sizes: Mapping[str, int]) -> tuple[str, int] | None:
-    """Return a dimension's name and a size of it for which the condition of an error is decided.
+    """Return the name of a dimension to fix, and the size at which to fix it, after an error.
 
-    An operator may need two sizes to be equal: a text recogniser that removes the height of its
-    features needs images of one height. The equality is solved for one dimension, with the others
-    at `sizes`. Without a solution, or for another condition, one of the condition's dimensions gets
-    its own size from `sizes`; if it has none there, the last dimension of `sizes` does. The result
-    is None if `sizes` is empty.
+    The condition of the error may be an equality of two sizes: a text recogniser that squeezes the
+    height of its features needs images of one height. The equality is then solved for one
+    dimension, with the other dimensions at `sizes`. If it has no solution, or the condition is not
+    an equality, the result is a dimension of the condition at its size in `sizes`. If `sizes` has
+    none of the condition's dimensions, the result is the last entry of `sizes`. The result is None
+    if `sizes` is empty.
     """
     for question in filter(is_dynamic, (error.unequal, error.undecided)):
         asked = [d for d in dimensions(question) if d.name in sizes]

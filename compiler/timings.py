@@ -1,4 +1,7 @@
-"""The time of each stage of a compilation. Recorders are passed as arguments; none is global."""
+"""Wall-clock time of each stage of a compilation, added up by `Timings`.
+
+Functions take a `Timings` as an argument; none is global.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class StageTime:
-    """The wall-clock seconds of a stage, summed over its `count` runs."""
+    """The wall-clock seconds of a compilation stage, summed over its `count` executions."""
 
     stage: str
     seconds: float
@@ -19,10 +22,10 @@ class StageTime:
 
 
 class Timings:
-    """Adds up wall-clock seconds by stage.
+    """Adds up wall-clock seconds by compilation stage.
 
-    The time of a nested stage counts only for the inner one, so that the stages of a thread add up
-    to the whole. Stages of several threads may add up to more than the elapsed time.
+    The time of a nested stage is not part of the enclosing stage's time, so that the stages of one
+    thread add up to its elapsed time. Stages of several threads may add up to more.
 
     Args:
         clock: returns seconds.
@@ -42,7 +45,7 @@ class Timings:
 
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:
-        """Measure the time of a block, also if it raises an exception."""
+        """Return a context that adds the time of its block to a stage, even if the block raises."""
         inside = self._inside()
         started = self._clock()
         inside.append(0.0)
@@ -63,7 +66,7 @@ class Timings:
 
     @property
     def stages(self) -> tuple[StageTime, ...]:
-        """Every stage with its time, in the order in which the stages first ended."""
+        """The total time of each stage, in the order in which the stages first ended."""
         return tuple(StageTime(name, *value) for name, value in self._stages.items())
 
     def seconds(self) -> dict[str, float]:
@@ -72,5 +75,5 @@ class Timings:
 
 
 def timed(timings: Timings | None, stage: str) -> AbstractContextManager[None]:
-    """Return a context that measures a stage; without timings, it does nothing."""
+    """Return a context that measures a stage; if `timings` is None, the context does nothing."""
     return nullcontext() if timings is None else timings.stage(stage)
