@@ -1,4 +1,4 @@
-"""Editing of a graph: values and nodes are added under new names, and unused ones are removed."""
+"""Construction of a changed graph by a pass, with removal of dead nodes."""
 
 from __future__ import annotations
 
@@ -18,9 +18,11 @@ AttrPairs = Mapping[str, AttrValue] | Sequence[tuple[str, AttrValue]]
 
 
 class Edit:
-    """A graph under construction, whose nodes are in the order in which they are added.
+    """A graph under construction, derived from the graph `source`.
 
-    It begins with all values of `source`, and with none of its nodes.
+    It begins with the types and constants of `source`, and without nodes. Nodes are in the order in
+    which they are added, which must be topological. `finish` removes nodes and values that no
+    output depends on.
     """
 
     def __init__(self, source: Graph) -> None:
@@ -47,7 +49,7 @@ class Edit:
     ) -> str:
         """Add a node that has the name of its output, and return that name.
 
-        `kind` is the type of the output, unless the value has one already.
+        `kind` is the type of the output; None keeps the type that `types` has for it.
         """
         pairs = attrs.items() if isinstance(attrs, Mapping) else attrs
         return self.put(Node(name, op, tuple(inputs), (name,), tuple(sorted(pairs))), kind)
@@ -55,7 +57,7 @@ class Edit:
     def put(self, node: Node, kind: TensorType | None = None) -> str:
         """Add a node and return the name of its output.
 
-        `kind` is the type of the output, unless the value has one already.
+        `kind` is the type of the output; None keeps the type that `types` has for it.
         """
         if kind is not None:
             self.types[node.output] = kind
@@ -63,23 +65,35 @@ class Edit:
         return node.output
 
     def in_type(self, value: str, dtype: DType) -> str:
-        """Declare a new value of the type `dtype` and the shape of `value`, and return its name."""
+        """Declare a new value with element type `dtype` and the shape of `value`; return its name.
+
+        No node computes it yet.
+        """
         name = in_type(value, dtype, self.types, self._reserved)
         self.types[name] = replace(self.types[value], dtype=dtype)
         return name
 
     def convert(self, value: str, name: str) -> str:
-        """Add a cast of `value` to the declared type of the value `name`; return `name`."""
+        """Add a node that casts `value` to the element type of the declared value `name`.
+
+        The node's output is `name`, which is also returned.
+        """
         return self.add(name, "cast", [value], {"to": self.types[name].dtype.value})
 
     def producer(self, value: str, op: str | None = None) -> Node | None:
-        """Return the node that computes a value; with `op`, only if it is that operator, else
-        None."""
+        """Return the added node that computes a value, or None.
+
+        With `op`, the result is None if the node applies another operator.
+        """
         node = self.nodes.get(value)
         return node if node is not None and op in (None, node.op) else None
 
     def finish(self, outputs: Sequence[str] | None = None) -> Graph:
-        """Return the new graph, with the inputs of the source and, by default, its outputs."""
+        """Return the new graph, without dead nodes and values.
+
+        It has the inputs of the source. `outputs` are the names of its outputs; by default those of
+        the source.
+        """
         source = self.source
         outputs = source.outputs if outputs is None else outputs
         nodes, values = live(self.nodes.values(), source.inputs, outputs)
@@ -96,8 +110,8 @@ def live(
 ) -> tuple[list[Node], set[str]]:
     """Return the nodes that the outputs depend on, and all values that these nodes read or compute.
 
-    The inputs of the graph are among the values. Declarations that an input is text are kept, even
-    if no output needs the input.
+    The values include all `inputs`. A node that declares an input to be text (`labelled`) is kept
+    even if no output depends on it.
     """
     values, kept = {*outputs}, list[Node]()
     for node in reversed([*nodes]):

@@ -1,4 +1,4 @@
-"""The graph IR: a DAG of operators over typed tensors, as frozen values."""
+"""The graph IR: a DAG of operators over typed tensors, as immutable dataclasses."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def attr(attrs: Attrs, key: str, default: AttrValue | None = None) -> AttrValue 
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """One application of an operator. Attributes are sorted by name."""
+    """One application of an operator to values, given by name. Attributes are sorted by name."""
 
     name: str
     op: str
@@ -50,7 +50,7 @@ class Node:
 
     @property
     def bodies(self) -> tuple[Graph, ...]:
-        """The graphs that the node runs, in the order of its attributes; few nodes have any."""
+        """The graphs in the node's attributes, in their order; only control flow has any."""
         return tuple(value for _, value in self.attrs if isinstance(value, Graph))
 
 
@@ -58,7 +58,8 @@ class Node:
 class Graph:
     """A computation: nodes in topological order, the types of all values, and constants' arrays.
 
-    Every value is a graph input, a constant, or the output of one node.
+    Every value is a graph input, a constant, or the output of one node. Graphs are equal if their
+    names, nodes, types and constants are; constants are compared bit by bit.
     """
 
     name: str
@@ -97,11 +98,11 @@ class Graph:
         return self._consumers.get(value, ())
 
     def returns(self, value: str) -> bool:
-        """Whether a value is one of the outputs."""
+        """Whether a value is one of the graph's outputs."""
         return value in self._returned
 
     def walk(self) -> Iterator[Graph]:
-        """Yield the graph and the graphs of bodies within it, outer ones before inner ones."""
+        """Yield the graph and all bodies nested in it, each graph before its own bodies."""
         pending: list[Graph] = [self]
         while pending:
             graph = pending.pop()
@@ -110,7 +111,7 @@ class Graph:
 
     @property
     def dimensions(self) -> tuple[Dimension, ...]:
-        """The dimensions whose size is known only at run time, sorted by name."""
+        """The dynamic dimensions of the graph and its bodies, sorted by name."""
         if not self._dimensions:
             self._dimensions.append(dimensions(*dynamic_sizes(self)))
         return self._dimensions[0]
@@ -125,7 +126,7 @@ class Graph:
         inputs: Sequence[str] | None = None,
         name: str | None = None,
     ) -> Self:
-        """Return a copy of the graph with the given parts changed."""
+        """Return a copy of the graph in which the given fields are replaced; None keeps a field."""
         return _replace(
             self,
             name=self.name if name is None else name,
@@ -137,13 +138,20 @@ class Graph:
         )
 
     def at(self, values: Mapping[str, int]) -> Self:
-        """Return the graph at fixed sizes; `values` has the sizes of dimensions by name."""
+        """Return the graph with every dynamic size replaced by a number.
+
+        `values` has the size of each dimension by name.
+
+        Raises:
+            KeyError: if a dimension has no value.
+        """
         return replaced(self, lambda size: at(size, values))
 
     def typical(self) -> Self:
-        """Return the graph at typical sizes, for choices that affect only speed.
+        """Return the graph with every dynamic size replaced by its typical size (`sizes.typical`).
 
-        A graph without dynamic sizes is returned unchanged.
+        Decisions that affect only speed are made on it. A graph without dynamic sizes is returned
+        unchanged.
         """
         dimensions = self.dimensions
         return self.at(typical_sizes(*map(dynamic_size, dimensions))) if dimensions else self
@@ -164,7 +172,10 @@ class Graph:
 
 
 def dynamic_sizes(graph: Graph) -> tuple[int, ...]:
-    """Return the dynamic sizes in types and attributes of a graph, in the order of occurrence."""
+    """Return the distinct dynamic sizes in a graph's types and attributes, in order of occurrence.
+
+    The sizes in bodies are included.
+    """
     items: list[object] = [n for kind in graph.types.values() for n in kind.shape]
     for node in graph.nodes:
         for _, value in node.attrs:

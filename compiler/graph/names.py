@@ -1,4 +1,4 @@
-"""Names of values that a graph does not have yet."""
+"""Unused names for new values of a graph."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from tilewright.compiler.dtypes import DType
 
 
 def fresh(base: str, *taken: Container[str], last: dict[str, int] | None = None) -> str:
-    """Return `base`, with a number appended if the name is taken.
+    """Return `base`, with a number appended (`base.2`) if the name is taken.
 
     Args:
         base: the preferred name.
         taken: containers of the names in use.
-        last: the last number that each base got. If names are never freed, it avoids the quadratic
-            time of a search for many similar names.
+        last: a cache across calls: the last number appended to each base. It avoids quadratic time
+            for many equal bases, and requires that names are never freed.
     """
     numbers = {} if last is None else last
     name = base
@@ -25,13 +25,15 @@ def fresh(base: str, *taken: Container[str], last: dict[str, int] | None = None)
 
 
 def in_type(value: str, dtype: DType, *taken: Container[str]) -> str:
-    """Return a new name for a value that is stored in another type: "y.bfloat16" for "y"."""
+    """Return an unused name for a copy of `value` in another element type: "y.bfloat16" for "y"."""
     return fresh(f"{value}.{dtype}", *taken)
 
 
 def stands_for(name: str) -> Iterator[str]:
-    """Yield the name, and then the original names without the types that passes appended
-    (`in_type`)."""
+    """Yield a name, then the name without each type suffix that passes appended (`in_type`).
+
+    For "y.bfloat16" the result is "y.bfloat16", "y".
+    """
     yield name
     while True:
         name, _, last = name.rpartition(".")

@@ -66,9 +66,9 @@ _TOKEN = re.compile(
 def print_graph(graph: Graph, *, digests: bool = True) -> str:
     """Return the text form of a graph, with a line break at its end. Equal graphs have equal texts.
 
-    Constants are in the order of their first use, so that the order of the mapping does not
-    influence the text. Without `digests` large constants are not read; the text then does not
-    distinguish them and cannot be parsed.
+    Constants are in the order of their first use, whatever the order of `graph.constants`. Without
+    `digests`, large constants are not hashed: their text is only `sha256:`, which `parse_graph`
+    does not accept.
     """
     lines = [f"graph {json.dumps(graph.name)}"]
     for dimension in graph.dimensions:
@@ -89,13 +89,13 @@ def print_graph(graph: Graph, *, digests: bool = True) -> str:
 
 
 def parse_graph(text: str, constants: Mapping[str, np.ndarray] | None = None) -> Graph:
-    """Read the output of `print_graph`.
+    """Parse the output of `print_graph`.
 
-    `constants` has the arrays that the text names by digest, under the digest or under the value's
-    name.
+    `constants` has the arrays of the constants that the text names by digest; the key is the digest
+    or the name of the value.
 
     Raises:
-        InvalidModelError: if the text is malformed, or a constant is missing or differs.
+        InvalidModelError: if the text is malformed, or an array is missing or has another digest.
     """
     lines = [(number, line) for number, line in enumerate(text.split("\n"), 1) if line.strip()]
     return _parse_lines(lines, constants or {}, 0)
@@ -180,9 +180,9 @@ def _print_number(value: float) -> str:
 
 
 def without_digests(text: str) -> str:
-    """Return a printed graph as `print_graph` prints it with `digests=False`.
+    """Remove the digests of constants from a printed graph, as `print_graph(digests=False)` does.
 
-    The text may be part of a JSON text.
+    The printed graph may be part of a JSON text.
     """
     return _DIGEST.sub("= sha256:", text)
 

@@ -10,7 +10,7 @@ from tilewright.compiler.dtypes import DType
 
 @dataclass(frozen=True, slots=True)
 class TensorType:
-    """The type of a value: its element type and static shape; a scalar has shape ()."""
+    """The type of a value: its element type and shape; a scalar has shape ()."""
 
     dtype: DType
     shape: tuple[int, ...]
@@ -21,7 +21,7 @@ class TensorType:
 
     @property
     def bytes(self) -> int:
-        """Size of a dense row-major array of this type."""
+        """Size in bytes of a dense row-major array of this type."""
         return self.elements * self.dtype.bytes
 
     def __str__(self) -> str:

@@ -1,6 +1,7 @@
-"""Structural verification of graphs: named checks that report the faulty value.
+"""Structural verification of graphs.
 
-Types are verified in `compiler.ops.check`, where operators are known.
+Each check raises InvalidModelError and names the faulty node or value. `compiler.ops.check`, which
+may import the operators, verifies types.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ def verify_graph(graph: Graph) -> None:
 
 
 def check_definitions(graph: Graph) -> None:
-    """Check that every value is defined once: by an input, a constant or a node."""
+    """Check that no value is defined twice by inputs, constants and outputs of nodes."""
     defined: dict[str, str] = {}
     origins = [(value, "an input") for value in graph.inputs]
     origins += [(value, "a constant") for value in graph.constants]
@@ -38,8 +39,7 @@ def check_definitions(graph: Graph) -> None:
 
 
 def check_node_names(graph: Graph) -> None:
-    """Check that node names are unique and not empty, and attributes are sorted by name, each
-    once."""
+    """Check that nodes have unique names, sorted distinct attributes, and one output each."""
     seen: set[str] = set()
     for node in graph.nodes:
         if node.name in seen or not node.name:
@@ -53,7 +53,7 @@ def check_node_names(graph: Graph) -> None:
 
 
 def check_order(graph: Graph) -> None:
-    """Check that nodes are in topological order, and every operand and output is defined."""
+    """Check that nodes are in topological order, and every operand and graph output is defined."""
     defined = {*graph.inputs, *graph.constants}
     for node in graph.nodes:
         for value in node.inputs:
@@ -68,7 +68,7 @@ def check_order(graph: Graph) -> None:
 
 
 def check_types_present(graph: Graph) -> None:
-    """Check that every value has a type, nothing else has one, and no extent is negative."""
+    """Check that every value has a type, no other name has one, and no extent is negative."""
     values = {*graph.inputs, *graph.constants, *(v for n in graph.nodes for v in n.outputs)}
     for value in sorted(values - graph.types.keys()):
         raise InvalidModelError(f"graph '{graph.name}': value '{value}' has no type")
@@ -80,7 +80,7 @@ def check_types_present(graph: Graph) -> None:
 
 
 def check_constants(graph: Graph) -> None:
-    """Check that constants' arrays have the type that the graph states."""
+    """Check that the array of each constant has the dtype and shape stated in `graph.types`."""
     for value, array in graph.constants.items():
         kind = graph.types[value]
         if array.shape != kind.shape or array.dtype != kind.dtype.numpy:
