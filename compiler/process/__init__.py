@@ -1,4 +1,4 @@
-"""This process, and child processes for work that may have to be killed."""
+"""Settings of Tilewright's own processes, and child processes with limits of memory and time."""
 
 from tilewright.compiler.process.own_process import (
     BLAS_THREADS,

@@ -1,8 +1,8 @@
 """Functions that run in a child process, within limits of memory, time and priority.
 
-A model may be of any size, malicious or merely large. A thread inside NumPy cannot be stopped, and
-the memory that it allocates belongs to the whole process. A child process is killed as soon as its
-answer is no longer needed. Exceeding a limit is reported as a value (`NoAnswer`).
+An uploaded model may be too large, by accident or by intent. A thread inside NumPy cannot be
+stopped, and its memory counts for the whole process. A child process, in contrast, is killed as
+soon as its result is no longer needed. A call that exceeds a limit returns a `NoAnswer`.
 
 found = bounded.run(plan, (model,), Limits(4 << 30, 120.0), token)
 """
@@ -51,7 +51,7 @@ ALIGNMENT = 64
 
 
 class Stop(Protocol):
-    """Signals that an answer is no longer needed, such as a job's token."""
+    """A cancellation token: `cancelled` is true once the result of a call is no longer needed."""
 
     @property
     def cancelled(self) -> bool: ...
@@ -62,10 +62,10 @@ class Limits:
     """Limits of one call in a child process.
 
     Attributes:
-        memory_bytes: memory that the child may allocate in addition to its code. Enforced on Linux
-            only.
-        seconds: maximum wall-clock time.
-        niceness: niceness of the child.
+        memory_bytes: memory that the child may allocate in addition to `OWN_BYTES` for Python and
+            the compiler. Enforced on Linux only.
+        seconds: maximum wall-clock time of each call, without the child's start.
+        niceness: value that the child adds to its niceness.
     """
 
     memory_bytes: int
@@ -85,9 +85,10 @@ class NoAnswer:
     """The reason why a call in a child process returned no result.
 
     Attributes:
-        reason: the reason as a value; `ENDED` if the answer was no longer needed.
-        text: the reason as text.
-        words: all output of the child before it ended, such as the traceback of a bug.
+        reason: the kind of the reason; `ENDED` if the result was no longer needed.
+        text: the reason as a phrase for a message, such as "takes more than 120 s".
+        words: the last output of a crashed child to standard error, such as a traceback; at most
+            `MOST_WORDS` characters.
     """
 
     reason: Reason
@@ -96,7 +97,7 @@ class NoAnswer:
 
 
 Answers: TypeAlias = Callable[..., Any]
-"""The parent's function that answers the child's own questions."""
+"""A function of the parent that the child may call while it computes a result."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +105,7 @@ class _Asked:
     function: Callable[..., Any]
     arguments: tuple[Any, ...]
     back: bool
-    """Whether the function gets an argument with which it can query this process."""
+    """Whether the function gets a further argument that calls the parent's `answers` function."""
 
 
 def run(
@@ -121,15 +122,20 @@ def run(
         arguments: picklable values; the result must be picklable too. Arrays are read-only in the
             child and writable in the result.
         limits: memory, time and niceness of the child.
-        stop: kills the child at once when it is cancelled.
-        answers: work that this process does for the child, such as running a program on a device.
-            The function then gets one more argument. Calling that argument calls `answers` in this
-            process and returns its result or raises its CompilerError. The time of these calls does
-            not count towards the limit.
+        stop: a cancellation token. Within `LOOK_SECONDS` of its cancellation the child is killed,
+            and the result is a `NoAnswer`.
+        answers: a function of this process that the child may call, for example to run a program on
+            a device. `function` then gets one more argument: a function that calls `answers` in
+            this process and returns its result or raises its CompilerError. The time of these calls
+            does not count towards the limit.
+
+    Returns:
+        The result of the function; a `NoAnswer` if a limit is exceeded, the child crashes, or the
+        call is cancelled.
 
     Raises:
-        CompilerError: if the function raises one. An error that cannot be pickled is replaced by an
-            error of another class with the same text.
+        CompilerError: if the function raises one. An error that cannot be pickled is replaced by a
+            plain CompilerError with the same text.
     """
     child = BoundedChild(limits)
     try:
@@ -140,10 +146,10 @@ def run(
 
 
 class BoundedChild:
-    """A child process for many calls, started on first use and restarted after it died.
+    """A child process for many calls, started on first use and restarted after it ended.
 
-    One thread must call `ask`, and outlive the child, because Linux ends a child together with the
-    thread that started it. Any thread may stop the child.
+    A single thread must make all calls of `ask`, and outlive the child, because Linux ends the
+    child together with the thread that started it. Any thread may call `stop`.
     """
 
     def __init__(self, limits: Limits) -> None:
@@ -159,7 +165,7 @@ class BoundedChild:
         stop: Stop | None = None,
         answers: Answers | None = None,
     ) -> T | NoAnswer:
-        """Run a function in the child and return its result; see `run` for the arguments."""
+        """Run a function in the child; arguments, result and errors are as in `run`."""
         answered = False
         try:
             child = self._ready()
@@ -184,18 +190,18 @@ class BoundedChild:
         return found
 
     def stop(self) -> None:
-        """End the child at once and for good. A thread that waits in `ask` returns."""
+        """Kill the child and start no other. A thread that waits in `ask` gets a `NoAnswer`."""
         with self._lock:
             self._stopped = True
             if self._child is not None:
                 self._child.stop()
 
     def close(self) -> None:
-        """Release resources after `stop`, when no thread is in `ask`."""
+        """Release the pipe and the process handle after `stop`, while no thread is in `ask`."""
         self.drop()
 
     def drop(self) -> None:
-        """End the child; the next call of `ask` starts a new one."""
+        """Kill the child; the next call of `ask` starts a new one."""
         with self._lock:
             child, self._child = self._child, None
         if child is not None:
@@ -304,10 +310,10 @@ def _last(child: ChildProcess, limits: Limits) -> NoAnswer:
 
 
 def serve(pipe: Connection) -> None:
-    """Answer questions from the pipe until it is closed. This is the child's main function.
+    """Run the functions that arrive on the pipe until it is closed: the child's main function.
 
-    It returns expected failures as values. Any other error ends the child, with the reason on its
-    last line of output.
+    A CompilerError or a MemoryError of a function is sent to the parent. Any other exception ends
+    the child, with its message on the last line of standard error.
     """
     configure_process()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C in a terminal is handled by the parent
@@ -403,7 +409,10 @@ def _views(whole: memoryview, sizes: list[int]) -> Iterator[memoryview]:
 
 
 def limit_memory(most_bytes: int) -> None:
-    """Limit the memory that this process may allocate. Enforced on Linux only."""
+    """Limit the memory that this process may allocate to `most_bytes` + OWN_BYTES, on Linux only.
+
+    Core dumps are disabled too.
+    """
     if sys.platform == "linux":
         import resource
 
@@ -413,7 +422,7 @@ def limit_memory(most_bytes: int) -> None:
 
 
 def go_last(niceness: int) -> None:
-    """Lower the priority of this process by `niceness`; has no effect on Windows."""
+    """Add `niceness` to the niceness of this process; has no effect on Windows."""
     if sys.platform != "win32":
         os.nice(niceness)
 

@@ -1,6 +1,6 @@
-"""A child process that answers questions, for work that may crash or exhaust memory.
+"""A child process that serves requests over a pipe, for work that may crash or exhaust memory.
 
-It does not use `multiprocessing`, whose processes cannot be started from a daemon and run the
+It is not a `multiprocessing.Process`: a daemonic process cannot start one, and it would import the
 program's main module again.
 """
 
@@ -28,21 +28,22 @@ on a busy machine, and the parent may end meanwhile, or even before the call to 
 
 
 class ChildProcess:
-    """A Python process that answers questions, and this process's end of a pipe to it.
+    """A Python child process, and this process's end of a pipe to it.
 
     Attributes:
-        pipe: sends and receives picklable values. The child ends when the pipe is closed.
-        owner: the process that started the child; after a fork, the pipe still belongs to the
-            parent.
+        pipe: sends and receives picklable values. The child's function must return when the pipe is
+            closed.
+        owner: id of the process that started the child. After a fork, only this process may use the
+            pipe.
     """
 
     def __init__(self, module: str, function: str, *, with_parent: bool = False) -> None:
-        """Start a process that calls a function of a module with its end of the pipe.
+        """Start a process that calls `module.function` with the child's end of the pipe.
 
         Args:
-            module, function: the function to call.
-            with_parent: whether Linux ends the child together with the thread that starts it. On
-                other systems, the child ends when it reads from the closed pipe.
+            module, function: names of the module and of its function.
+            with_parent: whether Linux kills the child when the thread that starts it ends. On other
+                systems, the child ends when it reads from the closed pipe.
         """
         self.owner = os.getpid()
         self.pipe: Connection
@@ -82,20 +83,19 @@ class ChildProcess:
         self._errors.close()
 
     def kill(self) -> None:
-        """End the child at once."""
+        """Kill the child, and release the pipe and the process handle."""
         self.stop()
         self.close()
 
     def stop(self) -> None:
-        """End the child at once, from any thread.
+        """Kill the child; any thread may call this.
 
-        A thread that reads from the pipe then finds its end.
+        A thread that reads from the pipe then gets EOFError.
         """
         self._process.kill()
 
     def wait(self) -> int:
-        """Wait for the child and return its exit status; a negative number is the signal that ended
-        it."""
+        """Wait for the child to end and return its exit status: -N if signal N ended it."""
         return self._process.wait()
 
     def last_words(self) -> list[str]:

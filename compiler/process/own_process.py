@@ -1,5 +1,7 @@
-"""Settings for Tilewright's own processes. A library may not change them in the process that
-imports it."""
+"""Settings of Tilewright's own processes: garbage collection, thread switches, BLAS threads.
+
+They are not applied when Tilewright is imported as a library into a user's process.
+"""
 
 from __future__ import annotations
 
@@ -25,12 +27,12 @@ BLAS_THREADS = "OPENBLAS_NUM_THREADS"
 
 
 def configure_process() -> None:
-    """Set rare garbage collection, frequent thread switches, and one thread for NumPy's products.
+    """Set rare garbage collection, frequent thread switches, and one thread for NumPy's BLAS.
 
-    Products in references are small, and the machine's other cores build, pack and measure. A
-    second BLAS thread would keep a core busy waiting: the references of ResNet-50 took 0.15 s of
-    CPU time on one thread, and 0.7 s on two next to other work. Call this function before NumPy is
-    imported; child processes inherit the setting.
+    The matrix products by which NumPy computes expected outputs are small, and the machine's other
+    cores build, pack and measure. A second BLAS thread would keep a core busy waiting: the expected
+    outputs of ResNet-50 took 0.15 s of CPU time on one thread, and 0.7 s on two next to other work.
+    Call this function before NumPy is imported; child processes inherit the number of threads.
     """
     gc.set_threshold(YOUNG_OBJECTS)
     sys.setswitchinterval(SWITCH_SECONDS)
@@ -38,9 +40,9 @@ def configure_process() -> None:
 
 
 def leave_garbage() -> None:
-    """Skip the last garbage collection when the process ends.
+    """Exclude all present objects from garbage collection; call it just before the process ends.
 
-    Python would search all objects for cycles once more, although the end of the process frees them
+    Python would otherwise search them for cycles at exit, although the system frees the memory
     anyway. The search took 0.35 s of CPU time after a model was compiled. Files and threads are
     closed as usual.
     """
@@ -48,11 +50,11 @@ def leave_garbage() -> None:
 
 
 def give_back_memory() -> None:
-    """Clear memos, collect garbage and return freed memory to the system; called between two jobs.
+    """Return unused memory to the system, between two jobs of a process.
 
-    With the settings of `configure_process`, garbage stays in memory for long. The C library keeps
-    freed memory below a live block, in a heap for each of several threads; glibc returns it on
-    request.
+    This clears the caches of memoised functions (`memo.forget`), collects garbage, which
+    `configure_process` makes rare, and calls glibc's `malloc_trim`, if the C library has it. glibc
+    otherwise keeps free memory below a live block, in one heap per several threads.
     """
     forget()
     gc.collect()
