@@ -1,1 +1,1 @@
-"""From a graph plan and schedules to a program: kernels, packed weights, memory, artifacts."""
+"""Building of programs from graph plans: kernels, packed weights, memory plan, artifacts."""

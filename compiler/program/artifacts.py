@@ -1,4 +1,4 @@
-"""Artifact folders from plans; loading one needs only NumPy."""
+"""Compilation of graph plans to artifact folders, which load with NumPy alone."""
 
 from __future__ import annotations
 
@@ -25,23 +25,27 @@ def save_artifact(
     timings: Timings | None = None,
     check: Callable[[Artifact], object] = lambda made: None,
 ) -> tuple[CompiledProgram, ...]:
-    """Compile a plan for each combination of sizes into one artifact, which loads with NumPy alone.
-    Returns the compiled programs, in the order of the plans.
+    """Compile plans of one model, each for other sizes, into one artifact folder.
 
-    Weights are written while the next are packed, and flushed to disk during `check`.
+    A weight is written while the next one is packed. Weights are flushed to disk during `check`.
 
     Args:
-        plans: the plans by their sizes; the key is `()` without named dimensions.
+        plans: the plan for each combination of sizes of the named dimensions; the key is `()` if
+            the model has none.
         builder: builds the plans' programs.
         folder: destination of the artifact.
-        ports: the dynamic dimensions of inputs and outputs.
-        timings: counts the time of every stage.
+        ports: the inputs and outputs with their dynamic dimensions; None if no named size selects a
+            program.
+        timings: adds up the time of each compilation stage.
         check: called with the artifact before it is moved to its destination. If it raises an
             error, the artifact is not moved.
 
+    Returns:
+        The compiled programs, in the order of the plans.
+
     Raises:
-        CompilerError: if a workload does not compile, the folder cannot be written, or from
-            `check`.
+        CompilerError: if a workload does not compile, the folder cannot be written, or `check`
+            raises one.
     """
     return _saved(list(plans.items()), builder, folder, ports, None, timings, check)
 
@@ -55,16 +59,19 @@ def save_segments(
     timings: Timings | None = None,
     check: Callable[[Artifact], object] = lambda made: None,
 ) -> tuple[CompiledProgram, ...]:
-    """Compile a segmented model into one artifact, like `save_artifact`.
+    """Compile the plans of a segmented model into one artifact folder.
 
     Args:
-        plans: the plans of all stages.
-        stages: the model's stages, each with the number of its plan.
+        plans: the plans of all segments.
+        stages: the tree of segments. The `program` of each segment is the index of its plan.
         builder: builds the plans' programs.
         folder: destination of the artifact.
-        ports: the dynamic dimensions of inputs and outputs.
-        timings: counts the time of every stage.
+        ports: the inputs and outputs with their dynamic dimensions.
+        timings: adds up the time of each compilation stage.
         check: as in `save_artifact`.
+
+    Returns, Raises:
+        As `save_artifact`.
     """
     return _saved([((), plan) for plan in plans], builder, folder, ports, stages, timings, check)
 

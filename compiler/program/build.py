@@ -1,4 +1,4 @@
-"""From one workload and one schedule to object code: the steps of every candidate."""
+"""Compilation of one workload with one schedule: loop nest, LLVM IR, object code."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ CODEGEN_VERSION = "25"
 
 @dataclass(frozen=True, slots=True)
 class LoweredKernel:
-    """A lowered schedule: its loop nest, its interface, and its code before it is compiled.
+    """A workload lowered with a schedule to text that the target's back end compiles.
 
     Attributes:
         nest: the loop nest.
         spec: the interface of the kernel.
-        text: the code, in the language of the target's back end.
-        digest: the digest of the `KernelCode`: equal code has one digest.
+        text: the source for the back end, such as LLVM IR.
+        digest: digest of the `KernelCode`; kernels with equal code have equal digests.
         operators: names of the workload's operators.
     """
 
@@ -49,7 +49,7 @@ class LoweredKernel:
     operators: tuple[str, ...]
 
     def assembly(self, target: Target) -> str:
-        """The compiled code as text, with comments that mark its loops."""
+        """Compile the kernel and return its assembly, with comments that mark the loops."""
         return backend_of(target).assembly(self.text, target)
 
 
@@ -66,10 +66,10 @@ class BuiltKernel:
 def lower_workload(
     workload: Workload, schedule: Schedule, mode: Mode, timings: Timings | None = None
 ) -> LoweredKernel:
-    """Lower a schedule to the text that the target's back end compiles.
+    """Lower a workload with a schedule to text that the target's back end compiles.
 
-    Symbols are named after the code, so that kernels of one program and candidates of one batch
-    link together, and equal code needs to be compiled and linked only once.
+    Symbol names contain the digest of the code. Different kernels can therefore be linked together,
+    and equal code needs to be compiled and linked only once.
 
     Raises:
         ScheduleError: if the schedule does not fit the workload or the target.
@@ -91,7 +91,7 @@ def compile_lowered(
     """Compile a lowered kernel to an object file.
 
     Raises:
-        CompilerError: if LLVM refuses the code.
+        CompilerError: if LLVM rejects the code.
     """
     with _naming(lowered.operators):
         code = backend_of(target).compile(lowered.text, target, timings)
@@ -101,11 +101,12 @@ def compile_lowered(
 def build_kernel(
     workload: Workload, schedule: Schedule, mode: Mode, timings: Timings | None = None
 ) -> BuiltKernel:
-    """Compile a schedule to an object file.
+    """Compile a workload with a schedule to an object file.
 
     Raises:
-        ScheduleError: if the schedule does not fit.
-        CompilerError: if LLVM refuses the code.
+        ScheduleError: if the schedule does not fit the workload or the target.
+        CompilerError: if the target cannot compute in a type of the workload, or LLVM rejects the
+            code.
     """
     lowered = lower_workload(workload, schedule, mode, timings)
     return compile_lowered(lowered, mode.target, timings)
@@ -125,8 +126,11 @@ def _naming(operators: Sequence[str]) -> Iterator[None]:
 def kernel_spec(kernel: Kernel, code: KernelCode, workload: Workload) -> KernelSpec:
     """Return the interface of a kernel: its symbols, buffers and dynamic sizes.
 
-    Input and output buffers have the shapes and layouts of the workload's boundaries, weights those
-    in which the kernel packs them.
+    Input and output buffers have the shapes and layouts of the workload's boundaries. Weights have
+    the shapes and layouts in which the kernel reads them packed.
+
+    Raises:
+        ScheduleError: if a shape or an extent has a dimension that the code does not read.
     """
     sources, transforms = dict(kernel.sources), dict(kernel.transforms)
     buffers = []

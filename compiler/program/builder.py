@@ -1,4 +1,4 @@
-"""From a graph plan and schedules to a program: kernels, packed weights, memory."""
+"""Building of a program from a graph plan: kernels, packed weights, memory plan."""
 
 from __future__ import annotations
 
@@ -48,16 +48,17 @@ take 8 s."""
 
 @dataclass(frozen=True, slots=True)
 class CompiledProgram:
-    """A program with everything that running or saving it needs.
+    """A program with its object code and packed weights, ready to be loaded or saved.
 
     Attributes:
         program: the instructions, and the memory that they need.
         weights: the packed weights.
-        objects: the object code of the kernels; kernels whose code is equal share one object.
-        schedules: the compiled schedule, by workload key.
-        tuned: the workload keys for which a source had a schedule.
-        target: the processor.
-        described: the name of the kernel in the program and its operators, by workload key.
+        objects: the object files of the kernels; kernels with equal code share one.
+        schedules: the schedule of each compiled workload, by workload key.
+        tuned: the workload keys for which the source had a schedule.
+        target: the target of the object files.
+        described: by workload key, the name of the kernel in the program and the workload's
+            operators.
     """
 
     program: Program
@@ -76,25 +77,34 @@ def build_program(
     weight_limit_bytes: int | None = None,
     timings: Timings | None = None,
 ) -> CompiledProgram:
-    """Compile every workload of a plan and lay out its memory: a `ProgramBuilder` used once.
+    """Compile every workload of a plan, pack its weights and plan its memory.
+
+    `ProgramBuilder` describes the arguments.
 
     Raises:
-        CompilerError: if a workload compiles with no schedule, more than `KERNEL_LIMIT` kernels
-            differ, or the weights do not fit the limit.
+        CompilerError: if no schedule of a workload compiles, the plan has more than `KERNEL_LIMIT`
+            distinct kernels, or the packed weights exceed `weight_limit_bytes`.
     """
     return ProgramBuilder(source, mode, weight_limit_bytes, timings).build(plan)
 
 
 class ProgramBuilder:
-    """Builds programs that share kernels and packed weights: one model at one or several sizes.
+    """Builds programs of one model, for one or more sizes, that share kernels and packed weights.
 
     A thread compiles lowered kernels with LLVM, while the calling thread lowers the next workload
-    and packs weights. The result does not depend on which of them is faster.
+    and packs weights. The result does not depend on which of the threads is faster.
 
-    If a schedule of the source no longer fits, the default is used. If packed weights would exceed
-    the limit, the largest weights that an algorithm expands (Winograd, Strassen) use an algorithm
-    that expands them less, or are stored unexpanded. With `any_rows`, untuned workloads get
-    schedules whose code and packed weights serve other numbers of rows too.
+    Args:
+        source: the source of tuned schedules. If it is None, has no schedule for a workload, or its
+            schedule does not fit, a default schedule is used.
+        mode: target, threads and numerics of the code.
+        weight_limit_bytes: maximum size of the packed weights; None for no limit. If they would
+            exceed it, the largest weights that an algorithm expands (Winograd, Strassen) get an
+            algorithm that expands them less, or are stored unexpanded.
+        timings: adds up the time of each compilation stage.
+        any_rows: whether untuned workloads get schedules whose code and packed weights also serve
+            other numbers of rows.
+        kernels: a cache of kernels that other builders have compiled or are compiling.
     """
 
     def __init__(
@@ -107,7 +117,7 @@ class ProgramBuilder:
         any_rows: bool = False,
         kernels: KernelCache | None = None,
     ) -> None:
-        """`kernels` holds what other builders have compiled or are compiling."""
+        """Create a builder that shares the kernels in `kernels` with other builders."""
         self.mode = mode
         self._source = source
         self._compiler = KernelCompiler(mode, timings, kernels, any_rows=any_rows)
@@ -117,23 +127,26 @@ class ProgramBuilder:
         self._weights: PackedWeights | None = None
 
     def variant(self, source: ScheduleSource | None) -> ProgramBuilder:
-        """Return a builder with another source of schedules. Both builders share equal kernels and
-        equal packed weights."""
+        """Return a builder with another source of schedules.
+
+        Both builders share equal kernels and equal packed weights.
+        """
         other = copy(self)
         other._source = source
         other._built = {}
         return other
 
     def into(self, weights: PackedWeights) -> ProgramBuilder:
-        """Return a builder of the same programs that adds its packed weights to `weights`."""
+        """Return a copy of the builder that adds its packed weights to `weights`."""
         other = copy(self)
         other._weights = weights
         return other
 
     def reserve(self, plans: Sequence[GraphPlan], spare: int = 1) -> None:
-        """Compile the kernels of several plans, and reserve one block for all their weights.
+        """Compile the kernels of several plans, and reserve memory for all their packed weights.
 
-        If no block has enough free memory, a new one is allocated, `spare` times as large.
+        If the builder's block of weights has too little free memory, a new block is allocated. It
+        is `spare` times as large as the plans need.
 
         Raises:
             CompilerError: see `build_program`.
@@ -142,9 +155,10 @@ class ProgramBuilder:
         self._have_room(needed, spare)
 
     def build(self, plan: GraphPlan, spare: int = 1) -> CompiledProgram:
-        """Compile a plan to a program. Its weights are added to the block of earlier programs.
+        """Compile a plan to a program; its weights join those of earlier programs in one block.
 
-        If the block is full, a new one is allocated, `spare` times as large as this plan needs.
+        If the block has too little free memory, a new block is allocated. It is `spare` times as
+        large as this plan needs.
 
         Raises:
             CompilerError: see `build_program`.
@@ -175,8 +189,9 @@ class ProgramBuilder:
         return self._weights
 
     def kernels(self, plan: GraphPlan) -> dict[Workload, KernelTree]:
-        """Lower the workloads of a plan, and start to compile their kernels. Returns the kernels of
-        each workload, with the sizes that each kernel serves.
+        """Lower the workloads of a plan, and start to compile their kernels in a thread.
+
+        Returns the kernels of each workload, with the sizes that each kernel serves.
 
         Raises:
             CompilerError: see `build_program`.

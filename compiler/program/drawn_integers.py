@@ -1,8 +1,9 @@
-"""Ranges of random integer inputs: token ids, token types, a sampling rate.
+"""Ranges of random test data for integer inputs, such as token ids, token types or a sampling rate.
 
-Inputs without given values are random. Random positions are only realistic if they reach all rows
-of a table, and only valid if they reach no others. A number that is compared with a constant, such
-as a rate of 16,000, selects a branch: another number may select a branch that fits no other input.
+Inputs that the user does not provide get random data. Random indices into a table, such as token
+ids, must reach every row of the table and no row beyond it. An integer that the model compares with
+a constant, such as a sampling rate of 16,000, selects a branch: another value may select a branch
+that does not fit the other inputs.
 """
 
 from __future__ import annotations
@@ -19,9 +20,9 @@ _KEEPS_ELEMENTS = (OpKind.VIEW, OpKind.MOVEMENT, OpKind.PIECES)
 def drawn_integers(graph: Graph, value: str) -> tuple[int, int] | None:
     """Return the range [low, high) of random elements for an integer input of a graph.
 
-    It contains the rows of the smallest constant table that the elements index. For a single
-    element that indexes no table, it contains only the first constant that the element is compared
-    with. Returns None if the graph has neither.
+    If the elements index constant tables, the range is [0, rows of the smallest table). If the
+    input has one element, which indexes no table but is compared with a constant, the range holds
+    only the first such constant. Otherwise, and for a float input, the result is None.
     """
     kind = graph.types.get(value)
     if kind is None or kind.dtype.is_float:

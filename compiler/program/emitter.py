@@ -1,8 +1,8 @@
-"""Instructions of a program from the steps of a plan, with the place of every buffer.
+"""Emission of a program's instructions from the steps of a plan.
 
-A body of control flow is a plan of its own. Its inputs and outputs are places that the enclosing
-step provides, and its arena is a part of the enclosing plan's, so that the instructions of bodies
-are ordinary instructions.
+A body of control flow is a plan of its own. The enclosing step provides the memory of its inputs
+and outputs, and its arena lies inside the arena of the enclosing plan. The instructions of bodies
+are therefore ordinary instructions.
 """
 
 from __future__ import annotations
@@ -50,7 +50,13 @@ class ProgramEmitter:
     """Emits the instructions of one program.
 
     Attributes:
-        kernels: the kernels that the instructions call, each with its number.
+        kernels: the kernels that the instructions call, each with its index in the program.
+
+    Args:
+        built: the kernels of each workload.
+        weights: the packed weights, to which constants are added.
+        timings: adds up the time of packing.
+        dimensions: the plan's dynamic dimensions.
     """
 
     def __init__(
@@ -60,7 +66,7 @@ class ProgramEmitter:
         timings: Timings | None = None,
         dimensions: Iterable[Dimension] = (),
     ) -> None:
-        """`dimensions` are the plan's dynamic dimensions."""
+        """Create an emitter that has emitted no instruction."""
         self.kernels: dict[KernelSpec, int] = {}
         self._dimensions = {dimension.name: dimension for dimension in dimensions}
         self._built = built
@@ -68,7 +74,10 @@ class ProgramEmitter:
         self._timings = timings
 
     def whole(self, plan: GraphPlan, memory: MemoryPlan) -> tuple[Instruction, ...]:
-        """Return the instructions of a plan whose inputs and outputs are arrays of the caller."""
+        """Return the instructions of a program's outermost plan.
+
+        The plan's inputs and outputs are the inputs and outputs of the program.
+        """
         ports = {v: BufferRef(BufferSpace.INPUT, i) for i, v in enumerate(plan.graph.inputs)}
         ports |= {v: BufferRef(BufferSpace.OUTPUT, i) for i, v in enumerate(plan.graph.outputs)}
         return self._steps(_Places(plan, memory, ports, 0))
@@ -206,10 +215,10 @@ class ProgramEmitter:
 
 
 def shared_bytes(step: KernelStep, tree: KernelTree, known: Mapping[str, Dimension]) -> list[int]:
-    """Return the different sizes, in bytes, of the buffers that threads share in a step's kernels.
-    A run executes only one of the kernels.
+    """Return the distinct sizes, in bytes, of the thread-shared buffers of a step's kernels.
 
-    `known` has the dimensions of the graph, by name.
+    The step may have several kernels, of which a run executes one; each kernel has at most one
+    shared buffer. `known` has the dimensions of the graph, by name.
     """
     sizes = [
         in_graph(step, buffer.bytes, known, kernel.piece)
@@ -223,13 +232,14 @@ def shared_bytes(step: KernelStep, tree: KernelTree, known: Mapping[str, Dimensi
 def in_graph(
     step: KernelStep, size: int, known: Mapping[str, Dimension], piece: RangePiece | None = None
 ) -> int:
-    """Convert a size in terms of a workload's dimensions to one in terms of the graph's dimensions.
+    """Express a size in the dimensions of the graph instead of a workload's own dimensions.
 
     Args:
         step: the step that runs the workload.
-        size: a size of the step's workload, or of `piece`.
+        size: a size in the dimensions of the step's workload, or of `piece`.
         known: the dimensions of the graph, by name.
-        piece: the piece of the workload whose dimensions the size has; by default the whole.
+        piece: the piece of the workload, with its own dimensions, that `size` belongs to; None for
+            the whole workload.
     """
     dimensions, names = step.workload.dimensions, step.sizes
     if piece is not None:

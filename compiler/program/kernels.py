@@ -1,7 +1,7 @@
-"""The kernels of workloads: their schedules, and their code, compiled once each.
+"""Selection of schedules for workloads, and compilation of each distinct kernel once.
 
-A workload of dynamic sizes may have several kernels, each for a part of its sizes
-(`compiler.plan.intervals`).
+A workload with dynamic sizes may be divided into pieces, each for some of the sizes and with its
+own kernel (`compiler.plan.intervals`).
 """
 
 from __future__ import annotations
@@ -50,15 +50,15 @@ class ScheduleSource(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ScheduledKernel:
-    """A kernel for a piece of a workload's sizes.
+    """A kernel for a piece of a workload, which serves some of the workload's sizes.
 
     Attributes:
         piece: the piece, with its own dimensions.
         lowered: the lowered kernel.
         schedule: the schedule of the kernel.
-        known: whether a source had the schedule.
-        keys: the record keys for which the kernel is tuned: several if neighbouring pieces share
-            it.
+        known: whether the schedule is from a source of tuned schedules, not a default.
+        keys: the workload keys of the pieces that the kernel serves. Neighbouring pieces with equal
+            schedules share a kernel.
     """
 
     piece: RangePiece
@@ -73,8 +73,10 @@ KernelTree: TypeAlias = ScheduledKernel | SizeSplit[ScheduledKernel]
 
 
 def weights_of(tree: KernelTree) -> tuple[BufferSpec, ...]:
-    """Return the packed weights of a workload's kernels. Weights that several kernels pack equally
-    are listed once."""
+    """Return the packed weights of a workload's kernels, as buffers without names.
+
+    A weight that several kernels pack equally is listed once.
+    """
     buffers = (buffer for kernel in leaves(tree) for buffer in kernel.lowered.spec.buffers)
     found = (replace(b, name="") for b in buffers if b.role is BufferRole.WEIGHT)
     return tuple(dict.fromkeys(found))
@@ -84,8 +86,7 @@ class KernelCache:
     """The kernels that the builders of one process have compiled or are compiling.
 
     Attributes:
-        compiled: futures of compiled code, by the digest of the code. The code's text is not
-            stored.
+        compiled: the future of each compilation, by the digest of the code.
     """
 
     def __init__(self) -> None:
@@ -100,27 +101,27 @@ class KernelCache:
     def keep(
         self, workload: Workload, schedule: Schedule, mode: Mode, kernel: LoweredKernel
     ) -> LoweredKernel:
-        """Add a kernel, and return it without its text.
+        """Add a kernel, and return it without its text, which is not stored.
 
-        Equal code may serve workloads of other shapes, such as (1, 64, 3136) and (1, 64, 56, 56).
-        Each of the workloads has an entry with its own specification.
+        Workloads of different shapes may have equal code, such as (1, 64, 3136) and
+        (1, 64, 56, 56). Each of them has an entry with its own `KernelSpec`.
         """
         kept = self._lowered[workload, schedule, mode] = replace(kernel, text="")
         return kept
 
     def forget_cancelled(self) -> None:
-        """Forget kernels whose compilation was cancelled."""
+        """Remove kernels whose compilation was cancelled."""
         for digest in [d for d, code in self.compiled.items() if code.cancelled()]:
             del self.compiled[digest]
 
 
 class KernelCompiler:
-    """Compiles workloads; kernels with equal code are compiled once.
+    """Lowers workloads, and compiles the kernels in a thread; equal code is compiled once.
 
-    This is a context manager. Within it, `lower` passes kernels to a thread that compiles them in
-    that order. The thread ends when it has compiled all of them, which may be after the context;
-    `objects` waits for it. More threads would not be faster, because llvmlite allows only one
-    thread in LLVM. It releases Python's lock meanwhile.
+    This is a context manager. Within it, `lower` passes kernels to the thread, which compiles them
+    in that order. The thread may still compile when the context ends; `objects` waits for it. More
+    threads would not be faster, because llvmlite allows only one thread in LLVM. llvmlite releases
+    Python's lock while LLVM runs.
     """
 
     def __init__(
@@ -153,8 +154,9 @@ class KernelCompiler:
     ) -> KernelTree:
         """Lower a workload with the best known schedule, or with the first default that lowers.
 
-        Returns several kernels, each for a part of the range of sizes, if `cut` allows it and the
-        range has such parts.
+        If `cut` is true, a workload with dynamic sizes is divided into pieces
+        (`compiler.plan.intervals`). The result then has several kernels, unless one schedule is
+        chosen for all pieces.
 
         Raises:
             CompilerError: if the workload lowers with no schedule.
@@ -183,12 +185,12 @@ class KernelCompiler:
         return changed(merged(parts, lambda a, b: a[1][0] == b[1][0]), scheduled)
 
     def simpler(self, workload: Workload, below: int) -> KernelTree:
-        """Lower a workload with a default schedule whose packed weights have fewer than `below`
-        bytes.
+        """Lower a workload with a default schedule that packs weights into fewer bytes.
 
-        Of the defaults that are preferred to unexpanded weights, the one that packs the most bytes
-        is chosen: for example, one level of Strassen instead of two. If none is small enough, the
-        weights are not expanded.
+        Only default schedules that expand weights, and are estimated to be faster than those that
+        do not, are considered. The one with the most packed bytes below `below` is chosen: for
+        example, one level of Strassen instead of two. Otherwise, a default schedule that does
+        not expand the weights is chosen.
 
         Raises:
             CompilerError: if the workload lowers with no schedule.
@@ -232,8 +234,9 @@ class KernelCompiler:
         raise CompilerError(f"the fused workload of {operators} has no schedule ({why})")
 
     def objects(self, kernels: Iterable[LoweredKernel]) -> tuple[bytes, ...]:
-        """Wait for kernels to be compiled, and return their object code, one object for equal
-        kernels.
+        """Wait until kernels are compiled, and return their object files.
+
+        Kernels with equal code share one object file.
 
         Raises:
             CompilerError: if LLVM rejects the code.

@@ -1,10 +1,11 @@
-"""A large batch of a fixed size as a loop over slices that the caches hold.
+"""Conversion of a large batch of fixed size to a loop over slices that fit the caches.
 
 y = f(x), 16 images  ->  y = loop of 8: f(x[2 k : 2 k + 2]), stacked
 
-`compiler.program.slices` explains the gain, and proves that slices do not depend on each other:
-programs of ranges decide it in each run. Here the size is known, so that the loop is part of the
-graph. Everything that supports loops then supports it: sessions, artifacts, C libraries, workers.
+`compiler.program.slices` explains why slices are faster, and proves that they do not depend on each
+other. For a batch with a range, each run decides whether to divide it. A fixed batch is divided at
+compile time by a loop in the graph, which sessions, artifacts, C libraries and workers support like
+any other loop.
 """
 
 from __future__ import annotations
@@ -25,8 +26,10 @@ LEAST_BATCH = 4
 
 
 def may_outgrow(graph: Graph, batch: int, budget: int) -> bool:
-    """Whether some node of a graph with this batch accesses more than `budget` bytes, so that they
-    may not stay in a cache. False for a batch below `LEAST_BATCH`."""
+    """Whether a node of a graph accesses more than `budget` bytes, constants excluded.
+
+    False if `batch`, the batch size of the graph, is below `LEAST_BATCH`.
+    """
     if batch < LEAST_BATCH:
         return False
     touched = 0
@@ -37,17 +40,16 @@ def may_outgrow(graph: Graph, batch: int, budget: int) -> bool:
 
 
 def has_plain_ports(plan: GraphPlan) -> bool:
-    """Whether inputs and outputs are arrays of numbers, not texts or lists."""
+    """Whether all inputs and outputs are numeric tensors: neither text nor elements of a list."""
     names = (*plan.graph.inputs, *plan.graph.outputs)
     return all(plan.labels(name) is None and plan.part_of(name) is None for name in names)
 
 
 def slice_of(batch: int, slices: Slices) -> int | None:
-    """Return the number of samples per slice for a fixed batch; None if the batch is faster in one
-    piece.
+    """Return the number of samples per slice for a fixed batch; None if it should not be divided.
 
-    All slices of a fixed batch are equally large. A slice may therefore be a little larger or
-    smaller than one of a range.
+    The result divides `batch`, so that all slices are equally large. It is the largest divisor that
+    `slices` allows, or else the smallest one up to twice its maximum.
     """
     most = slices.most({})
     if batch <= most:

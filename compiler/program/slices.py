@@ -1,4 +1,4 @@
-"""Models that run a large batch in slices that the caches hold.
+"""Division of large batches into slices that fit the caches.
 
 A batch of 32 images through ResNet-50 writes 100 MB in its first layers and reads them again from
 memory in each following layer. With two images at a time they stay in the third-level cache, and
@@ -35,8 +35,10 @@ _UNHIDDEN = 0.1
 
 
 def slices_of(plan: GraphPlan, core: CoreModel) -> Slices | None:
-    """Return how to divide the plan's batch into slices. Returns None if slices depend on each
-    other, or if a batch is as fast in one piece."""
+    """Return the rule by which runs divide a plan's dynamic batch into slices that fit the caches.
+
+    The result is None if elements of the batch influence each other, or if slices are not faster.
+    """
     batch = _batch(plan)
     if batch is None or not _is_independent(plan, batch):
         return None
@@ -55,7 +57,7 @@ def slices_of(plan: GraphPlan, core: CoreModel) -> Slices | None:
 
 
 def cache_budget(core: CoreModel) -> int:
-    """Return the bytes that a slice may access in one kernel: half of the core's last cache."""
+    """Return the bytes that a slice may access in one kernel: half of the last-level cache."""
     return core.cache_bytes[-1] // 2
 
 
