@@ -5,12 +5,11 @@ that adds, multiplies and divides extents works on either. It is a polynomial wi
 coefficients over dynamic dimensions and floor quotients of other sizes, in a normal form, so that
 equal sizes are equal values and terms cancel: `n + 1 - n` is the `int` 1.
 
-A comparison holds for every size of the ranges or for none of them; if the ranges do not decide it,
-it raises `DynamicSizeError`. So does any operation that needs the number itself (`range(n)`, an
-array's shape): a decision for all sizes is never taken at one of them. `==` is equality of normal
-forms. Passes, plans and code generation use `always_less` and similar functions, which prove a fact
-or return False or None. Importers let `DynamicSizeError` propagate, and the code that chose the
-ranges tries others.
+An ordering (`<`, `<=`) holds for every size of the ranges or for none; if the ranges do not decide
+it, it raises `DynamicSizeError`. Operations that need an integer (`range(n)`, an array's shape)
+raise it too. `==` compares normal forms, and never raises. Passes, plans and code generation use
+functions such as `always_less`, which return False or None if the ranges do not prove the relation.
+Importers let `DynamicSizeError` propagate, and the code that chose the ranges tries others.
 """
 
 from tilewright.compiler.sizes.atoms import (

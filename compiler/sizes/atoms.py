@@ -1,8 +1,9 @@
-"""Atoms of sizes: dynamic dimensions, and floor quotients of other sizes.
+"""Atoms, the variables of the polynomial `Size`: dynamic dimensions, and floor quotients of sizes.
 
-Dimensions have three origins: users name those of a model (`Dimension`), workloads number their own
-(`WorkloadDimension`), and the compiler adds others (`RoomDimension`, `SlotDimension`,
-`ValueDimension`). Dimensions of different origins are never equal, even if their names are.
+A dimension's class states its origin. Users name the dimensions of a model (`Dimension`), workloads
+number their own (`WorkloadDimension`), and the compiler adds others (`RoomDimension`,
+`SlotDimension`, `ValueDimension`). Dimensions of different classes are never equal, even if their
+names are.
 """
 
 from __future__ import annotations
@@ -20,10 +21,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Dimension:
-    """A dynamic dimension: `multiple` times a number in [low, high]. It is unbounded if `high` is
-    None.
+    """A dynamic dimension, whose size is `multiple` times an integer in [low, high].
 
-    This class itself is a dimension of a model, with the name that users give it.
+    It is unbounded if `high` is None. An instance of this class, not of a subclass, is a dimension
+    of a model, with the name that users see.
     """
 
     name: str
@@ -55,7 +56,7 @@ class Dimension:
 
     @property
     def range_text(self) -> str:
-        """The sizes of the range: `1..512`, `32..640:32`, `1..`."""
+        """The range in users' notation: `1..512`, `32..640:32`, `1..`."""
         last = "" if self.high is None else str(self.high * self.multiple)
         steps = f":{self.multiple}" if self.multiple > 1 else ""
         return f"{self.low * self.multiple}..{last}{steps}"
@@ -63,11 +64,11 @@ class Dimension:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class WorkloadDimension(Dimension):
-    """A dimension of a workload, and of its nests and kernels."""
+    """A dimension of a workload, and of its loop nests and kernels: s0, s1, ..."""
 
     @staticmethod
     def numbered(number: int, sizes: Dimension) -> WorkloadDimension:
-        """Return the workload dimension s0, s1, ... of this number, with the range of `sizes`."""
+        """Return the workload dimension `s{number}`, with the range of `sizes`."""
         return WorkloadDimension(f"s{number}", sizes.low, sizes.high, sizes.multiple)
 
     @staticmethod
@@ -81,24 +82,24 @@ class WorkloadDimension(Dimension):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RoomDimension(Dimension):
-    """The slack capacity of a growing cache: the rows of its buffer after those of the caller.
+    """The slack capacity of a growing cache: the number of unused rows at the end of its buffer.
 
-    No input determines its size. It is 0 unless a session reserves memory for more rows.
+    No input determines it. It is 0 unless a session reserves memory for more rows.
     """
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SlotDimension(Dimension):
-    """The start of a slot of the arena, in bytes."""
+    """The start, in bytes, of a slot of the arena (`runtime.program.Slot`)."""
 
     @staticmethod
     def numbered(number: int, alignment: int) -> SlotDimension:
-        """Return the dimension of the slot with this number, a multiple of the alignment."""
+        """Return the dimension `@{number}`, a multiple of the alignment, for this slot."""
         return SlotDimension(f"@{number}", 0, None, alignment)
 
     @property
     def number(self) -> int:
-        """The number of the slot."""
+        """The index of the slot in the program."""
         return int(self.name[1:])
 
 
@@ -109,7 +110,7 @@ class ValueDimension(Dimension):
 
 @dataclass(frozen=True, slots=True)
 class Quotient:
-    """`dividend // divisor`, rounded down; the divisor divides no part of the dividend."""
+    """`dividend // divisor`, rounded down, in a form that cannot be simplified."""
 
     dividend: Size
     divisor: int
@@ -132,9 +133,9 @@ Monomial = tuple[Atom, ...]
 
 
 def factor_text(atom: Atom) -> str:
-    """Return the text of one factor of a term.
+    """Return the text of an atom as a factor of a monomial.
 
-    The factor of a dimension is its size divided by its `multiple`.
+    A dimension with a `multiple` above 1 occurs divided by it: `(n//32)`.
     """
     match atom:
         case Dimension(multiple=1):
@@ -153,12 +154,12 @@ def _origin(atom: Atom) -> str:
 
 
 def factor_order(atom: Atom) -> tuple[str, str]:
-    """Return the sort key of a factor: its text, then the origin of its dimensions."""
+    """Return the sort key of a factor: its text, then the classes of its dimensions."""
     return factor_text(atom), _origin(atom)
 
 
 @memo(8192)
 def order(monomial: Monomial) -> tuple[int, str, str]:
-    """Return the sort key of a product of factors: higher degree first, then the factors' texts."""
+    """Return the sort key of a monomial: higher degree first, then the factors' texts."""
     texts = "*".join(map(factor_text, monomial))
     return -len(monomial), texts, "*".join(map(_origin, monomial))

@@ -1,4 +1,4 @@
-"""Bounds of a size from the ranges of its dimensions."""
+"""Bounds of a dynamic size, derived from the ranges of its dimensions."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ MOST_FACTORS = 6
 def bounds(size: int | Size) -> tuple[float, float]:
     """Return a lower and an upper bound of a size; infinite if the size is unbounded.
 
-    Quotients are bounded as separate numbers, and by the fractions that they are rounded from; the
-    tighter bound counts. The bounds need not be reached.
+    Floor quotients are bounded twice: as independent variables, and by the fraction before
+    rounding. The result is the tighter of both. The size need not reach its bounds.
     """
     if isinstance(size, int | np.integer):
         return size, size

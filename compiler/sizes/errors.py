@@ -1,4 +1,4 @@
-"""Errors for facts about sizes that are unknown before a run."""
+"""Errors of operations that need the number of a dynamic size before a run."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tilewright.compiler.errors import CompilerError
 
 
 class DynamicSizeError(CompilerError):
-    """An operation needs the number of a size that is known only at run time."""
+    """A dynamic size has no number before a run, or its range does not decide a condition."""
 
     asker = ""
     """The origin of the condition, if known: an operator and its node, a pass."""
@@ -19,8 +19,7 @@ class DynamicSizeError(CompilerError):
     """For a comparison: the difference that the code compares with 0."""
 
     never_above = False
-    """Whether a positive difference is an error, so that the requested operation is impossible
-    then."""
+    """Whether a positive difference is an error, so that only other sizes are valid."""
 
     unequal = 0
     """For an equality: the difference that the code compares with 0."""
@@ -33,9 +32,9 @@ class DynamicSizeError(CompilerError):
         return f"{self.asker}: {text}" if self.asker else text
 
     def by(self, who: str) -> Self:
-        """Set the origin of the error, unless it has one already, and return the error.
+        """Set the origin of the condition, such as a node or a pass, and return the error.
 
-        The innermost origin is therefore kept.
+        An origin that is already set is kept, because it is the innermost one.
         """
         self.asker = self.asker or who
         return self
@@ -55,8 +54,8 @@ class Asking(AbstractContextManager[None]):
     """A context that adds details to a `DynamicSizeError` raised in it.
 
     Attributes:
-        who: the origin of the error.
-        never_above: whether a positive difference is an error.
+        who: the origin of the condition, such as a node or a pass.
+        never_above: whether a positive difference is an error (`DynamicSizeError.never_above`).
     """
 
     who: str = ""

@@ -1,8 +1,8 @@
 """Ranges of sizes with size hints, in users' notation: `1..512@32:0.5,128:0.3`; or `@32,128`.
 
 Hints are the sizes at which a dimension is planned, measured and shown (`compiler.profile`). The
-share of a hint is the relative number of runs with this size; the default is 1. Hints alone keep
-the range that the model or the default gives.
+share of a hint, after the colon, is the relative number of runs with this size; the default is 1.
+Hints without a range apply to the range of the model, or to the default range.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _SHARE = re.compile(r"(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?", re.ASCII)
 class HintedRange:
     """Sizes of a dimension as users write them: a range, size hints with their shares, or both.
 
-    A range alone has no hints; hints alone have no `dimension`.
+    `dimension` is the range; None if only hints are given. `hints` are pairs (size, share).
     """
 
     dimension: Dimension | None
@@ -44,7 +44,7 @@ class HintedRange:
 
     @property
     def text(self) -> str:
-        """`1..512@8,128:0.5`, or `7` for a single size."""
+        """The range and hints in users' notation: `1..512@8,128:0.5`, or `7` for a single size."""
         found = self.dimension
         if found is not None and found.low == found.high:
             return str(found.low * found.multiple)
@@ -58,7 +58,9 @@ class HintedRange:
 
 
 def as_hinted(name: str, given: SizeRange) -> HintedRange:
-    """Read a range with size hints from text, or a range without hints from any form of `as_range`.
+    """Convert a text with optional hints, or a range of a type that `as_range` accepts.
+
+    `name` is the name of the dimension.
 
     Raises:
         InvalidArgumentError: as `parse_hinted` and `as_range` do.
@@ -69,13 +71,13 @@ def as_hinted(name: str, given: SizeRange) -> HintedRange:
 
 
 def parse_hinted(name: str, text: str) -> HintedRange:
-    """Read a range (`parse_range`) with or without size hints, or hints alone.
+    """Parse the text of a range (`parse_range`), of size hints, or of both.
 
     Examples: `1..512`, `1..512@32:0.5,128`, `@128`.
 
     Raises:
         InvalidArgumentError: if the text is malformed, a hint is not a size of the range, or a
-            share is impossible, naming the dimension.
+            share is not positive, too small or too large. The message names the dimension.
     """
     ranged, at, listed = text.strip().partition("@")
     dimension = parse_range(name, ranged) if ranged or not at else None

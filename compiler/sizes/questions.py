@@ -1,4 +1,4 @@
-"""Conditions that the ranges decide for all sizes, or not at all."""
+"""Comparisons of dynamic sizes that hold for all sizes of the ranges."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from tilewright.compiler.sizes.size import Size, dimensions, divided, dynamic_si
 
 
 def equal(first: int, second: int) -> bool:
-    """Whether two sizes are equal for all values.
+    """Whether two sizes are equal for all sizes of the ranges; False if they never are.
 
     Raises:
-        SizesDifferError: if that depends on the run.
+        SizesDifferError: if equality depends on the run.
     """
     if first == second:
         return True
@@ -27,10 +27,10 @@ def equal(first: int, second: int) -> bool:
 
 
 def same_extents(first: Sequence[int], second: Sequence[int]) -> bool:
-    """Whether two shapes are equal for all sizes.
+    """Whether two shapes are equal for all sizes of the ranges; False if they never are.
 
     Raises:
-        SizesDifferError: if that depends on the run.
+        SizesDifferError: if equality depends on the run.
     """
     if tuple(first) == tuple(second):
         return True
@@ -38,16 +38,23 @@ def same_extents(first: Sequence[int], second: Sequence[int]) -> bool:
 
 
 def larger(first: int, second: int) -> int:
-    """Return the larger of two sizes; raise DynamicSizeError if that depends on the run.
+    """Return the larger of two sizes.
 
-    `max` compares with `<`, which is not decided if two sizes may be equal.
+    The built-in `max` compares with `<`, which is undecided if the sizes may be equal.
+
+    Raises:
+        DynamicSizeError: if the answer depends on the run.
     """
     found = always_larger(first, second)
     return found if found is not None else first if first >= second else second
 
 
 def smaller(first: int, second: int) -> int:
-    """Return the smaller of two sizes; raise DynamicSizeError if that depends on the run."""
+    """Return the smaller of two sizes.
+
+    Raises:
+        DynamicSizeError: if the answer depends on the run.
+    """
     found = always_smaller(first, second)
     return found if found is not None else first if first <= second else second
 
@@ -67,10 +74,11 @@ def always_smaller(first: int, second: int) -> int | None:
 
 
 def solved(first: int, second: int) -> tuple[Dimension, int] | None:
-    """Return a dimension and the size of it for which two sizes are equal; None if none is found.
+    """Solve `first == second` for one dimension: return the dimension and its size.
 
-    The size is an expression of other dimensions, and never below the dimension's range. Among
-    several solutions, one that never exceeds the range is preferred.
+    Only a dimension that occurs linearly, with a coefficient of 1 or -1, is solved for. Its size is
+    an expression of other dimensions, and never below its range. Among several solutions, one that
+    never exceeds the range is preferred. The result is None if no solution is found.
     """
     difference = first - second
     if not isinstance(difference, Size):
@@ -88,18 +96,18 @@ def solved(first: int, second: int) -> tuple[Dimension, int] | None:
 
 
 def always_less(first: int, second: int) -> bool:
-    """Whether first < second is proven for every size of the ranges."""
+    """Whether the ranges prove first < second for all sizes."""
     difference = first - second
     return (bounds(difference)[1] if isinstance(difference, Size) else difference) < 0
 
 
 def always_at_most(first: int, second: int) -> bool:
-    """Whether first <= second is proven for every size of the ranges."""
+    """Whether the ranges prove first <= second for all sizes."""
     return always_less(first - 1, second)
 
 
 def disjoint(first: tuple[int, int], second: tuple[int, int]) -> bool:
-    """Whether two spans (start, exclusive end) are proven to have no position in common."""
+    """Whether the ranges prove that two spans (start, exclusive end) do not overlap."""
     return always_at_most(first[1], second[0]) or always_at_most(second[1], first[0])
 
 

@@ -1,5 +1,7 @@
-"""The sizes of a dynamic dimension in users' notation: `7`, `1..512`, `32..640:32`, `1..`; default
-ranges, and ranges within them (`hinted_ranges.py` adds size hints)."""
+"""Ranges of dynamic dimensions: users' notation, defaults, and narrowing of undecided ranges.
+
+The notation is `7`, `1..512`, `32..640:32` or `1..`; `hinted_ranges.py` adds size hints.
+"""
 
 from __future__ import annotations
 
@@ -45,10 +47,11 @@ _RANGE = re.compile(r"(\d{1,19})(?:(\.\.)(\d{1,19})?(?::(\d{1,19}))?)?", re.ASCI
 
 
 def as_range(name: str, given: SizeRange) -> Dimension:
-    """Convert a number, a text, a `range` or another dimension to the range of dimension `name`.
+    """Convert an integer, a text (`parse_range`), a `range` or a dimension to a dimension `name`.
 
     Raises:
-        InvalidArgumentError: if the argument is not a range, naming the dimension.
+        InvalidArgumentError: if `given` is not a range of possible sizes; the message names the
+            dimension.
     """
     match given:
         case str():
@@ -73,10 +76,10 @@ def as_range(name: str, given: SizeRange) -> Dimension:
 
 
 def parse_range(name: str, text: str) -> Dimension:
-    """Read `7` (one size), `1..512`, `32..640:32` (multiples of 32) or `1..` (unbounded).
+    """Parse `7` (one size), `1..512`, `32..640:32` (multiples of 32) or `1..` (unbounded).
 
     Raises:
-        InvalidArgumentError: if the text is malformed, naming the dimension.
+        InvalidArgumentError: if the text is malformed; the message names the dimension.
     """
     match = _RANGE.fullmatch(text.strip())
     if match is None:
@@ -91,7 +94,7 @@ def parse_range(name: str, text: str) -> Dimension:
 
 
 def default_range(name: str, held: Iterable[int] = ()) -> Dimension:
-    """Return the default range of a dynamic dimension, extended to include the sizes in `held`.
+    """Return the default range 1..4096 for a dimension, extended to include the sizes in `held`.
 
     Raises:
         InvalidArgumentError: if the name or a size is impossible.
@@ -109,7 +112,10 @@ def default_ranges(
 
 
 def attempted(attempt: Callable[[], T]) -> T | DynamicSizeError | InvalidModelError:
-    """Call `attempt`; return its result, or its error if other ranges of sizes may avoid it."""
+    """Call `attempt`; return its result, or an error that narrower ranges of sizes may avoid.
+
+    Other errors propagate.
+    """
     try:
         return attempt()
     except (DynamicSizeError, InvalidModelError) as error:
@@ -121,18 +127,27 @@ def within_defaults(
     attempt: Callable[[Mapping[str, Dimension]], T],
     empty: Collection[str] = (),
 ) -> T:
-    """Call `attempt` with the default ranges, narrowed until its conditions are decided.
+    """Call `attempt` with the default ranges, narrowed until they decide all conditions of a model.
 
-    Return its result. A model whose table has 512 positions requires a sequence not to be longer,
-    so that the range is limited to 512. If a model halves and doubles its images, the range is
-    limited to even extents. Dimensions that may be `empty` begin at 0, if that can be decided. The
-    answer that leaves the most sizes is tried first. If the model is invalid with it, the next one
-    is tried: 64 reflected samples require a length of at least 65.
+    A table of 512 positions limits the length of a sequence to 512. A model that halves and doubles
+    its images limits their sides to even extents. If several narrower ranges decide a condition,
+    those with the most sizes are tried first. Others follow if the model is invalid in them:
+    reflecting 64 samples requires a length of at least 65.
+
+    Args:
+        defaults: the range of each dimension, by name.
+        attempt: imports or compiles the model for ranges by name, and raises DynamicSizeError if
+            they do not decide a condition.
+        empty: names of dimensions that may be 0. Their ranges begin at 0 unless that leaves a
+            condition undecided.
+
+    Returns:
+        The result of `attempt`.
 
     Raises:
-        DynamicSizeError: if no narrower ranges decide a condition; of several conditions, the last
-            one that single sizes decide.
-        InvalidModelError: if the model is invalid in all of them.
+        DynamicSizeError: if no narrower ranges decide a condition. An error of a condition that
+            single sizes satisfy is preferred.
+        InvalidModelError: if the model is invalid in all ranges that were tried.
     """
     ranges = {name: replace(d, low=0) if name in empty else d for name, d in defaults.items()}
     untried = [ranges]
@@ -170,10 +185,10 @@ def narrowings(
 ) -> list[dict[str, Dimension]]:
     """Return narrower ranges that decide the condition of an error, largest ranges first.
 
-    Each restricts one dimension, or all dimensions of the condition together, to the first sizes,
-    to the last ones, or, for an equality, to multiples of a power of two. If inequality for all
-    sizes is also acceptable, first and last sizes are tried too, and neighbouring sizes with one
-    quotient.
+    Each result restricts one dimension, or all dimensions of the condition together. For an
+    ordering, it keeps the first sizes or the last sizes of a range. For an equality, it keeps the
+    multiples of a power of two. If the sizes may also differ everywhere (`error.may_differ`), it
+    may also keep first sizes, last sizes, or neighbouring sizes with equal floor quotients.
     """
     found: list[dict[str, Dimension] | None] = []
     for question in filter(is_dynamic, (error.undecided, error.unequal)):
@@ -304,10 +319,10 @@ def _where_zero(chosen: Mapping[str, Dimension], difference: int) -> dict[str, D
 
 
 def turning_point(difference: int) -> tuple[Dimension, int] | None:
-    """Find where a difference that depends on one dimension changes its sign, in either direction.
+    """Find the size at which a difference changes between positive and not positive.
 
-    Return the dimension and its first size after the change; None if no change is found. The sign
-    changes between above 0 and at most 0.
+    Returns the dimension and its first size after the change. The result is None if the difference
+    does not depend on exactly one dimension, or has the same sign at both ends of the range.
     """
     found = dimensions(difference)
     if len(found) != 1 or found[0].multiple != 1:

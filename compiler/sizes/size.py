@@ -1,4 +1,4 @@
-"""A size: a polynomial in a normal form, used like an integer."""
+"""Dynamic sizes as polynomials in normal form, with the operators of integers."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ else:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Size(_Integer):
-    """A polynomial of atoms that is used like an integer whose number is unknown until run time.
+    """A polynomial of dynamic dimensions, used like an integer that is unknown until run time.
 
-    It is `sum(coefficient * product(atoms)) + constant`, with at least one term; terms are sorted
-    by their text. `dynamic_size` and arithmetic create sizes; arithmetic returns an `int` if no
-    dynamic dimension remains.
+    It is `sum(coefficient * product(atoms)) + constant`, with at least one term, in a sorted normal
+    form; an `Atom` is a dimension or a floor quotient. `dynamic_size` and arithmetic create sizes;
+    arithmetic returns an `int` if no dynamic dimension remains.
     """
 
     terms: tuple[tuple[Monomial, int], ...]
@@ -185,14 +185,14 @@ class Size(_Integer):
 
 
 def dynamic_size(dimension: Dimension) -> int:
-    """Return a dimension as a size, or as an `int` if its range is one number."""
+    """Return the size of a dimension: an `int` if its range has one number, else a `Size`."""
     if dimension.low == dimension.high:
         return dimension.low * dimension.multiple
     return Size((((dimension,), dimension.multiple),))
 
 
 def is_dynamic(size: object) -> TypeGuard[Size]:
-    """Whether an object is a dynamic size, as opposed to an `int` or any other object."""
+    """Whether an object is a `Size`; False for an `int` and any other object."""
     return isinstance(size, Size)
 
 
@@ -203,7 +203,7 @@ def dimensions(*sizes: int) -> tuple[Dimension, ...]:
 
 
 def known_divisor(size: int) -> int:
-    """Return the largest number that, by the normal form of a size, divides it for all values."""
+    """Return the greatest common divisor of a size's coefficients, which divides every value."""
     if not isinstance(size, Size):
         return size
     return gcd(size.constant, *(c for _, c in size.terms))
@@ -246,10 +246,9 @@ def _quotient(size: Size, divisor: int) -> int:
 
 
 def divided(size: Size, divisor: Size) -> int | None:
-    """Divide a size by one of its factors: `(4*n*m + 2*m) // (2*n + 1)` is `2*m`.
+    """Divide a size by a divisor that is a factor of it: `(4*n*m + 2*m) // (2*n + 1)` is `2*m`.
 
-    Return None if the divisor is not known to be a factor. The method is long division of
-    polynomials: the remainder has smaller and smaller terms.
+    Returns None if polynomial long division leaves a remainder.
     """
     atoms = {a for part in (size, divisor) for m, _ in part.terms for a in m}
     ranked = sorted(atoms, key=factor_order)

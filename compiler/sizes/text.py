@@ -18,7 +18,7 @@ _TOKEN = re.compile(r'\s*(//|\d+|[A-Za-z_]\w*|"[^"]*"|[-+*()])')
 
 
 def parse_size(text: str, known: Mapping[str, Dimension]) -> int:
-    """Read the text of a size, with its dimensions given by name.
+    """Parse the text of a size (`str(size)`); `known` has its dimensions by name.
 
     Raises:
         ValueError: if the text is malformed, or names an unknown dimension.

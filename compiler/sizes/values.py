@@ -1,4 +1,4 @@
-"""Numbers for dynamic sizes: at the sizes of a run, or at typical sizes for choices of speed."""
+"""Evaluation of dynamic sizes at the sizes of a run, or at typical sizes."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _LONG = 64
 
 
 def at(size: int, values: Mapping[str, int]) -> int:
-    """Return the number of a size; `values` has the size of each dimension by name.
+    """Evaluate a dynamic size; `values` has the size of each dimension by name.
 
     Raises:
         KeyError: if a dimension has no value.
@@ -33,7 +33,10 @@ def at(size: int, values: Mapping[str, int]) -> int:
 
 
 def substituted(size: int, value: Callable[[Dimension], int]) -> int:
-    """Replace each dimension in a size by `value(dimension) * dimension.multiple`."""
+    """Replace each dimension in a size by `value(dimension) * dimension.multiple`.
+
+    `value` may return a `Size` too. An `int` is returned unchanged.
+    """
     if not isinstance(size, Size):
         return size
     total = size.constant
@@ -52,10 +55,11 @@ _PLAIN = (int, str, bool, float, type(None))
 
 
 def replaced(value: _T, change: Callable[[Any], Any], kind: type | tuple[type, ...] = Size) -> _T:
-    """Apply `change` to every dynamic size in a frozen value: a graph, workload or loop nest.
+    """Return a frozen dataclass, such as a workload, with `change` applied to every size in it.
 
-    With `kind`, `change` applies to the parts of that type (or those types) instead, and these are
-    not searched further. Dataclasses with changed fields are rebuilt, each object once.
+    With `kind`, `change` is applied to instances of that type, or of those types, and not to
+    `Size`; their fields are not searched. Tuples, mappings and dataclasses that contain no change
+    are returned unchanged; a dataclass that occurs several times is rebuilt once.
     """
     done: dict[int, tuple[Any, Any]] = {}  # the object is stored too, so that its id is not reused
     # calling the function for each of these values would take most of the time
@@ -99,7 +103,10 @@ def _names(kind: type[Any]) -> tuple[str, ...] | None:
 
 
 def with_dimensions(value: _T, others: Mapping[Dimension, Dimension]) -> _T:
-    """Replace dimensions in a frozen value; dimensions without an entry in `others` stay."""
+    """Replace dimensions in a frozen dataclass, such as a workload, by those that `others` states.
+
+    Dimensions without an entry in `others` stay.
+    """
 
     def unit(dimension: Dimension) -> int:
         new = others.get(dimension, dimension)
@@ -109,30 +116,31 @@ def with_dimensions(value: _T, others: Mapping[Dimension, Dimension]) -> _T:
 
 
 def dynamic_sizes(value: object) -> tuple[int, ...]:
-    """Return the distinct dynamic sizes in a frozen value."""
+    """Return the distinct dynamic sizes in a frozen dataclass or a tuple, such as a workload."""
     found: dict[int, int] = {}
     replaced(value, lambda size: found.setdefault(size, size))
     return tuple(found)
 
 
 def typical(size: int) -> int:
-    """Return the number of a size in the middle of its ranges, for choices that affect only speed.
+    """Evaluate a size at the middle of its dimensions' ranges, for decisions about speed only.
 
-    The middle of a range is the geometric one, at most 128 if the range is unbounded or long, and
-    not 1 unless that is the only size: kernels for one row or one pixel have another form.
+    The middle of a range is the geometric mean of its ends, but at most 128 if the range is
+    unbounded or long. It is not 1 unless 1 is the only size, because kernels for one row or one
+    pixel differ from all others.
     """
     return substituted(size, _middle)
 
 
 def typical_sizes(*sizes: int) -> dict[str, int]:
-    """Return the typical size of each dimension of the sizes, by name."""
+    """Return the typical size (`typical`) of each dimension that occurs in the sizes, by name."""
     return {d.name: _middle(d) * d.multiple for d in dimensions(*sizes)}
 
 
 def roomy_sizes(*sizes: int) -> dict[str, int]:
-    """Return an upper size of each dimension, by name.
+    """Return a large size of each dimension that occurs in the sizes, by name.
 
-    It is the largest size, or the typical one if the range is long.
+    It is the largest size of the range, but at most the larger of 128 and the typical size.
     """
     return {d.name: _largest(d) * d.multiple for d in dimensions(*sizes)}
 
@@ -154,10 +162,10 @@ def _middle(dimension: Dimension) -> int:
 
 
 def check_values(dimensions: Iterable[Dimension], values: Mapping[str, int]) -> None:
-    """Reject sizes outside the ranges of their dimensions.
+    """Check that `values` has a size within the range of each dimension, by name.
 
     Raises:
-        ValueError: naming the dimension.
+        ValueError: if a size is outside its range; the message names the dimension.
         KeyError: if a dimension has no value.
     """
     for dimension in dimensions:
