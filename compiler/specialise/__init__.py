@@ -1,1 +1,1 @@
-"""Programs for known sizes and values: compiled on demand or ahead of time, and stored."""
+"""Compilation of programs for ranges of sizes, on demand or ahead of time, and their cache."""

@@ -28,10 +28,9 @@ _ABANDONED_SECONDS = 86_400.0
 class CacheFolder:
     """A cache folder of bounded size.
 
-    Entries may hold machine code. The folder is used only if it belongs to this user and no other
-    user may write to it. The same holds for each entry, which may date from a time when others
-    could write to the folder. Where the system does not report ownership (Windows), no folder is
-    used.
+    Entries may hold machine code. The folder, and each entry in it, is used only if it belongs to
+    this user and no other user may write to it. Where the system does not report ownership
+    (Windows), no folder is used.
 
     Args:
         path: the folder, created with the first entry.

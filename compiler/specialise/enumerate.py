@@ -1,8 +1,8 @@
-"""Enumerate the stages of a segmented model ahead of time, for its artifact.
+"""Compile all segments of a segmented model ahead of time, for its artifact.
 
-The stages behind a cut cover: sizes above 0, on each side of every number that the model compares a
-size with; each size 0 alone, and all sizes 0 together; each value of the truth values that select a
-branch.
+Each `SegmentBoundary` is followed by segments that cover: sizes above 0, on each side of every
+integer that the model compares a size with; each size 0 alone, and all sizes 0 together; each value
+of the booleans that select a branch.
 """
 
 from __future__ import annotations
@@ -31,22 +31,26 @@ P = TypeVar("P")
 T = TypeVar("T")
 
 MOST_TRUTHS = 4
-"""Up to this number of truth values per cut, every combination is compiled."""
+"""Up to this number of booleans per boundary, every combination is compiled."""
 
 
 def enumerate_segments(
     segment_compiler: SegmentCompiler[P], first: JitBoundary[P], *, behind: bool = True
 ) -> None:
-    """Compile all stages that can be enumerated ahead of time, and keep only these in the cuts.
+    """Compile every segment that a run may need, and store it in `made` of its boundary.
+
+    `made` then holds these segments only.
 
     Args:
-        segment_compiler: compiles the stages.
-        first: the cut that represents the whole model.
-        behind: false compiles only the stages before the first cut inside the model.
+        segment_compiler: compiles the segments.
+        first: the boundary before the whole model.
+        behind: whether to compile the segments behind inner boundaries too; if false, only those
+            behind `first` are compiled.
 
     Raises:
-        CompilerError: if no stage of a cut compiles except for sizes 0; if the data may select more
-            programs than an artifact holds; or if numbers that are not sizes select them.
+        CompilerError: if no segment behind a boundary compiles, except for sizes of 0; if the data
+            may select more than `PROGRAMS_LIMIT` programs at a boundary; or if integers that are
+            not sizes select programs.
     """
     waiting: list[SegmentBoundary[P]] = [first]
     while waiting:
@@ -59,8 +63,8 @@ def enumerate_segments(
 def _stages(
     segment_compiler: SegmentCompiler[P], cut: SegmentBoundary[P]
 ) -> dict[SegmentGuard, ModelSegment[P]]:
-    """Compile the stages behind a cut. A part of the sizes may have no stage, if the model
-    contradicts itself there or no program serves it. A run with such sizes raises an error."""
+    """Compile the segments behind a boundary, by guard. Sizes for which the model contradicts
+    itself, or that no program serves, get no segment. A run with such sizes raises an error."""
     tried: dict[SegmentGuard, ModelSegment[P] | None] = {}
     first: CompilerError | None = None
     while True:
@@ -95,11 +99,11 @@ def _tried(
     facts: SegmentGuard,
     values: Mapping[str, Array],
 ) -> ModelSegment[P] | None:
-    """Compile a stage; return None if its range was split instead.
+    """Compile a segment; return None if its range was split instead.
 
     Raises:
         OutOfMemoryError: if memory does not suffice to compile it.
-        CompilerError: if the stage does not compile, for example because the model contradicts
+        CompilerError: if the segment does not compile, for example because the model contradicts
             itself for these sizes.
     """
     found = segment_compiler.make(cut, facts, values)

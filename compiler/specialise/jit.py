@@ -1,7 +1,7 @@
-"""Stages of models that are segmented where data determine a size (`compiler.frontend.segments`).
+"""Compilation on demand of a model's segments, which end where data determine a size.
 
-A stage is compiled when a run first needs it. Alternatively, `compiler.specialise.enumerate`
-compiles all stages that can be enumerated ahead of time.
+`compiler.frontend.segments` divides the model. A segment is compiled when a run first needs it;
+`compiler.specialise.enumerate` compiles segments ahead of time instead.
 """
 
 from __future__ import annotations
@@ -30,15 +30,12 @@ such programs should share their packed weights."""
 
 @dataclass(slots=True, eq=False)
 class JitBoundary(SegmentBoundary[P]):
-    """A cut of a segmented model whose next stages are compiled on demand.
-
-    The whole model is represented as a cut without `before`, because nothing is computed ahead of
-    it.
+    """A boundary in a segmented model, behind which segments are compiled on demand.
 
     Attributes:
-        rest: the continuation of the model after the cut.
-        compile: compiles the graphs of a stage.
-        is_first: whether this cut represents the whole model.
+        rest: the continuation of the model behind the boundary.
+        compile: compiles the graph of a segment.
+        is_first: whether this is the boundary before the whole model.
     """
 
     rest: Continuation | None = None
@@ -47,10 +44,11 @@ class JitBoundary(SegmentBoundary[P]):
 
 
 class SegmentCompiler(Generic[P]):
-    """Compiles the stages of one model.
+    """Compiles the segments of one model.
 
     Args:
-        compiling: returns the function that compiles the graphs of one cut.
+        compiling: returns the function that compiles the segments behind one boundary. It is called
+            once per boundary.
     """
 
     def __init__(self, compiling: Callable[[], Compile[P]]) -> None:
@@ -59,12 +57,11 @@ class SegmentCompiler(Generic[P]):
     def first(
         self, model: ReadModel, ports: ModelPorts, ranges: Mapping[str, Dimension]
     ) -> JitBoundary[P]:
-        """Represent a whole model as the continuation of an empty cut, with the model's inputs as
-        its live-ins.
+        """Return the boundary before the whole model, whose live-ins are the model's inputs.
 
         Args:
             model: the ONNX model as read.
-            ports: its inputs and outputs, without dimensions whose size the caller sets.
+            ports: its inputs and outputs, with numbers for dimensions whose size is fixed.
             ranges: the range of each dynamic dimension, by name; a dimension without one is
                 unbounded.
         """
@@ -79,20 +76,20 @@ class SegmentCompiler(Generic[P]):
     def make(
         self, cut: SegmentBoundary[P], facts: SegmentGuard, values: Mapping[str, Array]
     ) -> ModelSegment[P] | None:
-        """Compile a new stage, and add it to the cut.
+        """Compile a new segment, and add it to the boundary before it.
 
-        Returns None if no stage serves the ranges of `facts`. The cut then has new split points, or
-        a reason why each combination of sizes needs its own program.
+        Returns None if no program serves all sizes of the guard. The boundary then has new split
+        points, or a reason why each combination of sizes needs its own program.
 
         Args:
-            cut: the cut before the stage.
-            facts: the specialisation key of the stage.
-            values: the values that cross the cut in the run that needs the stage; empty for none.
+            cut: the boundary before the segment.
+            facts: the guard of the segment: the sizes and values that it must serve.
+            values: the live-ins of the run that needs the segment, by name; empty if no run does.
 
         Raises:
             InvalidInputError: if the model contradicts itself for the values that the data
                 determine.
-            CompilerError: if the stage does not compile.
+            CompilerError: if the segment does not compile.
         """
         assert isinstance(cut, JitBoundary)
         exact = cut.reads.exact(values) if values else facts

@@ -1,4 +1,7 @@
-"""Record the schedules that a source returned while a model was compiled."""
+"""Recording of the schedules that a source returns while a model is compiled.
+
+The compilation cache uses the record to find out whether a cached model is still current.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,7 @@ schedule."""
 
 
 class RequestedSchedules:
-    """A source of schedules that records its answers (`compiler.program.kernels.ScheduleSource`).
+    """A `ScheduleSource` that queries another source and records its results.
 
     Args:
         source: the source to query.
@@ -35,13 +38,19 @@ class RequestedSchedules:
         return found
 
     def answers(self) -> Answers:
-        """Return the recorded queries, each with its answer: pairs of a workload key and the
-        schedule as JSON text (empty for none)."""
+        """Return the recorded queries: pairs of a workload key and the schedule as JSON text.
+
+        The text is empty if the source had no schedule.
+        """
         return tuple((key, _text(self._answers[key])) for key in sorted(self._answers))
 
 
 def check_answers(answers: Answers, source: ScheduleSource, mode: Mode) -> None:
-    """Raise ArtifactError if a source's answers differ from the recorded ones."""
+    """Check that a source still returns the recorded schedules.
+
+    Raises:
+        ArtifactError: if a schedule differs.
+    """
     for workload_key, said in answers:
         if _text(source.best(workload_key, mode)) != said:
             raise ArtifactError("a schedule has changed")

@@ -1,7 +1,8 @@
-"""Split points of a size's range: each condition of the model has one answer in each part.
+"""Splitting of size ranges into intervals in which one program serves all sizes.
 
-A program is compiled for the part that holds the sizes of a run. The first program is for the part
-that holds the size hints. Programs for other parts are compiled when a run needs them.
+A range is split where the result of a comparison in the model changes. The first program is
+compiled for the interval of each dimension that holds its size hint. Programs for other intervals
+are compiled when a run needs them.
 """
 
 from __future__ import annotations
@@ -20,20 +21,20 @@ from tilewright.compiler.sizes.ranges import attempted, narrowings, turning_poin
 P = TypeVar("P")
 
 PROGRAMS_LIMIT = 64
-"""Programs kept per cut; the oldest is evicted. A model without segments keeps a program for each
-combination of sizes that it runs with."""
+"""Programs kept per boundary; the oldest is evicted. A model without segments keeps a program for
+each combination of sizes that it runs with."""
 
 ENDS_LIMIT = 8
 """Maximum number of split points of a dimension's range."""
 
 MOST_ANSWERS = 3
-"""Answers to one condition that are tried until one has a first program."""
+"""Narrower ranges for one undecided condition that are tried until a first program compiles."""
 
 MOST_FIRST_PARTS = 16
-"""Parts that are tried until one has a first program. Each attempt imports the model."""
+"""Intervals that are tried until a first program compiles. Each attempt imports the model."""
 
 MOST_FIRST_SIZES = 64
-"""Combinations of sizes considered for such parts."""
+"""Combinations of sizes by which such intervals are chosen."""
 
 
 def make_stage(
@@ -42,19 +43,20 @@ def make_stage(
     exact: SegmentGuard,
     compiled: Callable[[], ModelSegment[P]],
 ) -> ModelSegment[P] | None:
-    """Compile a stage and add it to the cut. Returns None if no program serves these ranges: then
-    either a range was split, or the cut has a reason why each combination of sizes needs its own
-    program.
+    """Compile a segment and add it to the boundary before it.
+
+    Returns None if no program serves all sizes of the guard. Then either a range was split, or the
+    boundary has a reason why each combination of sizes needs its own program.
 
     Args:
-        cut: the cut that the stage belongs to.
-        facts: the specialisation key of the stage.
-        exact: the sizes and values of the run that needs it.
-        compiled: compiles the stage.
+        cut: the boundary before the segment.
+        facts: the guard of the segment: the sizes and values that it must serve.
+        exact: the guard of only the run that needs the segment.
+        compiled: compiles the segment.
 
     Raises:
         OutOfMemoryError: if memory does not suffice to compile it.
-        CompilerError: if a stage for one combination of sizes does not compile.
+        CompilerError: if a segment for one combination of sizes does not compile.
     """
     try:
         found = attempted(compiled)
@@ -95,13 +97,14 @@ def _note(
 
 
 def make_first(cut: SegmentBoundary[P], make: Make[P], hints: Mapping[str, int]) -> None:
-    """Compile the stage of the part that holds the hints. If the model rejects that part, compile
-    the stage of another part. Compiles nothing if the model rejects every part, or if no program
-    serves a range.
+    """Compile the program for the intervals that hold the size hints, for a model without segments.
+
+    If the model is invalid in these intervals, others are tried. Nothing is compiled if the model
+    is invalid in all that are tried, or if every combination of sizes needs its own program.
 
     Args:
-        cut: a model without segments.
-        make: compiles its stages.
+        cut: the boundary before the whole model.
+        make: compiles a program for a guard (`SegmentCompiler.make`).
         hints: a size for each dimension that is not derived from others, by name.
 
     Raises:
@@ -129,7 +132,7 @@ def make_first(cut: SegmentBoundary[P], make: Make[P], hints: Mapping[str, int])
 
 
 def _others(cut: SegmentBoundary[P], sizes: Mapping[str, int]) -> Iterator[dict[str, int]]:
-    """Yield sizes in other parts, near these sizes, which the model rejects."""
+    """Yield sizes in other intervals, near `sizes`, for which no program was compiled."""
     for name, ends in cut.ends.items():
         for end in ends:
             yield {**sizes, name: end - 1 if sizes[name] >= end else end}

@@ -1,4 +1,4 @@
-"""Compilation cache: compiled models that the processes of a machine share.
+"""The compilation cache: compiled models in a folder that the processes of a machine share.
 
 A model is stored as an artifact. Its key is the digest of everything that its code depends on: the
 model's bytes, the options, the processor, and the compiler itself. Loading an entry reads no ONNX
@@ -56,9 +56,10 @@ MOST_LOOKS = 3
 
 
 def own_folder(environment: Mapping[str, str] = os.environ) -> CacheFolder | None:
-    """Return this user's compilation cache: `$TILEWRIGHT_KEPT_FOLDER`, or else
-    `tilewright/compiled` in `$XDG_CACHE_HOME` or ~/.cache. Returns None if the variable is empty or
-    the user has no home folder.
+    """Return the folder of this user's compilation cache.
+
+    It is `$TILEWRIGHT_KEPT_FOLDER`, or else `tilewright/compiled` in `$XDG_CACHE_HOME` or ~/.cache.
+    The result is None if `$TILEWRIGHT_KEPT_FOLDER` is empty or the user has no home folder.
 
     Raises:
         InvalidArgumentError: if `$TILEWRIGHT_KEPT_BYTES` is not a number of bytes.
@@ -83,7 +84,7 @@ class CompilationCache:
     """Compiles models that are not in the compilation cache, and stores the results.
 
     A model is stored only if it is a file, bytes, or a message with its tensors in separate arrays;
-    if it has one program; and if no plans of others were used, because plans may change unnoticed.
+    if it has one program; and if `options.planner` is None, because plans may change unnoticed.
     When an entry is loaded, the source of schedules is queried again and must return the same
     schedules.
 
@@ -111,8 +112,7 @@ class CompilationCache:
         return self._load(key, source, options) or self._make(key, source, options)
 
     def tuned(self, model: ModelSource, options: CompileOptions) -> Model | None:
-        """Return the program that `keep_tuned` stored, in any process; None if there is no such
-        entry."""
+        """Return the model that `keep_tuned` stored, in this or another process, or None."""
         source = None if self._folder is None else _Source.of(model)
         if source is None:
             return None
@@ -121,11 +121,13 @@ class CompilationCache:
     def keep_tuned(
         self, model: ModelSource, options: CompileOptions, make: Callable[[Path | None], Model]
     ) -> Model:
-        """Store a tuned program for a model and options. It replaces an earlier program, which
-        other processes find until then.
+        """Compile a tuned model with `make`, store it for `tuned`, and return it.
+
+        An earlier entry for this model and these options is replaced; other processes find it until
+        the new one is complete.
 
         Args:
-            make: compiles the program and writes its artifact into the given folder, or nowhere if
+            make: compiles the model and writes its artifact into the given folder, or nowhere if
                 the argument is None.
         """
         source = None if self._folder is None else _Source.of(model)
@@ -260,7 +262,7 @@ def _naming_packages() -> Iterator[None]:
 
 
 class ChangedModelError(InvalidModelError):
-    """A model's file has changed since it was compiled."""
+    """A model's file, or its external data, was changed after it was read."""
 
 
 @dataclass(frozen=True, slots=True)
