@@ -1,2 +1,1 @@
-"""Code-generation targets and the devices that run their code: descriptions, facts and
-detection."""
+"""Code-generation targets, and detection of the devices that run their code."""

@@ -1,4 +1,4 @@
-"""Core kinds: groups of equal cores. The fast and the slow cores of a phone count as two machines.
+"""Core kinds: groups of equal cores, such as the fast and the slow cores of a phone.
 
 Only the standard library is used. The operating system's information may be missing or wrong: a
 core without information counts as equal to the others.
@@ -45,7 +45,7 @@ class _Core:
 
 
 def read_processors(root: Path) -> dict[int, Processor]:
-    """Read /proc/cpuinfo: the fields of each processor, by its number."""
+    """Read /proc/cpuinfo: the fields of each logical core, by its number."""
     found: dict[int, Processor] = {}
     for paragraph in read_text(root / "proc/cpuinfo").split("\n\n"):
         pairs = (line.partition(":") for line in paragraph.splitlines())
@@ -59,12 +59,12 @@ def read_processors(root: Path) -> dict[int, Processor]:
 def find_kinds(
     root: Path, processors: Mapping[int, Processor], usable: Collection[int]
 ) -> tuple[CoreKind, ...]:
-    """Return the kinds of the usable cores, the fastest first; empty if no core is described.
+    """Group the usable cores by kind, the fastest first; empty if /proc/cpuinfo lists no core.
 
     Args:
         root: the folder that contains `sys`.
         processors: the result of `read_processors`.
-        usable: numbers of cores; if none of them is described, all described cores count.
+        usable: numbers of cores. If `processors` has none of them, all its cores are grouped.
     """
     numbers = [number for number in sorted(processors) if number in usable] or sorted(processors)
     cores = [_core(root, number, processors[number]) for number in numbers]
@@ -115,7 +115,7 @@ def _registered(folder: Path) -> str:
 def identity(processor: Processor) -> str:
     """Return the identifier of a core (`DeviceFacts.processor`) from its fields in /proc/cpuinfo.
 
-    The result is "" if they do not identify it.
+    The result is "" if the fields do not identify the core.
     """
     keys: Sequence[tuple[str, ...]] = (
         ("vendor_id", "cpu family", "model", "stepping"),
@@ -142,7 +142,7 @@ def read_text(path: Path) -> str:
 
 
 def ranges_text(cores: Collection[int]) -> str:
-    """Return numbers of cores as text in Linux's notation, such as `0-3,6`."""
+    """Format numbers of cores in Linux's list notation, such as `0-3,6`."""
     found: list[list[int]] = []
     for core in sorted(cores):
         if found and found[-1][-1] == core - 1:

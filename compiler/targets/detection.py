@@ -1,4 +1,4 @@
-"""The best target for a device, from its facts, without LLVM or trial runs of code."""
+"""Selection of the best target for a device from its `DeviceFacts`, without LLVM or trial runs."""
 
 from __future__ import annotations
 
@@ -16,12 +16,15 @@ from tilewright.compiler.targets.target import Target
 
 @cache
 def this_device() -> DeviceFacts:
-    """Return the facts of this machine, which are read once."""
+    """Return the facts of this machine, read once and cached."""
     return named_device()
 
 
 def named_device(root: Path = Path("/"), cores: Collection[int] | None = None) -> DeviceFacts:
-    """Return the facts of this machine, like `find_device`, with the name of its fastest cores."""
+    """Return the facts of this machine as `find_device` does, with `core` set to the fastest kind.
+
+    The arguments are as in `find_device`.
+    """
     kinds = core_kinds(root, cores)
     return replace(find_device(root, cores), core=core_label(kinds[0]) if kinds else "")
 
@@ -29,8 +32,11 @@ def named_device(root: Path = Path("/"), cores: Collection[int] | None = None) -
 def core_kinds(
     root: Path = Path("/"), cores: Collection[int] | None = None
 ) -> tuple[CoreKind, ...]:
-    """Return the kinds of some cores, fastest first; by default, of all that this process may
-    use."""
+    """Return the kinds of the cores with these numbers, fastest first.
+
+    By default, all cores that this process may use are included. `root` is the folder that contains
+    `proc` and `sys`.
+    """
     usable = available_cores() if cores is None else cores
     return find_kinds(root, read_processors(root), usable)
 
@@ -57,7 +63,8 @@ def core_label(kind: CoreKind) -> str:
 def missing_features(target: Target, facts: DeviceFacts) -> tuple[str, ...]:
     """Return the features that code for a target needs and a device lacks, by LLVM's names.
 
-    Both must have the same architecture. A missing vector length is listed too, as text.
+    Target and device must have the same architecture. If the device's vector registers are too
+    short, the result ends with a phrase such as `vectors of 256 bits`.
     """
     family = target.family
     missing = family.missing(target.cpu, target.features, facts.processor, facts.features)
@@ -71,7 +78,7 @@ def missing_features(target: Target, facts: DeviceFacts) -> tuple[str, ...]:
 def can_run(target: Target, facts: DeviceFacts) -> bool:
     """Whether a device has the architecture, the operating system and every feature of a target.
 
-    A device that states no features runs only targets that need none.
+    False for a device that reports no features.
     """
     same = family_of(facts.architecture) is target.family
     if not (same and facts.system and facts.system.lower() in target.triple):
@@ -82,9 +89,9 @@ def can_run(target: Target, facts: DeviceFacts) -> bool:
 def best_target(facts: DeviceFacts) -> tuple[Target, str]:
     """Return the best described target for a device, and a sentence with the reason.
 
-    This is the target that describes its CPU. If the CPU hides features that its kind has, it is a
-    target that describes the same CPU with fewer features, or else the strongest baseline that the
-    CPU runs.
+    This is the target that describes the device's CPU. If the device lacks features of that target,
+    for example in a virtual machine, it is a target of the same CPU with fewer features, or else
+    the strongest baseline that the device runs.
 
     Raises:
         UnknownTargetError: if the device runs no described target.

@@ -1,4 +1,4 @@
-"""Facts of the machine that runs kernels, read without LLVM.
+"""Facts about the machine that runs kernels (`DeviceFacts`), read without LLVM.
 
 Only the standard library is used, so that a device needs no other package. All facts are read from
 the operating system at the time of the call; unknown ones are empty or 0.
@@ -105,18 +105,19 @@ class DeviceFacts(JsonValue):
         return found.bytes if found else 0
 
     def brief(self) -> DeviceFacts:
-        """Return the facts without `features`, as every measurement contains them."""
+        """Return the facts without `features`, the form stored with every measurement."""
         return replace(self, features=())
 
 
 def find_device(root: Path = Path("/"), cores: Collection[int] | None = None) -> DeviceFacts:
     """Return the facts of this machine, or of some of its cores.
 
-    Of the features, only those are included that the system grants this process.
+    `features` excludes those that a process must request and the system denies. `core` is empty;
+    `detection.named_device` sets it.
 
     Args:
         root: the folder that contains `proc` and `sys`.
-        cores: numbers of the cores that code will run on; None: all that this process may use.
+        cores: numbers of the cores that code will run on; None for all that this process may use.
     """
     processors = read_processors(root)
     usable = available_cores() if cores is None else {*cores}

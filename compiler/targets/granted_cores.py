@@ -1,4 +1,4 @@
-"""The number of cores that a process may keep busy, which may be limited in a container."""
+"""The number of cores that a process may keep busy, within the CPU limit of its container."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from tilewright.compiler.targets.device import available_cores
 def granted_cores(root: Path = Path("/")) -> int:
     """Return the number of cores that this process may keep busy, at least 1.
 
-    It is the number of cores that the process may run on, limited to the CPU time that its control
-    groups grant (Linux, both versions of them), rounded down.
+    It is the number of cores that the process may run on, limited to the CPU quota of its Linux
+    control groups (version 1 or 2) in cores, rounded down.
     """
     granted = float(len(available_cores()))
     for group in _control_groups(root):

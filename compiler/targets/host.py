@@ -1,7 +1,7 @@
-"""The target of this machine, targets by name, and whether this process can run a target's code.
+"""The target of this machine, lookup of targets by name, and comparison of a target with the host.
 
-Only this module compares a target with the host. Other code that needs to run a program uses a
-device (`service.jobs.device.device`), whose target may be another machine's.
+Only this module compares a target with the host. Service code runs programs on a device
+(`service.jobs.device.device`), which may be another machine.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from tilewright.compiler.targets.target import Target, known_targets
 def host_target() -> Target:
     """Return the target of this machine, with the features that its CPU and operating system allow.
 
-    LLVM determines it if it is installed and knows this CPU; else it is the best described target.
+    LLVM detects it if llvmlite is installed and LLVM supports this CPU; else it is the best
+    described target (`detection.best_target`).
 
     Raises:
         UnknownTargetError: if no family describes this machine.
@@ -39,7 +40,7 @@ def host_target() -> Target:
 
 
 def resolve_target(name: str) -> Target:
-    """Return the target of a name: `host`, a described target, or either with narrower vectors.
+    """Return a target by name: `host`, a described target, or either with narrower vectors.
 
     Args:
         name: `host`, `x86-64-v4`, `host:256`, `znver4:256`...

@@ -1,6 +1,6 @@
 """Code-generation targets: an instruction set with its vector width and registers.
 
-A target excludes a machine's cores and caches; those are facts of a device (`device.py`).
+A target excludes a machine's cores and caches, which `device.DeviceFacts` describes.
 Descriptions are in `compiler/targets/families/`, one module per CPU family, and are discovered
 automatically: adding a family means adding a file. `detection.py` finds the target of a device.
 """
@@ -38,7 +38,7 @@ KEY_VERSION = 1
 
 @dataclass(frozen=True, slots=True)
 class Target(JsonValue):
-    """A code-generation target.
+    """A code-generation target: an instruction set with its vector width and registers.
 
     `features` holds LLVM's switches ("+avx2", "-gfni"), sorted. `vector_registers` counts registers
     of `vector_bits` each. `fma` says whether the target has a fused multiply-add instruction:
@@ -59,7 +59,7 @@ class Target(JsonValue):
 
     @property
     def key(self) -> str:
-        """SHA-256 (hex) of everything that shapes the code; the name is only a label."""
+        """SHA-256 (hex) of all fields except the name, which does not affect the code."""
         return _key(self)
 
     @property
@@ -69,7 +69,7 @@ class Target(JsonValue):
 
     @property
     def family(self) -> Family:
-        """The CPU family, with all differences between architectures.
+        """The CPU family that describes the target's architecture.
 
         Raises:
             UnknownTargetError: if no module of `compiler.targets.families` describes it.
@@ -83,7 +83,10 @@ class Target(JsonValue):
 
     @property
     def register_bits(self) -> int:
-        """The length of scalable registers that code relies on; 0 if every device has it."""
+        """The minimum length, in bits, of scalable vector registers that code relies on.
+
+        It is 0 if every device has it (`Family.register_bits`).
+        """
         return self.family.register_bits(self.features, self.vector_bits)
 
     @property
@@ -93,26 +96,31 @@ class Target(JsonValue):
 
     @property
     def lane_factors(self) -> int:
-        """Number of neighbouring scalars that one load provides as factors of vectors."""
+        """Number of adjacent scalar factors that one vector load provides.
+
+        It is above 1 if instructions multiply a vector by one lane of another.
+        """
         bits = self.family.lane_factor_bits
         return bits // 32 if bits == self.vector_bits else 1
 
     def scalar_loads(self, rows: int, vectors: int) -> float:
-        """Return the loads per step of a register tile that provide the scalars of its rows.
+        """Return the number of loads of scalar factors per reduction step of a register tile.
 
-        If one load provides neighbours, the next scalars of a row wait in a register for unrolled
-        steps. That applies to as many rows as there are registers besides sums and panels, minus
-        one that is loaded ahead.
+        The tile has `rows` x `vectors` accumulators; each row has one scalar factor per step. If
+        one load provides `lane_factors` scalars, the later ones stay in a register for unrolled
+        steps. This applies to as many rows as there are registers besides the accumulators and one
+        row of the panel, minus one register for a load ahead.
         """
         spare = self.vector_registers - rows * vectors - vectors - 1
         together = self.lane_factors
         return rows - max(0, min(rows, spare)) * (1 - 1 / together)
 
     def keeps_sums(self, rows: int, vectors: int) -> bool:
-        """Whether the sums of a register tile stay in their registers through unrolled steps.
+        """Whether each accumulator of a register tile stays in one register in unrolled steps.
 
-        If a broadcast factor needs a register of its own, and only one vector reads it, LLVM writes
-        the sum into that register, and the next step's sum into another one.
+        The tile has `rows` x `vectors` accumulators. If a broadcast factor needs a register of its
+        own, and only one vector uses it, LLVM writes the new sum into that register, so that an
+        accumulator moves to another register in each step.
         """
         if vectors > 1 or 2 * rows + 2 <= self.vector_registers:
             return True
@@ -120,12 +128,15 @@ class Target(JsonValue):
 
     @property
     def broadcasts(self) -> bool:
-        """Whether one instruction loads a number into all lanes, or multiplies by it."""
+        """Whether one instruction broadcasts a scalar from memory, or multiplies a vector by it."""
         feature, _ = self.family.scalars_ahead
         return not feature or self.has(feature)
 
     def joined(self, vectors: int) -> int:
-        """Return how many of `vectors` neighbouring vectors an instruction processes together."""
+        """Return how many of `vectors` adjacent vectors one instruction processes: 1 or more.
+
+        It is above 1 on targets with register groups (RISC-V's LMUL).
+        """
         feature, bits = self.family.joined
         most = bits // self.vector_bits if self.has(feature) else 0
         return most if most > 0 and vectors % most == 0 else 1
@@ -136,12 +147,12 @@ class Target(JsonValue):
         return self.has(self.family.scalar_factors)
 
     def factor_registers(self, rows: int, vectors: int) -> int:
-        """Return the registers that a step of a tile needs besides its sums and a panel's row.
+        """Return the number of vector registers for scalar factors in a step of a register tile.
 
-        The result is 0 if instructions take the scalar from outside the vector registers, 1 if a
-        load broadcasts it. Otherwise it is one for each scalar that LLVM loads ahead, at most
-        `rows`. Without a fused multiply-add, the product takes one more if there are several
-        `vectors`.
+        The tile has `rows` x `vectors` accumulators. The result is 0 if instructions take the
+        scalar from outside the vector registers, and 1 if a load broadcasts it. Otherwise it is one
+        for each scalar that LLVM loads ahead, at most `rows`. Without a fused multiply-add, a
+        product needs one more register if `vectors` is above 1.
         """
         if self.multiplies_scalars:
             return 0
@@ -152,14 +163,16 @@ class Target(JsonValue):
 
     @property
     def rounds(self) -> bool:
-        """Whether instructions round floats to integers; otherwise code rounds by additions."""
+        """Whether an instruction rounds floats to integral values.
+
+        Otherwise, code adds and subtracts a large constant.
+        """
         feature = self.family.rounding
         return feature is not None and (not feature or self.has(feature))
 
     @property
     def backend(self) -> str:
-        """The folder of `compiler/codegen` with the code generator; every described family is a
-        CPU."""
+        """Name of the code generator's folder in `compiler/codegen`; `cpu` for every family."""
         return "cpu"
 
     @property
@@ -184,9 +197,10 @@ class Target(JsonValue):
         *,
         seven_bits: bool = False,
     ) -> DotInstruction | None:
-        """Return the best instruction that adds products of these types to `lanes` sums, or None.
+        """Return the best dot-product instruction for these types and `lanes` sums, or None.
 
-        With `seven_bits`, the instruction is one that requires left elements of seven bits.
+        With `seven_bits`, only instructions that require 7-bit left elements are considered;
+        otherwise, only the others.
         """
         for found in self.family.dot:
             types = found.left, found.right, found.accumulator
@@ -197,10 +211,9 @@ class Target(JsonValue):
         return None
 
     def matrix(self, left: DType, right: DType, accumulator: DType) -> MatrixInstruction | None:
-        """Return the instruction that multiplies two rows of one type by two rows of another.
+        """Return the matrix-multiply instruction (`MatrixInstruction`) for these types, or None.
 
-        The result is None if there is no such instruction, or if two rows are not a vector of the
-        target.
+        The result is None too if the target's vectors are not MATRIX_BITS wide.
         """
         for found in self.family.matrix if self.vector_bits == MATRIX_BITS else ():
             types = found.left, found.right, found.accumulator
@@ -210,13 +223,12 @@ class Target(JsonValue):
 
     @property
     def tiles(self) -> TileRegisters | None:
-        """The registers that hold matrices; None without them."""
+        """The tile registers (AMX); None if the target has none."""
         found = self.family.tiles
         return found if found is not None and self.has(found.feature) else None
 
     def tile_product(self, left: DType, right: DType, accumulator: DType) -> TileProduct | None:
-        """Return the instruction that multiplies matrix registers of these types; None without
-        one."""
+        """Return the instruction that multiplies tile registers of these types, or None."""
         for found in self.tiles.products if self.tiles is not None else ():
             types = found.left, found.right, found.accumulator
             if types == (left, right, accumulator) and self.has(found.feature):
@@ -225,7 +237,7 @@ class Target(JsonValue):
 
     @property
     def widening(self) -> WideningProduct | None:
-        """The widening multiplication of int16 vectors to int32; None if the target has none."""
+        """The widening multiplication, from int16 to int32; None if the target has none."""
         found = self.family.widening
         return (
             found if found is not None and (not found.feature or self.has(found.feature)) else None
@@ -233,22 +245,29 @@ class Target(JsonValue):
 
     @property
     def takes_elements(self) -> bool:
-        """Whether broadcast groups of narrow integers are multiplied element by element."""
+        """Whether a dot product with a broadcast group of integers is computed by scalar products.
+
+        Instructions then multiply a vector of int16 by one scalar of the group at a time.
+        """
         return self.widening is not None and not self.widening.intrinsic
 
     @property
     def multiplies_bytes(self) -> bool:
-        """Whether an instruction adds products of bytes, of any signedness, to int32."""
+        """Whether a dot-product instruction adds products of 8-bit integers to int32 sums.
+
+        The signedness of the factors does not matter.
+        """
         lanes = self.lanes(DType.INT32)
         both = (DType.UINT8, DType.INT8)
         return any(self.dot(x, y, DType.INT32, lanes) for x in both for y in both)
 
     def factor(self, stored: DType) -> DType | None:
-        """Return the type in which stored integers are multiplied; None if floats are as fast.
+        """Return the type to which stored integers are converted for a product with int8 or int16.
 
-        Bytes are multiplied by int8 bytes: in their own type if an instruction takes that, or if
-        none takes the other type. 16-bit integers are multiplied as int16; None if no instruction
-        adds such products to a sum.
+        8-bit integers are multiplied by int8. The result is `stored` if a dot-product instruction
+        takes that type, or if none takes any 8-bit type; otherwise the type that it takes. 16-bit
+        integers are multiplied as int16; the result is None if no instruction adds such products to
+        an int32 sum, because float32 is then as fast.
         """
         if stored in (DType.UINT16, DType.INT16):
             pair = self.dot(DType.INT16, DType.INT16, DType.INT32, self.lanes(DType.INT32))
@@ -258,14 +277,14 @@ class Target(JsonValue):
         return stored if stored in taken or not taken else taken[0]
 
     def masks(self, dtype: DType) -> bool:
-        """Whether vectors of this type are loaded and stored under a run-time mask."""
+        """Whether instructions load and store vectors of this type under a run-time mask."""
         return any(
             self.has(feature) and least <= dtype.bytes for feature, least in self.family.masked
         )
 
     @property
     def lookup(self) -> ByteLookup | None:
-        """The instruction that looks up bytes in half a table of 256; None without one."""
+        """The instruction that looks up bytes in two vectors; None if the target has none."""
         for found in self.family.lookup:
             if self.has(found.feature) and self.vector_bits >= 8 * found.bytes:
                 return found
@@ -290,8 +309,8 @@ class Target(JsonValue):
     def runs_on(self, host: Target) -> bool:
         """Whether code for this target runs on `host`.
 
-        Both must have one architecture and system; `host` must have every feature, and vectors as
-        wide.
+        Both must have the same architecture and operating system. `host` must have every feature
+        of this target, and vectors at least as wide.
         """
         wanted = {f for f in self.features if f.startswith("+")}
         same = self.triple.split("-")[::2] == host.triple.split("-")[::2]

@@ -1,8 +1,8 @@
-"""CPU families: all facts about an architecture that the compiler uses, one module per family.
+"""CPU families: descriptions of the architectures that the compiler supports, one module each.
 
-A module defines `FAMILY` and is discovered automatically. Code common to all CPUs is in the
-callers; differences are data here, so that no other module needs a table by architecture. These
-modules import only the standard library and NumPy: devices read the descriptions too.
+A module defines `FAMILY` and is discovered automatically. Differences between architectures are
+data in these modules, so that no other module needs a table by architecture. They import only the
+standard library and NumPy, because devices read the descriptions too.
 """
 
 from __future__ import annotations
@@ -23,43 +23,45 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class CoreModel:
-    """The properties of a core from which a kernel's time is estimated (`tuner.analysis.estimate`).
+    """A performance model of a core, from which `tuner.analysis.estimate` estimates kernels' times.
 
     Attributes:
-        fma_units: pipes of fused multiply-adds, each `fma_bits` wide; a wider vector takes several
-            passes. `load_units` and `store_units` are the pipes of loads and stores.
-        fma_latency: cycles until a sum can be added to again.
+        fma_units: execution ports of fused multiply-adds, each `fma_bits` wide; a wider vector
+            takes several passes. `load_units` and `store_units` count the load and store ports.
+        fma_latency: latency of a fused multiply-add in cycles.
         narrow_loads: loads of single elements per cycle, including broadcasts to a vector.
         reorder_buffer: operations in flight; 0 for an in-order core.
-        cache_bytes: default sizes of the first, second and third level, if the device does not
-            report them; a missing level repeats the one before it. Untuned schedules always use
-            these.
+        cache_bytes: sizes of the first-, second- and third-level cache, for a device that does not
+            report them; a missing level repeats the one before it. Default schedules always use
+            these sizes.
         level1_ways: associativity of the first level.
         bytes_per_cycle: bandwidth of second level, third level and memory for one core.
-        tile_cycles: cycles to start and end a register tile that has loops: a mispredicted loop
-            end, a drained pipe. `written_out_cycles` is the same for a tile without loops.
-        iteration_cycles: cycles of an iteration of the run-time loop around the innermost points;
-            most of its work overlaps with the multiply-adds.
-        extremum_latency: latency of a maximum, in multiply-adds: a comparison and a selection.
-        ending_cycles: latency in cycles of each operation at the end of a sum.
+        tile_cycles: overhead in cycles of a register tile with loops: a mispredicted branch, a
+            drained pipeline. `written_out_cycles` is the overhead of a fully unrolled tile.
+        iteration_cycles: overhead in cycles per iteration of a reduction loop; most of its work
+            overlaps with the multiply-adds.
+        extremum_latency: latency of a maximum (a comparison and a selection), in multiply-adds.
+        ending_cycles: latency in cycles of each operation after the last step of a reduction.
         spill_cycles: cycles to store a vector to the stack and load it again.
-        set_miss_cycles: delay of a load in cycles for each row beyond the ways of its set, plus two
-            more.
-        panel_bytes: the largest panel of weights that is assumed to stay in the first level while
-            tiles of rows pass. On a core of 48 KiB, 48 instead of 32 led to tiles 8 % slower.
-        crossing_load: additional cost, in loads, of a vector that crosses a cache line;
-            `crossing_store` in stores.
-        weight_macs: multiplications in the time in which one float32 weight comes from memory.
-        strassen_rows: minimum number of rows at which Strassen's algorithm gains.
+        set_miss_cycles: additional cycles of a load, for each row that maps to the same cache sets
+            beyond the associativity plus two.
+        panel_bytes: the largest panel of weights that is assumed to stay in the first-level cache
+            while register tiles of successive rows use it. On a core with 48 KiB, 48 instead of 32
+            led to tiles 8 % slower.
+        crossing_load: additional cost, in loads, of a vector load that crosses a cache line;
+            `crossing_store` is that of a store, in stores.
+        weight_macs: multiply-adds in the time in which one float32 weight is read from memory.
+        strassen_rows: minimum number of rows at which Strassen's algorithm is faster.
         strassen_levels: maximum levels of Strassen's algorithm.
         translated_pages: pages of 4 KiB whose addresses the second-level TLB translates.
         level2_ways: associativity of the second level.
-        prefetch_bytes: prefetch distance of weights in untuned products; 0 leaves it to the
-            hardware, and is the default without a measurement.
-        load_slots: cost of a load next to multiply-adds, in multiply-adds: most of it is hidden.
-        sums_share: share of the registers that the sums of a register tile should use.
-        prefetch_rows: minimum rows of a tile that gains from prefetching, if no other tile reads
-            the same weights. With fewer rows, weights are read at the speed of the memory.
+        prefetch_bytes: prefetch distance of weights in default schedules of products; 0 leaves
+            prefetching to the hardware.
+        load_slots: cost of a load that overlaps with multiply-adds, in multiply-adds.
+        sums_share: fraction of the vector registers that the accumulators of a register tile should
+            occupy.
+        prefetch_rows: minimum rows of a register tile for software prefetching, if no other tile
+            reads the same weights. With fewer rows, memory bandwidth limits the speed.
     """
 
     fma_units: float
@@ -95,10 +97,10 @@ class CoreModel:
     sums_share: float = 0.62
 
     def narrowed(self, vector_bits: int) -> CoreModel:
-        """Return the model of the same core when its code uses narrower vectors.
+        """Return the model of the same core for code with vectors of at most `vector_bits`.
 
-        Wider pipes do the same number of operations, and fewer products fit into the time in which
-        a weight arrives.
+        An execution port then does the same number of operations, each on fewer lanes, so that
+        fewer multiply-adds fit into the time in which a weight is read.
         """
         if self.fma_bits <= vector_bits:
             return self
@@ -107,45 +109,45 @@ class CoreModel:
 
     @property
     def cached_weight_macs(self) -> float:
-        """Multiplications in the time in which one float32 weight comes from the third level."""
+        """Multiply-adds in the time in which a float32 weight comes from the third-level cache."""
         macs_per_cycle = self.fma_units * self.fma_bits / 32
         return macs_per_cycle * 4 / self.bytes_per_cycle[1]
 
     @property
     def set_stride(self) -> int:
-        """The distance in bytes of addresses that belong to the same set of the first-level
-        cache."""
+        """The distance in bytes of addresses that map to the same first-level cache set."""
         return self.cache_bytes[0] // self.level1_ways
 
     @property
     def kept_bytes(self) -> int:
-        """Bytes of one kind of data that stay in the second-level cache next to others: half."""
+        """Bytes of one operand that are assumed to stay in the second-level cache: half of it."""
         return self.cache_bytes[1] // 2
 
     @property
     def reread_bytes(self) -> int:
         """Bytes that can be read repeatedly at little cost.
 
-        The result is twice the second level, if the third level holds that.
+        It is twice the second-level cache, but at most the third-level cache.
         """
         return min(2 * self.cache_bytes[1], self.cache_bytes[2])
 
 
 @dataclass(frozen=True, slots=True)
 class DotInstruction:
-    """An instruction `accumulator + sum(left[i] * right[i])` over groups of narrow elements.
+    """A dot-product instruction, such as VNNI's or SDOT: `accumulator + sum(left[i] * right[i])`.
 
-    Operands are vectors of 32-bit elements, each 4 bytes or 2 adjacent elements of 16 bits.
+    The sum is over a group of adjacent elements that fill 32 bits: 4 elements of 8 bits, or 2 of 16
+    bits. There is one accumulator per group.
 
     Attributes:
         feature: the LLVM feature that has the instruction; "" if every target of the family does.
-        operand: the element type of the intrinsic's operands.
+        left, right, accumulator: the element types of the operands and of the sums.
+        operand: the element type in which LLVM's intrinsic declares its operands.
         intrinsic: pairs of a number of accumulators and LLVM's name of the intrinsic, ascending.
-        accumulates: whether the intrinsic takes the accumulator, before its operands; if not, its
-            sums are added to it.
-        reversed: whether the intrinsic takes the operands in the opposite order, the accumulator
-            last.
-        seven_bits: whether the instruction requires `left` elements whose eighth bit is clear.
+        accumulates: whether the intrinsic takes the accumulator as its first argument; if not, its
+            result must be added to the accumulator.
+        reversed: whether the intrinsic takes right, left, accumulator, in this order.
+        seven_bits: whether the most significant bit of each `left` element must be 0.
     """
 
     feature: str
@@ -160,17 +162,17 @@ class DotInstruction:
 
 
 MATRIX_BITS = 128
-"""Bits of a MatrixInstruction's vectors: two rows of 8 bytes, or four sums."""
+"""Bits of a MatrixInstruction's vectors: two rows of 8 bytes, or four sums of 32 bits."""
 
 
 @dataclass(frozen=True, slots=True)
 class WideningProduct:
-    """A widening multiply instruction: `int32(left[i]) * int32(right[i])` of vectors of int16.
+    """A widening multiply instruction: `int32(left[i]) * int32(right[i])` for vectors of int16.
 
     Attributes:
         feature: the LLVM feature that has it; "" if every target of the family does.
-        intrinsic: LLVM's name; "" if LLVM selects the instruction for a product of widened
-            operands, of which one factor may be a scalar loaded alone.
+        intrinsic: LLVM's name of the intrinsic; "" if LLVM selects the instruction for a product of
+            sign-extended operands. One factor may then be a scalar.
         lanes: number of lanes of the intrinsic; 0 for any number.
     """
 
@@ -181,14 +183,15 @@ class WideningProduct:
 
 @dataclass(frozen=True, slots=True)
 class MatrixInstruction:
-    """An instruction `sums[i, j] += sum(left[i, k] * right[j, k])` on small matrices.
+    """A multiply instruction on 2-row matrices: `sums[i, j] += sum(left[i, k] * right[j, k])`.
 
-    Each matrix is one vector with two rows. The rows of `left` and of `right` are 8 bytes of narrow
-    elements. The four sums have 32 bits each; those of the first row of `left` come first.
+    An example is Arm's SMMLA. Each operand is a vector with two rows of 8 bytes, which hold 8- or
+    16-bit elements. The result is the 2 x 2 dot products of rows, in row-major order, 32 bits each.
 
     Attributes:
         feature: the LLVM feature that has the instruction.
-        intrinsic: LLVM's name of the intrinsic, which takes the sums, then the operands.
+        left, right, accumulator: the element types of the operands and of the sums.
+        intrinsic: LLVM's name of the intrinsic, whose arguments are sums, left, right.
     """
 
     feature: str
@@ -200,15 +203,16 @@ class MatrixInstruction:
 
 @dataclass(frozen=True, slots=True)
 class TileProduct:
-    """An instruction `sums[i, j] += sum(left[i, k] * right[k, j])` on registers that hold matrices.
+    """A multiply instruction on tile registers: `sums[i, j] += sum(left[i, k] * right[k, j])`.
 
-    A row of `right` has, for each sum, the elements that match four bytes of a row of `left`,
-    adjacent to each other.
+    `right` is in the 4-byte interleaved (VNNI) layout: each of its rows has, for every j, the 4
+    bytes of adjacent k that match 4 bytes of a row of `left`.
 
     Attributes:
         feature: the LLVM feature that has the instruction.
-        intrinsic: LLVM's name of the intrinsic, which takes the numbers of three registers: sums,
-            left, right.
+        left, right, accumulator: the element types of the operands and of the sums.
+        intrinsic: LLVM's name of the intrinsic, whose arguments are the indices of three tile
+            registers: sums, left, right.
     """
 
     feature: str
@@ -220,21 +224,22 @@ class TileProduct:
 
 @dataclass(frozen=True, slots=True)
 class TileRegisters:
-    """Registers that hold matrices, and LLVM's intrinsics for them.
+    """Tile registers, each of which holds a matrix (AMX), and LLVM's intrinsics for them.
 
     Attributes:
         feature: the LLVM feature that has the registers.
         count: number of registers.
-        rows, row_bytes: maximum size of each register.
-        row_cycles: cycles until the core takes the next row of a left factor.
-        latency: cycles until a product can be added to again.
-        shapes: from the rows, and the bytes per row, of each register in use, returns the data that
-            `configure` reads.
-        configure: the intrinsic that takes a pointer to the shapes and sets every register to zero.
+        rows, row_bytes: maximum rows, and bytes per row, of each register.
+        row_cycles: cycles per row of `left` in a multiply instruction.
+        latency: latency of a multiply instruction in cycles.
+        shapes: takes (rows, bytes per row) of each register in use, and returns the configuration
+            that `configure` reads.
+        configure: the intrinsic that takes a pointer to the configuration, and sets every register
+            to zero.
         release: the intrinsic that ends the use of the registers.
-        zero: the intrinsic that clears the register of a number.
-        load, store: the intrinsics that take a register's number, a pointer, and the bytes from one
-            row to the next.
+        zero: the intrinsic that sets one register, given by its index, to zero.
+        load, store: the intrinsics that take the index of a register, a pointer, and the stride of
+            rows in bytes.
         products: the multiply instructions.
     """
 
@@ -268,10 +273,10 @@ class LaneIntrinsic:
 
 @dataclass(frozen=True, slots=True)
 class ByteLookup:
-    """An LLVM intrinsic `name(left, positions, right)` that looks up bytes in two tables.
+    """An LLVM intrinsic `name(left, positions, right)` that permutes bytes of two vectors.
 
-    The tables `left` and `right` are vectors of bytes. The low bits of each byte of `positions`
-    select a byte of both tables together.
+    The low bits of each byte of `positions` select a byte of the concatenation of `left` and
+    `right`. `bytes` is the size of each vector.
     """
 
     feature: str
@@ -280,26 +285,26 @@ class ByteLookup:
 
 
 LEAST_SCALABLE_BITS = 128
-"""Minimum bits of vector registers whose length the device determines, as SVE and RISC-V's V
-require."""
+"""Minimum bits of scalable vector registers, which SVE and RISC-V's V require of every device."""
 
 _NEVER = re.compile(r"(?!)")
 
 
 @dataclass(frozen=True, slots=True)
 class AssemblySyntax:
-    """Patterns of LLVM's assembly text, by which the instructions of a kernel are counted.
+    """Patterns for LLVM's assembly text, by which the instructions of a kernel are counted.
 
     Attributes:
         vector: matches vector registers in an instruction's operands.
-        stack: matches an address on the stack in the operands.
-        frame: like `stack`, in functions that have a line of `frame_setup`.
+        stack: matches operands that address the stack through the stack pointer.
+        frame: matches operands that address the stack through the frame pointer. It applies to
+            functions with a line that matches `frame_setup`.
         frame_setup: matches the line that sets up a frame pointer.
         store_operands: matches the operands of a store.
-        store_name: matches the name of a store.
-        register: finds a vector register by any of its names: its `kind` and `number`.
-        parts: by kind, the number of consecutive registers of the kind that are in one register.
-        fma: matches the names of fused multiply-adds.
+        store_name: matches the mnemonic of a store.
+        register: matches any name of a vector register, with the groups `kind` and `number`.
+        parts: by kind, the number of consecutive register names that overlap one whole register.
+        fma: matches the mnemonics of fused multiply-adds.
     """
 
     vector: re.Pattern[str] = _NEVER
@@ -318,8 +323,8 @@ class StackScan:
     """Accesses to the stack that a scan of object code found.
 
     Attributes:
-        accesses: positions of the instructions that access the stack, ascending.
-        loops: first and last byte of each loop.
+        accesses: offsets in bytes of the instructions that access the stack, ascending.
+        loops: offsets of the first and the last byte of each loop.
     """
 
     accesses: list[int]
@@ -328,43 +333,44 @@ class StackScan:
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """A CPU family.
+    """A CPU family: one architecture, with the data by which the compiler treats it differently.
 
     Attributes:
         name: the first component of LLVM's triples.
         machines: operating systems' names of the architecture, in lower case.
         targets: the described targets.
-        baselines: names of targets that describe no single CPU, the weakest first.
+        baselines: names of targets that do not describe a single CPU, the weakest first.
         processors: for each pattern of `DeviceFacts.processor`, the target that describes the CPU.
-        core_names: for each `DeviceFacts.processor`, the name of the core, for people; `processors`
-            has the names of LLVM's scheduling models.
+        core_names: for each `DeviceFacts.processor`, a readable name of the core; `processors` has
+            the names of LLVM's scheduling models.
         linux_features: for LLVM's names of features, Linux' names in /proc/cpuinfo; "" if Linux has
-            none. Missing features cannot be detected, or do not change kernels.
-        known_features: for the name of a target, features that its CPUs have and Linux does not
-            report.
-        implied_features: for the name of an LLVM CPU, features that it enables in addition to a
-            target's.
+            none. Features that are not listed cannot be detected, or do not change kernels.
+        known_features: by the name of a target, LLVM's names of features that its CPUs have and
+            Linux does not report.
+        implied_features: by LLVM's name of a CPU, features that this CPU enables in addition to
+            those that a target lists.
         core: the model of a core that `cores` does not list; `cores` has models by LLVM's name of
             the CPU.
         detect: returns the host as a target, from LLVM's triple, CPU and features (True: present);
             None if LLVM reports less than Linux does.
-        dot: instructions that add products of narrow elements, the best first.
-        matrix: instructions that multiply small matrices of narrow elements.
-        tiles: registers that hold matrices, and their multiply instructions; None without them.
+        dot: dot-product instructions, the best first.
+        matrix: matrix-multiply instructions on vectors.
+        tiles: tile registers and their multiply instructions; None without them.
         scale: intrinsics for `x * 2**n`.
         conversions: for each 16-bit float type, the feature whose instructions convert vectors of
             it to float32 and back ("" if every target has them); integer arithmetic converts the
             other types.
-        fused: for each 16-bit float type, the feature that multiplies and adds vectors of it with
-            one rounding; the other types are computed in float32.
+        fused: for each 16-bit float type, the feature with fused multiply-adds of that type; the
+            other types are computed in float32.
+        lookup: instructions that look up bytes in two vectors.
         masked: features that load and store vectors under a run-time mask, with the minimum bytes
             of an element.
-        syntax: patterns of the assembly text.
+        syntax: patterns for the assembly text.
         scan_stack: finds accesses to the stack in object code; None if not implemented.
         granted: features, by LLVM's names, that a process may use only after the system grants
             them.
-        ask: requests the granted features from the system, and returns whether it grants them. The
-            result is False if the CPU lacks them.
+        ask: requests the features in `granted`, and returns whether the system grants them; False
+            if the CPU lacks them.
         elf_machine: `e_machine` of an ELF header; 0 if objects are not ELF.
         code_level: LLVM's optimisation level for code generation. 1 omits the scheduler after
             register allocation, which out-of-order cores do not need.
@@ -372,44 +378,42 @@ class Family:
         pointer_bytes: size of an address.
         rounding: the feature whose instructions round floats to integers; None without such
             instructions.
-        scalable: for features whose register length the device determines, the minimum bits that
-            they guarantee; 0 stands for the bits of the target's vectors. Every device has 128.
+        scalable: for features with scalable vector registers, the minimum length in bits that they
+            guarantee; 0 stands for the width of the target's vectors. Every device has 128 bits.
         lane_factor_bits: width of vectors that instructions multiply by one lane of another; 0
             without such instructions.
-        lone_factors: the feature whose multiply-adds take one element of memory, or a scalar, for
-            all lanes; "" if every target has them.
-        scalars_ahead: the feature that loads a number into all lanes ("" if every target does), and
-            the number of scalars that LLVM loads ahead without it, each in a register until it is
-            broadcast.
-        pointer_reach: offset in bytes that a load can add to a pointer at no cost, or a load of two
-            vectors, if addressing modes add no index; 0 if they do, so that loops need no pointers
-            of their own.
-        vscale_bits: LLVM's unit for the length of scalable registers, if no feature states the
-            length.
+        lone_factors: the feature whose multiply-adds broadcast one factor, an element of memory or
+            a scalar; "" if every target has such instructions.
+        scalars_ahead: the feature whose loads broadcast a scalar to all lanes ("" if every target
+            has such loads), and the number of scalars that LLVM loads ahead without it, each in a
+            register until it is broadcast.
+        pointer_reach: for addressing modes without an index register, the largest immediate offset
+            in bytes of a load, or of a load of two vectors. 0 if addressing modes add an index, so
+            that loops need no separate pointers.
+        vscale_bits: LLVM's unit (`vscale`) for the length of scalable registers, if no feature
+            states the length.
         helpers: functions that the architecture's ABI provides for operations without instructions.
         c_target: zig's name of the target, for a C library named by it.
         c_processor: zig's name of the weakest CPU among the described targets, if its default
             differs.
         modules: whether programs are modules that JavaScript runs, and no process loads a library.
         fma_intrinsic: the intrinsic that LLVM lowers to the target's multiply-add.
-        holds_sums: whether LLVM moves a sum of products from its place in the text to its last
-            reader. It then nests the steps of an unrolled loop in one another, and their factors
-            all wait in registers.
-        extrema_of_nan: whether an instruction returns the larger or smaller of two floats, and NaN
-            if one of them is NaN.
-        narrows: intrinsics that round four float32 to int32, narrow these to uint16, and eight of
-            these to uint8, all with saturation; None without them.
-        joined: the feature whose instructions work on several vectors together, and the maximum
-            number of bits: neighbouring vectors of a tile share scalars, addresses and branches.
+        holds_sums: whether LLVM moves a sum of products down to its last use, which code generation
+            must prevent: LLVM would nest the steps of an unrolled loop in one expression, and all
+            their factors would occupy registers at once.
+        extrema_of_nan: whether maximum and minimum instructions return NaN if an operand is NaN.
+        narrows: three intrinsics: convert four float32 to int32 with rounding, narrow four int32 to
+            uint16, narrow eight uint16 to uint8, all with saturation; None without them.
+        joined: the feature whose instructions process several vectors together (RISC-V's register
+            groups), and their maximum number of bits.
         scalar_factors: the feature that multiplies vectors by scalars in separate registers; "" if
             no target has it.
-        nearest: the feature that rounds a vector of floats to the nearest integers as it converts
-            it, and whose extrema prefer a number to NaN; "" if no instruction does.
-        widening: the multiplication of int16 in int32; None if widening first is as fast.
-        splits_pairs: whether an instruction builds a vector from every second element of two
-            others.
-        saturates: whether the instructions that convert floats to integers of 32 bits and more
-            saturate.
+        nearest: the feature whose conversions from float to integer round to nearest, and whose
+            extrema return the other operand if one is NaN; "" if no instruction does.
+        widening: the instruction that multiplies int16 to int32; None if it is as fast to convert
+            the operands to int32 first.
+        splits_pairs: whether an instruction collects every second element of two vectors (UZP1).
+        saturates: whether conversions from float to integers of 32 bits and more saturate.
     """
 
     name: str
@@ -465,19 +469,26 @@ class Family:
     def named(self, processor: str) -> str:
         """Return the name of the target that describes a CPU; "" if no target does.
 
-        `processor` identifies the CPU, as in `DeviceFacts`.
+        `processor` is the identifier of the CPU (`DeviceFacts.processor`).
         """
         found = (name for text, name in self.processors.items() if re.search(text, processor))
         return next(found, "")
 
     def reported_features(self, processor: str, linux_names: Iterable[str]) -> frozenset[str]:
-        """Return a CPU's features by LLVM's names, as known from Linux and the CPU's name."""
+        """Return LLVM's names of a CPU's features: those reported by Linux, and `known_features`.
+
+        Args:
+            processor: `DeviceFacts.processor`.
+            linux_names: `DeviceFacts.features`.
+        """
         present = frozenset(linux_names)
         found = {ours for ours, theirs in self.linux_features.items() if theirs in present}
         return frozenset({*found, *self.known_features.get(self.named(processor), ())})
 
     def register_bits(self, switches: Iterable[str], vector_bits: int) -> int:
-        """Return the length of scalable registers that code relies on; 0 if every device has it.
+        """Return the minimum length, in bits, of scalable registers that code relies on.
+
+        The result is 0 if every device has this length.
 
         Args:
             switches: the features of the code, in LLVM's notation ("+sve", "-gfni").
@@ -489,18 +500,17 @@ class Family:
         return longest if longest > LEAST_SCALABLE_BITS else 0
 
     def refused(self, features: Collection[str]) -> frozenset[str]:
-        """Return the elements of `features`, by LLVM's names, that the system denies this
-        process."""
+        """Return those of `features` (LLVM's names) that the system denies this process."""
         asked = frozenset(features) & {*self.granted}
         return frozenset() if not asked or (self.ask is not None and self.ask()) else asked
 
     def missing(
         self, cpu: str, switches: Iterable[str], processor: str, linux_names: Collection[str]
     ) -> tuple[str, ...]:
-        """Return the features that code requires and a CPU lacks.
+        """Return LLVM's names of the features that code requires and a CPU lacks.
 
-        Undetectable features count as present. If the operating system reports no features, none
-        can be detected.
+        Undetectable features count as present: those that are not in `linux_features`, and all
+        features if the operating system reports none.
 
         Args:
             cpu: LLVM's name of the CPU that the code was generated for.
@@ -520,9 +530,10 @@ class Family:
 
 
 def switches(features: Mapping[str, bool]) -> tuple[str, ...]:
-    """Return detected features as LLVM's switches, sorted; absent ones are disabled explicitly.
+    """Convert detected features to LLVM's switches ("+avx2", "-gfni"), sorted.
 
-    A hypervisor may hide an instruction set that the CPU's name implies.
+    Absent features are disabled explicitly, because a hypervisor may hide an instruction set that
+    the CPU's name implies.
     """
     return tuple(sorted(f"{'+' if present else '-'}{name}" for name, present in features.items()))
 
@@ -536,9 +547,9 @@ def families() -> tuple[Family, ...]:
 
 @cache
 def family_of(machine: str) -> Family | None:
-    """Return the family of an architecture, by an operating system's name for it or by LLVM's.
+    """Return the family of an architecture; None if no module describes it.
 
-    The result is None if no module describes the architecture.
+    `machine` is LLVM's or an operating system's name of the architecture.
     """
     name = machine.lower()
     found = (family for family in families() if name in (family.name, *family.machines))

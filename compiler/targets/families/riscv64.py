@@ -1,7 +1,7 @@
-"""RISC-V, 64 bits: with the vector extension 32 registers of a known length, else scalars.
+"""64-bit RISC-V, with or without the vector extension.
 
-Registers are used in groups, which count as registers of 512 bits. Kernels hold vectors of a fixed
-length, so that a description requires a minimum register length (Zvl). On shorter registers the
+Vector registers are used in groups, which count as registers of 512 bits. Kernels use vectors of a
+fixed length, so that a target requires a minimum register length (Zvl). On shorter registers, the
 code would silently compute half of a vector.
 """
 

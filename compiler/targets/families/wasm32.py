@@ -1,4 +1,4 @@
-"""WebAssembly with 128-bit SIMD. Engines map its locals to the registers of the CPU below."""
+"""WebAssembly with 128-bit SIMD. Engines map its locals to registers of the host CPU."""
 
 from __future__ import annotations
 
