@@ -1,4 +1,4 @@
-"""Reads the symbol table of a relocatable ELF object, little-endian, of 32 or 64 bits."""
+"""Reader of relocatable ELF objects, little-endian, of 32 or 64 bits: their symbols and sizes."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ _FORMS = {
 
 
 def is_elf(data: bytes) -> bool:
-    """Whether `data` starts as a little-endian ELF file of 32 or 64 bits, which the other functions
-    read."""
+    """Whether `data` is an object that the other functions read: little-endian ELF of 32 or 64
+    bits."""
     return data.startswith(_MAGIC) and data[4:6] in _FORMS
 
 
@@ -47,7 +47,7 @@ def undefined_symbols(data: bytes) -> frozenset[str]:
 
 
 def loaded_bytes(data: bytes) -> int:
-    """Bytes of code and constants that the object adds to a program."""
+    """Return the number of bytes of code and constants that the object adds to a program."""
     return sum(size for _, flags, _, size, _ in _sections(data) if flags & _LOADED)
 
 

@@ -26,7 +26,8 @@ def emit_object(ir_text: str, target: Target) -> bytes:
     """Compile LLVM IR in another process, like `object.emit_object`.
 
     Raises:
-        CompilerError: as in that function, or if LLVM aborts or does not end in `LIMIT_SECONDS`.
+        CompilerError: as in that function, or if LLVM aborts or needs more than `LIMIT_SECONDS` of
+            CPU time.
     """
     made = _ask(ir_text, target, as_text=False)
     assert isinstance(made, bytes)

@@ -1,7 +1,7 @@
 """Affine index arithmetic over loop axes.
 
-An index is a linear form over axes; a term is an axis, or an axis divided by a constant (grouped
-channels). Both are plain values: two axes are equal when their names and extents are. Extents,
+An index is an affine form over axes; a term is an axis, or an axis divided by a constant (grouped
+channels). Both are immutable values: two axes are equal if their names and extents are. Extents,
 coefficients and constants may be dynamic sizes.
 """
 
@@ -105,8 +105,8 @@ class Affine:
         """`self // divisor`.
 
         Raises:
-            ValueError: if the quotient is not affine: the ranges do not prove that the terms whose
-                coefficients `divisor` does not divide stay within one quotient.
+            ValueError: if the quotient is not affine, or the ranges of the axes do not prove it:
+                terms whose coefficients `divisor` does not divide must stay within one quotient.
         """
         return self._divide(divisor)[0]
 

@@ -1,8 +1,8 @@
-"""The loop-nest IR: schedules lower workloads to it, and codegen reads it.
+"""The loop-nest IR: schedules lower workloads to it, and code generation reads it.
 
 A kernel is a list of stages with a barrier between them; a stage is a list of nests; a nest is a
 tree of `For` with `Compute` at the leaves. One `Compute` is one tensor expression at its register
-tile. Extents, shapes and indices may be dynamic sizes; steps are numbers.
+tile. Extents, shapes and indices may be dynamic sizes; steps are integers.
 """
 
 from __future__ import annotations

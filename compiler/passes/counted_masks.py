@@ -92,7 +92,7 @@ def _placed(rewriter: Rewriter, value: str, *, single: bool) -> Count | None:
 
 
 def counted(rewriter: Rewriter, value: str) -> Count | None:
-    """Recognise a value that counts positions: an iota, or a part of a constant range, shifted.
+    """Recognise a value that counts positions: an iota, or a slice of a constant range, shifted.
 
     Return None for any other value.
     """

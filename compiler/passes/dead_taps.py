@@ -1,4 +1,4 @@
-"""Dead taps: parts of a convolution's window that only ever read padding.
+"""Dead taps: taps of a convolution's window that only ever read padding.
 
 Before:                                             After:
     conv(x, w)  x: [1,960,8,10], w: [256,960,3,3]       conv(x, slice(w))  w: [256,960,1,1]

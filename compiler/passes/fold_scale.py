@@ -8,7 +8,7 @@ Before:                         After:
     %1 = matmul(%0, w)              %2 = matmul(%0, w, t)
     %2 = add(%1, t)
 
-`s` and `t` hold one number, or one for each output channel (conv) or output column (matmul).
+`s` and `t` are scalars, or have one value per output channel (conv) or output column (matmul).
 Products are computed in float64 and rounded once.
 """
 

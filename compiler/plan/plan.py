@@ -352,7 +352,8 @@ class GraphPlan:
     def to_json(self, *, digests: bool = True) -> dict[str, Any]:
         """Return the plan as plain data for `json`; large constants are named by digest.
 
-        The tests read it back (`tests/plan_reader.py`). `digests` is passed on to `print_graph`.
+        Without `digests`, large constants are not read, and the result does not distinguish them.
+        The tests read the data back (`tests/plan_reader.py`).
         """
         workloads = {
             step.workload.key: step.workload.text()

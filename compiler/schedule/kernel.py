@@ -29,11 +29,11 @@ class Transform:
 
 @dataclass(frozen=True, slots=True)
 class Kernel:
-    """The loop nest of a schedule, and how its buffers are filled.
+    """The loop nest of a schedule, and the sources of its buffers.
 
     Attributes:
         nest: the loop nest.
-        sources: pairs of the name of an input or weight buffer and the number of the workload input
+        sources: pairs of the name of an input or weight buffer and the index of the workload input
             that fills it.
         transforms: pairs of the name of a weight buffer and the transform before it is packed.
     """

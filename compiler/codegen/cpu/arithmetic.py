@@ -301,7 +301,7 @@ def _rounded_to_odd(emitter: Emitter, value: Value) -> Value:
 
 
 def extract_lane(emitter: Emitter, value: Value, lane: int) -> Value:
-    """One lane of a vector as a scalar."""
+    """Emit the extraction of one lane of a vector as a scalar."""
     return emitter.emit(value.dtype, 1, f"extractelement {value.type} %s, i32 {lane}", value)
 
 

@@ -1,4 +1,4 @@
-"""The back end of CPUs: LLVM IR, objects, and the libraries of the system."""
+"""The back end of CPUs: LLVM IR, object code, and shared libraries."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Shared state of the lowering while one stage is emitted.
 
-The module is below every module that changes the state: the ranges of axes, the contents of
-register tensors, and the number of writes to each tensor.
+The modules that change the state import this one. The state consists of the ranges of axes, the
+contents of register tensors, and the number of writes to each tensor.
 """
 
 from __future__ import annotations

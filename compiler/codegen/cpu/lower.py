@@ -1,7 +1,7 @@
 """Lowering of loop nests to LLVM IR text.
 
-One mechanism lowers every kernel: structured scopes (`ssa`), unrolled axes as constants of the
-generator (`points`), and access analysis (`access`). A stage becomes one function
+One mechanism lowers every kernel: structured scopes (`ssa`), unrolled axes whose values are known
+during code generation (`points`), and access analysis (`access`). A stage becomes one function
 
     void stage(void *const *buffers, void *scratch, const int64_t *sizes, int64_t lo, int64_t hi)
 

@@ -65,7 +65,7 @@ class Value(NamedTuple):
         dtype: type of an element; None for a pointer.
         lanes: number of lanes; 1 for a scalar.
         depth: depth of the innermost loop that it depends on.
-        const: the number, if it is a constant.
+        const: the value of a constant; None for any other value.
     """
 
     name: str
@@ -275,7 +275,8 @@ class Emitter:
     def shuffle(self, a: Value, b: Value | None, lanes: Sequence[int | None]) -> Value:
         """Return a vector of lanes that are selected from `a` and `b`.
 
-        The numbers of the lanes of `b` follow those of `a`. A lane that is None is arbitrary.
+        `lanes` has an index per result lane: the lanes of `a` come first, then those of `b`. A lane
+        that is None is arbitrary.
         """
         mask = ", ".join(f"i32 {'poison' if lane is None else lane}" for lane in lanes)
         width = len(lanes)
@@ -298,8 +299,10 @@ class Emitter:
         return self.emit(dtype, lanes, template, *args, depth=depth)
 
     def size(self, size: int) -> Value:
-        """Return a number, or a dynamic size computed from the function's argument `sizes`, as an
-        i64 of the outermost scope."""
+        """Return an integer, or a dynamic size, as an i64 of the outermost scope.
+
+        A dynamic size is computed from the function's argument `sizes`.
+        """
         if not isinstance(size, Size):
             return self.const(size, DType.INT64)
         found = self._sizes.get(size)

@@ -8,8 +8,7 @@ from tilewright.compiler.codegen.cpu.ssa import Emitter, Value
 
 
 def transpose(emitter: Emitter, rows: Sequence[Value]) -> list[Value]:
-    """Transpose a square of n vectors of n lanes, n a power of two, in log2(n) stages of
-    shuffles."""
+    """Transpose n vectors of n lanes, n a power of two, by log2(n) steps of shuffles."""
     width, result, step = len(rows), list(rows), 1
     while step < width:
         low = [lane if not lane & step else (lane & ~step) + width for lane in range(width)]

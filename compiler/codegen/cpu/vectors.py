@@ -117,11 +117,10 @@ def separate_lanes(access: Access, active: int) -> range:
 
 
 def stored_dtype(dtype: DType) -> DType:
-    """Return the type with which LLVM loads and stores an element: uint8 for a bool, uint16 for a
-    16-bit float.
+    """Return the type with which LLVM loads and stores an element.
 
-    LLVM would call a library to move 16-bit floats, or abort, on a target without instructions for
-    them.
+    It is uint8 for a bool, and uint16 for a 16-bit float. LLVM would call a library to move 16-bit
+    floats, or abort, on a target without instructions for them.
     """
     if dtype is DType.BOOL:
         return DType.UINT8
