@@ -1,1 +1,1 @@
-"""Conversion of model formats to graphs."""
+"""Import of ONNX models as graphs."""

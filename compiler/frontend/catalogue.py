@@ -52,8 +52,9 @@ class CatalogueEntry:
         op_type, domain: the operator's name and domain.
         opsets: the first and the last version of the domain that has the operator.
         types: element types of the first operand, or of the result of an operator without operands.
-        way: "rule", "function" (the function body in the specification) or "control flow".
-        limits: unsupported forms, as a phrase; empty if every form is supported.
+        way: how the operator is imported: "rule", "function" (by the function body of its ONNX
+            schema) or "control flow".
+        limits: unsupported attributes or operands, as a phrase; empty if all are supported.
     """
 
     op_type: str
@@ -105,7 +106,7 @@ def catalogue() -> tuple[CatalogueEntry, ...]:
 
 
 def page() -> str:
-    """Return the catalogue in Markdown.
+    """Return the catalogue of supported operators in Markdown.
 
     `tilewright show operators` prints it, and docs/operators.md stores it.
     """

@@ -1,12 +1,12 @@
-"""Nodes whose operands have a dimension with an extent known only at run time.
+"""Import of nodes whose operands have a dimension whose extent the data determine.
 
 Before:                                   After:
     %1 = trim(%0, %n) {axis=1}                %2 = transpose(%0) {perm=(1, 0)}
     %2 = transpose(%1) {perm=(1, 0)}          %3 = trim(%2, %n) {axis=0}
 
-Such an operand is a `trim` of a value with the largest possible extent. A node is imported for the
-untrimmed value, and its result is trimmed, if each element of the result depends only on its own
-position along that dimension. In the end only outputs of the model are trimmed. Other nodes are
+Such an operand is a `trim` of a value with the largest possible extent. If each element of a node's
+result depends only on its own position along that dimension, the node is imported for the untrimmed
+value, and its result is trimmed. Trims thus move to the outputs of the model. Other nodes are
 rejected.
 """
 
@@ -27,8 +27,9 @@ _DIVIDES = frozenset(["Div", "Mod"])
 
 
 def carried(node: OnnxNode, rule: OnnxRule) -> Sequence[str]:
-    """Import a node whose operands are trimmed: import it for the untrimmed values, trim its
-    outputs.
+    """Import a node for the untrimmed values of its trimmed operands, and trim its results.
+
+    `rule` emits the node. The result is the names of the trimmed values.
 
     Raises:
         UnsupportedOperatorError: if the node combines several positions along the trimmed

@@ -1,4 +1,4 @@
-"""The dynamic dimensions of a model: dimensions of inputs and outputs without a fixed size."""
+"""Dynamic dimensions of ONNX models: dimensions of inputs and outputs without a fixed size."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def model_ports(graph: GraphProto) -> ModelPorts:
     """Return the inputs and outputs of a graph with their stated dimensions.
 
     An input that has an initializer is left out. A dynamic dimension of an input has the name that
-    the file states. Without a usable name, it is named after the input and the position (`x[0]`).
+    the file states, or else is named by input and position (`x[0]`).
 
     Raises:
         InvalidModelError: if an input is not a tensor.
@@ -60,9 +60,9 @@ def model_ports(graph: GraphProto) -> ModelPorts:
 
 
 def dim_name(dim: TensorShapeProto.Dimension) -> str:
-    """Return the name of a dynamic dimension; empty if the file states none that has a letter.
+    """Return the name of a dynamic dimension; empty if the file states no name with a letter.
 
-    Exporters write '?' or '-1' for any dynamic dimension, so that two of them may differ.
+    Exporters write '?' or '-1' for any dynamic dimension, which does not identify it.
     """
     name: str = dim.dim_param
     return name if any(map(str.isalpha, name)) else ""
@@ -91,9 +91,9 @@ def stated_size(text: str, sizes: Mapping[str, int]) -> int | None:
 
 
 def free_dimensions(graph: GraphProto) -> tuple[str, ...]:
-    """The names of the inputs' dynamic dimensions that need a size or a range, in order.
+    """Return the names of the inputs' dynamic dimensions, in order.
 
-    A dimension stated as an expression of other names needs none.
+    A dimension that the file states as an expression of other dimensions is left out.
     """
     names = model_ports(graph).open
     plain = {name: 1 for name in names if name.isidentifier()}
@@ -103,8 +103,8 @@ def free_dimensions(graph: GraphProto) -> tuple[str, ...]:
 _MOVES = frozenset(
     {"Cast", "Gather", "Identity", "Reshape", "Slice", "Split", "Squeeze", "Transpose", "Unsqueeze"}
 )
-"""Operators that may lie between a cache and the operator that adds rows to it, and after that
-one."""
+"""Operators allowed between a cache and the operator that adds rows to it, and from that one to the
+output."""
 
 _MOVED = 3
 """Maximum number of these operators in a row."""
@@ -114,8 +114,7 @@ _CACHE_OPERANDS = {"Attention": (4, 5), "MultiHeadAttention": (6, 7), "QAttentio
 
 
 def cache_lengths(graph: GraphProto) -> frozenset[str]:
-    """Return the names of dynamic dimensions that count the rows of a cache, and may therefore be
-    0.
+    """Return the names of dynamic dimensions of caches, which may be 0 before the first run.
 
     A cache is an input to which the model adds rows and which it returns as an output. A dimension
     that occurs in other inputs too is not included.

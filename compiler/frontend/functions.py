@@ -1,4 +1,4 @@
-"""Model-local functions: inline their calls."""
+"""Inlining of model-local functions."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _Key = tuple[str, str]
 
 
 def inline_functions(model: ModelProto) -> ModelProto:
-    """Return the model without functions; a model that has none is returned unchanged.
+    """Inline all calls of model-local functions; a model without functions is returned unchanged.
 
     Raises:
         InvalidModelError: if functions call each other in a cycle, or expand to too many nodes.

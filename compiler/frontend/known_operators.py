@@ -1,7 +1,7 @@
-"""Check nodes before their operands are known: whether any rule may import them.
+"""Early check for unsupported operators in nodes that are imported only during a run.
 
-Nodes that are imported during a run are checked here when the model is compiled, so that
-unsupported operators are reported before the run.
+The check runs when the model is compiled. It needs no types of operands, and therefore finds only
+operators that are unsupported for all operands.
 """
 
 from __future__ import annotations
@@ -20,10 +20,12 @@ _BODIES = ("If", "Loop", "Scan")
 
 
 def check_known(nodes: Iterable[NodeProto], opsets: Mapping[str, int]) -> None:
-    """Check all nodes, including nodes in bodies.
+    """Check that the operators of all nodes, including nodes in bodies, may be imported.
+
+    `opsets` has the opset version of each domain.
 
     Raises:
-        UnsupportedOperatorError: for the first node that no rule imports.
+        UnsupportedOperatorError: for the first node whose operator is not implemented.
     """
     for node in nodes:
         domain = domain_of(node.domain)

@@ -1,4 +1,4 @@
-"""ONNX files, with the data of large initializers separate from the message.
+"""A reader of ONNX files that separates the data of large initializers from the protobuf message.
 
 protobuf copies every byte of a message, and returns a tensor's data as a further copy. This module
 therefore reads the `raw_data` of large initializers from the file into arrays, and passes only the
@@ -33,18 +33,18 @@ VARINT_BITS = 64
 
 
 class UnusualError(Exception):
-    """This reader cannot split the bytes: protobuf must decide whether they are a model."""
+    """The bytes have an unexpected layout; protobuf must decide whether they are a model."""
 
 
 def split_message(stream: BinaryIO, size: int) -> tuple[bytes, dict[int, Bytes]]:
     """Split a model file into a small message and the data of its large initializers.
 
-    Returns the message without that data, and the data by the number of the initializer. The data
-    is read-only, aligned, and in one block.
+    Returns the message without that data, and the data by the index of the initializer in the
+    graph. The arrays are read-only, aligned to 64 bytes, and in one block of memory.
 
     Args:
-        stream: at the start of the message.
-        size: bytes of the message.
+        stream: a stream at the start of the message.
+        size: size of the message in bytes.
 
     Raises:
         UnusualError: if the message is truncated, or has a layout that no known tool writes.

@@ -1,4 +1,7 @@
-"""ONNX models as messages, from a path, bytes or a message; large tensors are read separately."""
+"""Reading of ONNX models as protobuf messages, from a path, bytes or a message.
+
+The data of large tensors are read separately (`message`).
+"""
 
 from __future__ import annotations
 
@@ -34,13 +37,13 @@ SPLIT_BYTES = 1 << 25
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ReadModel:
-    """A model's message.
+    """An ONNX model as a protobuf message, with large tensors as separate arrays.
 
     Attributes:
         proto: the message.
-        folder: the folder of its file, which holds external data.
-        is_own: whether the message was read here and has no other owner, so that it may be changed.
-        tensors: the initializers that were taken out of the message, by name.
+        folder: the folder of the model's file, which holds external data; None without a file.
+        is_own: whether no caller holds the message, so that it may be changed.
+        tensors: the initializers whose data is not in the message, by name.
     """
 
     proto: ModelProto
@@ -53,7 +56,7 @@ ModelSource: TypeAlias = str | Path | bytes | ModelProto | ReadModel
 
 
 def read_model(model: ModelSource) -> ReadModel:
-    """Read a model's message once, for imports at several sizes.
+    """Read a model; the result can be imported several times, for different sizes.
 
     Raises:
         InvalidModelError: if the model cannot be read, or is not an ONNX model.
@@ -64,10 +67,10 @@ def read_model(model: ModelSource) -> ReadModel:
 
 
 def with_tensors(read: ReadModel) -> ReadModel:
-    """Convert the model's initializers to arrays, which graphs of several sizes share.
+    """Convert the model's initializers to arrays, which several imports share.
 
-    The initializers are removed from a message without another owner (`is_own`), so that they are
-    in memory once.
+    If the message may be changed (`is_own`), the data is removed from it, so that each initializer
+    is in memory once.
 
     Raises:
         InvalidModelError: if an initializer is malformed.
@@ -89,11 +92,12 @@ def with_tensors(read: ReadModel) -> ReadModel:
 
 
 def write_model(read: ReadModel, path: Path) -> None:
-    """Write a model as a file, including the tensors that are separate from its message. Tensors
-    too large for one message are written to a second file, `NAME.data`.
+    """Write a model to a file, including the tensors that are separate from its message.
+
+    Tensors too large for one message are written to a second file, `NAME.data`.
 
     Raises:
-        OSError: if it cannot be written.
+        OSError: if a file cannot be written.
     """
     proto = ModelProto()
     proto.CopyFrom(read.proto)

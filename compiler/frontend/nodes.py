@@ -1,4 +1,4 @@
-"""Import the nodes of ONNX graphs, branches and functions into the graph under construction."""
+"""Import of nodes from ONNX graphs, branches and functions into the graph under construction."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ from tilewright.compiler.sizes import Asking, DynamicSizeError, is_dynamic
 
 @dataclass(frozen=True, slots=True)
 class NameScope:
-    """The names defined in a graph, a branch or a function.
+    """The scope of ONNX names in a graph, a branch or a function body that is imported.
 
-    If `spelled` is true, control flow inside is unrolled if possible, because the enclosing body
-    could not be imported as a graph of its own.
+    If `spelled` is true, control flow inside must be unrolled if possible, because the enclosing
+    body could not be imported as a graph of its own.
 
     Attributes:
-        values: the graph's value for each ONNX name; None for a function's input that the call
-            leaves out. The mapping grows as nodes are imported.
+        values: by ONNX name, the name of the value in the graph under construction; None for an
+            input that a function call omits. The mapping grows as nodes are imported.
         opsets: the opset version of each domain.
         attributes: the attributes of the call, for a function's body.
         prefix: the prefix of node names.
@@ -77,11 +77,18 @@ class _Budget:
 
 
 class NodeImporter:
-    """Imports nodes by their rules, by the function bodies of their schemas, or branch by branch.
+    """Imports ONNX nodes: by a rule, by the function body of the schema, or as control flow.
 
-    `final_names` maps values to their names in the file, `node_names` maps values to the names of
-    the nodes that compute them. `waiting`, if not None, collects the nodes of the main graph that
-    depend on values of the run.
+    Attributes:
+        final_names: by value of the graph, its name in the file.
+        node_names: by value of the graph, the name of the ONNX node that computes it.
+
+    Args:
+        builder: the graph under construction.
+        folder: the folder of external data; None if the model has no folder.
+        budget: the number of nodes that may still be imported.
+        waiting: collects the nodes of the main graph whose import needs values that a run computes;
+            None makes them an error.
     """
 
     def __init__(
@@ -101,7 +108,14 @@ class NodeImporter:
     def run(
         self, graph: GraphProto | FunctionProto, wanted: Sequence[str], body: NameScope
     ) -> None:
-        """Import the nodes that the wanted names depend on, in a topological order."""
+        """Import the nodes that the values `wanted` depend on, in topological order.
+
+        `body` is the scope of the graph's names; the results are added to `body.values`.
+
+        Raises:
+            InvalidModelError: if a node is malformed, or contradicts its operands.
+            UnsupportedOperatorError: if a node cannot be imported.
+        """
         self._run(sort_nodes(graph, body.values), set(wanted), body)
 
     def _run(self, nodes: Sequence[NodeProto], used: set[str], body: NameScope) -> None:
@@ -377,9 +391,13 @@ class NodeImporter:
     def inline(
         self, graph: GraphProto, operands: Sequence[str], prefix: str, body: NameScope
     ) -> list[str]:
-        """Import a subgraph into the graph under construction, with `operands` as its inputs.
+        """Import a subgraph into the graph under construction; returns the values of its outputs.
 
-        Returns the values of its outputs.
+        Args:
+            graph: the subgraph.
+            operands: the values of its inputs.
+            prefix: the prefix of its nodes' names.
+            body: the enclosing scope.
         """
         values: dict[str, str | None] = {}
         for info, operand in zip(graph.input, operands, strict=True):

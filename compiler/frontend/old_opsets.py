@@ -1,7 +1,7 @@
-"""Operators up to opset 6, whose attribute `axis` states which dimensions of A match those of B.
-The slope of PRelu lies along the channels.
+"""Broadcasting before opset 7, in which the attribute `axis` aligns the dimensions of B with A.
 
-All other changes in opset 7 are attributes, which the rules read if they are present.
+The slope of PRelu is aligned with the channels. All other changes in opset 7 concern attributes,
+which the rules read if they are present.
 """
 
 from __future__ import annotations
@@ -19,12 +19,13 @@ _BINARY = frozenset(
 
 
 def aligned_operands(node: OnnxNode) -> Sequence[str | None]:
-    """Return the node's operands, the second one reshaped for NumPy's broadcasting.
+    """Return the node's operands, with the second one reshaped for NumPy's broadcasting.
 
-    Before: A (2, 3, 4), B (3,), axis 1. After: B (3, 1).
+    Before: A (2, 3, 4), B (3,), axis 1. After: B (3, 1). The operands are unchanged in newer opsets
+    and for operators without this attribute.
 
     Raises:
-        InvalidModelError: if B does not lie within A.
+        InvalidModelError: if B, placed at `axis`, has dimensions that A lacks.
     """
     if node.opset >= FIRST_NUMPY_BROADCASTING or node.domain:
         return node.inputs

@@ -1,7 +1,7 @@
 """Import of ONNX models as graphs.
 
-The rule of its operator imports each node. The operators infer all shapes; shapes in the file are
-not used. Values known at import are folded: constants, shape arithmetic, dead branches.
+Each node is imported by the rule of its operator. The rules infer all shapes; shapes stated in the
+file are not used. Values known at import are folded: constants, shape arithmetic, dead branches.
 """
 
 from __future__ import annotations
@@ -50,20 +50,20 @@ Made = TypeVar("Made")
 
 
 def import_model(model: ModelSource, dims: Mapping[str, SizeRange] | None = None) -> Graph:
-    """Read a model as a graph, in whose shapes only dimensions with a range are dynamic.
+    """Import a model as a graph, in which only dimensions with a range are dynamic.
 
     Args:
         model: path of a file, its bytes, the message, or the result of `read_model`. External data
             is read from the file's folder only.
-        dims: sizes of symbolic dimensions by name (`batch`); unnamed ones by input and position of
-            the dimension (`x[0]`). A dimension with a range is known at run time only. If the model
-            needs two dynamic sizes to be equal (a mask as long as past and new tokens together),
-            one dimension is expressed by the others.
+        dims: sizes or ranges of symbolic dimensions, by name (`batch`) or by input and position
+            (`x[0]`). If the model needs two dynamic sizes to be equal (a mask as long as past and
+            new tokens together), one dimension is expressed by the others.
 
     Raises:
         DynamicSizeError: if a dynamic size's range does not decide a condition of the model.
         InvalidModelError: if the model is malformed or contradicts itself.
-        UnsupportedOperatorError: if it uses an operator, or a form of one, without a rule.
+        UnsupportedOperatorError: if an operator, or its combination of attributes and operands, is
+            not supported.
         InvalidArgumentError: if `dims` has a name that is not a dynamic dimension, or an invalid
             size.
     """
@@ -73,10 +73,10 @@ def import_model(model: ModelSource, dims: Mapping[str, SizeRange] | None = None
 def importing(
     model: ModelSource, dims: Mapping[str, SizeRange] | None, made: Callable[[ModelImport], Made]
 ) -> Made:
-    """Call `made` on an import of the model, and return the result.
+    """Call `made` with a `ModelImport` of the model, and return its result.
 
-    The call is repeated with related dimensions if the model needs two dynamic sizes to be equal.
-    Raises the errors of `import_model`.
+    If the model needs two dynamic sizes to be equal, one dimension is expressed by the others, and
+    `made` is called again. The other arguments and the errors are those of `import_model`.
     """
     read = read_model(model)
     proto = inline_functions(read.proto)
@@ -127,15 +127,20 @@ class ModelImport:
     def stage(
         self, before: Continuation | None
     ) -> tuple[Graph | None, tuple[str, ...], Continuation | None]:
-        """Import the nodes up to the first sizes that data determine.
+        """Import the first segment: all nodes that do not depend on sizes determined by data.
 
-        Returns the graph, the model's names of its outputs, and the continuation. The graph returns
-        the model outputs that it computes, and then the live-ins of the continuation. It is None if
-        the continuation needs no computed value; the continuation is then `before` if the model is
-        itself a continuation.
+        Args:
+            before: the continuation that the model itself is; None for a whole model.
+
+        Returns:
+            The graph, the ONNX names of its outputs, and the continuation: the deferred nodes, or
+            None if no node is deferred. The graph returns the outputs of the model that it
+            computes, and then the live-ins of the continuation. It is None if it would have no
+            outputs.
 
         Raises:
-            UnsupportedOperatorError: if a node cannot be imported later either.
+            UnsupportedOperatorError: if a node cannot be imported even when the values that it
+                needs are known.
         """
         waiting = Waiting()
         nodes = self._nodes(waiting)

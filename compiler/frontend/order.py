@@ -1,5 +1,4 @@
-"""Definitions, order and names of ONNX nodes: each value has one definition, operands come before
-users, and no cycles exist."""
+"""Topological order, single definition of values, and unique names of ONNX nodes."""
 
 from __future__ import annotations
 
@@ -14,8 +13,7 @@ DEPTH_LIMIT = 64
 
 
 def reads(node: NodeProto, depth: int = 0) -> Iterator[str]:
-    """Yield every value that a node uses: its operands, and the outer values that its subgraphs
-    read.
+    """Yield the names of a node's operands, and of the outer values that its subgraphs read.
 
     Raises:
         InvalidModelError: if subgraphs are nested too deeply.
@@ -36,7 +34,8 @@ def reads(node: NodeProto, depth: int = 0) -> Iterator[str]:
 def sort_nodes(graph: GraphProto | FunctionProto, defined: Collection[str]) -> list[NodeProto]:
     """Return the nodes in topological order; nodes that are in such an order already keep it.
 
-    `defined` are the graph's inputs and initializers, or the inputs of a function.
+    `defined` has the names of values that exist before the first node: inputs, initializers, and
+    outer values.
 
     Raises:
         InvalidModelError: if a value is defined twice or not at all, or nodes form a cycle.
@@ -85,9 +84,9 @@ def _order(graph: GraphProto | FunctionProto, makers: dict[str, int]) -> list[in
 
 
 def needed_nodes(nodes: Sequence[NodeProto], wanted: set[str]) -> set[int]:
-    """Return the positions of the nodes that the wanted values depend on.
+    """Return the positions of the nodes that the values in `wanted` depend on.
 
-    Adds to `wanted` all values that these nodes read.
+    The names of all values that these nodes read are added to `wanted`.
     """
     found: set[int] = set()
     for position in reversed(range(len(nodes))):
@@ -100,7 +99,7 @@ def needed_nodes(nodes: Sequence[NodeProto], wanted: set[str]) -> set[int]:
 def unique_names(nodes: Sequence[NodeProto]) -> list[str]:
     """Return a unique name for each node.
 
-    A node without a name gets the name of its first output. Repeated names get a number.
+    A node without a name gets the name of its first output. A number is appended to repeated names.
     """
     seen: set[str] = set()
     names = []

@@ -1,7 +1,7 @@
-"""Operators that ONNX defines by the function body of the node's schema.
+"""Function bodies by which ONNX schemas define operators in terms of simpler ones.
 
-If an operator, or a form of it, has no rule of its own, the nodes of that body are imported
-instead.
+The nodes of the body are imported if the operator has no rule, or its rule does not support the
+node's attributes or operands.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _NUMBERS: Mapping[DType, int] = {dtype: number for number, dtype in ONNX_TYPES.i
 
 @dataclass(frozen=True, slots=True)
 class SchemaFunction:
-    """A function body, and the values of its attributes, including defaults."""
+    """The function body of a node's schema, and the values of its attributes, with defaults."""
 
     body: FunctionProto
     attributes: Mapping[str, AttributeProto]
@@ -33,7 +33,7 @@ class SchemaFunction:
 def schema_function(
     node: NodeProto, opset: int, types: Sequence[TensorType | None]
 ) -> SchemaFunction | None:
-    """Return the function body that ONNX specifies for a node; None if it specifies none.
+    """Return the function body of a node's ONNX schema; None if the schema has none.
 
     Args:
         node: the node, of the domain ai.onnx.

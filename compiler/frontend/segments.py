@@ -1,15 +1,15 @@
-"""Segments of a model whose sizes depend on data: the part to import now, and its continuation.
+"""Segmentation of models whose sizes depend on data: a segment to import now, and a continuation.
 
 Before:                                      After:
     %n = NonZero(%mask)                          segment:      %n = NonZero(%mask)
     %k = TopK(%score, Min(10, Shape(%n)))        continuation: %n of (2, n), n dynamic;
                                                                %k = TopK(...)
 
-A node is deferred if its import needs an extent or a value that the run computes. All nodes that do
-not depend on deferred nodes form one graph, whose run computes the operands of the deferred nodes.
-The continuation is a model of its own with these operands as inputs (live-ins). Their extents are
-then known or dynamic dimensions, and the elements of shape-determining live-ins are known. The
-continuation is imported in turn, and may be segmented again.
+A node is deferred if its import needs an extent or a value that a run computes. All nodes that do
+not depend on deferred nodes form the segment, one graph that computes the operands of the deferred
+nodes. The continuation is a model of the deferred nodes, with these operands as inputs (live-ins).
+The extents of live-ins are known or dynamic dimensions, and the elements of shape-determining
+live-ins are known. The continuation is imported in turn, and may be segmented again.
 """
 
 from __future__ import annotations
@@ -39,18 +39,18 @@ DECIDING_ELEMENTS = 64
 """Values with more elements cannot determine shapes."""
 
 NUMBERS = {dtype: number for number, dtype in ONNX_TYPES.items()}
-"""ONNX's numbers of element types."""
+"""ONNX's integer codes of element types."""
 
 
 @dataclass(slots=True)
 class Waiting:
-    """The nodes that an import defers.
+    """The nodes that an import defers, because they depend on values that a run computes.
 
     Attributes:
         nodes: the deferred nodes.
         made: the ONNX names of their outputs.
         asked: values of the graph whose elements must be known, each with the node that needs them.
-        first: the reason why the first node was deferred.
+        first: the error of the first node that was deferred.
     """
 
     nodes: list[NodeProto] = field(default_factory=list)
@@ -77,7 +77,7 @@ class Waiting:
 
 
 def unwrapped(branch: GraphProto, node: NodeProto, name: str) -> GraphProto:
-    """Convert the branch of an If to nodes of the graph that contains the If.
+    """Return a graph with the nodes of an If's branch, in place of the If node.
 
     `name` is the name of the If. Values of the branch are renamed to `name/...`; the outputs of
     the If keep their names.
@@ -118,14 +118,14 @@ def _renamed(node: NodeProto, names: Mapping[str, str], prefix: str = "") -> Nod
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Continuation:
-    """The rest of a segmented model: the nodes behind a cut, and the values that they read.
+    """The rest of a segmented model: the nodes behind a segment boundary, and their live-ins.
 
-    The first `spelled` nodes compute numbers from the extents of the live-ins, and sequences from
-    live-ins.
+    The first `spelled` nodes are not in the original model. They compute integers from the extents
+    of live-ins, and build sequences from live-ins.
 
     Attributes:
-        source: the model of these nodes, without inputs for the values that they read.
-        reads: the values that they read (live-ins).
+        source: the model of these nodes, without inputs for the live-ins.
+        reads: the live-ins: the values that the nodes read.
         reason: why the model was segmented.
     """
 
@@ -135,9 +135,10 @@ class Continuation:
     spelled: int = 0
 
     def at(self, facts: SegmentGuard, arrays: Mapping[str, np.ndarray]) -> ReadModel:
-        """Build a model of the continuation for these facts.
+        """Return an ONNX model of the continuation, with sizes as stated by a guard.
 
-        `arrays` holds the shape-determining values by name.
+        `arrays` has the shape-determining live-ins by name. Those that the guard fixes become
+        initializers.
         """
         sizes = dict(facts.sizes)
         names = {dimension.name for dimension in facts.open}
@@ -204,8 +205,9 @@ def _spelled(
 
 
 def input_crossings(graph: GraphProto, ports: ModelPorts) -> tuple[Crossing, ...]:
-    """Return the inputs of a model as live-ins of its first segment, with the dimensions of
-    `ports`.
+    """Return the inputs of a model as live-ins of its first segment.
+
+    `ports` has their dimensions.
 
     Raises:
         UnsupportedOperatorError: if an element type is not supported.
@@ -236,12 +238,12 @@ def rest_of(
         read: the model.
         waiting: the deferred nodes.
         builder: the graph of the imported nodes.
-        values: the graph's value for each ONNX name; elements of sequences get names here.
+        values: the graph's value for each ONNX name. Names for the elements of sequences are added.
         before: the continuation that the model itself is, if any.
 
     Raises:
-        UnsupportedOperatorError: the reason why the first node was deferred, if a value consists of
-            text, or if deferring does not help.
+        UnsupportedOperatorError: if a deferred node is not supported in any case; `waiting.first`,
+            if a live-in is text that the run computes, or if deferring makes no progress.
     """
     first = waiting.first
     assert first is not None

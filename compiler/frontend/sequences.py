@@ -1,8 +1,7 @@
-"""Sequences of tensors: lists of values of the graph, known at import.
+"""ONNX sequences of tensors, as lists of graph values at import.
 
-No value of the graph is a sequence. This module evaluates the operators that make and take
-sequences, until their results are tensors again. The length of each sequence must be known at
-import.
+No value of the graph is a sequence. The import evaluates operators that create, change and read
+sequences. The length of each sequence must be known at import.
 """
 
 from __future__ import annotations
@@ -18,7 +17,11 @@ from tilewright.compiler.ops.shapes import show
 
 
 def sequence_operand(node: OnnxNode, position: int) -> tuple[str, ...]:
-    """Return the values in a sequence operand; raises InvalidModelError for any other operand."""
+    """Return the values in a sequence operand of a node.
+
+    Raises:
+        InvalidModelError: if the operand at `position` is not a sequence.
+    """
     found = node.builder.sequences.get(node.input(position))
     if found is None:
         raise node.invalid(f"input {position} is not a sequence")
@@ -146,7 +149,7 @@ SEQUENCES: Mapping[str, Callable[[OnnxNode], str]] = {
 
 
 def on_sequences(node: OnnxNode) -> Callable[[OnnxNode], str] | None:
-    """Return the function that imports a node on sequences; None if the node has tensors only.
+    """Return the function that imports a node with sequences; None if all operands are tensors.
 
     Raises:
         UnsupportedOperatorError: if an unsupported operator takes a sequence.

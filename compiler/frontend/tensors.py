@@ -1,4 +1,4 @@
-"""Tensors of ONNX files as arrays, external data included."""
+"""Conversion of ONNX tensors to NumPy arrays, including external data."""
 
 from __future__ import annotations
 
@@ -24,7 +24,11 @@ NIBBLES = {TensorProto.UINT4: DType.UINT8, TensorProto.INT4: DType.INT8}
 
 
 def element_type(number: int, what: str) -> DType:
-    """Convert ONNX's number of an element type; raises InvalidModelError if it is not supported."""
+    """Convert ONNX's integer code of an element type to a `DType`.
+
+    Raises:
+        InvalidModelError: if the type is not supported; the message begins with `what`.
+    """
     dtype = ONNX_TYPES.get(number)
     if dtype is None:
         raise InvalidModelError(f"{what}: element type {onnx_type_name(number)} is not supported")
@@ -34,16 +38,18 @@ def element_type(number: int, what: str) -> DType:
 def read_tensor(
     tensor: TensorProto, folder: Path | None, what: str, apart: Bytes | None = None
 ) -> OnnxTensor:
-    """Read a tensor's elements; bfloat16 as raw bits.
+    """Convert a tensor to an array: bfloat16 as raw bits, text as positions in a table of labels.
+
+    `apart` is the tensor's raw data, if it was read separately from the message.
 
     Args:
         tensor: the message.
         folder: the folder of external data; None if the model has no folder.
         what: the tensor's name in messages.
-        apart: its raw data, if that was taken out of the message.
 
     Raises:
-        InvalidModelError: if the tensor is malformed, its data too short, or outside the folder.
+        InvalidModelError: if the tensor is malformed, or its data has another size or is outside
+            the folder.
     """
     if tensor.data_type == TensorProto.STRING:
         return _texts(tensor, what)

@@ -1,8 +1,8 @@
-"""Text in models: operators that move elements handle texts as positions in a table of labels.
+"""Import of string tensors as int64 positions in a table of strings (`Labels`).
 
-All texts of a node use one table of labels. If operands use different tables, their positions are
-mapped to a common one. The table of an input holds all texts of the model, and one entry for any
-other text: no node can distinguish those.
+All strings of a node use one table. If operands use different tables, their positions are mapped to
+a common table. The table of an input holds all strings in the model, and one entry for any other
+string, since no node can distinguish two strings that are not in the model.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ characters."""
 
 
 def input_labels(model: ModelProto) -> Labels:
-    """Return the labels for text inputs: all texts of the model, and one for any other text."""
+    """Return the labels for string inputs: all strings in the model, and `OTHER` for any other."""
     found: dict[str, None] = {}
 
     def collect(graph: GraphProto) -> None:
@@ -67,12 +67,13 @@ def _decoded(items: Sequence[bytes]) -> list[str]:
 
 
 def with_one_table(node: OnnxNode) -> tuple[OnnxNode, Labels | None]:
-    """Convert the text operands of a node to one common table of labels.
+    """Convert the string operands of a node to positions in one common table of labels.
 
-    Returns the converted node, and the table if the node's results are texts, else None.
+    Returns the node with the converted operands, and the table if the node's results are strings,
+    else None.
 
     Raises:
-        UnsupportedOperatorError: if the operator does not support text.
+        UnsupportedOperatorError: if the operator does not support strings.
     """
     builder = node.builder
     found = {v: builder.labels[v] for v in node.inputs if v is not None and v in builder.labels}

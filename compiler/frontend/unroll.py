@@ -1,8 +1,8 @@
-"""Scan and Loop: unrolled if that is short, else imported as loops at run time.
+"""Import of Scan and Loop: short loops are unrolled, others become loops at run time.
 
-Unrolling imports the body once per step. Steps fuse with each other and with surrounding nodes, and
-equal steps share their kernels. A loop at run time costs the same to compile for any length, and
-may end on a condition at run time; but shapes must be the same in every step.
+Unrolling imports the body once per step. The steps can be fused with one another and with
+surrounding nodes, and equal steps share their kernels. A loop at run time costs the same to compile
+for any length, and may end on a condition at run time; but shapes must be the same in every step.
 """
 
 from __future__ import annotations
@@ -34,16 +34,19 @@ time, for states of 32 to 512 elements)."""
 
 @dataclass(frozen=True, slots=True)
 class LoopBody:
-    """The body of a Loop or Scan, and the two ways to import it.
+    """The body of a Loop or Scan, with functions for the two ways to import it.
 
-    If `spelled` is true, an enclosing body could not be imported as a graph of its own.
+    If `spelled` is true, an enclosing body is unrolled because it could not be imported as a graph
+    of its own.
 
     Attributes:
         inputs, outputs: the number of its inputs and of its outputs.
         weight: its number of nodes; nodes of nested loops count several times.
-        step: imports one unrolled step, for the step's number and inputs. The flag says that the
-            import as a loop failed, so that nested loops are unrolled too.
-        enclosed: imports the body into an enclosure, for values of that enclosure.
+        step: imports one unrolled step, and returns the values of the body's outputs. Its arguments
+            are the index of the step, the values of the body's inputs, and whether nested loops
+            must be unrolled too, because the import as a loop failed.
+        enclosed: imports the body into an `Enclosure`, as a graph of its own. Its arguments are the
+            enclosure and the values of the body's inputs.
     """
 
     inputs: int
@@ -67,7 +70,8 @@ def imported_scan(node: OnnxNode, body: LoopBody) -> list[str]:
 
     Raises:
         InvalidModelError: if the operands contradict each other.
-        UnsupportedOperatorError: if the shapes differ between steps and the steps are too many.
+        UnsupportedOperatorError: if shapes differ between steps, and there are more than
+            `STEP_LIMIT` steps.
     """
     if node.opset < 9:
         return _batched_scan(node, body)
@@ -178,8 +182,9 @@ def imported_loop(node: OnnxNode, body: LoopBody) -> list[str]:
 
     Raises:
         InvalidModelError: if the operands contradict each other.
-        UnsupportedOperatorError: if the shapes differ between steps, and the steps are too many or
-            their number is known only at run time; or if the size of the results is unbounded.
+        UnsupportedOperatorError: if shapes differ between steps, and there are more than
+            `STEP_LIMIT` steps or their number is known only at run time; or if the size of the
+            results is unbounded.
     """
     states = [node.input(i) for i in range(2, len(node.inputs))]
     if len(states) != body.inputs - 2 or body.outputs < 1 + len(states):

@@ -136,7 +136,7 @@ class CoreModel:
 class DotInstruction:
     """A dot-product instruction, such as VNNI's or SDOT: `accumulator + sum(left[i] * right[i])`.
 
-    The sum is over a group of adjacent elements that fill 32 bits: 4 elements of 8 bits, or 2 of 16
+    Each group consists of adjacent elements that fill 32 bits: 4 elements of 8 bits, or 2 of 16
     bits. There is one accumulator per group.
 
     Attributes:
