@@ -34,13 +34,13 @@ _FAMILIES: Sequence[tuple[str, frozenset[DType]]] = (
 
 CONTROL_FLOW = {
     "If": "branches need equal shapes unless the condition is a constant",
-    "Loop": "steps whose shapes differ are up to 4096, their number known at import; what steps "
-    "collect needs a trip count, or a bound of a counter in the condition, known at import",
-    "Scan": "steps whose shapes differ are up to 4096",
+    "Loop": "if shapes differ between steps: at most 4096 steps, their number known at import; "
+    "collected outputs: a trip count or counter limit known at import",
+    "Scan": "if shapes differ between steps: at most 4096 steps",
 }
 """Operators with subgraphs. The import unrolls them, or imports them as nodes with bodies."""
 
-SEQUENCE_LIMIT = "sequences whose length is known at import, and no input of the model"
+SEQUENCE_LIMIT = "the length of the sequence is known at import; not an input of the model"
 """The limit stated for each operator on sequences."""
 
 
@@ -114,22 +114,28 @@ def page() -> str:
     lines = [
         "# Operators",
         "",
-        f"{len(entries)} ONNX operators compile. This page is the output of "
-        "`tilewright show operators`;",
-        "[operators-howto.md](operators-howto.md) says how one is added.",
+        "For people who want to know whether a model compiles. At the end you know which ONNX",
+        "operators compile, in which forms, and which rules decide where specification and",
+        f"runtimes differ. {len(entries)} operators compile; [add another](operators-howto.md).",
+        "`tilewright show operators` prints this page.",
         "",
-        "Operands that decide shapes have to be known at import: axes, shapes, pads, sizes, and",
-        "depths; `onnx_backend` compiles again when they change. Types are the first operand's.",
-        "`function` marks operators that are imported as the body that their schema gives.",
+        "- `opsets` are the supported versions, `types` the element types of the first operand.",
+        "- `how`: `rule` is code in the compiler, `function` the function body in ONNX's schema.",
+        "- Operands that decide shapes must be known at import: axes, shapes, pads, sizes, depths.",
+        "  `onnx_backend` compiles again when they change.",
+        "- Text is supported in operators that move elements, in `Equal`, `Shape` and `Size`, and",
+        "  in the label operators of ai.onnx.ml. Texts of an input that do not occur in the model",
+        "  are not distinguished, so an output cannot contain them.",
         "",
-        "Of ai.onnx.ml, inputs are numbers; labels that are text, and the dictionaries of ZipMap,",
-        "are what an executable gives for them. Where the specification says nothing, results are",
-        "those of ONNX Runtime. Where the two differ, the specification counts: a missing value",
-        "goes to the branch that its node tracks in every mode, the label of trees is the class of",
-        "the larger score, and of equal keys the last one counts.",
+        "Results follow the specification. Where it says nothing, they follow ONNX Runtime. In",
+        "three cases ONNX Runtime differs from the specification, and results do not follow it:",
         "",
-        "Where every runtime differs from the specification, the runtimes count: `Resize` with",
-        "`align_corners` divides by the extent of the result, and looks for ties in float32.",
+        "- trees: a missing value goes to the branch that its node tracks, in every mode;",
+        "- trees: the label is the class of the larger score;",
+        "- equal keys: the last one counts.",
+        "",
+        "Where all runtimes differ from the specification, results follow the runtimes: `Resize`",
+        "with `align_corners` divides by the extent of the result, and finds ties in float32.",
         "",
         "| operator | opsets | types | how | limits |",
         "| --- | --- | --- | --- | --- |",

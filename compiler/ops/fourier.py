@@ -254,7 +254,7 @@ def _onnx_mel_weight_matrix(node: OnnxNode) -> str:
 
 
 RULES = (
-    OnnxRule("DFT", _onnx_dft, limits="work grows with the square of a length that is a prime"),
-    OnnxRule("STFT", _onnx_stft, limits="work grows with the square of a frame that is a prime"),
+    OnnxRule("DFT", _onnx_dft, limits="the work for a prime length grows with its square"),
+    OnnxRule("STFT", _onnx_stft, limits="the work for a prime frame length grows with its square"),
     OnnxRule("MelWeightMatrix", _onnx_mel_weight_matrix),
 )

@@ -30,7 +30,7 @@ from tilewright.compiler.ops.registry import (
 )
 from tilewright.compiler.ops.shapes import operand_count
 
-OUTPUT_ONLY = "few operators take the result without a cut, which artifacts cannot have"
+OUTPUT_ONLY = "in an artifact, few operators can read the result"
 """The limit stated for rules that emit `trim`."""
 
 

@@ -221,7 +221,7 @@ RULES = (
     OnnxRule(
         "DequantizeLinear",
         _onnx_dequantize,
-        limits="from integers of 8, 16 and 32 bits; of 4 bits, constants",
+        limits="from integers of 8, 16 and 32 bits; 4-bit operands must be constants",
     ),
     OnnxRule("MatMulInteger", _onnx_matmul_integer),
     OnnxRule("QLinearMatMul", _onnx_qlinear_matmul),

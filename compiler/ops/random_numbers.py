@@ -190,7 +190,7 @@ def _multinomial(node: OnnxNode) -> str:
 
 
 def _rule(op_type: str, emit: Callable[..., str], **given: bool) -> OnnxRule:
-    limits = "of a seed each run draws the same numbers"
+    limits = "with a seed, every run gives the same numbers"
     return OnnxRule(op_type, partial(emit, **given), limits=limits)
 
 

@@ -221,12 +221,12 @@ RULES = (
         "LabelEncoder",
         _onnx_label_encoder,
         DOMAIN,
-        limits="work grows with the number of keys",
+        limits="the work grows with the number of keys",
     ),
     OnnxRule(
         "OneHotEncoder",
         _onnx_one_hot_encoder,
         DOMAIN,
-        limits="an unknown category is a row of zeros whatever 'zeros' says",
+        limits="an unknown category gives zeros, whatever 'zeros' is",
     ),
 )
