@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
+
 from tilewright.compiler.process import bounded
+from tilewright.compiler.process.bounded import BoundedChild, NoAnswer, Stop
+from tilewright.compiler.process.child import ChildProcess
 
 LOADED_SECONDS = 0.8
 """Processor time after which a child has loaded the compiler and works on its question."""
@@ -22,6 +27,25 @@ def works(child: int) -> bool:
     fields = _text(f"/proc/{child}/stat").rpartition(")")[2].split()
     ticks = sum(map(int, fields[11:13]))
     return ticks >= LOADED_SECONDS * os.sysconf("SC_CLK_TCK")
+
+
+def halt_first(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
+    """Halt the first child that begins to work within this limit, in seconds.
+
+    It then exceeds the limit without processor time.
+    """
+    halted: list[int] = []
+    wait = BoundedChild._wait
+
+    def halting(
+        self: BoundedChild, child: ChildProcess, left: float, stop: Stop | None
+    ) -> NoAnswer | None:
+        if left == seconds and not halted:
+            halted.append(child.pid)
+            os.kill(child.pid, signal.SIGSTOP)
+        return wait(self, child, left, stop)
+
+    monkeypatch.setattr(BoundedChild, "_wait", halting)
 
 
 def _children() -> Iterator[int]:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from onnx import NodeProto, TensorProto, helper, numpy_helper
 
-from tests.unit.service.child_processes import bounded_children, works
+from tests.unit.service.child_processes import bounded_children, halt_first, works
 from tests.unit.service.tuners import loop, model_bytes, queue_job, running
 from tests.unit.service.workers import until
 from tilewright.compiler.errors import CompilerError, InvalidModelError, OutOfMemoryError
@@ -173,9 +173,10 @@ def limited(
 
 
 def test_an_endless_model_holds_up_no_other_job(
-    storage: Storage, limited: Callable[[float], TunerProcess]
+    storage: Storage, limited: Callable[[float], TunerProcess], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One, as many as this tuner works on at a time, before a tiny one."""
+    halt_first(monkeypatch, SECONDS)
     crafted = _job(storage, endless())
     tiny = _job(storage, model_bytes())
     others = bounded_children()

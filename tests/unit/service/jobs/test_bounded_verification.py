@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from onnx import TensorProto, helper
 
-from tests.unit.service.child_processes import bounded_children, works
+from tests.unit.service.child_processes import bounded_children, halt_first, works
 from tests.unit.service.tuners import loop, model_bytes, queue_job, running
 from tests.unit.service.workers import until
 from tilewright.compiler.mode import Mode
@@ -72,13 +72,16 @@ def endless() -> bytes:
 
 
 def large() -> bytes:
-    """Its reference holds 1 GiB, and its program as much."""
-    sides = [1 << 14, 1 << 13]
+    """Its reference holds 1 GiB, and its program as much. Its inputs are small."""
+    rows, columns = 1 << 14, 1 << 14
     graph = helper.make_graph(
-        [helper.make_node("Relu", ["x"], ["y"])],
+        [helper.make_node("Add", ["x", "z"], ["y"])],
         "large",
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, sides)],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, sides)],
+        [
+            helper.make_tensor_value_info("x", TensorProto.FLOAT, [rows, 1]),
+            helper.make_tensor_value_info("z", TensorProto.FLOAT, [1, columns]),
+        ],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [rows, columns])],
     )
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)])
     data: bytes = model.SerializeToString()
@@ -158,9 +161,10 @@ def limited(
 
 
 def test_an_endless_loop_holds_up_no_other_job(
-    storage: Storage, limited: Callable[[float], TunerProcess]
+    storage: Storage, limited: Callable[[float], TunerProcess], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One, as many as this tuner works on at a time, before a tiny one."""
+    halt_first(monkeypatch, 2.0)
     crafted = _job(storage, endless())
     tiny = _job(storage, model_bytes())
     others = bounded_children()
