@@ -1,4 +1,4 @@
-"""An application over a fresh database, and tokens for it."""
+"""An application over a fresh database, tokens for it, and a builder for all tests."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -27,13 +27,15 @@ from tilewright.db.stores.tokens import Scope
 from tilewright.service.api.app import create_app
 from tilewright.service.api.server import server_config
 from tilewright.service.embedded import owner_token
+from tilewright.service.jobs.evidence import bounded_verification
 from tilewright.service.jobs.pipeline import job_run
-from tilewright.service.jobs.process import tuner_process
+from tilewright.service.jobs.process import builders, tuner_process
 from tilewright.service.jobs.process.tuner_process import TunerProcess
 from tilewright.service.settings import Settings
 from tilewright.service.storage import open_storage
 from tilewright.service.worker import process as worker_process
 from tilewright.service.worker.options import WorkerOptions
+from tilewright.tuner.measure.builder import BuildFuture, CachingBuilder, ProcessBuilder
 from tilewright.tuner.measure.harness.binary import build, host_compiler
 
 
@@ -203,6 +205,35 @@ def tuner(settings: Settings, storage: Storage, monkeypatch: pytest.MonkeyPatch)
     for limits in ("planning_limits", "verification_limits"):
         monkeypatch.setattr(tuner_process, limits, lambda settings: None)
     return process
+
+
+@pytest.fixture(scope="session")
+def builder() -> Iterator[ProcessBuilder]:
+    """A builder with one process, as a tuner keeps one between its jobs."""
+    made = ProcessBuilder(1)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def few_children(builder: ProcessBuilder, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Commands build in the process of `builder` and verify in this one: starting others takes
+    seconds."""
+
+    class Shared(CachingBuilder):
+        def start(self) -> None:
+            """Its process runs."""
+
+        def begin(
+            self, text: str, schedule: Mapping[str, Any], mode: Mapping[str, Any]
+        ) -> BuildFuture:
+            return builder.begin(text, schedule, mode)
+
+        def close(self) -> None:
+            """Its process is kept."""
+
+    monkeypatch.setattr(builders, "open_builder", lambda settings, timings=None: Shared(timings))
+    monkeypatch.setattr(bounded_verification, "verification_limits", lambda settings: None)
 
 
 @pytest.fixture(scope="session")

@@ -167,6 +167,7 @@ def test_every_command_compiles_in_the_precision_asked_for(
         assert 0 < error < 2 * step
 
 
+@pytest.mark.usefixtures("few_children")
 def test_a_model_is_tuned_in_a_precision(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -196,6 +197,7 @@ def test_an_artifact_runs_like_its_model(
         np.testing.assert_allclose(found["y"], expected())
 
 
+@pytest.mark.usefixtures("few_children")
 def test_a_late_command_does_what_its_artifact_needs(
     model: Path,
     tmp_path: Path,
@@ -246,6 +248,7 @@ def test_tune_fills_the_database_and_a_second_run_spends_nothing(
     assert "1 of 1 workloads known" in compiled and "not raced" not in compiled
 
 
+@pytest.mark.usefixtures("few_children")
 def test_a_run_is_listed_and_repeated(
     model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

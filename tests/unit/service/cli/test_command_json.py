@@ -27,6 +27,7 @@ def told(capsys: pytest.CaptureFixture[str]) -> Any:
     return tell
 
 
+@pytest.mark.usefixtures("few_children")
 def test_a_run_is_tuned_listed_and_repeated(
     model: Path, tmp_path: Path, told: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -90,6 +90,7 @@ def test_the_log_of_libraries_is_part_of_it(capsys: pytest.CaptureFixture[str]) 
     assert capsys.readouterr().err == ""
 
 
+@pytest.mark.usefixtures("few_children")
 def test_a_quiet_tuning_prints_its_result_alone(
     model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -200,6 +200,7 @@ def test_samples_of_many_sizes_have_the_most_frequent() -> None:
     assert [each["x"].shape[1] for each in given.of_each_size()] == list(range(1, 9))
 
 
+@pytest.mark.usefixtures("few_children")
 def test_commands_take_samples(
     model: Path,
     samples: Path,

@@ -126,6 +126,7 @@ def _refusals(found: Planned) -> list[str]:
     return [str(n.attr("message")) for body in bodies for n in body.nodes if n.op == "refuse"]
 
 
+@pytest.mark.usefixtures("few_children")
 def test_commands_name_the_input_to_give(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -196,6 +196,7 @@ def model(tmp_path: Path, settings: Settings) -> Path:
     return path
 
 
+@pytest.mark.usefixtures("few_children")
 def test_the_commands_options_reach_the_loop(
     model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -217,6 +218,7 @@ def test_the_commands_options_reach_the_loop(
     assert "that is all" in capsys.readouterr().err
 
 
+@pytest.mark.usefixtures("few_children")
 def test_a_run_is_repeated_from_the_database(
     model: Path,
     settings: Settings,

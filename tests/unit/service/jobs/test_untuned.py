@@ -44,6 +44,7 @@ def loop(trials: int, ended: Ended) -> Callable[..., Finished]:
     return tune
 
 
+@pytest.mark.usefixtures("few_children")
 def test_an_artifact_of_defaults_is_a_success_with_a_sentence(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -58,6 +59,7 @@ def test_an_artifact_of_defaults_is_a_success_with_a_sentence(
     assert "nothing was tuned: no trial fitted into 2 s" in capsys.readouterr().out
 
 
+@pytest.mark.usefixtures("few_children")
 @pytest.mark.parametrize("delivered", [True, False])
 def test_trials_that_all_failed_are_a_failure_without_an_artifact(
     delivered: bool,
