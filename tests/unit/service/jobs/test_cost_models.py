@@ -52,7 +52,7 @@ from tilewright.tuner.protocol.measurement import (
 )
 from tilewright.tuner.tasks import make_task
 
-TRIALS = 24
+TRIALS = 12
 TASKS = 16
 
 
