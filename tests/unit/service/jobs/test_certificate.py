@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -402,20 +402,26 @@ def planned() -> Planned:
     return plan_model(ModelRequest(qdq_model()))
 
 
-def watched(planned: Planned) -> Observation:
+@dataclass(frozen=True)
+class Watched:
+    """A program that runs here, and the random inputs that it gets."""
+
+    seen: Observation
+    inputs: Mapping[str, np.ndarray]
+
+
+def watched(planned: Planned) -> Watched:
     compiled = build_program(planned.plan, None, Mode(planned.target))
-    return Observation(planned.plan, of_compiled(compiled), HERE, 1, INPUT_SEED)
+    seen = Observation(planned.plan, of_compiled(compiled), HERE, 1, INPUT_SEED)
+    return Watched(seen, draw_inputs(compiled.program.inputs, INPUT_SEED))
 
 
-def certified(planned: Planned, seen: Observation) -> Any:
-    program = build_program(planned.plan, None, Mode(planned.target)).program
-    inputs = draw_inputs(program.inputs, INPUT_SEED)
-    return certify(planned.graph, inputs, seen, {"y": "y"})
+def certified(planned: Planned, program: Watched) -> Any:
+    return certify(planned.graph, program.inputs, program.seen, {"y": "y"})
 
 
 def test_a_quantised_program_is_right_at_every_value_that_it_writes(planned: Planned) -> None:
-    seen = watched(planned)
-    found = certified(planned, seen)
+    found = certified(planned, watched(planned))
     assert found.compared >= 4 and found.compared >= 0.6 * found.written
     assert found.excused <= 10
 
@@ -427,7 +433,7 @@ def test_a_wrong_number_in_a_kernel_is_found_at_its_value(planned: Planned) -> N
     only such ties, which the certificate excuses and counts. One constant may be of this kind.
     """
     steps, unchanged = planned.plan.steps, watched(planned)
-    right, excused = unchanged.output("y"), certified(planned, unchanged).excused
+    right, excused = unchanged.seen.output("y"), certified(planned, unchanged).excused
     named: list[bool] = []
     ties = 0
     for number, step in enumerate(steps):
@@ -439,11 +445,11 @@ def test_a_wrong_number_in_a_kernel_is_found_at_its_value(planned: Planned) -> N
             changed = graph.replace(constants={**graph.constants, name: new.astype(old.dtype)})
             other = replace(step, workload=replace(step.workload, graph=changed))
             plan = replace(planned.plan, steps=(*steps[:number], other, *steps[number + 1 :]))
-            seen = watched(replace(planned, plan=plan))
-            if np.array_equal(seen.output("y"), right):
+            changed_one = watched(replace(planned, plan=plan))
+            if np.array_equal(changed_one.seen.output("y"), right):
                 continue  # 1 % of a small number rounds to the same integer
             try:
-                ties += certified(planned, seen).excused > excused
+                ties += certified(planned, changed_one).excused > excused
             except WrongProgramError as error:
                 named.append(error.value == step.output)
                 continue
@@ -453,7 +459,7 @@ def test_a_wrong_number_in_a_kernel_is_found_at_its_value(planned: Planned) -> N
 
 
 def test_values_come_in_groups_and_large_ones_in_segments(planned: Planned) -> None:
-    whole = watched(planned)
+    whole = watched(planned).seen
     fetched: list[int] = []
 
     class Counting(LocalDevice):
