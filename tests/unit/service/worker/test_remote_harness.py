@@ -348,7 +348,7 @@ def test_a_device_that_is_lost_gives_its_work_back_and_is_found_again(
     worker: subprocess.Popen[bytes], device: LeasedDevice, storage: Storage, tmp_path: Path
 ) -> None:
     code = library_of(KERNELS, tmp_path)
-    submit(device, host_target(), code, ("hangs",), Phase.SCREEN, limit_seconds=20.0)
+    submit(device, host_target(), code, ("hangs",), Phase.SCREEN, limit_seconds=8.0)
     device.runner.poll(0.0)  # which queues it
     until(lambda: bool(storage.leases.in_hand()))
     time.sleep(1.0)
