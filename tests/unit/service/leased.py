@@ -14,6 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from tests.unit.service.workers import Running
 from tilewright.compiler import driver
 from tilewright.compiler.codegen.link import link_shared
 from tilewright.compiler.codegen.object import emit_object
@@ -23,6 +24,7 @@ from tilewright.db.storage import Storage
 from tilewright.db.stores.leases import RequestState
 from tilewright.service.jobs.device.device import DeviceError, Loadable
 from tilewright.service.jobs.process.interrupts import Interrupted, JobCancelled
+from tilewright.service.worker.options import WorkerOptions
 from tilewright.tuner.measure.statistics import Comparison
 from tilewright.tuner.protocol.run_results import Race, RunResult, RunStatus
 
@@ -80,6 +82,17 @@ def worker_process(
                 process.kill()
                 # shown where a test fails
                 sys.stderr.write((spool / "log").read_text(errors="replace"))
+
+
+@contextmanager
+def worker_thread(url: str, token: str, spool: Path, **options: Any) -> Iterator[None]:
+    """A worker in a thread, with the real harness: its process takes half a second to start."""
+    running = Running(WorkerOptions(url, token, "board", spool, **options))
+    try:
+        yield
+    finally:
+        running.end()
+        sys.stderr.write("\n".join(running.log))  # shown where a test fails
 
 
 def claim_one(storage: Storage, worker: str) -> list[Any]:

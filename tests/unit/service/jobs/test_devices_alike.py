@@ -6,13 +6,12 @@ import math
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
 from tests.small_program import compile_program
-from tests.unit.service.leased import loadable, worker_process
+from tests.unit.service.leased import loadable, worker_thread
 from tilewright.compiler.targets.detection import this_device
 from tilewright.compiler.targets.host import host_target, resolve_target
 from tilewright.db.storage import Storage
@@ -33,15 +32,16 @@ def model() -> Loadable:
 
 @pytest.fixture(params=["local", "leased"])
 def device(
-    request: pytest.FixtureRequest, storage: Storage, server: Any, owner: str, tmp_path: Path
+    request: pytest.FixtureRequest, storage: Storage, owner: str, tmp_path: Path
 ) -> Iterator[Device]:
     if request.param == "local":
         with LocalDevice() as local:
             yield local
         return
+    server = request.getfixturevalue("server")
     job = storage.jobs.create(storage.models.add(b"model", "m").digest, "host", "host-key").id
     with (
-        worker_process(server.url, owner, tmp_path / "spool"),
+        worker_thread(server.url, owner, tmp_path / "spool"),
         LeasedDevice(storage, job, host_target(), CancelToken(), CancelToken()) as leased,
     ):
         leased.speeds(host_target())  # waits for the worker

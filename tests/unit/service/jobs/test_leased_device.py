@@ -1,4 +1,4 @@
-"""Runs on a device that a worker stands for: a real worker process behind the real application."""
+"""Runs on a device that a worker stands for: a real worker behind the real application."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 import sqlalchemy as sa
 
 from tests.small_program import compile_program
-from tests.unit.service.leased import Call, broken, loadable, states, worker_process
+from tests.unit.service.leased import Call, broken, loadable, states, worker_process, worker_thread
 from tests.unit.service.workers import until
 from tilewright.compiler.targets.device import find_device
 from tilewright.compiler.targets.host import host_target
@@ -63,7 +63,7 @@ def device(storage: Storage, job: str) -> Iterator[LeasedDevice]:
 
 @pytest.fixture
 def worker(server: Any, owner: str, tmp_path: Path) -> Iterator[None]:
-    with worker_process(server.url, owner, tmp_path / "spool", "--name", "board"):
+    with worker_thread(server.url, owner, tmp_path / "spool"):
         yield
 
 
@@ -139,7 +139,7 @@ def test_a_cache_that_is_too_small_refuses_and_fetches_nothing(
     tmp_path: Path,
     requested: Counter[str],
 ) -> None:
-    with worker_process(server.url, owner, tmp_path / "spool", "--cache-mib", "1"):
+    with worker_thread(server.url, owner, tmp_path / "spool", cache_bytes=1 << 20):
         large = {"y": np.zeros(1 << 18, np.float32)}
         sentence = r"needs \d+ bytes of blobs, the cache of this worker holds 1048576"
         with pytest.raises(DeviceError, match=sentence):

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from tests.small_program import compile_program
-from tests.unit.service.leased import Call, answer, claim_one, loadable, states, worker_process
+from tests.unit.service.leased import Call, answer, claim_one, loadable, states, worker_thread
 from tests.unit.service.workers import until
 from tilewright.compiler.targets.device import find_device
 from tilewright.compiler.targets.host import host_target
@@ -238,7 +238,7 @@ def test_another_worker_takes_over_when_the_first_is_lost(
     call = Call(lambda: device.profile(model, 1, 1))
     until(lambda: states(storage, job) == [RequestState.QUEUED])
     storage.workers.leave(gone.id)
-    with worker_process(server.url, owner, tmp_path / "spool", "--name", "board"):
+    with worker_thread(server.url, owner, tmp_path / "spool"):
         assert call.result().size
     assert states(storage, job) == [RequestState.CANCELLED, RequestState.DONE]
     assert device.name == "board"
