@@ -6,7 +6,8 @@ Every message is one sentence that names the fault, so that it can be shown unch
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import difflib
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
 
@@ -82,6 +83,22 @@ class ScheduleError(CompilerError):
 
 class ArtifactError(CompilerError):
     """An artifact folder is damaged, has an unknown version, or was built for another machine."""
+
+
+def suggestion(name: object, known: Iterable[str]) -> str:
+    """Return "; did you mean 'a' or 'b'?" with the known names that are similar, or ""."""
+    near = difflib.get_close_matches(str(name), list(known))
+    return "; did you mean " + " or ".join(f"'{each}'" for each in near) + "?" if near else ""
+
+
+def unknown_choice(what: str, given: object, known: Iterable[str]) -> str:
+    """Return the sentence for a word that is none of the known ones.
+
+    "attribute 'mode' is 'liner', expected nearest, linear or cubic; did you mean 'linear'?"
+    """
+    *others, last = known
+    expected = f"{', '.join(others)} or {last}" if others else last
+    return f"{what} is '{given}', expected {expected}{suggestion(given, (*others, last))}"
 
 
 @contextmanager

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Annotated, ClassVar, get_args
 
 from tilewright.compiler.dtypes import DType
-from tilewright.compiler.errors import InvalidArgumentError
+from tilewright.compiler.errors import InvalidArgumentError, unknown_choice
 from tilewright.compiler.limits import Numerics, Precision
 from tilewright.compiler.runtime.codec import JsonValue
 from tilewright.compiler.runtime.json_form import JsonForm, Via
@@ -54,7 +54,7 @@ class Mode(JsonValue):
             ("precision", self.precision, PRECISIONS),
         ):
             if value not in known:
-                raise InvalidArgumentError(f"{name} is '{value}', known are {', '.join(known)}")
+                raise InvalidArgumentError(unknown_choice(name, value, known))
         check_threads(self.threads)
 
     @property

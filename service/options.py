@@ -19,6 +19,7 @@ from dataclasses import MISSING, Field, dataclass, field, fields, replace
 from functools import cache
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_type_hints
 
+from tilewright.compiler.errors import suggestion
 from tilewright.compiler.limits import LARGEST_SIZE, MAX_THREADS, Numerics, Precision
 from tilewright.compiler.runtime.codec import JsonValue
 from tilewright.compiler.runtime.json_form import (
@@ -158,7 +159,9 @@ def stated_words(stated: Mapping[str, Any]) -> list[str]:
         except MalformedError as error:
             raise OptionError(str(error)) from error
     if left:
-        raise OptionError(f"no such option: {', '.join(left)}")
+        kinds = (ModeOptions, JobOptions, QueueOptions)
+        known = [each.name for kind in kinds for each in option_fields(kind)]
+        raise OptionError(f"no such option: {', '.join(left)}{suggestion(next(iter(left)), known)}")
     return words
 
 

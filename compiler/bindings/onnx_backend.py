@@ -21,6 +21,7 @@ from tilewright.compiler.mode import Mode
 from tilewright.compiler.options import CompileOptions
 from tilewright.compiler.runtime.executable import Executable
 from tilewright.compiler.runtime.guarded import GuardedModel
+from tilewright.compiler.runtime.inputs import listed
 from tilewright.compiler.targets.host import resolve_target
 
 _MODE = ("threads", "numerics", "precision")
@@ -79,7 +80,10 @@ class TilewrightRep(BackendRep):  # type: ignore[misc]  # onnx ships no types fo
         else:
             items = [inputs] if isinstance(inputs, np.ndarray) else list(inputs)
             if len(items) != len(self._inputs):
-                raise InvalidInputError(f"{len(items)} inputs instead of {len(self._inputs)}")
+                raise InvalidInputError(
+                    f"there are {len(items)} inputs, expected {len(self._inputs)}: "
+                    f"{listed(self._inputs)}"
+                )
             named = dict(zip(self._inputs, items, strict=True))
         arrays = {name: np.asarray(array) for name, array in named.items()}
         executable = self.executable(arrays)
@@ -119,7 +123,9 @@ class TilewrightRep(BackendRep):  # type: ignore[misc]  # onnx ships no types fo
 
     def _given(self, arrays: Mapping[str, np.ndarray], name: str) -> np.ndarray:
         if name not in arrays:
-            raise InvalidInputError(f"input '{name}' is missing")
+            raise InvalidInputError(
+                f"input '{name}' is missing, the inputs are {listed(self._inputs)}"
+            )
         return arrays[name]
 
     def _compiled(
@@ -172,7 +178,7 @@ class TilewrightBackend(Backend):  # type: ignore[misc]  # as above
             CompilerError: if the device is not this machine's CPU, or the model does not compile.
         """
         if not cls.supports_device(device):
-            raise CompilerError(f"device '{device}' is not supported, only CPU")
+            raise CompilerError(f"device '{device}' is not supported, expected CPU")
         return TilewrightRep(model, kwargs)
 
     @classmethod
@@ -196,7 +202,8 @@ class TilewrightBackend(Backend):  # type: ignore[misc]  # as above
         names = [name for name in node.input if name]
         if len(arrays) != len(names):
             raise InvalidModelError(
-                f"{node.op_type} '{node.name}': {len(arrays)} arrays for {len(names)} inputs"
+                f"{node.op_type} '{node.name}' takes {len(names)} inputs, given are {len(arrays)} "
+                "arrays"
             )
         infos = [
             helper.make_tensor_value_info(

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from onnx import GraphProto, NodeProto, TensorShapeProto, ValueInfoProto
 
-from tilewright.compiler.errors import InvalidArgumentError, InvalidModelError
+from tilewright.compiler.errors import InvalidArgumentError, InvalidModelError, suggestion
 from tilewright.compiler.ops.cast import ONNX_TYPES
 from tilewright.compiler.runtime.ports import Dims, ModelPorts
 from tilewright.compiler.sizes import Dimension, parse_size, substituted
@@ -179,7 +179,9 @@ def check_dims(graph: GraphProto, dims: Mapping[str, SizeRange]) -> dict[str, Di
         if name not in known:
             names = ", ".join(f"'{n}'" for n in known)
             others = f", only: {names}" if known else ": all their sizes are fixed"
-            raise InvalidArgumentError(f"the inputs have no dynamic dimension '{name}'{others}")
+            raise InvalidArgumentError(
+                f"the inputs have no dynamic dimension '{name}'{others}{suggestion(name, known)}"
+            )
         ranged = as_hinted(name, given).dimension
         if ranged is not None:
             ranges[name] = ranged

@@ -9,6 +9,7 @@ from onnx import ModelProto, NodeProto
 from tilewright.compiler.errors import InvalidModelError
 from tilewright.compiler.frontend.order import DEPTH_LIMIT
 
+_CALL_LIMIT = 100
 NODE_LIMIT = 200_000
 """Maximum number of nodes after inlining. A few nested functions can expand to any number."""
 
@@ -40,7 +41,10 @@ def _check_expansion(model: ModelProto) -> None:
     def size(node: NodeProto, depth: int = 0) -> int:
         """Number of nodes that a node expands to, including its subgraphs."""
         if depth > DEPTH_LIMIT:
-            raise InvalidModelError(f"{node.op_type}: subgraphs are nested too deeply")
+            raise InvalidModelError(
+                f"{node.op_type} '{node.name}': subgraphs are nested in more than {DEPTH_LIMIT} "
+                "levels"
+            )
         return called(node) + sum(
             size(inner, depth + 1) for attribute in node.attribute for inner in attribute.g.node
         )
@@ -51,8 +55,10 @@ def _check_expansion(model: ModelProto) -> None:
             return 1
         if key in active:
             raise InvalidModelError(f"function '{node.op_type}' calls itself")
-        if len(active) > 100:
-            raise InvalidModelError(f"function '{node.op_type}': calls are nested too deeply")
+        if len(active) > _CALL_LIMIT:
+            raise InvalidModelError(
+                f"function '{node.op_type}': calls are nested in more than {_CALL_LIMIT} levels"
+            )
         if key not in sizes:
             active.add(key)
             sizes[key] = sum(size(inner) for inner in bodies[key])

@@ -12,7 +12,7 @@ from onnx import NodeProto
 from onnx.defs import SchemaError, get_schema
 
 from tilewright.compiler import ops
-from tilewright.compiler.errors import UnsupportedOperatorError
+from tilewright.compiler.errors import UnsupportedOperatorError, suggestion
 from tilewright.compiler.frontend.old_opsets import domain_of
 from tilewright.compiler.frontend.sequences import SEQUENCES
 
@@ -38,6 +38,12 @@ def check_known(nodes: Iterable[NodeProto], opsets: Mapping[str, int]) -> None:
             check_known(attribute.g.node, opsets)
 
 
+def not_implemented(op_type: str, domain: str) -> str:
+    """Return the reason to refuse an operator; of ONNX's own domain, it suggests similar names."""
+    known = [] if domain else [name for own, name in ops.onnx_rules() if not own]
+    return f"not implemented{suggestion(op_type, known)}"
+
+
 def _refusal(node: NodeProto, domain: str, opset: int) -> str | None:
     """The reason why no rule imports the node; None if a rule may import it."""
     if (domain, node.op_type) in ops.onnx_rules():
@@ -47,7 +53,7 @@ def _refusal(node: NodeProto, domain: str, opset: int) -> str | None:
     try:
         schema = get_schema(node.op_type, opset, domain)
     except SchemaError:
-        return "not implemented"
+        return not_implemented(node.op_type, domain)
     if domain or not (schema.has_function or schema.has_context_dependent_function):
         return "not implemented"
     return None

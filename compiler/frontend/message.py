@@ -69,7 +69,7 @@ class _Splitter:
         try:
             memory = mmap.mmap(-1, size + size * aligned_bytes(1) // LEAST_BYTES)
         except OSError as error:
-            raise MemoryError(f"{error.strerror} for {size} bytes") from error
+            raise MemoryError(f"{error.strerror} for the {size} bytes of the model file") from error
         self._block: Bytes = np.frombuffer(memory, np.uint8)
         self._used = 0
         self._places: dict[int, tuple[int, int]] = {}

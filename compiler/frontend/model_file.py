@@ -126,7 +126,9 @@ def _load(model: str | Path | bytes | ModelProto) -> ReadModel:
         size = path.stat().st_size
         if size >= FILE_LIMIT_BYTES:
             raise InvalidModelError(
-                f"'{path}': {size} bytes, an ONNX file holds less than {FILE_LIMIT_BYTES}"
+                f"'{path}' has {size} bytes, and an ONNX file less than {FILE_LIMIT_BYTES}: store "
+                "the "
+                "tensors as external data"
             )
         with path.open("rb") as file:
             return _read(file, size, f"'{path}'", path.resolve().parent)
@@ -174,11 +176,14 @@ def check_header(proto: ModelProto) -> dict[str, int]:
         InvalidModelError: if the model has no graph, no opset, or an unsupported opset.
     """
     if not proto.HasField("graph") or not proto.opset_import:
-        raise InvalidModelError("the model holds no graph or names no opset: it is not ONNX")
+        raise InvalidModelError(
+            "the model holds no graph or states no opset: it is not an ONNX model"
+        )
     opsets = {domain_of(entry.domain): entry.version for entry in proto.opset_import}
     version = opsets.get("", NEWEST_OPSET)
     if not OLDEST_OPSET <= version <= NEWEST_OPSET:
         raise InvalidModelError(
-            f"opset {version} of ai.onnx is not supported, {OLDEST_OPSET} to {NEWEST_OPSET} are"
+            f"opset {version} of ai.onnx is not supported, {OLDEST_OPSET} to {NEWEST_OPSET} are: "
+            "convert the model by onnx.version_converter, or export it with another opset"
         )
     return opsets

@@ -13,6 +13,7 @@ from onnx import AttributeProto, FunctionProto, GraphProto, NodeProto
 from tilewright.compiler import ops
 from tilewright.compiler.errors import CompilerError, InvalidModelError, UnsupportedOperatorError
 from tilewright.compiler.frontend.counted import carried
+from tilewright.compiler.frontend.known_operators import not_implemented
 from tilewright.compiler.frontend.old_opsets import aligned_operands, domain_of
 from tilewright.compiler.frontend.order import DEPTH_LIMIT, needed_nodes, sort_nodes, unique_names
 from tilewright.compiler.frontend.schema_functions import schema_function
@@ -202,7 +203,8 @@ class NodeImporter:
         if rule is None:
             found = self._expand(proto, name, body, inputs, outputs, None)
             if found is None:
-                raise UnsupportedOperatorError(name, proto.op_type, domain, opset)
+                reason = not_implemented(proto.op_type, domain)
+                raise UnsupportedOperatorError(name, proto.op_type, domain, opset, reason)
             return found
         try:
             with Asking(node.label):
@@ -315,7 +317,10 @@ class NodeImporter:
         if condition is None:
             raise InvalidModelError(f"If '{name}': input 0 is missing")
         if self._builder.types[condition].elements != 1:
-            raise InvalidModelError(f"If '{name}': the condition is not a scalar")
+            raise InvalidModelError(
+                f"If '{name}': the condition (input 0) is {self._builder.types[condition]}, "
+                "expected a scalar"
+            )
         if (branch := self._known_branch(proto, name, body)) is not None:
             return self.inline(branch, (), f"{name}/", body)
         try:
@@ -373,7 +378,10 @@ class NodeImporter:
             except CompilerError as error:
                 raise refused(f"{why} '{key}' does not compile: {error}") from error
         if len(found[0]) != len(found[1]):
-            raise InvalidModelError(f"If '{name}': its branches differ in their outputs")
+            raise InvalidModelError(
+                f"If '{name}': its branches have {len(found[0])} and {len(found[1])} outputs, "
+                "expected as many"
+            )
         opset = body.opsets.get("", 0)
         node = OnnxNode(name, "If", "", opset, (condition,), tuple(proto.output), {}, self._builder)
         chooses = node.reshape(condition, ())
@@ -381,7 +389,7 @@ class NodeImporter:
         for first, second in zip(*found, strict=True):
             if self._builder.types[first] != self._builder.types[second]:
                 types = f"{self._builder.types[first]} and {self._builder.types[second]}"
-                raise refused(f"{why} its branches give {types}")
+                raise refused(f"{why} its branches give outputs of the types {types}")
             if {first, second} & self._builder.labels.keys():
                 raise refused(f"{why} its branches give texts")
             same = first == second

@@ -241,7 +241,9 @@ class ModelImport:
                     f"give one, such as --dim '{name}=1' or dims={{'{name}': 1}}"
                 )
             if size < 0:
-                raise InvalidModelError(f"{what}: dimension {position} is {size}")
+                raise InvalidModelError(
+                    f"{what}: dimension {position} is {size}, expected at least 0"
+                )
             shape.append(size)
         return TensorType(dtype, tuple(shape))
 
@@ -313,7 +315,9 @@ class ModelImport:
             raise UnsupportedOperatorError(info.name, "Identity", "", opset, reason)
         stated = _stated_tensor(info).elem_type
         if not labels.columns and stated not in (TensorProto.UNDEFINED, TensorProto.STRING):
-            raise InvalidModelError(f"output '{info.name}': texts, stated another type")
+            raise InvalidModelError(
+                f"output '{info.name}' holds texts, and the model states another element type"
+            )
 
     def _standing_for(self, value: str, name: str, attrs: Mapping[str, str]) -> str:
         """Mark the value as an output with a special meaning; only outputs themselves are
@@ -338,7 +342,9 @@ def _check_type(info: ValueInfoProto, kind: TensorType) -> None:
     misread its bytes."""
     stated = _stated_tensor(info).elem_type
     if stated and element_type(stated, f"output '{info.name}'") != kind.dtype:
-        raise InvalidModelError(f"output '{info.name}': inferred {kind}, stated another type")
+        raise InvalidModelError(
+            f"output '{info.name}' is {kind}, and the model states another type"
+        )
 
 
 def _check_stated(info: ValueInfoProto, kind: TensorType, trimmed: int | None) -> None:

@@ -42,7 +42,9 @@ def _place(node: OnnxNode, position: int, count: int, default: int) -> int:
     if given is None:
         return default
     if len(given) != 1 or not -count <= given[0] < max(count, 1):
-        raise node.invalid(f"position {list(given)} in a sequence of {count}")
+        raise node.invalid(
+            f"position {list(given)} is out of range for a sequence of {count} elements"
+        )
     return given[0] + count if given[0] < 0 else given[0]
 
 
@@ -104,12 +106,14 @@ def _split(node: OnnxNode) -> str:
     elif given.ndim == 0:
         size = int(given)
         if size < 1:
-            raise node.invalid(f"parts of {size}")
+            raise node.invalid(f"attribute or input 'split' is {size}, expected at least 1")
         sizes = [min(size, shape[dim] - start) for start in range(0, shape[dim], size)]
     else:
         sizes = [int(size) for size in given.reshape(-1)]
     if sum(sizes) != shape[dim] or min(sizes, default=0) < 0:
-        raise node.invalid(f"parts of {sizes} of {show(shape)} along dimension {dim}")
+        raise node.invalid(
+            f"split is {sizes}, expected sizes that add up to dimension {dim} of {show(shape)}"
+        )
     starts = [sum(sizes[:number]) for number in range(len(sizes))]
     parts = [part(node, x, dim, *each) for each in zip(starts, sizes, strict=True)]
     if given is None and not node.integer("keepdims", 1):

@@ -57,7 +57,7 @@ def read_tensor(
     dtype = narrow or element_type(tensor.data_type, what)
     shape = tuple(tensor.dims)
     if min(shape, default=0) < 0:
-        raise InvalidModelError(f"{what}: negative dimension in {list(shape)}")
+        raise InvalidModelError(f"{what}: its shape {list(shape)} has a negative dimension")
     size = _stored_bytes(tensor.data_type, shape)
     if tensor.data_location == TensorProto.EXTERNAL:
         raw: bytes | Bytes = _external(tensor, folder, size, what)
@@ -70,7 +70,9 @@ def read_tensor(
             return _typed(tensor, dtype, shape, what)
         raw = bytes(item & 0xFF for item in tensor.int32_data)
     if len(raw) != size:
-        raise InvalidModelError(f"{what}: {len(raw)} bytes of data, {size} stated")
+        raise InvalidModelError(
+            f"{what} has {len(raw)} bytes of data, its type and shape need {size}"
+        )
     if narrow is not None:
         return OnnxTensor(_nibbles(raw, narrow, shape), narrow, narrow=True)
     little = dtype.numpy.newbyteorder("<")
@@ -83,7 +85,7 @@ def _texts(tensor: TensorProto, what: str) -> OnnxTensor:
     shape = tuple(tensor.dims)
     texts = [bytes(text).decode(errors="replace") for text in tensor.string_data]
     if min(shape, default=0) < 0 or len(texts) != prod(shape):
-        raise InvalidModelError(f"{what}: {len(texts)} texts, {list(shape)} stated")
+        raise InvalidModelError(f"{what} has {len(texts)} texts, its shape is {list(shape)}")
     array = np.array(texts, np.object_).reshape(shape)
     places, labels = text_places(array)
     return OnnxTensor(places, DType.INT64, labels=labels)
@@ -146,7 +148,9 @@ def _typed(tensor: TensorProto, dtype: DType, shape: tuple[int, ...], what: str)
         case _:
             items = tensor.int32_data
     if len(items) != prod(shape):
-        raise InvalidModelError(f"{what}: {len(items)} elements of data, {prod(shape)} stated")
+        raise InvalidModelError(
+            f"{what} has {len(items)} elements of data, its shape needs {prod(shape)}"
+        )
     array = np.array(items, np.uint16 if narrow else dtype.numpy)
     return OnnxTensor(array.view(dtype.numpy).reshape(shape), dtype)
 
@@ -156,7 +160,8 @@ def _external(tensor: TensorProto, folder: Path | None, size: int, what: str) ->
     location = entries.get("location", "")
     if folder is None:
         raise InvalidModelError(
-            f"{what}: external data '{location}', but the model was not read from a folder"
+            f"{what} has external data '{location}', and the model was not read from a file: give "
+            "the path of the model"
         )
     try:
         offset, length = int(entries.get("offset", 0)), int(entries.get("length", size))
@@ -164,7 +169,8 @@ def _external(tensor: TensorProto, folder: Path | None, size: int, what: str) ->
         raise InvalidModelError(f"{what}: malformed offset or length of external data") from error
     if offset < 0 or length != size:
         raise InvalidModelError(
-            f"{what}: external data of {length} bytes at {offset}, {size} bytes stated"
+            f"{what} has {length} bytes of external data at {offset}, its type and shape need "
+            f"{size}"
         )
     path = _inside(folder, location, what)
     try:

@@ -82,11 +82,11 @@ def imported_scan(node: OnnxNode, body: LoopBody) -> list[str]:
 def _batched_scan(node: OnnxNode, body: LoopBody) -> list[str]:
     """Opset 8: every operand has a leading batch dimension, and sequences run along dimension 1."""
     if node.optional(0) is not None:
-        raise node.unsupported("sequence_lens")
+        raise node.unsupported("sequence_lens (input 0) of opset 8")
     values = [node.input(i) for i in range(1, len(node.inputs))]
     batch = node.shape(values[0])[0] if node.shape(values[0]) else 0
     if not batch or any(node.shape(value)[:1] != (batch,) for value in values):
-        raise node.invalid("the operands differ in their batches")
+        raise node.invalid("the operands differ in their batches (dimension 0)")
     results = []
     for number in range(batch):
         rows = [_at(node, value, 0, number) for value in values]
@@ -108,7 +108,8 @@ def _scanned(node: OnnxNode, values: list[str], body: LoopBody) -> list[str]:
     count = node.integer("num_scan_inputs")
     if len(values) != body.inputs or not 1 <= count <= body.inputs:
         raise node.invalid(
-            f"{len(values)} operands, {count} of them scanned, for {body.inputs} inputs"
+            f"it has {len(values)} operands, {count} of them scanned, and its body {body.inputs} "
+            "inputs"
         )
     states, sequences = values[: body.inputs - count], values[body.inputs - count :]
     made = body.outputs - len(states)
@@ -188,10 +189,14 @@ def imported_loop(node: OnnxNode, body: LoopBody) -> list[str]:
     """
     states = [node.input(i) for i in range(2, len(node.inputs))]
     if len(states) != body.inputs - 2 or body.outputs < 1 + len(states):
-        raise node.invalid(f"{len(states)} states for a body of {body.inputs} inputs")
+        raise node.invalid(
+            f"it has {len(states)} states, and its body {body.inputs} inputs, expected two more"
+        )
     limit, begin = node.optional(0), node.optional(1)
     if limit is None and begin is None:
-        raise node.unsupported("a loop without an end")
+        raise node.unsupported(
+            "it has neither a trip count (input 0) nor a condition (input 1) that ends it"
+        )
     unknown = [v for v in (limit, begin) if v is not None and node.builder.known(v) is None]
     trips = _known_integer(node, limit)
     if not unknown and (trips is None or trips <= body.short):
@@ -236,7 +241,7 @@ def _known_integer(node: OnnxNode, value: str | None) -> int | None:
     if value is None:
         return None
     if node.type(value).elements != 1:
-        raise node.invalid(f"the trip count is {node.type(value)}")
+        raise node.invalid(f"the trip count (input 0) is {node.type(value)}, expected one int64")
     known = node.builder.known(value)
     if known is not None:
         return int(known.reshape(-1)[0])
@@ -249,7 +254,7 @@ def _looped_loop(
 ) -> list[str]:
     """Import a Loop as a loop at run time, whose number of steps may depend on the run."""
     if not node.builder.sequences.keys().isdisjoint(states):
-        raise node.unsupported("a state that is a sequence")
+        raise node.unsupported("a state is a sequence, which is not implemented")
     limit, begin = node.optional(0), node.optional(1)
     count: int | str | None = trips
     if trips is None and limit is not None:
@@ -307,7 +312,7 @@ def _dimension(node: OnnxNode, value: str, axis: int) -> int:
 def _check_length(node: OnnxNode, length: int, most: int | None = None) -> None:
     most = STEP_LIMIT if most is None else most
     if length > most:
-        raise node.unsupported(f"more than {most} steps")
+        raise node.unsupported(f"it takes more than {most} steps, the limit of unrolled loops")
 
 
 def _at(node: OnnxNode, value: str, dim: int, place: int) -> str:

@@ -23,11 +23,20 @@ def _onnx_affine_grid(node: OnnxNode) -> str:
     kind = node.type(theta)
     if size is None or any(map(is_dynamic, (*size, *kind.shape))):
         if node.integer("align_corners", 0) and not all(extent > 1 for extent in (size or ())[2:]):
-            raise DynamicSizeError(f"a grid {show(size or ())} with aligned corners")
-        raise node.unsupported("a dynamic size")
+            raise DynamicSizeError(
+                f"whether the grid {show(size or ())} has two points or more along each "
+                "dimension, which aligned corners need, is known at run time only"
+            )
+        raise node.unsupported(
+            "the size (input 1) and the shape of theta (input 0) must be known when the model is "
+            "compiled: give their dimensions one size each"
+        )
     rank = len(size) - 2
     if rank not in (2, 3) or kind.shape != (size[0], rank, rank + 1):
-        raise node.invalid(f"a matrix {show(kind.shape)} for the size {show(size)}")
+        raise node.invalid(
+            f"theta (input 0) is {show(kind.shape)}, expected (N, 2, 3) for a size of 4 numbers or "
+            f"(N, 3, 4) for one of 5; the size (input 1) is {show(size)}"
+        )
     spatial = size[2:]
     steps = np.indices(spatial).reshape(rank, -1)
     extents = np.array(spatial, np.float64)[:, None]

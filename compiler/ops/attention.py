@@ -60,17 +60,24 @@ def _infer(types: Sequence[TensorType], attrs: Attrs) -> TensorType:
         raise InvalidModelError(f"head size differs, query {query[3]} against key {key[3]}")
     if not same_extents(value[:3], key[:3]) or not equal(key[0], query[0]):
         raise InvalidModelError(
-            f"query {show(query)}, key {show(key)} and value {show(value)} do not fit"
+            f"query {show(query)}, key {show(key)} and value {show(value)} differ in their batch, "
+            "or key and value in their heads or rows"
         )
     if 0 in key or not equal(query[1] % key[1], 0):
-        raise InvalidModelError(f"{query[1]} heads share {show(key)} keys")
+        raise InvalidModelError(
+            f"{query[1]} heads of the query are not a multiple of the heads of the key {show(key)}"
+        )
     scores = (*query[:3], key[2])
     if len(types) == 4 and not same_extents(broadcast(scores, types[3].shape), scores):
-        raise InvalidModelError(f"mask {show(types[3].shape)} for scores of {show(scores)}")
+        raise InvalidModelError(
+            f"the mask {show(types[3].shape)} does not broadcast to the scores {show(scores)}"
+        )
     number(attrs, "scale")
     number(attrs, "softcap", 0.0)
     if integer(attrs, "past", 0) < 0:
-        raise InvalidModelError(f"{integer(attrs, 'past')} keys before the first query")
+        raise InvalidModelError(
+            f"attribute 'past' is {integer(attrs, 'past')}, expected at least 0"
+        )
     return TensorType(dtype, (*query[:3], value[3]))
 
 

@@ -61,9 +61,7 @@ def _shift(name: str, function: np.ufunc, scalar: Callable[[Expr, Expr], Expr]) 
 
 
 def _onnx_shift(node: OnnxNode) -> str:
-    direction = node.word("direction")
-    if direction not in ("LEFT", "RIGHT"):
-        raise node.invalid(f"direction is '{direction}', not LEFT or RIGHT")
+    direction = node.choice("direction", ("LEFT", "RIGHT"))
     return node.emit(f"shift_{direction.lower()}", [node.input(0), node.input(1)])
 
 
@@ -74,7 +72,9 @@ def _infer_bitcast(types: Sequence[TensorType], attrs: Attrs) -> TensorType:
     if to.bytes == source.bytes:
         return TensorType(to, shape)
     if not shape or shape[-1] * source.bytes % to.bytes:
-        raise InvalidModelError(f"rows of {show(shape)} {source} are no whole number of {to}")
+        raise InvalidModelError(
+            f"rows of {source}{show(shape)} do not divide into elements of {to}"
+        )
     return TensorType(to, (*shape[:-1], shape[-1] * source.bytes // to.bytes))
 
 
@@ -100,7 +100,7 @@ def _onnx_bitcast(node: OnnxNode) -> str:
     if dtype is None or DType.BFLOAT16 in (dtype, source):
         raise node.unsupported(f"from {source} to ONNX element type {onnx_type_name(number)}")
     if dtype.bytes != source.bytes:
-        raise node.invalid(f"{source} and {dtype} differ in size")
+        raise node.invalid(f"the element types {source} and {dtype} differ in size")
     return node.input(0) if dtype is source else node.emit("bitcast", [node.input(0)], to=dtype)
 
 

@@ -131,12 +131,12 @@ class GraphBuilder:
             InvalidModelError: if the total is too large, or the size is negative.
         """
         if size < 0:
-            raise InvalidModelError(f"{label}: a constant of {size} bytes")
+            raise InvalidModelError(f"{label}: a constant has a negative size, {size} bytes")
         self._generated_bytes += size
         if self._generated_bytes > GENERATED_LIMIT_BYTES:
             raise InvalidModelError(
-                f"{label}: a constant of {size} bytes, the limit of all that the model's nodes "
-                f"make is {GENERATED_LIMIT_BYTES}"
+                f"{label}: with this constant of {size} bytes, the constants that the model's "
+                f"nodes generate exceed the limit of {GENERATED_LIMIT_BYTES} bytes"
             )
 
     def emit(

@@ -59,7 +59,8 @@ def _onnx_constant(node: OnnxNode) -> str:
 def _onnx_constant_of_shape(node: OnnxNode) -> str:
     shape = node.static_ints(0, "shape")
     if shape is None or any(extent < 0 for extent in shape):
-        raise node.invalid(f"shape {shape}")
+        given = "missing" if shape is None else show(shape)
+        raise node.invalid(f"shape (input 0) is {given}, expected extents of at least 0")
     value = node.tensor("value") or OnnxTensor(np.zeros(1, np.float32), DType.FLOAT32)
     if value.narrow or value.labels:
         raise node.unsupported("elements of 4 bits, or of text")
@@ -100,7 +101,10 @@ def _open_range(node: OnnxNode, start: Any, limit: Any, delta: Any, dtype: DType
     """Integers whose number depends on the run's sizes."""
     parts = [part if is_dynamic(part) else int(part) for part in (start, limit, delta)]
     if any(a != b for a, b in zip(parts, (start, limit, delta), strict=True)) or is_dynamic(delta):
-        raise DynamicSizeError(f"how many numbers from {start} to {limit} are {delta} apart")
+        raise DynamicSizeError(
+            f"the count of numbers from {start} to {limit} with step {delta} is known at run time "
+            "only"
+        )
     start, limit, delta = parts
     distance = (limit - start) * (1 if delta > 0 else -1)
     count = larger(0, -(-distance // abs(delta)))

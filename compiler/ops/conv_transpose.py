@@ -17,6 +17,7 @@ import numpy as np
 from tilewright.compiler.loops.semantics import to_memory
 from tilewright.compiler.ops.moves import flip, spread, transposed, window
 from tilewright.compiler.ops.onnx_node import OnnxNode
+from tilewright.compiler.ops.padding import AUTO_PADS
 from tilewright.compiler.ops.registry import OnnxRule
 from tilewright.compiler.ops.shapes import Shape, show
 from tilewright.compiler.sizes import equal, same_extents
@@ -76,18 +77,29 @@ def _onnx_conv_transpose(node: OnnxNode) -> str:
     shape, weight = node.shape(x), node.shape(w)
     rank, group = len(shape) - 2, node.integer("group", 1)
     if rank < 1 or len(weight) != len(shape) or group < 1 or not equal(shape[1], weight[0]):
-        raise node.invalid(f"input {show(shape)}, weight {show(weight)}, {group} groups")
+        raise node.invalid(
+            f"the weight (input 1) is {show(weight)}, expected a row for each channel of the input "
+            f"{show(shape)} and as many dimensions; attribute 'group' is {group}"
+        )
     if weight[0] % group:
-        raise node.invalid(f"{weight[0]} channels do not divide by {group} groups")
+        raise node.invalid(
+            f"attribute 'group' is {group}, which does not divide the {weight[0]} channels"
+        )
     stated = node.ints("kernel_shape")
     if stated is not None and not same_extents(stated, weight[2:]):
-        raise node.invalid(f"kernel_shape {stated} contradicts the weight {show(weight)}")
+        raise node.invalid(
+            f"attribute 'kernel_shape' is {show(stated)}, the weight (input 1) has the kernel "
+            f"{show(weight[2:])}"
+        )
     ones = (1,) * rank
     strides = node.ints("strides", ones) or ones
     dilations = node.ints("dilations", ones) or ones
     extra = node.ints("output_padding", (0,) * rank) or (0,) * rank
     if not len(strides) == len(dilations) == len(extra) == rank or min(*strides, *dilations) < 1:
-        raise node.invalid(f"strides {strides}, dilations {dilations}, output_padding {extra}")
+        raise node.invalid(
+            f"strides {show(strides)}, dilations {show(dilations)} and output_padding "
+            f"{show(extra)} must have {rank} entries each, strides and dilations at least 1"
+        )
     reach = tuple(d * (k - 1) + 1 for d, k in zip(dilations, weight[2:], strict=True))
     full = tuple(
         s * (extent - 1) + k + e
@@ -113,21 +125,26 @@ def _placed(node: OnnxNode, full: Shape, strides: Shape, spatial: Shape) -> tupl
     elif mode in ("SAME_UPPER", "SAME_LOWER"):
         wanted = tuple(s * extent for s, extent in zip(strides, spatial, strict=True))
     elif mode not in ("NOTSET", "VALID"):
-        raise node.invalid(f"auto_pad is '{mode}'")
+        raise node.unknown("auto_pad", mode, AUTO_PADS)
     if wanted is not None:
         if len(wanted) != rank:
-            raise node.invalid(f"output_shape {wanted} for {rank} spatial dimensions")
+            raise node.invalid(
+                f"attribute 'output_shape' is {show(wanted)}, expected {rank} extents"
+            )
         cut = [f - w for f, w in zip(full, wanted, strict=True)]
         before = tuple(c // 2 if mode == "SAME_UPPER" else c - c // 2 for c in cut)
         output = wanted
     else:
         pads = node.ints("pads") or (0,) * (2 * rank)
         if len(pads) != 2 * rank:
-            raise node.invalid(f"pads {pads} for {rank} spatial dimensions")
+            raise node.invalid(f"attribute 'pads' is {show(pads)}, expected {2 * rank} numbers")
         before = pads[:rank]
         output = tuple(f - b - a for f, b, a in zip(full, before, pads[rank:], strict=True))
     if any(extent < 1 for extent in output):
-        raise node.invalid(f"padding leaves nothing of {show(full)}")
+        raise node.invalid(
+            f"the output would be {show(output)}: the padding removes more elements than the "
+            f"{show(full)} that the kernel generates"
+        )
     return before, output
 
 
@@ -137,7 +154,10 @@ def _onnx_col2im(node: OnnxNode) -> str:
     x = node.input(0)
     image, block = node.static_ints(1, "image_shape"), node.static_ints(2, "block_shape")
     if image is None or block is None or len(image) != len(block) or len(node.shape(x)) != 3:
-        raise node.invalid(f"image_shape {image}, block_shape {block} for {show(node.shape(x))}")
+        raise node.invalid(
+            f"image_shape (input 1) is {image} and block_shape (input 2) {block}, expected as many "
+            f"numbers in both; the input is {show(node.shape(x))}, expected three dimensions"
+        )
     rank, taps = len(block), prod(block)
     ones = (1,) * rank
     strides, dilations = node.ints("strides") or ones, node.ints("dilations") or ones
@@ -148,7 +168,10 @@ def _onnx_col2im(node: OnnxNode) -> str:
     )
     batch, channels, blocks = node.shape(x)
     if channels % taps or not equal(blocks, prod(counts)):
-        raise node.invalid(f"blocks {show(node.shape(x))} for {taps} taps at {show(counts)} places")
+        raise node.invalid(
+            f"the input is {show(node.shape(x))}, expected a multiple of {taps} channels and a "
+            f"block for each of the {show(counts)} places"
+        )
     dtype = node.type(x).dtype
     picks = np.tile(np.eye(taps).reshape(taps, 1, *block), (channels // taps, *(1,) * (rank + 1)))
     weight = node.constant(to_memory(picks.astype(np.float32), dtype), dtype)

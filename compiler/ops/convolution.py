@@ -33,14 +33,17 @@ def _infer(types: Sequence[TensorType], attrs: Attrs) -> TensorType:
     dtype = computed_type(types, attrs)
     x, w = types[0].shape, types[1].shape
     if len(x) != len(w) or not 3 <= len(x) <= 5:
-        raise InvalidModelError(f"input {show(x)} and weight {show(w)} do not fit")
+        raise InvalidModelError(
+            f"the input is {show(x)} and the weight {show(w)}, expected as many dimensions, "
+            "from 3 to 5"
+        )
     group = integer(attrs, "group", 1)
     if group < 1 or not equal(x[1], w[1] * group) or not equal(w[0] % group, 0):
         raise InvalidModelError(
             f"channels differ: input {show(x)}, weight {show(w)}, {group} groups"
         )
     if len(types) == 3 and not same_extents(types[2].shape, w[:1]):
-        raise InvalidModelError(f"bias {show(types[2].shape)} for {w[0]} output channels")
+        raise InvalidModelError(f"the bias is {show(types[2].shape)}, expected ({w[0]})")
     return TensorType(dtype, (x[0], w[0], *Window.of(attrs, w[2:]).output(x[2:])))
 
 

@@ -32,7 +32,7 @@ def _infer(types: Sequence[TensorType], attrs: Attrs) -> TensorType:
     if word(attrs, "reduction") not in _RUNNING:
         raise InvalidModelError(f"running '{word(attrs, 'reduction')}'")
     if x.dtype is DType.BOOL or (x.dtype.is_float and x.dtype.bytes == 2):
-        raise InvalidModelError(f"running sums of {x.dtype}")
+        raise InvalidModelError(f"sums of element type {x.dtype} are not implemented")
     return x
 
 
@@ -63,7 +63,9 @@ def _onnx(reduction: str) -> Callable[[OnnxNode], str]:
         shape, dtype = node.shape(value), node.type(value).dtype
         axes = node.static_ints(1, "axis")
         if axes is None or len(axes) != 1 or not -len(shape) <= axes[0] < len(shape):
-            raise node.invalid(f"axis {axes} for an input of rank {len(shape)}")
+            raise node.invalid(
+                f"axis (input 1) is {axes}, expected one axis of an input of rank {len(shape)}"
+            )
         axis, exclusive = axes[0] % len(shape), int(node.integer("exclusive", 0) != 0)
         if prod(shape) == 0 or (shape[axis] == 1 and not exclusive):
             return value

@@ -43,7 +43,9 @@ def _parse(
         found = (*before, *inner, *after)
         named = [label for label in found if label not in hidden]
         if len(found) != rank or any(label not in string.ascii_letters for label in named):
-            raise node.invalid(f"term '{term}' of '{equation}' for {rank} dimensions")
+            raise node.invalid(
+                f"term '{term}' of '{equation}' does not name {rank} dimensions by letters"
+            )
         return found
 
     inputs = [labels(term, len(shape)) for term, shape in zip(terms, shapes, strict=True)]
@@ -71,7 +73,10 @@ def _diagonal(node: OnnxNode, term: _Term) -> _Term:
     value = transposed(node, value, (*others, first, second))
     *rest, rows, columns = node.shape(value)
     if not equal(rows, columns):
-        raise node.invalid(f"label '{repeated}' stands for {rows} and for {columns}")
+        raise node.invalid(
+            f"label '{repeated}' of '{node.word('equation')}' names extents that differ, {rows} "
+            f"and {columns}"
+        )
     flat = node.reshape(value, (*rest, rows * columns))
     picked = node.emit(
         "slice",

@@ -80,11 +80,15 @@ def _onnx_dft(node: OnnxNode) -> str:
     shape, dtype = node.shape(x), node.type(x).dtype
     rank, parts = len(shape), shape[-1] if shape else 0
     if rank < 2 or parts not in (1, 2):
-        raise node.invalid(f"the input {show(shape)} has no last dimension of 1 or 2")
+        raise node.invalid(
+            f"the input is {show(shape)}, expected two dimensions or more, the last of them 1 or 2"
+        )
     inverse, onesided = bool(node.integer("inverse", 0)), bool(node.integer("onesided", 0))
     axis = node.integer("axis", 1) if node.opset < 20 else _axis(node)
     if not -rank <= axis < rank or axis % rank == rank - 1:
-        raise node.invalid(f"axis {axis} for an input of rank {rank}")
+        raise node.invalid(
+            f"axis is {axis}, expected one of the first {rank - 1} dimensions of the input"
+        )
     dim = axis % rank
     order = [d for d in range(rank) if d not in (dim, rank - 1)] + [dim, rank - 1]
     values = transposed(node, x, order)
@@ -92,12 +96,17 @@ def _onnx_dft(node: OnnxNode) -> str:
     length = _length(node, 1, "dft_length", 2 * (shape[dim] - 1) if real else shape[dim])
     if not is_dynamic(length) and length * dtype.bytes > GENERATED_LIMIT_BYTES:
         # its matrices would have more elements; also, the search for a factor would take long
-        raise node.invalid(f"a transform of {length} points")
+        raise node.invalid(
+            f"dft_length is {length}: its matrix exceeds the limit of {GENERATED_LIMIT_BYTES} bytes"
+        )
     whole = length // 2 + 1 if real else length
     values = window(node, values, {rank - 2: (0, min(shape[dim], whole))})
     given = node.shape(values)[rank - 2]
     if real and (parts != 2 or length < 1):
-        raise node.invalid(f"the input {show(shape)} holds no half of the frequencies")
+        raise node.invalid(
+            f"the input is {show(shape)}: an inverse onesided transform takes complex numbers, "
+            "with a last dimension of 2"
+        )
     lead = node.shape(values)[: rank - 2]
     if real:
         flat = node.reshape(values, (*(lead or (1,)), given * parts))
@@ -207,13 +216,20 @@ def _onnx_stft(node: OnnxNode) -> str:
     if len(shape) == 2:
         shape = (*shape, 1)
     if len(shape) != 3 or shape[2] not in (1, 2):
-        raise node.invalid(f"the signal is {show(node.shape(signal))}")
+        raise node.invalid(
+            f"signal (input 0) is {show(node.shape(signal))}, expected (batch, samples), or three "
+            "dimensions with a last one of 1 or 2"
+        )
     batch, samples, parts = shape
     step = _length(node, 1, "frame_step", 1)
     default = samples if weights is None else node.shape(weights)[0]
     length = _length(node, 3, "frame_length", default)
     if length > samples or (weights is not None and node.shape(weights) != (length,)):
-        raise node.invalid(f"a frame of {length} in {samples} samples, or for another window")
+        given = "missing" if weights is None else show(node.shape(weights))
+        raise node.invalid(
+            f"frame_length (input 3) is {length}, expected at most the {samples} samples and the "
+            f"length of the window (input 2), which is {given}"
+        )
     frames = 1 + (samples - length) // step
     places = np.arange(frames, dtype=np.int64)[:, None] * step + np.arange(length)
     node.reserve(f"{places.size} positions", places.nbytes)
@@ -232,7 +248,9 @@ def _onnx_mel_weight_matrix(node: OnnxNode) -> str:
     known = [float(number.item()) for number in numbers if number is not None and number.size == 1]
     dtype = ONNX_TYPES.get(node.integer("output_datatype", 1))
     if len(known) != len(names) or dtype is None:
-        raise node.invalid(f"{', '.join(names)} are not five numbers")
+        raise node.invalid(
+            f"{', '.join(names)} must be five numbers, and output_datatype an element type"
+        )
     bins, length, rate = int(known[0]), int(known[1]), known[2]
     low, high = (2595 * np.log10(1 + hertz / 700) for hertz in known[3:])
     shape = max(length // 2 + 1, 0), max(bins, 0)
@@ -242,7 +260,10 @@ def _onnx_mel_weight_matrix(node: OnnxNode) -> str:
     corners = ((length + 1) * hertz // rate).astype(np.int64)
     matrix = np.zeros(shape)
     if bins < 1 or corners.min() < 0 or corners.max() >= len(matrix):
-        raise node.invalid(f"{bins} bins from {known[3]} to {known[4]} Hz of {len(matrix)} points")
+        raise node.invalid(
+            f"{bins} bins from {known[3]} to {known[4]} Hz do not fit in a spectrum of "
+            f"{len(matrix)} points at a sample rate of {rate:g} Hz"
+        )
     for column, (left, centre, right) in enumerate(
         zip(corners[:-2], corners[1:-1], corners[2:], strict=True)
     ):

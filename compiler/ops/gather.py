@@ -140,10 +140,16 @@ def _onnx_gather_elements(node: OnnxNode) -> str:
     shape, picked = node.shape(data), node.shape(indices)
     axis, rank = node.integer("axis", 0), len(shape)
     if len(picked) != rank or not -rank <= axis < rank:
-        raise node.invalid(f"axis {axis}, indices {show(picked)} for data {show(shape)}")
+        raise node.invalid(
+            f"the indices are {show(picked)} and axis is {axis}, expected as many dimensions as "
+            f"the data {show(shape)} and one of its axes"
+        )
     axis %= rank
     if any(p > e for dim, (p, e) in enumerate(zip(picked, shape, strict=True)) if dim != axis):
-        raise node.invalid(f"indices {show(picked)} leave data {show(shape)}")
+        raise node.invalid(
+            f"the indices {show(picked)} are larger than the data {show(shape)} in a dimension "
+            f"other than axis {axis}"
+        )
     return elements_along(node, data, wrapped(node, indices, shape[axis]), axis)
 
 
@@ -157,10 +163,16 @@ def _onnx_gather_nd(node: OnnxNode) -> str:
         or not 0 <= batch < len(picked)
         or not same_extents(shape[:batch], picked[:batch])
     ):
-        raise node.invalid(f"indices {show(picked)}, {batch} batch dimensions for {show(shape)}")
+        raise node.invalid(
+            f"attribute 'batch_dims' is {batch}, expected equal leading dimensions of the indices "
+            f"{show(picked)} and the data {show(shape)}"
+        )
     depth = picked[-1]
     if not 1 <= depth <= len(shape) - batch:
-        raise node.invalid(f"{depth} coordinates for data {show(shape)}")
+        raise node.invalid(
+            f"the indices {show(picked)} hold {depth} coordinates, expected 1 to "
+            f"{len(shape) - batch} for data {show(shape)}"
+        )
     row = shape[: batch + depth]
     strides = row_strides(row)
     place = wrapped(node, indices, row[batch:])
@@ -180,9 +192,15 @@ def _onnx_reverse_sequence(node: OnnxNode) -> str:
     shape, rank = node.shape(x), len(node.shape(x))
     batch_axis, time_axis = node.integer("batch_axis", 1), node.integer("time_axis", 0)
     if {batch_axis, time_axis} != {0, 1} or rank < 2:
-        raise node.invalid(f"batch_axis {batch_axis}, time_axis {time_axis} for {show(shape)}")
+        raise node.invalid(
+            f"batch_axis is {batch_axis} and time_axis {time_axis}, expected 0 and 1 in either "
+            f"order; the input is {show(shape)}"
+        )
     if not same_extents(node.shape(lengths), (shape[batch_axis],)):
-        raise node.invalid(f"sequence_lens {show(node.shape(lengths))} for {show(shape)}")
+        raise node.invalid(
+            f"sequence_lens (input 1) is {show(node.shape(lengths))}, expected "
+            f"({shape[batch_axis]}) for the input {show(shape)}"
+        )
     batch, length = shape[batch_axis], shape[time_axis]
     flat = node.reshape(x, (prod(shape[:2]), prod(shape[2:])))
     lengths = cast_to(node, lengths, DType.INT64)

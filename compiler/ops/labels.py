@@ -76,8 +76,10 @@ def _zip_map(node: OnnxNode) -> str:
     texts = node.attrs.get("classlabels_strings", ())
     if isinstance(texts, tuple) and texts:
         keys = tuple(str(text) for text in texts)
-    if len(keys) != shape[-1] or len(set(keys)) != len(keys):
-        raise node.invalid(f"{len(keys)} labels for {shape[-1]} classes, or one of them twice")
+    if len(keys) != shape[-1]:
+        raise node.invalid(f"there are {len(keys)} labels for {shape[-1]} classes")
+    if len(set(keys)) != len(keys):
+        raise node.invalid("a label of a class occurs twice")
     rows = x if len(shape) == 2 else node.reshape(x, (1, *shape))
     made = node.keep("identity", [rows])  # a separate value, which is only used as labelled
     node.builder.labels[made] = Labels(keys, columns=True)

@@ -189,10 +189,10 @@ def branched(
     enclosures, graphs = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
     kinds = [[graph.types[value] for value in graph.outputs] for graph in graphs]
     if len(kinds[0]) != len(kinds[1]):
-        raise node.invalid("its branches differ in their outputs")
+        raise node.invalid("its branches differ in the number of their outputs")
     for one, other in zip(*kinds, strict=True):
         if one != other:
-            raise node.unsupported(f"its branches give {one} and {other}")
+            raise node.unsupported(f"its branches give outputs of the types {one} and {other}")
     if all(map(_is_cheap, graphs)):
         return _both(node, condition, graphs, enclosures)
     return branch_of(node, condition, pairs)

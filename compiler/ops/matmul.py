@@ -39,7 +39,9 @@ def _infer_matmul(types: Sequence[TensorType], attrs: Attrs) -> TensorType:
     columns = (b[-1],) if len(b) > 1 else ()
     shape = (*broadcast(a[:-2], b[:-2]), *rows, *columns)
     if len(types) == 3 and not same_extents(broadcast(shape, types[2].shape), shape):
-        raise InvalidModelError(f"bias {show(types[2].shape)} for a result of {show(shape)}")
+        raise InvalidModelError(
+            f"the bias {show(types[2].shape)} does not broadcast to the result {show(shape)}"
+        )
     return TensorType(dtype, shape)
 
 
@@ -86,7 +88,9 @@ def _infer_gemm(types: Sequence[TensorType], attrs: Attrs) -> TensorType:
         raise InvalidModelError(f"K differs, {a[1]} against {b[0]}")
     shape = a[0], b[1]
     if len(types) == 3 and not same_extents(broadcast(shape, types[2].shape), shape):
-        raise InvalidModelError(f"C is {show(types[2].shape)} for a result of {show(shape)}")
+        raise InvalidModelError(
+            f"C is {show(types[2].shape)}, which does not broadcast to the result {show(shape)}"
+        )
     return TensorType(dtype, shape)
 
 

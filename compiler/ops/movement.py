@@ -62,7 +62,7 @@ def _slice_parts(attrs: Attrs, shape: Shape) -> tuple[Shape, Shape, Shape]:
     for extent, start, step, size in zip(shape, starts, steps, sizes, strict=True):
         if not _lies_within(extent, start, step, size):
             raise InvalidModelError(
-                f"start {start}, step {step} and size {size} leave {extent} elements"
+                f"start {start}, step {step} and size {size} read outside the {extent} elements"
             )
     return starts, steps, sizes
 
@@ -116,11 +116,17 @@ def _onnx_slice(node: OnnxNode) -> str:
     axes = node.ints_or_input("axes", 3) or tuple(range(len(starts)))
     steps = node.static_ints(4, "steps") or (1,) * len(starts)
     if not len(starts) == len(ends) == len(axes) == len(steps):
-        raise node.invalid("starts, ends, axes and steps differ in length")
+        raise node.invalid(
+            f"starts, ends, axes and steps have {len(starts)}, {len(ends)}, {len(axes)} and "
+            f"{len(steps)} entries, expected as many in each"
+        )
     full_starts, full_steps, sizes = [0] * rank, [1] * rank, list(shape)
     for start, end, axis, step in zip(starts, ends, axes, steps, strict=True):
         if step == 0 or not -rank <= axis < rank:
-            raise node.invalid(f"axis {axis}, step {step} for an input of {show(shape)}")
+            raise node.invalid(
+                f"axis is {axis} and step {step}, expected a step other than 0 and an axis of the "
+                f"input {show(shape)}"
+            )
         dim = axis % rank
         beyond = step == 1 and _may_end_beyond(shape[dim], start, end)
         if beyond and not node.builder.inputs_of(x):
@@ -207,7 +213,10 @@ def _onnx_split(node: OnnxNode) -> list[str]:
         or any(p < 0 for p in parts)
         or len(parts) != len(node.outputs)
     ):
-        raise node.invalid(f"parts {parts} of {extent} elements for {len(node.outputs)} outputs")
+        raise node.invalid(
+            f"split is {show(parts)}, expected {len(node.outputs)} parts, one for each output, "
+            f"that add up to the {extent} elements of axis {axis}"
+        )
     results, start = [], 0
     for part in parts:
         starts = tuple(start if d == dim else 0 for d in range(len(shape)))
@@ -227,7 +236,9 @@ def _infer_expand(types: Sequence[TensorType], attrs: Attrs) -> TensorType:
     if any(extent < 0 for extent in shape) or not same_extents(
         broadcast(shape, types[0].shape), shape
     ):
-        raise InvalidModelError(f"{show(types[0].shape)} does not expand to {show(shape)}")
+        raise InvalidModelError(
+            f"the input {show(types[0].shape)} does not broadcast to {show(shape)}"
+        )
     return TensorType(types[0].dtype, shape)
 
 
@@ -259,7 +270,10 @@ def _onnx_tile(node: OnnxNode) -> str:
     shape = node.shape(x)
     repeats = node.static_ints(1, "repeats")
     if repeats is None or len(repeats) != len(shape) or any(r < 0 for r in repeats):
-        raise node.invalid(f"repeats {repeats} for an input of {show(shape)}")
+        raise node.invalid(
+            f"repeats (input 1) is {repeats}, expected {len(shape)} numbers of at least 0 for the "
+            f"input {show(shape)}"
+        )
     if all(r == 1 for r in repeats):
         return x
     result = tuple(r * extent for r, extent in zip(repeats, shape, strict=True))
@@ -275,7 +289,10 @@ def _onnx_depth_to_space(node: OnnxNode) -> str:
     x, block = node.input(0), node.integer("blocksize")
     shape = node.shape(x)
     if len(shape) != 4 or block < 1 or not equal(shape[1] % (block * block), 0):
-        raise node.invalid(f"blocksize {block} for an input of {show(shape)}")
+        raise node.invalid(
+            f"attribute 'blocksize' is {block}, expected at least 1 and an input of four "
+            f"dimensions whose channels its square divides; the input is {show(shape)}"
+        )
     n, c, h, w = shape
     channels = c // (block * block)
     if node.word("mode", "DCR") == "CRD":
@@ -290,7 +307,10 @@ def _onnx_space_to_depth(node: OnnxNode) -> str:
     x, block = node.input(0), node.integer("blocksize")
     shape = node.shape(x)
     if len(shape) != 4 or block < 1 or not same_extents([e % block for e in shape[2:]], (0, 0)):
-        raise node.invalid(f"blocksize {block} for an input of {show(shape)}")
+        raise node.invalid(
+            f"attribute 'blocksize' is {block}, expected at least 1 and an input of four "
+            f"dimensions whose height and width it divides; the input is {show(shape)}"
+        )
     n, c, h, w = shape
     split = (n, c, h // block, block, w // block, block)
     perm = (0, 1, 3, 5, 2, 4) if node.word("mode", "DCR") == "CRD" else (0, 3, 5, 1, 2, 4)

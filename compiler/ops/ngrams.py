@@ -9,20 +9,24 @@ from tilewright.compiler.ops.cast import cast_to
 from tilewright.compiler.ops.moves import part
 from tilewright.compiler.ops.onnx_node import OnnxNode
 from tilewright.compiler.ops.registry import OnnxRule
-from tilewright.compiler.ops.shapes import show
 
 
 def _pools(node: OnnxNode) -> list[np.ndarray]:
     """The n-grams for n = 1, 2, ...: (count, n) each."""
     starts, items = node.ints("ngram_counts"), node.ints("pool_int64s")
     if starts is None or items is None:
-        raise node.unsupported("n-grams that are not integers")
+        raise node.unsupported(
+            "n-grams of texts: attribute 'pool_int64s' or 'ngram_counts' is missing"
+        )
     if list(starts) != sorted(starts) or min(starts, default=0) < 0:
-        raise node.invalid(f"ngram_counts {starts} do not ascend")
+        raise node.invalid(f"attribute 'ngram_counts' is {starts}, expected ascending positions")
     pools = []
     for n, (start, end) in enumerate(zip(starts, (*starts[1:], len(items)), strict=True), 1):
         if (end - start) % n or end > len(items):
-            raise node.invalid(f"{end - start} numbers are no {n}-grams")
+            raise node.invalid(
+                f"attribute 'pool_int64s' has {end - start} numbers from {start} to {end}, "
+                f"expected a multiple of {n}"
+            )
         pools.append(np.array(items[start:end], np.int64).reshape(-1, n))
     return pools
 
@@ -56,18 +60,22 @@ def _onnx_tf_idf(node: OnnxNode) -> str:
     x = node.input(0)
     shape = node.shape(x)
     if len(shape) not in (1, 2) or node.type(x).dtype.is_float:
-        raise node.invalid(f"the input is {node.type(x)}")
-    mode = node.word("mode")
-    if mode not in ("TF", "IDF", "TFIDF"):
-        raise node.invalid(f"mode is '{mode}'")
+        raise node.invalid(
+            f"the input is {node.type(x)}, expected integers of one or two dimensions"
+        )
+    mode = node.choice("mode", ("TF", "IDF", "TFIDF"))
     columns = node.ints("ngram_indexes")
     pools = _pools(node)
     size = sum(len(pool) for pool in pools)
     if columns is None or len(columns) != size or min(columns, default=0) < 0:
-        raise node.invalid(f"{size} n-grams, their ngram_indexes are {columns}")
+        raise node.invalid(
+            f"attribute 'ngram_indexes' is {columns}, expected {size} columns of at least 0"
+        )
     weights = node.numbers("weights") or [1.0] * size
     if len(weights) != size:
-        raise node.invalid(f"{len(weights)} weights for {size} n-grams")
+        raise node.invalid(
+            f"attribute 'weights' has {len(weights)} numbers, expected {size}, one per n-gram"
+        )
     rows = cast_to(node, node.reshape(x, shape if len(shape) == 2 else (1, *shape)), DType.INT64)
     low, high = node.integer("min_gram_length"), node.integer("max_gram_length")
     skips = node.integer("max_skip_count")
@@ -78,7 +86,7 @@ def _onnx_tf_idf(node: OnnxNode) -> str:
             distances = range(1, 2 if n == 1 else skips + 2) if wanted else range(0)
             parts.append(_counts(node, rows, pool, distances))
     if not parts:
-        raise node.invalid(f"there are no n-grams for {show(shape)}")
+        raise node.invalid("attribute 'pool_int64s' holds no n-gram")
     counts = parts[0] if len(parts) == 1 else node.emit("concat", parts, axis=1)
     if mode == "IDF":
         occurs = node.emit("greater", [counts, node.scalar(0, DType.FLOAT32)])

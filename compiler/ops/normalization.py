@@ -35,10 +35,13 @@ def _infer_batch_norm(types: Sequence[TensorType], _attrs: Attrs) -> TensorType:
     same_dtype(types)
     shape = types[0].shape
     if len(shape) < 2:
-        raise InvalidModelError(f"input {show(shape)} has no channels")
+        raise InvalidModelError(f"the input is {show(shape)}, expected (N, channels, ...)")
     for kind in types[1:]:
         if not same_extents(kind.shape, shape[1:2]):
-            raise InvalidModelError(f"parameter {show(kind.shape)} for {shape[1]} channels")
+            raise InvalidModelError(
+                f"a parameter is {show(kind.shape)}, expected one number for each of the "
+                f"{shape[1]} channels"
+            )
     return types[0]
 
 
@@ -100,7 +103,7 @@ def _elementwise_batch_norm(node: OnnxNode, x: str, parameters: Sequence[str]) -
     for parameter in parameters:
         if node.shape(parameter) != shape:
             found = show(node.shape(parameter))
-            raise InvalidModelError(f"parameter {found} for elements of {show(shape)}")
+            raise node.invalid(f"a parameter is {found}, expected {show(shape)} with spatial=0")
     scale, bias, mean, variance = parameters
     epsilon = node.scalar(node.number("epsilon", 1e-5), node.type(variance).dtype)
     deviation = node.emit("sqrt", [node.emit("add", [variance, epsilon])])
@@ -117,11 +120,11 @@ def _onnx_batch_norm(node: OnnxNode) -> str | list[str]:
     if each and not any(node.outputs[1:]):
         return _elementwise_batch_norm(node, x, parameters)
     if each:
-        raise node.unsupported("spatial=0 in the training mode")
+        raise node.unsupported("spatial=0 with training outputs")
     if node.integer("training_mode", 0) or (node.opset < 14 and any(node.outputs[1:])):
         return _trained_batch_norm(node)
     if any(node.outputs[1:]):
-        raise node.unsupported("outputs of the training mode")
+        raise node.unsupported("training outputs without training_mode=1")
     return node.emit("batch_norm", [x, *parameters], epsilon=node.number("epsilon", 1e-5))
 
 
@@ -133,7 +136,9 @@ def _infer_layer_norm(types: Sequence[TensorType], attrs: Attrs) -> TensorType:
     axis_of(attrs, len(shape), -1)
     for kind in types[1:]:
         if not same_extents(broadcast(shape, kind.shape), shape):
-            raise InvalidModelError(f"operand {show(kind.shape)} for an input of {show(shape)}")
+            raise InvalidModelError(
+                f"an operand {show(kind.shape)} does not broadcast to the input {show(shape)}"
+            )
     return types[0]
 
 
@@ -248,7 +253,10 @@ def _onnx_group_norm(node: OnnxNode) -> str:
     x = node.input(0)
     shape, groups = node.shape(x), node.integer("num_groups")
     if len(shape) < 3 or groups < 1 or shape[1] % groups:
-        raise node.invalid(f"{groups} groups for an input of {show(shape)}")
+        raise node.invalid(
+            f"attribute 'num_groups' is {groups}, which does not divide the channels of the input "
+            f"{show(shape)}, expected (N, channels, ...)"
+        )
     split = (shape[0], groups, prod(shape[1:]) // groups)
     epsilon = node.number("epsilon", 1e-5)
     rows = node.emit("layer_norm", [node.reshape(x, split)], axis=2, epsilon=epsilon)
@@ -283,9 +291,11 @@ def _infer_lrn(types: Sequence[TensorType], attrs: Attrs) -> TensorType:
     operand_count(types, 1)
     floats_only(types)
     if len(types[0].shape) < 2:
-        raise InvalidModelError(f"input {show(types[0].shape)} has no channels")
+        raise InvalidModelError(f"the input is {show(types[0].shape)}, expected (N, channels, ...)")
     if integer(attrs, "size") < 1:
-        raise InvalidModelError("size must be positive")
+        raise InvalidModelError(
+            f"attribute 'size' is {integer(attrs, 'size')}, expected at least 1"
+        )
     return types[0]
 
 

@@ -82,7 +82,8 @@ def _onnx_eye_like(node: OnnxNode) -> str:
     if "dtype" in node.attrs:
         wanted = ONNX_TYPES.get(node.integer("dtype"))
         if wanted is None:
-            raise node.unsupported(f"ONNX element type {onnx_type_name(node.integer('dtype'))}")
+            name = onnx_type_name(node.integer("dtype"))
+            raise node.unsupported(f"attribute 'dtype' is the element type {name}")
         dtype = wanted
     if any(map(is_dynamic, shape)):
         rows, columns = (grid(node, {dim: 1}, shape) for dim in range(2))

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from tilewright.compiler import ops
 from tilewright.compiler.dtypes import DType
-from tilewright.compiler.errors import InvalidModelError, UnsupportedOperatorError
+from tilewright.compiler.errors import (
+    InvalidModelError,
+    UnsupportedOperatorError,
+    unknown_choice,
+)
 from tilewright.compiler.graph.ir import AttrValue
 from tilewright.compiler.graph.types import TensorType
 from tilewright.compiler.loops.semantics import to_memory
@@ -131,6 +135,13 @@ class OnnxNode:
             raise self.invalid(self._wanted(key, "a string"))
         return value
 
+    def choice(self, key: str, known: Iterable[str], default: str | None = None) -> str:
+        """Return the attribute `key`; raises InvalidModelError if it is none of the known words."""
+        value, words = self.word(key, default), tuple(known)
+        if value not in words:
+            raise self.unknown(key, value, words)
+        return value
+
     def ints(self, key: str, default: tuple[int, ...] | None = None) -> tuple[int, ...] | None:
         """Return the attribute `key` as a tuple of integers, or `default` if it is missing."""
         value = self.attrs.get(key, default)
@@ -232,6 +243,10 @@ class OnnxNode:
     def invalid(self, reason: str) -> InvalidModelError:
         """Return the error for a node that violates ONNX; `reason` ends its message."""
         return InvalidModelError(f"{self.label}: {reason}")
+
+    def unknown(self, key: str, value: object, known: Iterable[str]) -> InvalidModelError:
+        """Return the error for an attribute with a value that ONNX does not define."""
+        return self.invalid(unknown_choice(f"attribute '{key}'", value, known))
 
     def unsupported(self, reason: str) -> UnsupportedOperatorError:
         """Return the error for an unsupported form of an operator; `reason` ends its message."""

@@ -6,6 +6,9 @@ from tilewright.compiler.ops.onnx_node import OnnxNode
 from tilewright.compiler.ops.shapes import Shape, show
 from tilewright.compiler.sizes import is_dynamic, larger
 
+AUTO_PADS = ("NOTSET", "VALID", "SAME_UPPER", "SAME_LOWER")
+"""The values of the attribute auto_pad."""
+
 
 def resolve_pads(
     node: OnnxNode, spatial: Shape, kernel: Shape, strides: Shape, dilations: Shape
@@ -39,7 +42,7 @@ def resolve_pads(
                 after.append(large if mode == "SAME_UPPER" else small)
             return (*before, *after)
         case _:
-            raise node.invalid(f"auto_pad is '{mode}'")
+            raise node.unknown("auto_pad", mode, AUTO_PADS)
 
 
 def ceil_pads(

@@ -44,7 +44,8 @@ def _infer_concat(types: Sequence[TensorType], attrs: Attrs) -> TensorType:
         rest = kind.shape[:axis] + kind.shape[axis + 1 :]
         if not same_extents(rest, first[:axis] + first[axis + 1 :]):
             raise InvalidModelError(
-                f"{show(first)} and {show(kind.shape)} differ outside axis {axis}"
+                f"the operands {show(first)} and {show(kind.shape)} differ in a dimension other "
+                f"than axis {axis}"
             )
     total = sum(kind.shape[axis] for kind in types)
     return TensorType(dtype, (*first[:axis], total, *first[axis + 1 :]))
@@ -79,7 +80,7 @@ def _onnx_concat(node: OnnxNode) -> str:
 def _pads(attrs: Attrs, rank: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
     pads = ints(attrs, "pads")
     if len(pads) != 2 * rank or any(pad < 0 for pad in pads):
-        raise InvalidModelError(f"pads {pads} for rank {rank}")
+        raise InvalidModelError(f"pads are {show(pads)}, expected {2 * rank} numbers of at least 0")
     return pads[:rank], pads[rank:]
 
 
@@ -129,7 +130,9 @@ def _onnx_pad(node: OnnxNode) -> str:
         for extent, start, a in zip(shape, starts, after, strict=True)
     )
     if any(size < (1 if is_dynamic(size) else 0) for size in sizes):
-        raise node.invalid(f"pads {pads} take away more than there is of {show(shape)}")
+        raise node.invalid(
+            f"pads {show(pads)} remove more elements than the input {show(shape)} has"
+        )
     before, after = (tuple(larger(p, 0) for p in part) for part in (before, after))
     mode = node.word("mode", "constant")
     fill = _fill(node) if mode == "constant" else 0.0
@@ -142,7 +145,7 @@ def _onnx_pad(node: OnnxNode) -> str:
     if all(pad == 0 for pad in (*before, *after)):
         return x
     if mode not in (*AROUND, "constant"):
-        raise node.invalid(f"mode is '{mode}'")
+        raise node.unknown("mode", mode, ("constant", *AROUND))
     if mode != "constant":
         if _boxes(sizes, (*before, *after), mode):
             return node.emit("extend", [x], pads=(*before, *after), mode=mode)
@@ -160,7 +163,9 @@ def _check_source(node: OnnxNode, mode: str, shape: Shape, sizes: Shape, pads: S
     """Raise InvalidModelError if a padded dimension has no element to repeat."""
     padded = (low != 0 or high != 0 for low, high in zip(pads, pads[len(sizes) :], strict=False))
     if mode != "constant" and any(p and size == 0 for p, size in zip(padded, sizes, strict=True)):
-        raise node.invalid(f"mode '{mode}' repeats elements, and none is left of {show(shape)}")
+        raise node.invalid(
+            f"mode '{mode}' repeats elements, and the pads leave none of {show(shape)}"
+        )
 
 
 def _onnx_pads(node: OnnxNode, rank: int) -> tuple[int, ...]:
@@ -169,7 +174,10 @@ def _onnx_pads(node: OnnxNode, rank: int) -> tuple[int, ...]:
     axes = node.static_ints(3, "axes")
     axes = tuple(range(rank)) if axes is None else axes
     if pads is None or len(pads) != 2 * len(axes):
-        raise node.invalid(f"pads {pads} do not fit {len(axes)} axes")
+        given = "missing" if pads is None else show(pads)
+        raise node.invalid(
+            f"pads are {given}, expected {2 * len(axes)} numbers for {len(axes)} axes"
+        )
     full = [0] * (2 * rank)
     for position, axis in enumerate(axes):
         dim = dimension(axis, rank)
@@ -275,7 +283,9 @@ def _extend_reference(arrays: Sequence[np.ndarray], attrs: Attrs) -> np.ndarray:
 def _infer_extend(types: Sequence[TensorType], attrs: Attrs) -> TensorType:
     found = _infer_pad(types, attrs)
     if not _extend_pieces(types, attrs):
-        raise InvalidModelError(f"pads {ints(attrs, 'pads')} of {show(types[0].shape)}")
+        raise InvalidModelError(
+            f"pads {show(ints(attrs, 'pads'))} exceed the elements of {show(types[0].shape)}"
+        )
     return found
 
 

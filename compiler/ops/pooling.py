@@ -38,7 +38,10 @@ from tilewright.compiler.sizes import same_extents
 def _output(x: TensorType, attrs: Attrs) -> Shape:
     kernel = ints(attrs, "kernel")
     if len(x.shape) != len(kernel) + 2:
-        raise InvalidModelError(f"input {show(x.shape)} for a kernel of {show(kernel)}")
+        raise InvalidModelError(
+            f"the input is {show(x.shape)}, expected {len(kernel) + 2} dimensions for a kernel "
+            f"{show(kernel)}"
+        )
     return (*x.shape[:2], *Window.of(attrs, kernel).output(x.shape[2:]))
 
 
@@ -53,7 +56,9 @@ def _infer_average(types: Sequence[TensorType], attrs: Attrs) -> TensorType:
     if not same_dtype(types).is_float:
         raise InvalidModelError(f"element type {types[0].dtype} where a float is needed")
     if len(types) == 2 and not same_extents(broadcast(shape, types[1].shape), shape):
-        raise InvalidModelError(f"counts {show(types[1].shape)} for a result of {show(shape)}")
+        raise InvalidModelError(
+            f"the counts {show(types[1].shape)} do not broadcast to the result {show(shape)}"
+        )
     return TensorType(types[0].dtype, shape)
 
 
@@ -157,7 +162,10 @@ def window_attrs(node: OnnxNode) -> tuple[dict[str, Shape], Shape, Shape]:
     dilations = node.ints("dilations") or (1,) * len(kernel)
     pads = resolve_pads(node, spatial, kernel, strides, dilations)
     if len(pads) != 2 * len(kernel) or any(pad < 0 for pad in pads):
-        raise node.invalid(f"pads {pads} do not fit a kernel of {show(kernel)}")
+        raise node.invalid(
+            f"attribute 'pads' is {show(pads)}, expected {2 * len(kernel)} numbers of at least 0 "
+            f"for the kernel {show(kernel)}"
+        )
     full = pads
     if node.integer("ceil_mode", 0) and node.word("auto_pad", "NOTSET") == "NOTSET":
         full = ceil_pads(spatial, kernel, strides, dilations, pads)

@@ -33,7 +33,8 @@ def _along(node: OnnxNode, parameter: str, x: str, block: int) -> str:
     if not block:
         if not same_extents(given, (shape[dim],)):
             raise node.invalid(
-                f"a scale or zero point {show(given)} for axis {dim} of {show(shape)}"
+                f"a scale or zero point is {show(given)}, expected a scalar or one number for each "
+                f"position of axis {dim} of {show(shape)}"
             )
         return node.reshape(parameter, (shape[dim], *(1,) * (rank - 1 - dim)))
     wanted = (*shape[:dim], -(-shape[dim] // block), *shape[dim + 1 :])
@@ -42,7 +43,10 @@ def _along(node: OnnxNode, parameter: str, x: str, block: int) -> str:
         and same_extents((*given[:dim], *given[dim + 1 :]), (*shape[:dim], *shape[dim + 1 :]))
         and (given[dim] - 1) * block < shape[dim] <= given[dim] * block
     ):
-        raise node.invalid(f"a scale or zero point {show(given)}, not {show(wanted)}")
+        raise node.invalid(
+            f"a scale or zero point is {show(given)}, expected {show(wanted)} with block_size "
+            f"{block}"
+        )
     split = node.reshape(parameter, (*given[: dim + 1], 1, *given[dim + 1 :]))
     full = (*given[: dim + 1], block, *given[dim + 1 :])
     merged = (*given[:dim], given[dim] * block, *given[dim + 1 :])
@@ -93,7 +97,7 @@ def _onnx_quantize(node: OnnxNode) -> str:
     else:
         dtype = ONNX_TYPES.get(number) if number else DType.UINT8
     if dtype is None or dtype.is_float:
-        raise node.unsupported(f"quantisation to ONNX element type {onnx_type_name(number)}")
+        raise node.unsupported(f"quantisation to element type {onnx_type_name(number)}")
     value, factor, moved = _aligned(node, x, scale, zero, block)
     scaled = node.emit("div", [cast_to(node, value, WIDE), cast_to(node, factor, WIDE)])
     return node.reshape(_quantise(node, scaled, moved, dtype), node.shape(x))
@@ -106,7 +110,7 @@ def _onnx_dequantize(node: OnnxNode) -> str:
     result = ONNX_TYPES.get(number) if number else node.type(scale).dtype
     if result is None or node.type(x).dtype.is_float:
         raise node.unsupported(
-            f"from {node.type(x).dtype} to ONNX element type {onnx_type_name(number)}"
+            f"dequantisation from {node.type(x).dtype} to element type {onnx_type_name(number)}"
         )
     if block and _is_weight(node, x) and result is WIDE:
         split = _in_blocks(node, x, scale, zero, block)

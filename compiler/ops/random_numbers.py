@@ -17,7 +17,7 @@ import numpy as np
 
 from tilewright.compiler.dtypes import DType
 from tilewright.compiler.loops.semantics import from_memory, to_memory
-from tilewright.compiler.ops.cast import ONNX_TYPES, cast_to
+from tilewright.compiler.ops.cast import ONNX_TYPES, cast_to, onnx_type_name
 from tilewright.compiler.ops.moves import part
 from tilewright.compiler.ops.onnx_node import OnnxNode
 from tilewright.compiler.ops.random_bits import RandomTensor
@@ -79,9 +79,9 @@ def _drawn(node: OnnxNode, shape: Shape, dtype: DType, normal: bool) -> str:
         DynamicSizeError: if there is a seed and the shape is dynamic.
     """
     if not dtype.is_float:
-        raise node.invalid(f"random numbers of the type {dtype}")
+        raise node.invalid(f"the element type of random numbers is {dtype}, expected a float")
     if any(not is_dynamic(extent) and extent < 0 for extent in shape):
-        raise node.invalid(f"random numbers of the shape {show(shape)}")
+        raise node.invalid(f"the shape is {show(shape)}, expected extents of at least 0")
     first, second = (
         (node.number("mean", 0.0), node.number("scale", 1.0))
         if normal
@@ -98,7 +98,9 @@ def _drawn(node: OnnxNode, shape: Shape, dtype: DType, normal: bool) -> str:
             return found
         return node.emit("min", [found, node.constant(_largest_below(second, dtype), dtype)])
     if any(is_dynamic(extent) for extent in shape):
-        raise DynamicSizeError("how many random numbers are drawn")
+        raise DynamicSizeError(
+            "attribute 'seed' fixes the random numbers, and their count is known at run time only"
+        )
     count = prod(shape)
     node.reserve(f"{count} random numbers", count * 8)
     engine = Engine(int(node.number("seed")))
@@ -137,7 +139,9 @@ def _of_type(node: OnnxNode, default: DType) -> DType:
     """
     number = node.integer("dtype", 0)
     if number and number not in ONNX_TYPES:
-        raise node.invalid(f"random numbers of the type {number}")
+        raise node.invalid(
+            f"attribute 'dtype' is the element type {onnx_type_name(number)}, expected a float"
+        )
     return ONNX_TYPES[number] if number else default
 
 
@@ -174,10 +178,10 @@ def _multinomial(node: OnnxNode) -> str:
     """
     shape = node.shape(node.input(0))
     if len(shape) != 2:
-        raise node.invalid(f"logarithms of probabilities {show(shape)}, not of rank 2")
+        raise node.invalid(f"the input is {show(shape)}, expected (batch, classes)")
     batch, classes = shape
     if classes == 0:
-        raise node.invalid("there are no classes to choose from")
+        raise node.invalid(f"the input is {show(shape)}, expected at least one class")
     shares = node.call("Softmax", cast_to(node, node.input(0), DType.FLOAT32), axis=1)
     sums = node.call("CumSum", shares, node.constant(np.array(1)))
     ends = node.reshape(part(node, sums, 1, 0, classes - 1), (batch, 1, classes - 1))

@@ -14,6 +14,7 @@ from functools import partial
 import numpy as np
 
 from tilewright.compiler.dtypes import DType
+from tilewright.compiler.errors import unknown_choice
 from tilewright.compiler.ops.cast import cast_to
 from tilewright.compiler.ops.enclosed import Enclosure
 from tilewright.compiler.ops.loops import looped
@@ -179,7 +180,10 @@ def _activations(
         spelled = {name.lower(): name for name in (*_PLAIN, *_PARAMETERS)}
         chosen = tuple(spelled.get(str(name).lower(), str(name)) for name in given)
     if len(chosen) != len(names) * directions:
-        raise node.invalid(f"{len(chosen)} activations instead of {len(names) * directions}")
+        raise node.invalid(
+            f"attribute 'activations' has {len(chosen)} names, expected {len(names)} for each of "
+            f"{directions} directions"
+        )
     numbers = {key: node.numbers(f"activation_{key}") for key in ("alpha", "beta")}
     made = []
     for name in chosen:
@@ -188,7 +192,9 @@ def _activations(
             if numbers[key]:
                 parameters[key] = numbers[key].pop(0)
         if name not in _PLAIN and name not in _PARAMETERS:
-            raise node.unsupported(f"activation '{name}'")
+            raise node.unsupported(
+                unknown_choice("an activation", name, sorted((*_PLAIN, *_PARAMETERS)))
+            )
         made.append(_activation(node, name, parameters))
     return made[direction * len(names) : (direction + 1) * len(names)]
 
@@ -237,10 +243,16 @@ def _plain_product(node: OnnxNode, value: str, matrix: Sequence[str]) -> str:
 def _plain_weights(node: OnnxNode, gates: int) -> Weights:
     w, r = node.input(1), node.input(2)
     if len(node.shape(w)) != 3 or len(node.shape(r)) != 3:
-        raise node.invalid(f"weights {show(node.shape(w))} and {show(node.shape(r))}")
+        raise node.invalid(
+            f"W (input 1) is {show(node.shape(w))} and R (input 2) {show(node.shape(r))}, expected "
+            "three dimensions each"
+        )
     directions, rows, width = node.shape(w)
     if rows % gates or not same_extents(node.shape(r), (directions, rows, rows // gates)):
-        raise node.invalid(f"weights {show(node.shape(w))} and {show(node.shape(r))}")
+        raise node.invalid(
+            f"R (input 2) is {show(node.shape(r))}, expected (directions, {gates} * hidden, "
+            f"hidden) with the directions and rows of W (input 1), {show(node.shape(w))}"
+        )
     inputs, states = (
         [[transposed(node, row_of(node, value, k), (1, 0))] for k in range(directions)]
         for value in (w, r)
@@ -255,7 +267,7 @@ def _recurrent(
     x, bias = node.input(0), node.optional(3)
     swapped = node.integer("layout", 0) == 1
     if len(node.shape(x)) != 3:
-        raise node.invalid(f"input {show(node.shape(x))}")
+        raise node.invalid(f"X (input 0) is {show(node.shape(x))}, expected three dimensions")
     if swapped:
         x = transposed(node, x, (1, 0, 2))
     length, batch, width = node.shape(x)
@@ -264,10 +276,17 @@ def _recurrent(
     hidden = rows // gates
     direction = node.word("direction", "forward")
     known = {"forward": (False,), "reverse": (True,), "bidirectional": (False, True)}
-    if direction not in known or len(known[direction]) != directions:
-        raise node.invalid(f"direction '{direction}' for {directions} directions")
+    if direction not in known:
+        raise node.unknown("direction", direction, known)
+    if len(known[direction]) != directions:
+        raise node.invalid(
+            f"attribute 'direction' is '{direction}', and the weights have {directions} directions"
+        )
     if not equal(weights.width, width):
-        raise node.invalid(f"weights for {weights.width} features, input {show(node.shape(x))}")
+        raise node.invalid(
+            f"X (input 0) is {show(node.shape(x))}, and W (input 1) has weights for "
+            f"{weights.width} features"
+        )
     _activations(node, names, directions)  # raises before anything is emitted
     ends = _ends(node, length, batch)
     dtype = node.type(x).dtype

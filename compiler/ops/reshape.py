@@ -22,7 +22,8 @@ def _infer(types: Sequence[TensorType], attrs: Attrs) -> TensorType:
     shape = ints(attrs, "shape")
     if any(extent < 0 for extent in shape) or not equal(prod(shape), types[0].elements):
         raise InvalidModelError(
-            f"{show(types[0].shape)} has {types[0].elements} elements, {show(shape)} {prod(shape)}"
+            f"the input {show(types[0].shape)} has {types[0].elements} elements, the shape "
+            f"{show(shape)} {prod(shape)}"
         )
     return TensorType(types[0].dtype, shape)
 
@@ -60,7 +61,8 @@ def _onnx_reshape(node: OnnxNode) -> str:
             if extent == 0:
                 if dim >= len(old):
                     raise node.invalid(
-                        f"shape {show(wanted)} copies dimension {dim} of {show(old)}"
+                        f"the shape {show(wanted)} copies dimension {dim} by a 0, and the input is "
+                        f"{show(old)}"
                     )
                 shape[dim] = old[dim]
             elif is_dynamic(extent) and bounds(extent)[0] == 0 and old[dim : dim + 1] != (extent,):
@@ -68,11 +70,16 @@ def _onnx_reshape(node: OnnxNode) -> str:
                     f"{extent} may be 0, which copies dimension {dim} of the input"
                 )
     if shape.count(-1) > 1 or any(extent < -1 for extent in shape):
-        raise node.invalid(f"shape {show(wanted)} is ambiguous")
+        raise node.invalid(
+            f"the shape is {show(wanted)}, expected at most one -1 and else extents of at least 0"
+        )
     if -1 in shape:
         rest = prod(extent for extent in shape if extent != -1)
         if rest == 0 or not equal(prod(old) % rest, 0):
-            raise node.invalid(f"{show(old)} does not fit in {show(wanted)}")
+            raise node.invalid(
+                f"the input {show(old)} has {prod(old)} elements, which no extent in place of -1 "
+                f"in the shape {show(wanted)} gives"
+            )
         shape[shape.index(-1)] = prod(old) // rest
     return node.reshape(x, shape)
 
@@ -95,7 +102,7 @@ def _onnx_squeeze(node: OnnxNode) -> str:
         axes = tuple(dim for dim, extent in enumerate(shape) if equal(extent, 1))
     for axis in axes:
         if not -len(shape) <= axis < len(shape) or not equal(shape[axis], 1):
-            raise node.invalid(f"axis {axis} of {show(shape)} cannot be dropped")
+            raise node.invalid(f"axis {axis} of the input {show(shape)} has no extent of 1")
     dropped = {axis % len(shape) for axis in axes}
     return node.reshape(x, [e for dim, e in enumerate(shape) if dim not in dropped])
 
@@ -105,12 +112,14 @@ def _onnx_unsqueeze(node: OnnxNode) -> str:
     shape = list(node.shape(x))
     axes = node.ints_or_input("axes", 1)
     if axes is None:
-        raise node.invalid("axes are missing")
+        raise node.invalid("axes (input 1) are missing")
     rank = len(shape) + len(axes)
     if len({axis % rank for axis in axes}) != len(axes) or any(
         not -rank <= axis < rank for axis in axes
     ):
-        raise node.invalid(f"axes {axes} do not fit rank {rank}")
+        raise node.invalid(
+            f"axes are {axes}, expected different axes of the output, which has {rank} dimensions"
+        )
     for axis in sorted(axis % rank for axis in axes):
         shape.insert(axis, 1)
     return node.reshape(x, shape)

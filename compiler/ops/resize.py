@@ -105,7 +105,10 @@ def _coordinates(node: OnnxNode, mode: str, line: _Line, rounded: Rounded) -> Fl
             places = rounded((x + 0.5) / scale)
         case "tf_crop_and_resize":
             if is_dynamic(line.inputs) or is_dynamic(line.outputs):
-                raise DynamicSizeError(f"which part of {line.inputs} places is shown")
+                raise DynamicSizeError(
+                    f"the part of the {line.inputs} elements that roi selects is known at run "
+                    "time only"
+                )
             last = line.inputs - 1
             if line.outputs == 1:
                 return np.full(1, 0.5 * (line.start + line.end) * last)
@@ -113,13 +116,24 @@ def _coordinates(node: OnnxNode, mode: str, line: _Line, rounded: Rounded) -> Fl
             steps = _in_float32(_in_float32(shown * last) / (line.outputs - 1))
             places = _in_float32(_in_float32(np.asarray(line.start * last)) + steps)
         case _:
-            raise node.invalid(f"coordinate_transformation_mode is '{mode}'")
+            raise node.unknown("coordinate_transformation_mode", mode, _COORDINATES)
     return places
 
 
 _TIE = 1e-6
 """Maximum distance of a coordinate from the middle of two inputs that counts as a tie in ONNX
 Runtime."""
+
+
+_COORDINATES = (
+    "half_pixel",
+    "half_pixel_symmetric",
+    "pytorch_half_pixel",
+    "align_corners",
+    "asymmetric",
+    "tf_half_pixel_for_nn",
+    "tf_crop_and_resize",
+)
 
 
 def _nearest(node: OnnxNode, places: Floats) -> np.ndarray:
@@ -131,7 +145,7 @@ def _nearest(node: OnnxNode, places: Floats) -> np.ndarray:
         "ceil": np.ceil,
     }
     if mode not in rounded:
-        raise node.invalid(f"nearest_mode is '{mode}'")
+        raise node.unknown("nearest_mode", mode, rounded)
     return rounded[mode](places).astype(np.int64)
 
 
@@ -183,7 +197,8 @@ def _taps(node: OnnxNode, mode: str, line: _Line) -> _Taps:
     if node.integer("antialias", 0):
         if line.scale is None:
             raise DynamicSizeError(
-                f"how many of {line.inputs} places each of {line.outputs} averages"
+                f"attribute 'antialias' needs the scale from {line.inputs} to {line.outputs} "
+                "elements, which is known at run time only"
             )
         shrink = min(line.scale, 1.0)
     first = floor(-reach / shrink) + 1
@@ -240,7 +255,10 @@ def _summed(node: OnnxNode, x: str, dim: int, taps: _Taps) -> str:
     total = ""
     assert taps.weights is not None
     if is_computed(taps.weights):
-        raise DynamicSizeError(f"each place of the result is a sum of {taps.count} places")
+        raise DynamicSizeError(
+            f"the weights of the {taps.count} elements that each result sums are known at run "
+            "time only"
+        )
     for positions, each in zip(taps.positions, taps.weights, strict=True):
         value = _picked(node, x, dim, positions[None])
         value = node.emit("mul", [value, table(node, each.reshape(column), dtype)])
@@ -317,7 +335,9 @@ def _lines(node: OnnxNode, shape: Shape, scale_position: int) -> list[_Line]:
     rank = len(shape)
     axes = node.ints("axes") or tuple(range(rank))
     if any(not -rank <= axis < rank for axis in axes):
-        raise node.invalid(f"axes {axes} for an input of rank {rank}")
+        raise node.invalid(
+            f"attribute 'axes' is {axes}, expected axes of an input with {rank} dimensions"
+        )
     dims = [axis % rank for axis in axes]
     scales = node.static(scale_position, "scales")
     given = node.attrs.get("scales")
@@ -331,7 +351,10 @@ def _lines(node: OnnxNode, shape: Shape, scale_position: int) -> list[_Line]:
             (_scaled(shape[dim], float(s)), float(s)) for dim, s in zip(dims, scales, strict=True)
         ]
     else:
-        raise node.invalid(f"neither sizes nor {len(dims)} positive scales are given")
+        raise node.invalid(
+            f"sizes and scales are missing or do not fit: give either {len(dims)} sizes or "
+            f"{len(dims)} scales above 0"
+        )
     cropped = node.attrs.get("coordinate_transformation_mode") == "tf_crop_and_resize"
     roi = node.static(1, "roi") if cropped and scale_position == 2 else None
     region = np.tile([[0.0], [1.0]], len(dims))
@@ -340,7 +363,9 @@ def _lines(node: OnnxNode, shape: Shape, scale_position: int) -> list[_Line]:
     lines = [_Line(extent, extent, 1.0, 0.0, 1.0) for extent in shape]
     for position, (dim, (outputs, scale)) in enumerate(zip(dims, wanted, strict=True)):
         if outputs < 1:
-            raise node.invalid(f"nothing is left of dimension {dim} of {show(shape)}")
+            raise node.invalid(
+                f"dimension {dim} of the input {show(shape)} becomes {outputs}, expected at least 1"
+            )
         lines[dim] = _Line(shape[dim], outputs, scale, region[0][position], region[1][position])
     return lines
 
@@ -351,7 +376,9 @@ def _fitted(node: OnnxNode, extents: Shape, sizes: Shape) -> list[tuple[int, flo
     A scale that is known at run time only is None.
     """
     if len(sizes) != len(extents):
-        raise node.invalid(f"{len(sizes)} sizes for {len(extents)} dimensions")
+        raise node.invalid(
+            f"sizes (input 3) has {len(sizes)} numbers, expected {len(extents)}, one per axis"
+        )
     ratios = [_ratio(size, extent) for size, extent in zip(sizes, extents, strict=True)]
     policy = node.word("keep_aspect_ratio_policy", "stretch")
     match policy:
@@ -360,19 +387,21 @@ def _fitted(node: OnnxNode, extents: Shape, sizes: Shape) -> list[tuple[int, flo
         case "not_larger" | "not_smaller":
             known = [ratio for ratio in ratios if ratio is not None]
             if len(known) < len(ratios):
-                raise DynamicSizeError(f"which of the sizes {show(sizes)} is reached first")
+                raise DynamicSizeError(
+                    f"the scale that keeps the aspect ratio of {show(extents)} in {show(sizes)} "
+                    "is known at run time only"
+                )
             scale = min(known) if policy == "not_larger" else max(known)
             return [(_rounded(extent, scale), scale) for extent in extents]
         case _:
-            raise node.invalid(f"keep_aspect_ratio_policy is '{policy}'")
+            policies = ("stretch", "not_larger", "not_smaller")
+            raise node.unknown("keep_aspect_ratio_policy", policy, policies)
 
 
 def _resized(node: OnnxNode, scale_position: int) -> str:
     x = node.input(0)
     shape, dtype = node.shape(x), node.type(x).dtype
-    mode = node.word("mode", "nearest")
-    if mode not in ("nearest", "linear", "cubic"):
-        raise node.invalid(f"mode is '{mode}'")
+    mode = node.choice("mode", ("nearest", "linear", "cubic"), "nearest")
     lines = _lines(node, shape, scale_position)
     full = tuple(line.outputs for line in lines)
     cropped = node.attrs.get("coordinate_transformation_mode") == "tf_crop_and_resize"

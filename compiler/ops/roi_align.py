@@ -48,11 +48,13 @@ class _Regions:
 
 def _regions(node: OnnxNode, at: Coordinates) -> _Regions:
     x, rois, images = node.input(0), node.input(1), node.input(2)
-    count, mode = node.shape(rois)[0], node.word("mode", "avg")
+    count = node.shape(rois)[0]
     if len(node.shape(x)) != 4 or not same_extents(node.shape(rois), (count, 4)):
-        raise node.invalid(f"regions {show(node.shape(rois))} of {show(node.shape(x))}")
-    if mode not in ("avg", "max"):
-        raise node.invalid(f"mode is '{mode}'")
+        raise node.invalid(
+            f"X (input 0) is {show(node.shape(x))} and rois (input 1) {show(node.shape(rois))}, "
+            "expected four dimensions and (regions, 4)"
+        )
+    mode = node.choice("mode", ("avg", "max"), "avg")
     default = "half_pixel" if node.opset >= 16 else "output_half_pixel"
     shifted = node.word("coordinate_transformation_mode", default) == "half_pixel"
     scale = node.number("spatial_scale", 1.0)

@@ -176,14 +176,14 @@ def _onnx_grid_sample(node: OnnxNode) -> str:
     rank = len(shape) - 2
     fits = rank >= 1 and len(given) == rank + 2 and equal(given[-1], rank)
     if not fits or not equal(given[0], shape[0]):
-        raise node.invalid(f"grid {show(given)} for an input of {show(shape)}")
+        raise node.invalid(
+            f"grid (input 1) is {show(given)}, expected (N, ..., {max(rank, 1)}) with the batch "
+            f"and number of dimensions of the input {show(shape)}"
+        )
     names = {"bilinear": "linear", "bicubic": "cubic"}
-    stated = node.word("mode", "linear")
-    mode, padding = names.get(stated, stated), node.word("padding_mode", "zeros")
-    if mode not in ("nearest", "linear", "cubic"):
-        raise node.invalid(f"mode is '{stated}'")
-    if padding not in ("zeros", "border", "reflection"):
-        raise node.invalid(f"padding_mode is '{padding}'")
+    stated = node.choice("mode", ("nearest", "linear", "cubic", *names), "linear")
+    mode = names.get(stated, stated)
+    padding = node.choice("padding_mode", ("zeros", "border", "reflection"), "zeros")
     at = Coordinates(node, node.type(grid).dtype)
     points = prod(given[1:-1])
     rows = node.reshape(grid, (given[0], points, rank))
@@ -219,8 +219,9 @@ def _onnx_deform_conv(node: OnnxNode) -> str:
         or not same_extents(node.shape(offset), wanted)
     ):
         raise node.invalid(
-            f"input {show(node.shape(x))}, weight {show(node.shape(w))} and offset "
-            f"{show(node.shape(offset))} do not fit"
+            f"offset (input 2) is {show(node.shape(offset))}, expected {show(wanted)}; the input "
+            f"{show(node.shape(x))} must have 'group' times {inner} channels, as the weight "
+            f"{show(node.shape(w))}, and a multiple of 'offset_group', {offsets}"
         )
     at = Coordinates(node, node.type(offset).dtype)
     grid = np.indices(places).reshape(rank, 1, points)

@@ -15,7 +15,7 @@ from math import prod
 import numpy as np
 
 from tilewright.compiler.dtypes import Combination, DType
-from tilewright.compiler.errors import InvalidModelError
+from tilewright.compiler.errors import InvalidModelError, unknown_choice
 from tilewright.compiler.graph.ir import Attrs
 from tilewright.compiler.graph.types import TensorType
 from tilewright.compiler.ops.attributes import integer, word
@@ -30,6 +30,7 @@ from tilewright.compiler.ops.shapes import operand_count, show
 from tilewright.compiler.sizes import is_dynamic, same_extents
 
 _COMBINED = {"add": np.add, "mul": np.multiply, "max": np.maximum, "min": np.minimum}
+_REDUCTIONS = ("none", *_COMBINED)
 _OF_TRUTHS = {"add": "max", "mul": "min"}
 
 
@@ -43,21 +44,28 @@ def _infer(types: Sequence[TensorType], attrs: Attrs) -> TensorType:
     data, places, updates = types
     depth = integer(attrs, "depth")
     if not 1 <= depth <= len(data.shape):
-        raise InvalidModelError(f"rows of {depth} dimensions of data {show(data.shape)}")
+        raise InvalidModelError(
+            f"rows of {depth} dimensions do not exist in data {show(data.shape)}"
+        )
     if places.dtype is not DType.INT64 or len(places.shape) != 1:
         raise InvalidModelError(f"places are {places}, not a vector of int64")
     if updates.dtype is not data.dtype:
-        raise InvalidModelError(f"updates of {updates.dtype} for data of {data.dtype}")
+        raise InvalidModelError(
+            f"the updates have element type {updates.dtype} and the data {data.dtype}, expected "
+            "the same"
+        )
     if updates.elements != places.elements * prod(data.shape[depth:]):
         raise InvalidModelError(
-            f"updates {show(updates.shape)} for {places.elements} rows of "
+            f"the updates are {show(updates.shape)}, expected {places.elements} rows of "
             f"{show(data.shape[depth:])}"
         )
     reduction = word(attrs, "reduction", "none")
-    if reduction != "none" and reduction not in _COMBINED:
-        raise InvalidModelError(f"reduction is '{reduction}'")
+    if reduction not in _REDUCTIONS:
+        raise InvalidModelError(unknown_choice("the reduction", reduction, _REDUCTIONS))
     if reduction != "none" and data.dtype.is_float and data.dtype.bytes == 2:
-        raise InvalidModelError(f"{reduction} of {data.dtype}, which is summed as float32")
+        raise InvalidModelError(
+            f"the reduction '{reduction}' of {data.dtype} must be computed in float32"
+        )
     return data
 
 
@@ -175,10 +183,7 @@ def _pieces(node: OnnxNode, data: str, places: np.ndarray, updates: str, depth: 
 
 
 def _reduction(node: OnnxNode) -> str:
-    reduction = node.word("reduction", "none")
-    if reduction != "none" and reduction not in _COMBINED:
-        raise node.invalid(f"reduction is '{reduction}'")
-    return reduction
+    return node.choice("reduction", _REDUCTIONS, "none")
 
 
 def _onnx_scatter_elements(node: OnnxNode) -> str:
@@ -189,12 +194,16 @@ def _onnx_scatter_elements(node: OnnxNode) -> str:
     fit = len(picked) == rank and same_extents(node.shape(updates), picked)
     if not fit or not -rank <= axis < rank:
         raise node.invalid(
-            f"axis {axis}, indices {show(picked)} and updates {show(node.shape(updates))} "
-            f"for data {show(shape)}"
+            f"axis is {axis}, indices (input 1) are {show(picked)} and updates (input 2) "
+            f"{show(node.shape(updates))}, expected an axis of the data {show(shape)}, and indices "
+            "and updates of one shape with as many dimensions"
         )
     dim = axis % rank
     if any(p > e for d, (p, e) in enumerate(zip(picked, shape, strict=True)) if d != dim):
-        raise node.invalid(f"indices {show(picked)} leave data {show(shape)}")
+        raise node.invalid(
+            f"indices (input 1) are {show(picked)}, larger than the data {show(shape)} in a "
+            f"dimension other than axis {dim}"
+        )
     if not prod(picked):
         return data
     strides = row_strides(shape)
@@ -216,7 +225,9 @@ def _onnx_scatter_nd(node: OnnxNode) -> str:
     wanted = (*picked[:-1], *shape[depth:])
     if not 1 <= depth <= len(shape) or not same_extents(node.shape(updates), wanted):
         raise node.invalid(
-            f"indices {show(picked)} and updates {show(node.shape(updates))} for data {show(shape)}"
+            f"indices (input 1) are {show(picked)} and updates (input 2) "
+            f"{show(node.shape(updates))}, expected 1 to {len(shape)} coordinates along the last "
+            f"dimension of the indices, and an update for each row of the data {show(shape)}"
         )
     count = prod(picked[:-1])
     if not count:
@@ -235,9 +246,15 @@ def _onnx_max_unpool(node: OnnxNode) -> str:
     rank = len(shape) - 2
     kernel = node.ints("kernel_shape")
     if rank < 1 or kernel is None or len(kernel) != rank:
-        raise node.invalid(f"kernel_shape {kernel} for an input {show(shape)}")
+        raise node.invalid(
+            f"attribute 'kernel_shape' is {kernel}, expected the {max(rank, 1)} spatial dimensions "
+            f"of the input {show(shape)}"
+        )
     if not same_extents(node.shape(indices), shape):
-        raise node.invalid(f"input {show(shape)}, indices {show(node.shape(indices))}")
+        raise node.invalid(
+            f"indices (input 1) are {show(node.shape(indices))}, expected the shape of the input "
+            f"{show(shape)}"
+        )
     strides = node.ints("strides") or (1,) * rank
     pads = node.ints("pads") or (0,) * (2 * rank)
     pooled = tuple(
@@ -245,10 +262,15 @@ def _onnx_max_unpool(node: OnnxNode) -> str:
         for d, (extent, s, k) in enumerate(zip(shape[2:], strides, kernel, strict=True))
     )
     if min(pooled) < 1:
-        raise node.invalid(f"kernel {show(kernel)} and pads {pads} for an input of {show(shape)}")
+        raise node.invalid(
+            f"kernel {show(kernel)} and pads {pads} leave no element of the input {show(shape)}"
+        )
     full = node.static_ints(2, "output_shape") or (*shape[:2], *pooled)
     if len(full) != len(shape) or full[:2] != shape[:2] or min(full) < 1:
-        raise node.invalid(f"output_shape {full} for an input of {show(shape)}")
+        raise node.invalid(
+            f"output_shape (input 2) is {full}, expected the batch and channels of the input "
+            f"{show(shape)} and {rank} positive extents"
+        )
     planes, inside, size = shape[0] * shape[1], prod(shape[2:]), prod(pooled)
     places = node.reshape(cast_to(node, indices, DType.INT64), (planes * inside,))
     zeros = node.emit("expand", [node.scalar(0, node.type(x).dtype)], shape=(planes * size,))
@@ -262,19 +284,26 @@ def _onnx_tensor_scatter(node: OnnxNode) -> str:
     past, update = node.input(0), node.input(1)
     shape, given = node.shape(past), node.shape(update)
     rank, axis = len(shape), node.integer("axis", -2)
-    mode = node.word("mode", "linear")
+    mode = node.choice("mode", ("linear", "circular"), "linear")
     if not -rank <= axis < rank or axis % rank == 0 or len(given) != rank:
-        raise node.invalid(f"axis {axis}, update {show(given)} for a cache of {show(shape)}")
-    if mode not in ("linear", "circular"):
-        raise node.invalid(f"mode is '{mode}'")
+        raise node.invalid(
+            f"axis is {axis} and update (input 1) {show(given)}, expected an axis other than the "
+            f"batch and as many dimensions as the cache {show(shape)}"
+        )
     dim = axis % rank
     if any(g != e for d, (g, e) in enumerate(zip(given, shape, strict=True)) if d != dim):
-        raise node.invalid(f"axis {axis}, update {show(given)} for a cache of {show(shape)}")
+        raise node.invalid(
+            f"update (input 1) is {show(given)}, expected the extents of the cache {show(shape)} "
+            f"in all dimensions but axis {dim}"
+        )
     starts = node.optional(2)
     if starts is None:
         starts = filled(node, 0, shape[:1], DType.INT64)
     elif node.type(starts).elements != shape[0]:
-        raise node.invalid(f"write_indices {show(node.shape(starts))} for a cache of {show(shape)}")
+        raise node.invalid(
+            f"write_indices (input 2) are {show(node.shape(starts))}, expected ({shape[0]}), one "
+            f"for each batch of the cache {show(shape)}"
+        )
     starts = cast_to(node, starts, DType.INT64)
     return rows_replaced(node, past, starts, update, dim, circular=mode == "circular")
 

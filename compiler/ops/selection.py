@@ -86,7 +86,10 @@ def _onnx_compress(node: OnnxNode) -> str:
         x = node.reshape(x, (prod(node.shape(x)),))
     kind, shape, dtype = node.type(condition), node.shape(x), node.type(x).dtype
     if kind.dtype is not DType.BOOL or len(kind.shape) != 1 or kind.shape[0] > shape[axis]:
-        raise node.invalid(f"the condition is {kind}, for axis {axis} of {show(shape)}")
+        raise node.invalid(
+            f"condition (input 1) is {kind}, expected a vector of at most {shape[axis]} booleans "
+            f"for axis {axis} of {show(shape)}"
+        )
     if not prod(kind.shape) or not prod(shape):
         return node.constant(np.zeros((*shape[:axis], 0, *shape[axis + 1 :]), dtype.numpy), dtype)
     known = node.builder.known(condition)

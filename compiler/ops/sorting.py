@@ -28,7 +28,9 @@ def _infer_top_k(types: Sequence[TensorType], attrs: Attrs) -> TensorType:
         raise InvalidModelError("a scalar has no axis")
     axis = axis_of(attrs, len(shape), -1)
     if not 0 <= k <= shape[axis]:
-        raise InvalidModelError(f"the first {k} of {shape[axis]} elements")
+        raise InvalidModelError(
+            f"k is {k}, expected 0 to the {shape[axis]} elements of axis {axis}"
+        )
     return TensorType(DType.INT64, (*shape[:axis], k, *shape[axis + 1 :]))
 
 
@@ -68,7 +70,7 @@ def _onnx_top_k(node: OnnxNode) -> list[str]:
     else:
         given = node.input(1)
         if node.type(given).elements != 1 or node.type(given).dtype is not DType.INT64:
-            raise node.invalid(f"k is {node.type(given)}, not one int64")
+            raise node.invalid(f"k (input 1) is {node.type(given)}, expected one int64")
         known = node.builder.known(given)
         k = node.shape(x)[axis] if known is None else int(known.reshape(-1)[0])
         if known is None:
@@ -140,7 +142,7 @@ def _onnx_unique(node: OnnxNode) -> list[str]:
         x = node.reshape(x, (prod(node.shape(x)),))
     shape = node.shape(x)
     if not prod(shape):
-        raise node.unsupported("an input without elements")
+        raise node.unsupported(f"the input {show(shape)} has no elements")
     others = [dim for dim in range(len(shape)) if dim != axis]
     rows = transposed(node, x, (axis, *others))
     rows = node.reshape(rows, (shape[axis], prod(shape) // shape[axis]))

@@ -27,12 +27,17 @@ def _infer(types: Sequence[TensorType], attrs: Attrs) -> TensorType:
     operand_count(types, 5)
     boxes, scores = types[0].shape, types[1].shape
     if len(boxes) != 3 or len(scores) != 3 or not same_extents(boxes, (scores[0], scores[2], 4)):
-        raise InvalidModelError(f"boxes {show(boxes)} for scores {show(scores)}")
+        raise InvalidModelError(
+            f"the boxes are {show(boxes)} and the scores {show(scores)}, expected "
+            "(batches, boxes, 4) and (batches, classes, boxes)"
+        )
     if any(t.dtype is not DType.FLOAT32 for t in types[:2]):
-        raise InvalidModelError("boxes and scores are float32")
+        raise InvalidModelError(
+            f"boxes and scores are {types[0].dtype} and {types[1].dtype}, expected float32"
+        )
     for kind, dtype in zip(types[2:], _LIMITS, strict=True):
         if kind.dtype is not dtype or kind.elements != 1:
-            raise InvalidModelError(f"a limit is {kind}, not one {dtype}")
+            raise InvalidModelError(f"a limit is {kind}, expected a single {dtype}")
     return TensorType(DType.INT64, (scores[0] * scores[1] * integer(attrs, "room"), 3))
 
 
@@ -106,7 +111,9 @@ def _onnx(node: OnnxNode) -> str:
     ]
     shape = node.shape(scores)
     if len(shape) != 3:
-        raise node.invalid(f"scores {show(shape)}, not (batches, classes, boxes)")
+        raise node.invalid(
+            f"scores (input 1) are {show(shape)}, expected (batches, classes, boxes)"
+        )
     known = node.builder.known(limits[0])
     room = shape[2]
     if known is not None and known.size == 1:

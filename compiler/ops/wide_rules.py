@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from tilewright.compiler.dtypes import DType
-from tilewright.compiler.ops.cast import ONNX_TYPES, cast_to
+from tilewright.compiler.ops.cast import ONNX_TYPES, cast_to, onnx_type_name
 from tilewright.compiler.ops.onnx_node import OnnxNode
 
 Rule = Callable[[OnnxNode], str | Sequence[str]]
@@ -25,7 +25,8 @@ def stash_type(node: OnnxNode) -> DType:
     """
     stated = ONNX_TYPES.get(node.integer("stash_type", 1))
     if stated is None or not stated.is_float:
-        raise node.unsupported(f"stash_type {node.integer('stash_type', 1)}")
+        name = onnx_type_name(node.integer("stash_type", 1))
+        raise node.unsupported(f"attribute 'stash_type' is {name}, expected a float type")
     return stated
 
 

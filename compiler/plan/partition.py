@@ -76,7 +76,7 @@ def _planned(graph: Graph, lanes: int, assign: Assign, choice: GraphChoice) -> G
     prepared, groups = fused(graph, choice)
     if len(groups) > GROUP_LIMIT:
         raise InvalidModelError(
-            f"model '{graph.name}' is {len(groups)} kernels, at most {GROUP_LIMIT} are compiled"
+            f"model '{graph.name}' has {len(groups)} kernels, the limit is {GROUP_LIMIT}"
         )
     choices = assign(prepared, groups, lanes, choice)
 

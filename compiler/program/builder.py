@@ -199,8 +199,8 @@ class ProgramBuilder:
         workloads = list(dict.fromkeys(step.workload for step in plan.kernels))
         if len(workloads) > KERNEL_LIMIT:
             raise InvalidModelError(
-                f"model '{plan.graph.name}' is {len(workloads)} kernels that differ, "
-                f"at most {KERNEL_LIMIT} are compiled"
+                f"model '{plan.graph.name}' has {len(workloads)} kernels that differ, "
+                f"the limit is {KERNEL_LIMIT}"
             )
         with self._compiler as compiler:
             built: dict[Workload, KernelTree] = {}

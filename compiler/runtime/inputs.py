@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from tilewright.compiler.dtypes import DType
-from tilewright.compiler.errors import InvalidInputError
+from tilewright.compiler.errors import InvalidInputError, suggestion
 from tilewright.compiler.runtime.kernel import ALIGNMENT
 from tilewright.compiler.runtime.packing import Array, Bytes
 from tilewright.compiler.runtime.ports import shape_text, size_text
@@ -95,6 +95,7 @@ def _in_order(
                 raise InvalidInputError(f"input '{missing[0]}' is missing{given}")
             raise InvalidInputError(
                 f"there is no input '{unknown[0]}', the inputs are {listed(names)}"
+                f"{suggestion(unknown[0], names)}"
             )
         return [inputs[name] for name in names]
     if isinstance(inputs, np.ndarray) or not isinstance(inputs, Sequence):

@@ -28,7 +28,7 @@ def bind_workers(processors: Sequence[int]) -> None:
     chosen = list(processors)
     if len(chosen) >= MAX_THREADS or not all(type(p) is int and 0 <= p < 1 << 16 for p in chosen):
         raise InvalidArgumentError(
-            f"expected at most {MAX_THREADS - 1} numbers of processors, got {chosen}"
+            f"the processors of threads are {chosen}, expected at most {MAX_THREADS - 1} numbers"
         )
     status = native().tw_pool_bind((ctypes.c_int * len(chosen))(*chosen), len(chosen))
     if status > 0:

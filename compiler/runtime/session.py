@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tilewright.compiler.errors import InvalidArgumentError, InvalidInputError
+from tilewright.compiler.errors import InvalidArgumentError, InvalidInputError, suggestion
 from tilewright.compiler.runtime.inputs import Placed, arrays_in_order, listed, shapes_of
 from tilewright.compiler.runtime.packing import Array
 from tilewright.compiler.runtime.ports import Dims
@@ -230,6 +230,7 @@ class Session:
                 return state
         raise InvalidArgumentError(
             f"there is no state '{name}', the states are {listed(self.states)}"
+            f"{suggestion(name, self.states)}"
         )
 
 
@@ -253,10 +254,12 @@ def _bound_states(
         if output not in outputs:
             raise InvalidArgumentError(
                 f"there is no output '{output}', the outputs are {listed(outputs)}"
+                f"{suggestion(output, outputs)}"
             )
         if not isinstance(name, str) or name not in inputs:
             raise InvalidArgumentError(
                 f"there is no input '{name}', the inputs are {listed(inputs)}"
+                f"{suggestion(name, inputs)}"
             )
         if name in taken:
             raise InvalidArgumentError(
@@ -267,6 +270,7 @@ def _bound_states(
         if name not in taken:
             raise InvalidArgumentError(
                 f"'{name}' has an initial value and is not a state, the states are {listed(taken)}"
+                f"{suggestion(name, taken)}"
             )
     return taken
 

@@ -69,7 +69,9 @@ def own_folder(environment: Mapping[str, str] = os.environ) -> CacheFolder | Non
         return None
     limit = environment.get(LIMIT, str(DEFAULT_LIMIT_BYTES))
     if not (limit.isascii() and limit.isdigit()):
-        raise InvalidArgumentError(f"{LIMIT} is '{limit}', expected a number of bytes")
+        raise InvalidArgumentError(
+            f"{LIMIT} is '{limit}', expected a number of bytes, such as 1000000000"
+        )
     if stated:
         return CacheFolder(stated, int(limit))
     base = environment.get("XDG_CACHE_HOME", "")

@@ -6,10 +6,9 @@ Only this module compares a target with the host. Service code runs programs on 
 
 from __future__ import annotations
 
-import difflib
 from functools import cache
 
-from tilewright.compiler.errors import CompilerError, UnknownTargetError
+from tilewright.compiler.errors import CompilerError, UnknownTargetError, suggestion
 from tilewright.compiler.targets.detection import best_target, this_device
 from tilewright.compiler.targets.families import family_of
 from tilewright.compiler.targets.target import Target, known_targets
@@ -55,10 +54,9 @@ def resolve_target(name: str) -> Target:
     elif base in (known := known_targets()):
         target = known[base]
     else:
-        near = difflib.get_close_matches(base, ["host", *known], cutoff=0.5)
-        hint = f"did you mean {' or '.join(near)}? " if near else ""
         raise UnknownTargetError(
-            f"unknown target '{base}': {hint}`tilewright show targets` lists all {len(known)}"
+            f"unknown target '{base}': `tilewright show targets` lists all {len(known)}"
+            f"{suggestion(base, ['host', *known])}"
         )
     if not colon:
         return target

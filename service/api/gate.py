@@ -225,7 +225,7 @@ class Gate:
         """
         secret = secret_of(headers)
         if not secret:
-            raise unauthorized("a bearer token is needed")
+            raise unauthorized("a token is needed: send the header 'Authorization: Bearer TOKEN'")
         token = await self.tokens.verify(secret.decode("latin-1"))
         if token is None:
             raise unauthorized("the token is invalid, revoked or expired")

@@ -49,6 +49,7 @@ def create_token(
     """
     from pydantic import TypeAdapter, ValidationError
 
+    from tilewright.compiler.errors import unknown_choice
     from tilewright.db.stores.audit import Action
     from tilewright.db.stores.tokens import Scope
     from tilewright.service.api.schemas.fields import Name
@@ -59,11 +60,10 @@ def create_token(
     except ValidationError as error:
         why = error.errors()[0]["msg"].removeprefix("Value error, ")
         raise UserError(f"{name!r} cannot be the name of a token: {why}") from error
-    try:
-        scopes = [Scope(text) for text in scope]
-    except ValueError as error:
-        known = ", ".join(scope.value for scope in Scope)
-        raise UserError(f"{error}; --scope is one of {known}") from error
+    for text in scope:
+        if text not in list(Scope):
+            raise UserError(unknown_choice("--scope", text, Scope))
+    scopes = [Scope(text) for text in scope]
     storage = open_storage(load_settings())
     try:
         with storage.together():

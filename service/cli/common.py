@@ -95,13 +95,16 @@ def dump_observer(names: list[str] | None) -> Observer | None:
     """
     if not names:
         return None
+    from tilewright.compiler.errors import suggestion
     from tilewright.compiler.graph.text import print_graph
     from tilewright.compiler.passes.pipeline import PASSES
 
     known = [step.__name__ for step in PASSES]
     for name in names:
         if name not in known:
-            raise UserError(f"--dump-after '{name}': the passes are {', '.join(known)}")
+            raise UserError(
+                f"--dump-after '{name}': the passes are {', '.join(known)}{suggestion(name, known)}"
+            )
 
     def observe(name: str, graph: Graph) -> None:
         if name in names:

@@ -41,7 +41,7 @@ def check(
     if as_json:
         say_json(findings)
     if errors := sum(finding.severity is Severity.ERROR for finding in findings):
-        raise UserError(f"{errors} errors")
+        raise UserError(f"the check found {errors} errors, listed above")
     console(as_json).print("no errors")
 
 

@@ -161,6 +161,7 @@ def _method(
     ranges: str | None,
 ) -> Method:
     """Return the method that the options select. Raises UserError for contradictory options."""
+    from tilewright.compiler.errors import unknown_choice
     from tilewright.service.quantize.methods import DynamicInt8, Int4, Ranges, StaticInt8
 
     if dynamic and int4:
@@ -182,7 +183,7 @@ def _method(
     chosen = Ranges.MINMAX
     if ranges is not None:
         if ranges not in list(Ranges):
-            raise UserError(f"--ranges '{ranges}': known are {', '.join(Ranges)}")
+            raise UserError(unknown_choice("--ranges", ranges, Ranges))
         chosen = Ranges(ranges)
     return StaticInt8(per_channel=not per_tensor, ranges=chosen)
 
@@ -197,6 +198,7 @@ def _samples(
     random: bool,
 ) -> Samples:
     """Return the samples that the options select. Raises UserError unless they select one kind."""
+    from tilewright.compiler.errors import unknown_choice
     from tilewright.compiler.frontend.dimensions import check_dims, model_ports
     from tilewright.compiler.frontend.model_file import read_model
     from tilewright.compiler.sizes import dynamic_size
@@ -235,7 +237,7 @@ def _samples(
     options = ImageOptions()
     if text := pictures["--layout"]:
         if text not in list(ImageLayout):
-            raise UserError(f"--layout '{text}': known are {', '.join(ImageLayout)}")
+            raise UserError(unknown_choice("--layout", text, ImageLayout))
         options = ImageOptions(layout=ImageLayout(text))
     if given:
         mean, std = (pictures[option] for option in ("--mean", "--std"))

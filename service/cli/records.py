@@ -48,6 +48,7 @@ def list_records(
 
     Example: tilewright record list --target znver4 --state disputed
     """
+    from tilewright.compiler.errors import unknown_choice
     from tilewright.db.review_state import ReviewState
     from tilewright.service.jobs.device.targets import target_key
     from tilewright.service.jobs.evidence.withdrawal import worker_names
@@ -55,7 +56,7 @@ def list_records(
     try:
         wanted = None if state is None else ReviewState(state)
     except ValueError:
-        raise UserError(f"--state {state}: give one of {', '.join(ReviewState)}") from None
+        raise UserError(unknown_choice("--state", state, ReviewState)) from None
     with _storage() as storage:
         names = [None] if worker is None else sorted(worker_names(storage, [worker]))
         found: list[StoredRecord] = []
@@ -93,7 +94,7 @@ def withdraw(
     from tilewright.service.jobs.evidence.withdrawal import withdraw_records
 
     if not record and not worker:
-        raise UserError("give --record or --worker")
+        raise UserError("nothing to withdraw: give --record or --worker")
     with _storage() as storage, storage.together():
         done = withdraw_records(
             storage, reason or "withdrawn", record_ids=record or (), workers=worker or ()

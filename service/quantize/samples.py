@@ -15,6 +15,7 @@ import numpy as np
 import onnx
 
 from tilewright.compiler.dtypes import DType
+from tilewright.compiler.errors import suggestion
 from tilewright.compiler.runtime.packing import Array
 from tilewright.compiler.runtime.ports import Dims, dims_text
 from tilewright.service.arrays import ArraysError, load_arrays
@@ -262,7 +263,10 @@ def _checked(where: str, arrays: Mapping[str, Array], inputs: Sequence[Input]) -
     for name in arrays:
         if name not in names:
             wanted = ", ".join(f"'{n}'" for n in sorted(names))
-            raise QuantizeError(f"'{where}': the model has no input '{name}', it has {wanted}")
+            raise QuantizeError(
+                f"'{where}': the model has no input '{name}', it has {wanted}"
+                f"{suggestion(name, names)}"
+            )
     sample = {}
     for one in inputs:
         if one.name not in arrays:
@@ -276,10 +280,13 @@ def _checked(where: str, arrays: Mapping[str, Array], inputs: Sequence[Input]) -
         taken = array.astype(one.dtype)
         if array.dtype.kind == "f" and not np.isfinite(taken).all():
             raise QuantizeError(
-                f"'{where}': '{one.name}' holds NaN or infinity, or what {one.dtype} cannot hold"
+                f"'{where}': '{one.name}' holds NaN, infinity or values beyond the range of "
+                f"{one.dtype}"
             )
         if array.dtype.kind in "biu" and not np.array_equal(taken, array):
-            raise QuantizeError(f"'{where}': '{one.name}' holds values that {one.dtype} cannot")
+            raise QuantizeError(
+                f"'{where}': '{one.name}' holds values beyond the range of {one.dtype}"
+            )
         sample[one.name] = taken
     return sample
 

@@ -245,7 +245,7 @@ def test_an_uploaded_model_reads_no_file_of_the_service(client: TestClient) -> N
     other = client.post("/v1/models", content=relu().SerializeToString()).json()["digest"]
     mine = client.post("/v1/models", content=external(other).SerializeToString()).json()["digest"]
     answer = client.post("/v1/jobs", json={"model": mine})
-    assert "the model was not read from a folder" in detail(answer)
+    assert "the model was not read from a file" in detail(answer)
 
 
 @pytest.mark.parametrize(

@@ -170,10 +170,10 @@ def node(operator: str, *inputs: str) -> list[onnx.NodeProto]:
 MODELS: dict[str, tuple[Callable[[], onnx.ModelProto], str]] = {
     "chain": (lambda: chain(10_000), "compiled"),
     "products": (lambda: products(4_000), "compiled"),
-    "many products": (lambda: products(20_100), "kernels, at most 20000 are compiled"),
+    "many products": (lambda: products(20_100), "kernels, the limit is 20000"),
     "sigmoids": (lambda: sigmoids(200), "compiled"),
     "outputs": (lambda: outputs(2_500, alike=True), "compiled"),
-    "outputs that differ": (lambda: outputs(3_000, alike=False), "is 3000 kernels that differ"),
+    "outputs that differ": (lambda: outputs(3_000, alike=False), "has 3000 kernels that differ"),
     "fan": (lambda: fan(2_500), "compiled"),
     "pieces": (lambda: pieces(12_000), "compiled"),
     "factors": (lambda: factors(7_500), "compiled"),

@@ -286,13 +286,13 @@ def test_stacked_counted_values_are_refused() -> None:
 @pytest.mark.parametrize(
     ("op_type", "inputs", "attrs", "message"),
     [
-        ("TopK", ["x", "five"], {}, "TopK 'node': the first 5 of 4 elements"),
+        ("TopK", ["x", "five"], {}, "TopK 'node': k is 5, expected 0 to the 4 elements"),
         ("TopK", ["x", "five"], {"axis": 2}, "TopK 'node': axis 2 is out of range for rank 2"),
-        ("Compress", ["x", "five"], {}, "Compress 'node': the condition is int64"),
-        ("Compress", ["x", "flags"], {"axis": 0}, r"bool\[4\], for axis 0 of \(3, 4\)"),
+        ("Compress", ["x", "five"], {}, "Compress 'node': condition \\(input 1\\) is int64"),
+        ("Compress", ["x", "flags"], {"axis": 0}, r"bool\[4\], expected .* for axis 0 of \(3, 4\)"),
         ("Unique", ["x"], {"axis": -3}, "Unique 'node': axis -3 is out of range"),
-        ("NonMaxSuppression", ["x", "x"], {}, r"scores \(3, 4\), not"),
-        ("NonMaxSuppression", ["b", "b"], {}, r"boxes \(1, 2, 3\) for scores \(1, 2, 3\)"),
+        ("NonMaxSuppression", ["x", "x"], {}, r"scores \(input 1\) are \(3, 4\), expected"),
+        ("NonMaxSuppression", ["b", "b"], {}, r"boxes are \(1, 2, 3\) and the scores \(1, 2, 3\)"),
         ("NonMaxSuppression", ["b", "b"], {"center_point_box": 2}, "center_point_box is 2"),
     ],
 )

@@ -33,8 +33,8 @@ TARGET = resolve_target("x86-64-v3")
 @pytest.mark.parametrize(
     ("wrong", "said"),
     [
-        ({"numerics": "exact"}, "numerics is 'exact', known are fast, strict, loose"),
-        ({"precision": "int8"}, "precision is 'int8', known are float32, bfloat16, float16"),
+        ({"numerics": "exact"}, "numerics is 'exact', expected fast, strict or loose"),
+        ({"precision": "int8"}, "precision is 'int8', expected float32, bfloat16 or float16"),
         ({"threads": 0}, "expected 1 to 256 threads, got 0"),
     ],
 )

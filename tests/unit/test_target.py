@@ -114,8 +114,8 @@ def test_narrowed_vectors_keep_the_instruction_set() -> None:
         ("znver4:wide", "'wide' is not a number"),
         ("znver4:", "is not a number"),
         ("", "unknown target ''"),
-        ("zen4", "'zen4': did you mean znver4. `tilewright show targets` lists all"),
-        ("cortexa76:64", "'cortexa76': did you mean cortex-a76 or "),
+        ("zen4", r"'zen4': `tilewright show targets` lists all \d+; did you mean 'znver4'"),
+        ("cortexa76:64", "'cortexa76': .* did you mean 'cortex-a76' or "),
     ],
 )
 def test_unknown_names(name: str, offender: str) -> None:

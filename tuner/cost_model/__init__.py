@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 
+from tilewright.compiler.errors import unknown_choice
 from tilewright.tuner.cost_model.protocol import CostModel, Sample
 from tilewright.tuner.plugins import members
 
@@ -24,7 +25,7 @@ def make_cost_model(name: str, seed: int, base: bytes = b"") -> CostModel:
     """
     known = cost_models()
     if name not in known:
-        raise ValueError(f"cost model '{name}': known are {', '.join(sorted(known))}")
+        raise ValueError(unknown_choice("the cost model", name, sorted(known)))
     model = known[name](seed)
     if base:
         model.load(base)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 
+from tilewright.compiler.errors import unknown_choice
 from tilewright.tuner.plugins import members
 from tilewright.tuner.search.protocol import Observed, SearchContext, SearchStrategy, Suggestion
 
@@ -31,5 +32,5 @@ def make_strategy(name: str, context: SearchContext) -> SearchStrategy:
     """
     known = strategies()
     if name not in known:
-        raise ValueError(f"search '{name}': known are {', '.join(sorted(known))}")
+        raise ValueError(unknown_choice("the search", name, sorted(known)))
     return known[name](context)

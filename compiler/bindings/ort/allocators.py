@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import IntEnum
 
-from tilewright.compiler.errors import InvalidArgumentError
+from tilewright.compiler.errors import InvalidArgumentError, suggestion
 
 _ARENA_KEYS = (
     *("max_mem", "arena_extend_strategy", "initial_chunk_size_bytes", "max_dead_bytes_per_chunk"),
@@ -71,6 +71,7 @@ class OrtArenaCfg:
             if key not in _ARENA_KEYS:
                 raise InvalidArgumentError(
                     f"an arena has no '{key}', only {', '.join(_ARENA_KEYS)}"
+                    f"{suggestion(key, _ARENA_KEYS)}"
                 )
         for key in _ARENA_KEYS:
             setattr(self, key, stated.get(key, 0 if key == "max_mem" else -1))

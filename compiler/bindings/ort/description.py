@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tilewright.compiler.dtypes import DType
-from tilewright.compiler.errors import InvalidArgumentError
+from tilewright.compiler.errors import InvalidArgumentError, suggestion
 from tilewright.compiler.runtime.packing import bfloat16_type
 
 if TYPE_CHECKING:
@@ -123,7 +123,9 @@ def with_initializers(source: Path | bytes, arrays: Mapping[str, np.ndarray]) ->
     tensors: dict[str, Any] = {}
     for name, array in arrays.items():
         if name not in known:
-            raise InvalidArgumentError(f"the model has no initializer '{name}'")
+            raise InvalidArgumentError(
+                f"the model has no initializer '{name}'{suggestion(name, known)}"
+            )
         kind, dims = ELEMENT_TYPES.get(known[name].data_type), tuple(known[name].dims)
         if (
             kind in (None, "string")

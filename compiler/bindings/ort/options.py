@@ -95,12 +95,17 @@ class SessionOptions:
             InvalidArgumentError: if the numbers of names and values differ.
         """
         if len(names) != len(values):
-            raise InvalidArgumentError(f"{len(names)} names and {len(values)} values")
+            raise InvalidArgumentError(
+                f"there are {len(names)} names and {len(values)} values, expected as many of each"
+            )
         self.initializers.update(zip(names, values, strict=True))
 
     def register_custom_ops_library(self, path: str) -> None:
         """Raises InvalidArgumentError, because such code cannot be called."""
-        raise InvalidArgumentError(f"'{path}' has operators for ONNX Runtime alone")
+        raise InvalidArgumentError(
+            f"'{path}' holds custom operators of ONNX Runtime, which cannot be called here: write "
+            "them as ONNX functions of the model"
+        )
 
     def add_session_config_entry(self, key: str, value: str) -> None:
         """Accepted and ignored."""

@@ -28,7 +28,10 @@ def normalized(
     if provider_options is not None:
         options = _sequence(provider_options, "provider_options")
         if len(options) != len(given):
-            raise ValueError(f"{len(given)} providers and {len(options)} provider_options")
+            raise ValueError(
+                f"there are {len(given)} providers and {len(options)} provider_options, expected "
+                "as many of each"
+            )
         if any(isinstance(each, tuple) for each in given):
             raise ValueError("options are given both in providers and in provider_options")
     found: dict[str, dict[str, str]] = {}

@@ -44,6 +44,7 @@ from tilewright.compiler.errors import (
     InvalidModelError,
     StoppedError,
     UnsupportedOperatorError,
+    suggestion,
 )
 from tilewright.compiler.runtime.artifact import load_artifact, read_artifact
 from tilewright.compiler.targets.granted_cores import granted_cores
@@ -100,8 +101,8 @@ class InferenceSession:
         self._options = given = sess_options or SessionOptions()
         if given.optimized_model_filepath:
             raise InvalidArgumentError(
-                f"'{given.optimized_model_filepath}' cannot be written: what is compiled is no "
-                "ONNX file; `compile_with` writes artifacts, which sessions take"
+                f"'{given.optimized_model_filepath}' cannot be written: the compiled model "
+                "is not an ONNX file; `compile_with` writes artifacts, which sessions load"
             )
         self._provider_options: dict[str, str] = {}
         self.set_providers(providers, provider_options)
@@ -261,7 +262,10 @@ class InferenceSession:
         known = self._compiled.output_names
         for name in asked or ():
             if name not in known:
-                raise InvalidArgument(f"Invalid output name: {name}, there are {', '.join(known)}")
+                raise InvalidArgument(
+                    f"Invalid output name: {name}, there are "
+                    f"{', '.join(known)}{suggestion(name, known)}"
+                )
         return list(asked or known)
 
     def run_async(

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import torch
 
 from tilewright.compiler.dtypes import DType
-from tilewright.compiler.errors import InvalidArgumentError
+from tilewright.compiler.errors import InvalidArgumentError, suggestion
 from tilewright.compiler.mode import Mode
 from tilewright.compiler.options import CompileOptions
 
@@ -56,6 +56,7 @@ class BackendOptions:
             if name not in known:
                 raise InvalidArgumentError(
                     f"backend 'tilewright' has no option '{name}', known are {', '.join(known)}"
+                    f"{suggestion(name, known)}"
                 )
         options = cls(**(given or {}))
         options.compile_options({})  # checks the mode

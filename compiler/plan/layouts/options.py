@@ -407,6 +407,8 @@ def conv_halo(graph: Graph, node: Node) -> Halo:
         last = (output[dim] - 1) * strides[dim] + (kernel[dim] - 1) * dilations[dim] - pads[dim]
         beyond = bounds(last - shape[2 + dim] + 1)[1]  # for any size: some zeros may be unused
         if beyond == inf:
-            raise DynamicSizeError(f"conv '{node.name}': how many zeros its windows read")
+            raise DynamicSizeError(
+                f"conv '{node.name}': the number of zeros that its windows read is unbounded"
+            )
         halo.append((int(bounds(larger(pads[dim], 0))[1]), max(int(beyond), 0)))
     return tuple(halo) if any(any(pair) for pair in halo) else ()

@@ -52,7 +52,7 @@ async def lookup_schedules(body: LookupRequest, request: Request, token: Reader)
     """The best schedules of many workloads, or of all workloads of a model."""
     state = request.app.state
     if (body.workloads is None) == (body.model is None):
-        raise invalid("body: give either 'workloads' or 'model'")
+        raise invalid("body: give 'workloads' or 'model', and not both")
     if body.model is not None:
         limiter = await get_limiter(request, state.storage, state.settings)
         found = await lookup_model(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tilewright.compiler.errors import UnknownTargetError
+from tilewright.compiler.errors import UnknownTargetError, suggestion
 from tilewright.compiler.mode import Mode
 from tilewright.compiler.targets.host import resolve_target
 from tilewright.compiler.targets.target import Target, known_targets
@@ -78,7 +78,7 @@ def resolve_worker(name: str, storage: Storage) -> RegisteredWorker:
     if worker is None:
         names = sorted({w.name for w in storage.workers.list(alive=True)})
         known = f"those alive are {', '.join(names)}" if names else "none is alive"
-        raise UnknownTargetError(f"there is no worker '{name}': {known}")
+        raise UnknownTargetError(f"there is no worker '{name}': {known}{suggestion(name, names)}")
     if not worker.target_keys:
         raise UnknownTargetError(f"worker '{worker.name}' runs no target that is known here")
     return worker

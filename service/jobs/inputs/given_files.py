@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from tilewright.compiler.errors import CompilerError, InvalidArgumentError
+from tilewright.compiler.errors import CompilerError, InvalidArgumentError, suggestion
 from tilewright.compiler.frontend.dimensions import check_dims, model_ports
 from tilewright.compiler.frontend.model_file import ModelSource, read_model
 from tilewright.service.arrays import ArraysError, load_arrays
@@ -113,7 +113,9 @@ def checked_values(values: Mapping[str, float], inputs: Sequence[Input]) -> dict
     for name, value in values.items():
         if name not in known:
             names = ", ".join(f"'{each}'" for each in known)
-            raise InvalidArgumentError(f"the model has no input '{name}', its inputs are {names}")
+            raise InvalidArgumentError(
+                f"the model has no input '{name}', its inputs are {names}{suggestion(name, known)}"
+            )
         dtype = known[name]
         try:
             number = float(value) if dtype.kind == "f" else int(value)

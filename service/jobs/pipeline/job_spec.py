@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
-from tilewright.compiler.errors import InvalidArgumentError
+from tilewright.compiler.errors import InvalidArgumentError, unknown_choice
 from tilewright.compiler.mode import Mode
 from tilewright.compiler.program.build import CODEGEN_VERSION
 from tilewright.compiler.runtime.json_form import MalformedError
@@ -34,8 +34,7 @@ def tune_options(budget: JobBudget) -> TuneOptions:
         TuningError: if a limit is impossible, or the strategy does not exist.
     """
     if budget.strategy is not None and budget.strategy not in strategies():
-        known = ", ".join(sorted(strategies()))
-        raise TuningError(f"strategy '{budget.strategy}' is not known, known are {known}")
+        raise TuningError(unknown_choice("the strategy", budget.strategy, sorted(strategies())))
     known_there = {each.name for each in fields(TuneOptions)}
     stated = {n: v for n, v in given_values(budget).items() if n in known_there and v is not None}
     return TuneOptions(

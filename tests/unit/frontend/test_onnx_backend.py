@@ -28,7 +28,7 @@ def test_prepare_and_run() -> None:
         outputs = rep.run(inputs)
         np.testing.assert_array_equal(outputs[0], np.maximum(A + B, 0))
         assert outputs.y is outputs[0]  # type: ignore[attr-defined]
-    with pytest.raises(InvalidInputError, match="1 inputs instead of 2"):
+    with pytest.raises(InvalidInputError, match="there are 1 inputs, expected 2"):
         rep.run([A])
 
 

@@ -316,7 +316,7 @@ def test_external_data_is_read_from_the_folder(tmp_path: Path) -> None:
     path = external(tmp_path / "model", "w.bin", offset=8, length=16)
     graph = import_model(path)
     np.testing.assert_array_equal(graph.constants["w"], np.arange(4, dtype=np.float32))
-    with pytest.raises(InvalidModelError, match="not read from a folder"):
+    with pytest.raises(InvalidModelError, match="not read from a file"):
         import_model(path.read_bytes())
 
 
@@ -334,8 +334,8 @@ def test_external_data_is_read_from_the_folder(tmp_path: Path) -> None:
         (".", {}, "outside the model's folder"),
         ("folder", {}, "not a file"),
         ("w.bin", {"offset": 12}, "has 24 bytes, 28 are needed"),
-        ("w.bin", {"offset": -1}, "16 bytes at -1"),
-        ("w.bin", {"length": 8}, "external data of 8 bytes"),
+        ("w.bin", {"offset": -1}, "16 bytes of external data at -1"),
+        ("w.bin", {"length": 8}, "has 8 bytes of external data"),
         ("w.bin", {"offset": "x"}, "malformed"),
     ],
 )

@@ -222,7 +222,11 @@ def test_a_constant_of_texts_is_an_output() -> None:
 @pytest.mark.parametrize(
     ("nodes", "outputs", "error"),
     [
-        ([helper.make_node("Gather", ["trees", "i"], ["y"])], {"y": 7}, "texts, stated another"),
+        (
+            [helper.make_node("Gather", ["trees", "i"], ["y"])],
+            {"y": 7},
+            "holds texts, and the model states another",
+        ),
         (
             [
                 helper.make_node("Gather", ["trees", "i"], ["z"]),
@@ -242,9 +246,9 @@ def test_a_constant_of_texts_is_an_output() -> None:
         (
             [ml("ZipMap", ["s"], ["y"], classlabels_int64s=[1, 2])],
             {"y": 0},
-            "2 labels for 1 classes",
+            "there are 2 labels for 1 classes",
         ),
-        ([ml("ZipMap", ["s"], ["y"])], {"y": 0}, "0 labels for 1 classes"),
+        ([ml("ZipMap", ["s"], ["y"])], {"y": 0}, "there are 0 labels for 1 classes"),
     ],
 )
 def test_what_numbers_cannot_stand_for_is_refused(

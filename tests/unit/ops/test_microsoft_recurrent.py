@@ -58,7 +58,7 @@ def test_the_state_of_a_row_is_quantised_by_itself() -> None:
     [
         ({"w": np.zeros((WIDTH, 4 * HIDDEN), np.int8)}, "weights"),
         ({"w": np.zeros((1, WIDTH + 1, 4 * HIDDEN), np.int8)}, "weights for 7 features"),
-        ({"r": np.zeros((1, HIDDEN + 1, 4 * HIDDEN), np.int8)}, "weights .* and"),
+        ({"r": np.zeros((1, HIDDEN + 1, 4 * HIDDEN), np.int8)}, r"R \(input 2\) is \(1, 6, 20\)"),
         ({"w_scale": np.ones(3, FLOAT)}, "input 8 is"),
     ],
 )

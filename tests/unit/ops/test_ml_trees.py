@@ -267,7 +267,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"nodes_truenodeids": [1, 0]}, "2 integers in 'nodes_truenodeids', there are 3"),
     ({"nodes_falsenodeids": [2, 0]}, "2 integers in 'nodes_falsenodeids', there are 3"),
     ({"nodes_values": [0.0]}, "1 numbers in 'nodes_values', there are 3"),
-    ({"nodes_nodeids": [0, 1, 1]}, "two nodes of one id"),
+    ({"nodes_nodeids": [0, 1, 1]}, "attribute 'nodes_nodeids' has an id twice in one tree"),
     ({"target_nodeids": [0, 1]}, "a vote belongs to no leaf"),
     ({"target_ids": [0, 1]}, "not one of 1"),
     ({"aggregate_function": "MEDIAN"}, "'MEDIAN'"),

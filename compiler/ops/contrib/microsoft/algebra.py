@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from tilewright.compiler.dtypes import DType
+from tilewright.compiler.errors import unknown_choice
 from tilewright.compiler.ops.contrib.microsoft.bytes import DOMAIN
 from tilewright.compiler.ops.determinant import SIZE_LIMIT, first_largest, square_matrices
 from tilewright.compiler.ops.moves import part
@@ -41,10 +42,15 @@ def _distances(node: OnnxNode) -> str:
     a, b = node.input(0), node.input(1)
     left, right = node.shape(a), node.shape(b)
     if len(left) != 2 or len(right) != 2 or left[1] != right[1]:
-        raise node.invalid(f"rows {show(left)} and {show(right)}")
+        raise node.invalid(
+            f"the operands are {show(left)} and {show(right)}, expected two matrices with equally "
+            "many columns"
+        )
     metric = node.word("metric", "sqeuclidean")
     if metric not in ("euclidean", "sqeuclidean"):
-        raise node.unsupported(f"metric '{metric}'")
+        raise node.unsupported(
+            unknown_choice("attribute 'metric'", metric, ("euclidean", "sqeuclidean"))
+        )
     dtype = node.type(a).dtype
 
     def squares(value: str, shape: tuple[int, ...]) -> str:
@@ -62,7 +68,7 @@ def _is_all_finite(node: OnnxNode) -> str:
     """Whether no tensor has an infinity or a NaN; attributes can exclude either check."""
     only_infinities, only_nans = (node.integer(k, 0) for k in ("isinf_only", "isnan_only"))
     if only_infinities and only_nans:
-        raise node.invalid("isinf_only and isnan_only")
+        raise node.invalid("attributes 'isinf_only' and 'isnan_only' exclude each other")
     found = ""
     for position in range(len(node.inputs)):
         value = node.input(position)
@@ -77,7 +83,7 @@ def _is_all_finite(node: OnnxNode) -> str:
             each = node.emit("reduce_max", [numbers], axes=(0,), keepdims=0)
             found = node.emit("max", [found, each]) if found else each
     if not found:
-        raise node.invalid("no inputs")
+        raise node.invalid("it has no inputs, expected at least one")
     return node.emit("equal", [found, node.scalar(0, DType.INT32)])
 
 

@@ -70,7 +70,8 @@ def _padding(node: OnnxNode, position: int, like: MaskedAttention) -> str | None
             given = part(node, part(node, given, 2, keys - queries, queries), 3, 0, keys)
         else:
             raise node.invalid(
-                f"mask {show(shape)} for {queries} queries and {keys} keys of {batch} rows"
+                f"the mask is {show(shape)}, which fits no form for a batch of {batch}, {queries} "
+                f"queries and {keys} keys, such as {show((batch, queries, keys))}"
             )
         seen = node.call("Greater", given, node.scalar(0, DType.INT32))
     score = node.number("mask_filter_value", _FILTER)
@@ -86,10 +87,16 @@ def _attention(node: OnnxNode) -> list[str]:
     x, weights = node.input(0), node.input(1)
     shape, width = node.shape(x), node.shape(weights)
     if len(shape) != 3 or len(width) != 2 or not equal(shape[2], width[0]):
-        raise node.invalid(f"weights {show(width)} for {show(shape)}")
+        raise node.invalid(
+            f"the weights (input 1) are {show(width)}, expected a matrix with a row for each "
+            f"feature of the input {show(shape)}"
+        )
     sizes = node.ints("qkv_hidden_sizes") or (width[1] // 3,) * 3
     if len(sizes) != 3 or not equal(sum(sizes), width[1]) or min(sizes) < 1:
-        raise node.invalid(f"{list(sizes)} are not the widths of Q, K and V in {show(width)}")
+        raise node.invalid(
+            f"attribute 'qkv_hidden_sizes' is {list(sizes)}, expected three positive widths that "
+            f"add up to the columns of the weights {show(width)}"
+        )
     projected = node.call("MatMul", x, weights)
     if (bias := node.optional(2)) is not None:
         projected = node.call("Add", projected, bias)
@@ -117,7 +124,10 @@ def _of_projected(
     past, before = node.optional(places.past), 0
     if past is not None:
         if len(node.shape(past)) != 5 or not equal(node.shape(past)[0], 2):
-            raise node.invalid(f"past is {show(node.shape(past))}, not two of four dimensions")
+            raise node.invalid(
+                f"past (input {places.past}) is {show(node.shape(past))}, expected "
+                "(2, batch, heads, rows, head size)"
+            )
         cached = (node.reshape(part(node, past, 0, at, 1), node.shape(past)[1:]) for at in range(2))
         key, value = (
             joined(node, old, new, "past") for old, new in zip(cached, (key, value), strict=True)
@@ -136,7 +146,10 @@ def _masked(node: OnnxNode, plain: MaskedAttention, padding: int, bias: int) -> 
     mask."""
     causal, rows = node.integer("unidirectional", 0) != 0, node.shape(plain.query)[2]
     if causal and plain.keys != plain.past + rows:
-        raise node.unsupported(f"unidirectional, with keys of {plain.keys} rows for {rows} queries")
+        raise node.unsupported(
+            f"attribute 'unidirectional' with {plain.keys} keys for {rows} queries: the numbers "
+            "must be equal"
+        )
     whole = replace(plain, causal=causal)
     return whole.masked(_padding(node, padding, plain)).masked(node.optional(bias))
 
@@ -147,7 +160,10 @@ def _qattention(node: OnnxNode) -> list[str]:
     x, weights = require_bytes(node, 0), require_bytes(node, 1)
     shape, width = node.shape(x), node.shape(weights)
     if len(shape) != 3 or len(width) != 2 or not equal(shape[2], width[0]) or width[1] % 3:
-        raise node.invalid(f"weights {show(width)} for {show(shape)}")
+        raise node.invalid(
+            f"the weights (input 1) are {show(width)}, expected a matrix with a row for each "
+            f"feature of the input {show(shape)} and a multiple of 3 columns"
+        )
     zeros = zero_point(node, 6, x), zero_point(node, 7, weights)
     scale = column_scales(node, one_number(node, 3, "a scale"), node.input(4), weights)
     projected = integer_product(node, x, weights, zeros, scale)
@@ -187,13 +203,18 @@ def _projected(node: OnnxNode, heads: int) -> tuple[str, str, str]:
     for each, what in zip(parts, ("the query", "the key", "the value"), strict=True):
         if len(node.shape(each)) == 4 and each is not query:
             if not equal(node.shape(each)[1], heads):
-                raise node.invalid(f"{what} is {show(node.shape(each))}, not of {heads} heads")
+                raise node.invalid(
+                    f"{what} is {show(node.shape(each))}, expected {heads} heads in dimension 1"
+                )
             made.append(each)
             continue
         if bias is not None:
             width = node.shape(each)[-1]
             if len(node.shape(bias)) != 1 or start + width > node.shape(bias)[0]:
-                raise node.invalid(f"bias {show(node.shape(bias))} ends before {what}")
+                raise node.invalid(
+                    f"the bias is {show(node.shape(bias))}, which has no {width} elements for "
+                    f"{what} from position {start} on"
+                )
             each = node.call("Add", each, part(node, bias, 0, start, width))
             start += width
         made.append(split_heads(node, each, heads, what))
@@ -204,7 +225,10 @@ def _unpacked(node: OnnxNode, value: str, heads: int, count: int) -> list[str]:
     """(batch, rows, heads, count, size) as `count` values (batch, rows, heads * size)."""
     shape = node.shape(value)
     if len(shape) != 5 or not same_extents(shape[2:4], (heads, count)):
-        raise node.invalid(f"{show(shape)} does not hold {count} operands of {heads} heads")
+        raise node.invalid(
+            f"packed operands are {show(shape)}, expected (batch, rows, {heads} heads, "
+            f"{count} operands, head size)"
+        )
     flat = (*shape[:2], heads * shape[4])
     return [node.reshape(part(node, value, 3, at, 1), flat) for at in range(count)]
 

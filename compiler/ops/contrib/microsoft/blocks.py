@@ -197,7 +197,10 @@ def _gather_block_quantized(node: OnnxNode) -> str:
         raise node.unsupported(f"data of {kind.dtype}")
     rank = len(kind.shape)
     if rank < 2 or _dimension(node, "gather_axis", 0, rank):
-        raise node.invalid(f"data {show(kind.shape)} is not gathered along the first of its axes")
+        raise node.invalid(
+            f"data (input 0) is {show(kind.shape)}, expected two dimensions or more and "
+            "gather_axis=0"
+        )
     if _dimension(node, "quantize_axis", 1, rank) != rank - 1:
         raise node.unsupported("blocks along another axis than the last one")
     size = kind.shape[-1] * 8 // packing.bits

@@ -44,8 +44,10 @@ def zero_point(node: OnnxNode, position: int, value: str) -> str | None:
     """
     zero = node.optional(position)
     if zero is not None and node.type(zero).dtype is not node.type(value).dtype:
-        types = f"{node.type(zero).dtype} for {node.type(value).dtype}"
-        raise node.invalid(f"a zero point (input {position}) of {types}")
+        raise node.invalid(
+            f"the zero point (input {position}) has element type {node.type(zero).dtype}, expected "
+            f"{node.type(value).dtype} as its operand"
+        )
     return zero
 
 
@@ -107,7 +109,7 @@ def _concat(node: OnnxNode) -> str:
     """The scale and zero of Y come first, then each part with its own."""
     count = len(node.inputs) - 2
     if count < 3 or count % 3:
-        raise node.invalid(f"{len(node.inputs)} inputs, not 2 and 3 for each part")
+        raise node.invalid(f"it has {len(node.inputs)} inputs, expected 2 and then 3 for each part")
     parts = [dequantised(node, position) for position in range(2, 2 + count, 3)]
     whole = node.call("Concat", *parts, axis=node.integer("axis"))
     return quantised(node, whole, 0, node.input(2))

@@ -36,11 +36,11 @@ def _masked_attention(node: OnnxNode) -> list[str]:
     """
     refuse(node, {9: "an indirection of the cache"}, ("output_qk",))
     if node.static_ints(8, "beam_width") not in (None, (1,)):
-        raise node.unsupported("beams")
+        raise node.unsupported("beam_width (input 8) must be 1")
     heads = node.integer("num_heads")
     query, key, value = _projected(node, heads)
     if not equal(node.shape(query)[2], 1):
-        raise node.invalid(f"{node.shape(query)[2]} queries, not one")
+        raise node.invalid(f"the query has {node.shape(query)[2]} rows, expected one")
     cached = both(node, 5, 6, "past key and value")
     if cached[0] is None or cached[1] is None:
         if node.optional(4) is not None:
@@ -62,7 +62,9 @@ def _masked_attention(node: OnnxNode) -> list[str]:
     attention = _with_mask(node, attention, length)
     if (bias := node.optional(4)) is not None:
         if len(node.shape(bias)) != 4:
-            raise node.invalid(f"a bias of scores {show(node.shape(bias))}")
+            raise node.invalid(
+                f"attention_bias (input 4) is {show(node.shape(bias))}, expected four dimensions"
+            )
         attention = attention.masked(window(node, bias, {3: (0, length)}))
     return kept_outputs(node, attention.emit(), keys, values)
 
@@ -74,7 +76,9 @@ def _with_mask(node: OnnxNode, attention: MaskedAttention, length: int) -> Maske
         return attention
     shape, batch = node.shape(given), node.shape(attention.query)[0]
     if len(shape) != 2 or not equal(shape[0], batch) or shape[1] > length:
-        raise node.invalid(f"mask {show(shape)} for {length} keys of {batch} rows")
+        raise node.invalid(
+            f"the mask (input 3) is {show(shape)}, expected ({batch}, at most {length} keys)"
+        )
     whole = window(node, cast_to(node, given, DType.INT32), {1: (0, length)})
     seen = node.call("Greater", whole, node.scalar(0, DType.INT32))
     score, dtype = node.number("mask_filter_value", _FILTER), node.type(attention.query).dtype
@@ -93,7 +97,10 @@ def _projected(node: OnnxNode, heads: int) -> tuple[str, str, str]:
         width = node.shape(each)[-1]
         if bias is not None:
             if len(node.shape(bias)) != 1 or start + width > node.shape(bias)[0]:
-                raise node.invalid(f"bias {show(node.shape(bias))} ends before {what}")
+                raise node.invalid(
+                    f"the bias is {show(node.shape(bias))}, which has no {width} elements for "
+                    f"{what} from position {start} on"
+                )
             each = node.call("Add", each, part(node, bias, 0, start, width))
             start += width
         made.append(split_heads(node, each, heads, what))
@@ -110,9 +117,12 @@ def _repeated_ngrams(node: OnnxNode) -> str:
     size, shape = node.integer("ngram_size"), node.shape(ids)
     fits = len(shape) == len(node.shape(scores)) == 2
     if not fits or not equal(shape[0], node.shape(scores)[0]):
-        raise node.invalid(f"tokens {show(shape)} for scores {show(node.shape(scores))}")
+        raise node.invalid(
+            f"input_ids (input 0) is {show(shape)} and scores (input 1) "
+            f"{show(node.shape(scores))}, expected two dimensions and one batch"
+        )
     if size < 1:
-        raise node.invalid(f"ngram_size is {size}")
+        raise node.invalid(f"attribute 'ngram_size' is {size}, expected at least 1")
     batch, length = shape
     places = length - size + 1
     if places < 1 or not batch:

@@ -53,7 +53,10 @@ def _skipped(node: OnnxNode, bias: int) -> str:
     own = shape[max(len(shape) - len(other), 0) :]
     wanted = (1, *own[1:]) if other[:1] == (1,) else own
     if not same_extents(other, wanted):
-        raise node.invalid(f"a skip {show(other)} for an input {show(shape)}")
+        raise node.invalid(
+            f"skip (input 1) is {show(other)}, which does not broadcast over the batch of the "
+            f"input {show(shape)}"
+        )
     return _sum(node, node.call("Add", x, skip), bias)
 
 
@@ -99,13 +102,16 @@ def _embed_layer_norm(node: OnnxNode) -> list[str]:
     words, segments, tables = node.input(0), node.optional(1), (node.input(2), node.input(3))
     shape = node.shape(words)
     if len(shape) != 2:
-        raise node.invalid(f"input_ids is {show(shape)}, not two dimensions")
+        raise node.invalid(f"input_ids (input 0) is {show(shape)}, expected (batch, words)")
     where = node.optional(8)
     total = node.call("Gather", tables[0], words, axis=0)
     rows = node.call("Gather", tables[1], where, axis=0) if where else tables[1]
     if where is None:
         if node.shape(rows)[0] < shape[1]:
-            raise node.invalid(f"{node.shape(rows)[0]} positions for {show(shape)}")
+            raise node.invalid(
+                f"position_embedding (input 3) has {node.shape(rows)[0]} rows, and input_ids "
+                f"(input 0) {shape[1]} words per row"
+            )
         rows = part(node, rows, 0, 0, shape[1])
     total = node.call("Add", total, rows)
     if segments is not None:
@@ -137,11 +143,17 @@ def _bias_softmax(node: OnnxNode) -> str:
     axis = node.integer("axis", 1)
     axis = axis + len(shape) if axis < 0 else axis
     if not 0 <= axis < len(shape) or len(given) > len(shape):
-        raise node.invalid(f"axis {axis} of {show(shape)}, and a bias {show(given)}")
+        raise node.invalid(
+            f"attribute 'axis' is {axis} and the bias (input 1) {show(given)}, which do not fit "
+            f"the input {show(shape)}"
+        )
     rows, elements = prod(shape[:axis]), prod(shape[axis:])
     count = node.type(bias).elements // max(elements, 1)
     if count * elements != node.type(bias).elements or not count or rows % count:
-        raise node.invalid(f"a bias {show(given)} for {show(shape)}")
+        raise node.invalid(
+            f"the bias (input 1) is {show(given)}, which does not broadcast to the input "
+            f"{show(shape)} with its elements from axis {axis} on"
+        )
     times = rows // count
     inner = node.integer("is_inner_broadcast", 1) != 0
     split = (count, times) if inner else (times, count)

@@ -62,10 +62,14 @@ class _Cache:
     def _scattered(self, cached: str | None, new: str, what: str) -> str:
         node, (*heads, rows, size) = self.node, self.node.shape(new)
         if cached is None or not (old := node.shape(cached)[2]):
-            raise node.invalid(f"{what} is missing: {self.total} rows in all, {rows} of them new")
+            raise node.invalid(
+                f"{what} is missing: total_sequence_length (input 6) is {self.total}, and only "
+                f"{rows} rows are new"
+            )
         if not same_extents(node.shape(cached), (*heads, old, size)):
             raise node.invalid(
-                f"{what} is {show(node.shape(cached))} before {show(node.shape(new))}"
+                f"{what} is {show(node.shape(cached))}, expected the batch, heads and head size of "
+                f"the new rows {show(node.shape(new))}"
             )
         if self.length > old:
             cached = window(node, cached, {2: (0, self.length)})
@@ -113,10 +117,15 @@ def _cache(node: OnnxNode, batch: int, rows: int, cached: str | None) -> _Cache:
         return _Cache(node, rows, old, old, None, first, last)
     (total,) = node.static_ints(6, "total_sequence_length") or (0,)
     if total < rows:
-        raise node.invalid(f"{total} rows in all, {rows} of them new")
+        raise node.invalid(
+            f"total_sequence_length (input 6) is {total}, less than the {rows} new rows"
+        )
     past = 0 if total == rows else total - rows if batch == 1 else None
     if past is not None and past > old:
-        raise node.invalid(f"{total} rows in all, {rows} of them new, {old} cached")
+        raise node.invalid(
+            f"total_sequence_length (input 6) is {total}, more than {rows} new and {old} cached "
+            "rows together"
+        )
     known = _last_keys(node, batch) if batch > 1 else None
     if past is None:
         assert known is not None
@@ -130,7 +139,10 @@ def _last_keys(node: OnnxNode, batch: int) -> str:
     """The number of each row's last key, (batch,), int64."""
     lengths = node.input(5)
     if node.type(lengths).elements != batch:
-        raise node.invalid(f"seqlens_k {show(node.shape(lengths))} for a batch of {batch}")
+        raise node.invalid(
+            f"seqlens_k (input 5) is {show(node.shape(lengths))}, expected one number for each of "
+            f"the batch of {batch}"
+        )
     return cast_to(node, node.reshape(lengths, (batch,)), DType.INT64)
 
 
@@ -153,7 +165,10 @@ def _group_query_attention(node: OnnxNode) -> list[str]:
         if where is None:
             where = positions(node, cache.first, batch, rows)
         elif not same_extents(node.shape(where), (batch, rows)):
-            raise node.invalid(f"positions {show(node.shape(where))} for {show((batch, rows))}")
+            raise node.invalid(
+                f"position_ids (input 9) is {show(node.shape(where))}, expected "
+                f"{show((batch, rows))}"
+            )
         query, key = (
             rotated(node, each, where, tables, interleaved=interleaved) for each in (query, key)
         )
@@ -174,7 +189,9 @@ def _group_query_attention(node: OnnxNode) -> list[str]:
         made = replace(made, causal=True, past=0 if cache.past is None else cache.past)
     if (bias := node.optional(10)) is not None:
         if len(node.shape(bias)) != 4:
-            raise node.invalid(f"attention_bias is {show(node.shape(bias))}, not four dimensions")
+            raise node.invalid(
+                f"attention_bias (input 10) is {show(node.shape(bias))}, expected four dimensions"
+            )
         made = made.masked(window(node, bias, {3: (0, made.keys)}))
     sink = node.optional(11)
     if sink is None and node.integer("smooth_softmax", 0) > 0:
@@ -183,7 +200,9 @@ def _group_query_attention(node: OnnxNode) -> list[str]:
         )
     if sink is not None:
         if not same_extents(node.shape(sink), (heads,)):
-            raise node.invalid(f"head_sink {show(node.shape(sink))} for {heads} heads")
+            raise node.invalid(
+                f"head_sink (input 11) is {show(node.shape(sink))}, expected ({heads},)"
+            )
         made = made.with_sink(sink)
     return kept_outputs(node, made.emit(), *present)
 
@@ -191,14 +210,19 @@ def _group_query_attention(node: OnnxNode) -> list[str]:
 def _grouped(node: OnnxNode, heads: int, groups: int) -> tuple[str, str, str]:
     """Query, key and value by heads, from separate operands or concatenated in the first."""
     if heads < 1 or groups < 1 or heads % groups:
-        raise node.invalid(f"{heads} heads share {groups} keys")
+        raise node.invalid(
+            f"attribute 'num_heads' is {heads}, expected a multiple of 'kv_num_heads', {groups}"
+        )
     query, (key, value) = node.input(0), both(node, 1, 2, "key and value")
     if key is not None and value is not None:
         parts = [(query, heads), (key, groups), (value, groups)]
     else:
         shape, all_ = node.shape(query), heads + 2 * groups
         if len(shape) != 3 or shape[2] % all_:
-            raise node.invalid(f"{show(shape)} does not hold {all_} heads")
+            raise node.invalid(
+                f"the packed query is {show(shape)}, expected three dimensions, the last of them "
+                f"a multiple of the {all_} heads of query, key and value"
+            )
         size, starts = shape[2] // all_, (0, heads, heads + groups)
         parts = [
             (part(node, query, 2, start * size, count * size), count)

@@ -100,10 +100,10 @@ def refuse(node: OnnxNode, inputs: Mapping[int, str], attrs: tuple[str, ...] = (
     """Raise UnsupportedOperatorError if an unsupported operand or attribute is present."""
     for position, what in inputs.items():
         if node.optional(position) is not None:
-            raise node.unsupported(f"{what} (input {position})")
+            raise node.unsupported(f"{what} (input {position}) is not implemented")
     for key in attrs:
         if node.attrs.get(key) not in (None, 0, "NONE"):
-            raise node.unsupported(f"{key} {node.attrs[key]}")
+            raise node.unsupported(f"attribute '{key}' with the value {node.attrs[key]}")
 
 
 def joined(node: OnnxNode, past: str | None, rows: str, what: str) -> str:
@@ -112,7 +112,10 @@ def joined(node: OnnxNode, past: str | None, rows: str, what: str) -> str:
         return rows
     shape, new = node.shape(past), node.shape(rows)
     if len(shape) != 4 or not same_extents((*shape[:2], shape[3]), (*new[:2], new[3])):
-        raise node.invalid(f"{what} is {show(shape)} before {show(new)}")
+        raise node.invalid(
+            f"{what} is {show(shape)}, expected the batch, heads and head size of the new rows "
+            f"{show(new)}"
+        )
     return rows if shape[2] == 0 else node.emit("concat", [past, rows], axis=2)
 
 
@@ -126,5 +129,7 @@ def both(node: OnnxNode, first: int, second: int, what: str) -> tuple[str | None
 
 def kept_outputs(node: OnnxNode, *made: str) -> list[str]:
     if any(node.outputs[len(made) :]):
-        raise node.unsupported(f"the output '{node.outputs[len(made)]}' of scores")
+        raise node.unsupported(
+            f"the output '{node.outputs[len(made)]}' of scores is not implemented"
+        )
     return list(made[: max(len(node.outputs), 1)])

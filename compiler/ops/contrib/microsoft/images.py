@@ -47,7 +47,7 @@ def _normalised(node: OnnxNode, x: str, gamma: str, beta: str) -> str:
         case 1:
             made = node.call("Mul", made, node.call("Sigmoid", made))
         case other:
-            raise node.invalid(f"activation {other}")
+            raise node.invalid(f"attribute 'activation' is {other}, expected 0 (none) or 1 (SiLU)")
     return _channels_last(node, made) if last else made
 
 
@@ -68,11 +68,16 @@ def _skip_group_norm(node: OnnxNode) -> list[str]:
     if len(other) == 2 and same_extents(other, (shape[0], channels)):
         skip = node.reshape(skip, row)
     elif not same_extents(other, row if is_row else shape):
-        raise node.invalid(f"a skip {show(other)} for {show(shape)}")
+        raise node.invalid(
+            f"skip (input 3) is {show(other)}, expected the shape of the input {show(shape)}, or "
+            f"one row of {channels} channels per image"
+        )
     total = node.call("Add", x, skip)
     if (bias := node.optional(4)) is not None:
         if not same_extents(node.shape(bias), (channels,)):
-            raise node.invalid(f"a bias {show(node.shape(bias))} for {channels} channels")
+            raise node.invalid(
+                f"bias (input 4) is {show(node.shape(bias))}, expected ({channels},)"
+            )
         total = node.call("Add", total, node.reshape(bias, (1, *row[1:])))
     made = [_normalised(node, total, node.input(1), node.input(2)), total]
     return made[: max(len(node.outputs), 1)]
@@ -113,7 +118,7 @@ def _bias_split_gelu(node: OnnxNode) -> str:
     total = node.call("Add", node.input(0), node.input(1))
     shape = node.shape(total)
     if not shape or shape[-1] % 2:
-        raise node.invalid(f"{show(shape)} has no halves")
+        raise node.invalid(f"the input is {show(shape)}, expected an even last dimension")
     half = shape[-1] // 2
     first, second = (part(node, total, len(shape) - 1, start, half) for start in (0, half))
     return node.call("Mul", first, node.call("Gelu", second))

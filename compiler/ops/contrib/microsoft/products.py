@@ -34,7 +34,7 @@ def integer_product(
     """
     left, right = zeros
     if left is not None and node.type(left).elements != 1:
-        raise node.invalid(f"a zero point {show(node.shape(left))} of A, not a scalar")
+        raise node.invalid(f"the zero point of A is {show(node.shape(left))}, expected a scalar")
     _of_columns(node, "zero point", right, b)
     total = node.call("MatMulInteger", a, b, left, right)
     return node.call("Mul", cast_to(node, total, DType.FLOAT32), scale)
@@ -46,7 +46,10 @@ def _of_columns(node: OnnxNode, what: str, parameter: str | None, b: str) -> Non
     if parameter is None or node.type(parameter).elements == 1:
         return
     if len(shape) < 2 or not same_extents(node.shape(parameter), shape[-1:]):
-        raise node.invalid(f"a {what} {show(node.shape(parameter))} for columns of {show(shape)}")
+        raise node.invalid(
+            f"the {what} of B is {show(node.shape(parameter))}, expected a scalar or one number "
+            f"for each column of B {show(shape)}"
+        )
 
 
 def column_scales(node: OnnxNode, a: str, b: str, matrix: str) -> str:
@@ -55,7 +58,7 @@ def column_scales(node: OnnxNode, a: str, b: str, matrix: str) -> str:
     `b` has one number, or one number per column of `matrix`.
     """
     if node.type(a).elements != 1:
-        raise node.invalid(f"a scale {show(node.shape(a))} of A, not a scalar")
+        raise node.invalid(f"the scale of A is {show(node.shape(a))}, expected a scalar")
     _of_columns(node, "scale", b, matrix)
     return node.call("Mul", node.reshape(a, ()), b)
 
@@ -107,7 +110,9 @@ def _matmul_integer_to_float(node: OnnxNode) -> str:
 def _transposed(node: OnnxNode, value: str, key: str) -> str:
     """A matrix, transposed if the attribute says so."""
     if len(node.shape(value)) != 2:
-        raise node.invalid(f"an operand {show(node.shape(value))} is not a matrix")
+        raise node.invalid(
+            f"the operand of '{key}' is {show(node.shape(value))}, expected a matrix"
+        )
     return node.call("Transpose", value, perm=(1, 0)) if node.integer(key, 0) else value
 
 
@@ -147,7 +152,10 @@ def _turned(node: OnnxNode, value: str, key: str, batch_key: str) -> str:
     order = list(range(rank))
     if node.integer(batch_key, 0):
         if rank < 3:
-            raise node.invalid(f"{batch_key} for an operand {show(node.shape(value))}")
+            raise node.invalid(
+                f"attribute '{batch_key}' needs an operand of three dimensions or more, this one "
+                f"is {show(node.shape(value))}"
+            )
         order = [*order[1:-1], 0, order[-1]]
     if node.integer(key, 0) and rank > 1:
         order[-2:] = order[:-3:-1]
@@ -170,7 +178,7 @@ def _activated(node: OnnxNode, value: str, parameters: tuple[float, ...]) -> str
             return node.call(name, value, **both)
         case "Clip":
             if len(parameters) != 2:
-                raise node.invalid(f"Clip with {len(parameters)} parameters, not 2")
+                raise node.invalid(f"activation Clip has {len(parameters)} parameters, expected 2")
             bounds = (node.scalar(bound, node.type(value).dtype) for bound in parameters)
             return node.call("Clip", value, *bounds)
         case _:

@@ -65,13 +65,18 @@ def _held(node: OnnxNode, position: int, parameters: tuple[int, int]) -> list[li
     bytes_ = require_bytes(node, position)
     shape = node.shape(bytes_)
     if len(shape) != 3:
-        raise node.invalid(f"weights {show(shape)}")
+        raise node.invalid(
+            f"weights (input {position}) are {show(shape)}, expected three dimensions"
+        )
     directions, _, rows = shape
     made = [[row_of(node, bytes_, number)] for number in range(directions)]
     for each in parameters:
         value = node.input(each)
         if node.shape(value) not in ((directions,), (directions, 1), (directions, rows)):
-            raise node.invalid(f"input {each} is {show(node.shape(value))} for {show(shape)}")
+            raise node.invalid(
+                f"input {each} is {show(node.shape(value))}, expected one number per direction or "
+                f"per column of the weights {show(shape)} (input {position})"
+            )
         for number, found in enumerate(made):
             row = row_of(node, value, number)
             found.append(node.reshape(row, ()) if node.type(row).elements == 1 else row)
@@ -85,7 +90,10 @@ def _onnx_lstm(node: OnnxNode) -> list[str]:
     width, rows = node.shape(inputs[0][0])
     recurrent = node.shape(node.input(2))
     if recurrent != (len(inputs), rows // GATES, rows) or rows % GATES:
-        raise node.invalid(f"weights {show(node.shape(node.input(1)))} and {show(recurrent)}")
+        raise node.invalid(
+            f"R (input 2) is {show(recurrent)}, expected (directions, hidden, {GATES} * hidden) "
+            f"with the directions and columns of W (input 1), {show(node.shape(node.input(1)))}"
+        )
     return lstm(node, Weights(width, rows, _product, _state_product, inputs, states))
 
 

@@ -25,7 +25,9 @@ def positions(node: OnnxNode, first: str | None, batch: int, rows: int) -> str:
         return count
     extent = node.type(first).elements
     if extent not in (1, batch):
-        raise node.invalid(f"{extent} positions for a batch of {batch}")
+        raise node.invalid(
+            f"there are {extent} first positions, expected 1 or the batch size {batch}"
+        )
     return node.call("Add", node.reshape(first, (extent, 1)), count)
 
 
@@ -42,7 +44,8 @@ def rotated(
     fits = len(shape) == 2 and same_extents(node.shape(tables[1]), shape)
     if not fits or not 0 < 2 * shape[1] <= size:
         raise node.invalid(
-            f"cosines {show(shape)} and sines {show(node.shape(tables[1]))} for heads of {size}"
+            f"the cosines are {show(shape)} and the sines {show(node.shape(tables[1]))}, expected "
+            f"(positions, at most {size // 2}) for heads of {size} elements"
         )
     half = shape[1]
     angles = (node.shape(where)[0], 1, rows, half)
@@ -75,9 +78,9 @@ def _rotary_embedding(node: OnnxNode) -> str:
     or (batch, rows); cosines and sines: (positions, half)"""
     x, where = node.input(0), node.input(1)
     if node.integer("is_packed_batching", 0):
-        raise node.unsupported("packed batches")
+        raise node.unsupported("attribute 'is_packed_batching' is not 0")
     if node.number("scale", 1.0) != 1.0:
-        raise node.unsupported(f"scale {node.number('scale')}")
+        raise node.unsupported(f"attribute 'scale' is {node.number('scale')}, not 1")
     tables = node.input(2), node.input(3)
     flat = len(node.shape(x)) == 3
     heads = x
@@ -87,14 +90,17 @@ def _rotary_embedding(node: OnnxNode) -> str:
             count = node.shape(x)[2] // max(2 * cosines[-1], 1) if cosines else 0
         heads = split_heads(node, x, count, "the input")
     elif len(node.shape(x)) != 4:
-        raise node.invalid(f"the input is {show(node.shape(x))}, not three or four dimensions")
+        raise node.invalid(f"the input is {show(node.shape(x))}, expected three or four dimensions")
     batch, _, rows, _ = node.shape(heads)
     if len(node.shape(where)) == 1:
         where = positions(node, where, batch, rows)
     given = node.shape(where)
     wanted = (1 if given[:1] == (1,) else batch, rows)
     if not same_extents(given, wanted) or len(node.shape(node.input(1))) > 2:
-        raise node.invalid(f"positions {show(node.shape(where))} for {show((batch, rows))}")
+        raise node.invalid(
+            f"position_ids (input 1) is {show(node.shape(node.input(1)))}, expected (1) or "
+            f"{show((batch, rows))}"
+        )
     interleaved = node.integer("interleaved", 0) != 0
     turned = rotated(node, heads, where, tables, interleaved=interleaved)
     return merge_heads(node, turned) if flat else turned

@@ -54,7 +54,7 @@ def _onnx_normalizer(node: OnnxNode) -> str:
             squares = node.emit("mul", [x, x])
             divisor = node.emit("sqrt", [node.emit("reduce_sum", [squares], axes=axes, keepdims=1)])
         case _:
-            raise node.invalid(f"norm is '{norm}'")
+            raise node.unknown("norm", norm, ("MAX", "L1", "L2"))
     empty = node.emit("equal", [divisor, node.scalar(0, dtype)])
     result = node.emit("div", [x, node.emit("where", [empty, node.scalar(1, dtype), divisor])])
     return cast_to(node, result, DType.FLOAT32)
@@ -77,7 +77,10 @@ def _onnx_imputer(node: OnnxNode) -> str:
         replaced = node.integer("replaced_value_int64", 0)
         limits = np.iinfo(dtype.numpy)
         if min(replaced, *values) < limits.min or max(replaced, *values) > limits.max:
-            raise node.invalid(f"values that are not {dtype}")
+            raise node.invalid(
+                "attribute 'imputed_value_int64s' or 'replaced_value_int64' exceeds the range of "
+                f"{dtype}"
+            )
     if isnan(replaced):
         missing = node.emit("is_nan", [x])
     else:
@@ -104,11 +107,13 @@ def _onnx_array_feature_extractor(node: OnnxNode) -> str:
     x, indices = node.input(0), node.input(1)
     shape = node.shape(x)
     if not shape:
-        raise node.invalid("the input is a scalar")
+        raise node.invalid("the input is a scalar, expected (..., features)")
     known = node.builder.known(indices)
     count = prod(node.shape(indices))
     if known is not None and known.size and not 0 <= known.min() <= known.max() < shape[-1]:
-        raise node.invalid(f"an index is out of range for {shape[-1]} features")
+        raise node.invalid(
+            f"Y (input 1) has an index that is out of range for {shape[-1]} features"
+        )
     places = cast_to(node, node.reshape(indices, (count,)), DType.INT64)
     chosen = node.emit("gather", [x, places], axis=len(shape) - 1)
     return chosen if len(shape) > 1 else node.reshape(chosen, (1, count))
@@ -162,7 +167,7 @@ def _onnx_label_encoder(node: OnnxNode) -> str:
         order, names = np.arange(len(classes)), np.array(classes, np.object_)
         keys, values = (names, order) if texts else (order, names)
     if keys is None or values is None or len(keys) != len(values):
-        raise node.invalid("there are no keys_* and values_* of one length")
+        raise node.invalid("attributes keys_* and values_* are missing or differ in length")
     table = np.concatenate([_default(node, values.dtype), values])
     if texts is not None:
         if keys.dtype.kind != "O":

@@ -60,7 +60,7 @@ def post_transform(node: OnnxNode, scores: str, transform: str) -> str:
         case "PROBIT":
             return _probit(node, scores, dtype)
         case _:
-            raise node.invalid(f"post_transform is '{transform}'")
+            raise node.unknown("post_transform", transform, TRANSFORMS)
 
 
 def target_transform(node: OnnxNode, scores: str, transform: str) -> str:
@@ -71,7 +71,7 @@ def target_transform(node: OnnxNode, scores: str, transform: str) -> str:
     """
     if node.shape(scores)[1] == 1 and transform not in ("NONE", "PROBIT"):
         if transform not in TRANSFORMS:
-            raise node.invalid(f"post_transform is '{transform}'")
+            raise node.unknown("post_transform", transform, TRANSFORMS)
         raise node.unsupported(f"{transform} of a single target, which ONNX Runtime leaves out")
     return post_transform(node, scores, transform)
 
@@ -183,5 +183,5 @@ def both_scores(node: OnnxNode, score: str, transform: str, *, shares: bool) -> 
         case "SOFTMAX" | "SOFTMAX_ZERO" | "PROBIT":
             raise node.unsupported(f"{transform} of one score for two classes")
         case _:
-            raise node.invalid(f"post_transform is '{transform}'")
+            raise node.unknown("post_transform", transform, TRANSFORMS)
     return node.emit("concat", parts, axis=1)

@@ -80,7 +80,7 @@ def _kernel(node: OnnxNode, x: str, vectors: np.ndarray, kind: str) -> str:
         case "SIGMOID":
             return node.emit("tanh", [scaled])
         case _:
-            raise node.invalid(f"kernel_type is '{kind}'")
+            raise node.unknown("kernel_type", kind, ("LINEAR", "POLY", "RBF", "SIGMOID"))
 
 
 def _regressor(node: OnnxNode) -> str:
@@ -99,7 +99,7 @@ def _regressor(node: OnnxNode) -> str:
     score = node.emit("matmul", [alike, node.constant(weights)])
     score = node.emit("add", [score, node.scalar(float(rho[0]), DType.FLOAT32)])
     if node.word("post_transform", "NONE") != "NONE":
-        raise node.unsupported(f"post_transform {node.word('post_transform')}")
+        raise node.unsupported(f"attribute 'post_transform' is '{node.word('post_transform')}'")
     if not node.integer("one_class", 0):
         return score
     ends = (node.scalar(value, DType.FLOAT32) for value in (1.0, -1.0))

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from tilewright.compiler.dtypes import DType
-from tilewright.compiler.errors import InvalidModelError
+from tilewright.compiler.errors import InvalidModelError, unknown_choice
 from tilewright.compiler.ops.cast import cast_to
 from tilewright.compiler.ops.contrib.ml.scores import (
     DOMAIN,
@@ -63,9 +63,11 @@ def _scores(node: OnnxNode, forest: Forest, targets: int, aggregate: str) -> str
     """(rows, targets): each tree's leaf for the row votes for targets; without any vote, the score
     is zero."""
     if aggregate not in AGGREGATES:
-        raise node.invalid(f"aggregate_function is '{aggregate}'")
+        raise node.unknown("aggregate_function", aggregate, AGGREGATES)
     if targets < 1 or not len(forest.roots):
-        raise node.invalid(f"{len(forest.roots)} trees for {targets} targets")
+        raise node.invalid(
+            f"it has {len(forest.roots)} trees and {targets} targets, expected at least one of each"
+        )
     if ((forest.targets < 0) | (forest.targets >= targets)).any():
         raise node.invalid(f"a leaf votes for a target that is not one of {targets}")
     x = cast_to(node, rows_of(node, node.input(0)), forest.dtype)
@@ -208,10 +210,10 @@ def _forest(node: OnnxNode, votes: str) -> Forest:
     trees = _whole(node, "nodes_treeids", count)
     place = {key: number for number, key in enumerate(zip(trees, ids, strict=True))}
     if len(place) != count:
-        raise node.invalid("a tree has two nodes of one id")
+        raise node.invalid("attribute 'nodes_nodeids' has an id twice in one tree")
     modes = node.attrs.get("nodes_modes", ())
     if not isinstance(modes, tuple) or len(modes) != count:
-        raise node.invalid(f"'nodes_modes' are not those of {count} nodes")
+        raise node.invalid(f"attribute 'nodes_modes' has no modes for {count} nodes")
     values, exact = _numbers(node, "nodes_values", count)
     features = _whole(node, "nodes_featureids", count)
     missing = _whole(node, "nodes_missing_value_tracks_true") or (0,) * count
@@ -223,7 +225,8 @@ def _forest(node: OnnxNode, votes: str) -> Forest:
             continue
         name = str(mode).removeprefix("BRANCH_")
         if name not in COMPARISONS:
-            raise node.invalid(f"the mode of node {number} is '{mode}'")
+            known = ("LEAF", *(f"BRANCH_{each}" for each in COMPARISONS))
+            raise node.invalid(unknown_choice(f"the mode of tree node {number}", mode, known))
         sides = [place.get((trees[number], side[number]), -1) for side in (yes, no)]
         nodes.append(
             SplitNode(
@@ -292,7 +295,7 @@ def _onnx_ensemble(node: OnnxNode) -> str:
     count, leaves = splits.array.size, weights.array.size
     numbers = modes.array.reshape(-1).tolist()
     if len(numbers) != count or not set(numbers) <= set(SplitMode):
-        raise node.invalid(f"'nodes_modes' are not those of {count} nodes")
+        raise node.invalid(f"attribute 'nodes_modes' has no modes for {count} nodes")
     features = _whole(node, "nodes_featureids", count)
     missing = _whole(node, "nodes_missing_value_tracks_true") or (0,) * count
     sides = []
@@ -328,7 +331,10 @@ def _onnx_ensemble(node: OnnxNode) -> str:
     )
     number, transform = node.integer("aggregate_function", 1), node.integer("post_transform", 0)
     if not (0 <= number < len(AGGREGATES) and 0 <= transform < len(TRANSFORMS)):
-        raise node.invalid(f"aggregate_function is {number}, post_transform {transform}")
+        raise node.invalid(
+            f"attribute 'aggregate_function' is {number} and 'post_transform' {transform}, "
+            f"expected 0 to {len(AGGREGATES) - 1} and 0 to {len(TRANSFORMS) - 1}"
+        )
     total = _scores(node, forest, node.integer("n_targets", 1), AGGREGATES[number])
     transformed = target_transform(node, total, TRANSFORMS[transform])
     return cast_to(node, transformed, node.type(node.input(0)).dtype)

@@ -377,7 +377,7 @@ MISTAKES = [
     (
         ["token", "create", "ci", "--scope", "everything"],
         1,
-        "everything' is not a valid Scope; --scope is one of submit",
+        "--scope is 'everything', expected submit, ",
     ),
     (["no-such-command"], 2, "no-such-command"),
     (["show", "graph"], 2, "MODEL"),

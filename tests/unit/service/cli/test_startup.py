@@ -27,8 +27,12 @@ print(json.dumps([status, [name for name in sys.modules if "." not in name]]))
         (["tune", "none.onnx"], 1, "error: no such file: 'none.onnx'\n"),
         (["run", "none.onnx"], 1, "error: no such file: 'none.onnx'\n"),
         (["job", "submit", "none.onnx"], 1, "error: no such file: 'none.onnx'\n"),
-        (["tune", "m.onnx", "--target", "znver9"], 1, "did you mean znver5 or znver4 or znver3?"),
-        (["compile", "m.onnx", "-o", "a", "--target", "znver9"], 1, "did you mean znver5"),
+        (
+            ["tune", "m.onnx", "--target", "znver9"],
+            1,
+            "did you mean 'znver5' or 'znver4' or 'znver3'?",
+        ),
+        (["compile", "m.onnx", "-o", "a", "--target", "znver9"], 1, "did you mean 'znver5'"),
         (["tune", "m.onnx", "-o", "."], 1, "exists and is not an artifact"),
     ],
 )
