@@ -214,13 +214,10 @@ def _worker_id(client: Client, wanted: str) -> str:
     known = [w for w in everybody if w.health != "gone"] or everybody
     found = [w for w in known if w.name == wanted] or [w for w in known if w.id.startswith(wanted)]
     if not found:
-        names = sorted({worker.name for worker in known})
-        those = (
-            f": `tilewright device list` lists all {len(names)}"
-            if names
-            else ": none is registered"
+        raise UserError(
+            f"there is no worker '{wanted}': `tilewright device list` lists the workers"
+            f"{suggestion(wanted, [worker.name for worker in known])}"
         )
-        raise UserError(f"there is no worker '{wanted}'{those}{suggestion(wanted, names)}")
     if len(found) > 1:
         ids = ", ".join(worker.id[:12] for worker in found)
         raise UserError(f"'{wanted}' matches {len(found)} workers: give the id ({ids})")

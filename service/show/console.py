@@ -30,14 +30,18 @@ def console(stderr: bool = False) -> Console:
 
 
 def rich_table(table: Table) -> RichTable:
-    """Return a table for a console. Numbers stay on one line, other cells may be folded."""
+    """Return a table for a console.
+
+    Numbers without notes stay on one line, other cells may be folded.
+    """
     from rich.table import Table as RichTable
     from rich.text import Text
 
     made = RichTable(title=table.title or None, title_justify="left", box=None, header_style="bold")
-    for column in table.columns:
-        number = column.is_number
-        made.add_column(column.title, justify="right" if number else "left", no_wrap=number)
+    for position, column in enumerate(table.columns):
+        side = "right" if column.is_number else "left"
+        noted = any(row[position].note for row in table.rows)
+        made.add_column(column.title, justify=side, no_wrap=column.is_number and not noted)
     for row in table.rows:
         cells = zip(table.columns, row, strict=True)
         made.add_row(*(Text(column.text(cell)) for column, cell in cells))

@@ -40,7 +40,7 @@ class Cell:
         text: the content.
         link: an address below the dashboard's root.
         key: a key that distinguishes equal texts, shown by its start.
-        note: a second text, in a quiet colour.
+        note: a second text: in a quiet colour on pages, in parentheses elsewhere.
         hint: a text that appears when the pointer rests on the cell.
         bold: whether the text is bold.
         done: a finished and a total number, which a progress bar shows.
@@ -84,10 +84,13 @@ class Column(Generic[Row]):
     def text(self, cell: Cell) -> str:
         """Return a cell as one line of text of at most `most` characters.
 
-        Details that only pages show are left out.
+        The note follows in parentheses: "revoked (2026-03-01 09:30)". Other details that only pages
+        show are left out.
         """
-        said = cell.text.replace("_", " ") if self.kind is CellKind.STATE else cell.text
-        return one_sentence(f"{said} {cell.key[:6]}" if cell.key else said, self.most)
+        text = cell.text.replace("_", " ") if self.kind is CellKind.STATE else cell.text
+        key = f" {cell.key[:6]}" if cell.key else ""
+        note = f" ({cell.note})" if cell.note else ""
+        return one_sentence(f"{text}{key}{note}", self.most)
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,16 +31,24 @@ def test_a_terminal_shows_texts() -> None:
     title, head, *rows = (line.rstrip() for line in out.file.getvalue().splitlines())  # type: ignore[attr-defined]
     assert title == "Two" and head.split() == ["name", "state", "us", "trials", "schedule", "made"]
     assert [" ".join(row.split()) for row in rows] == [
-        f"{HOSTILE} 1 kkkkkk waiting for worker 1 1/8 gemm today",
-        f"{HOSTILE} 4 kkkkkk waiting for worker 4 4/8 gemm...gemm today",
+        f"{HOSTILE} 1 kkkkkk waiting for worker 1 (a note) 1/8 gemm today",
+        f"{HOSTILE} 4 kkkkkk waiting for worker 4 (a note) 4/8 gemm...gemm today",
     ]
+
+
+def test_a_narrow_terminal_folds_numbers_with_notes() -> None:
+    columns = [Column[int]("failed", lambda n: Cell("3 of 1,204", note="3 wrong"))]
+    out = Console(file=io.StringIO(), width=12)
+    out.print(rich_table(table(columns, [1])))
+    lines = [line.strip() for line in out.file.getvalue().splitlines()]  # type: ignore[attr-defined]
+    assert lines == ["failed", "3 of 1,204", "(3 wrong)"]
 
 
 def test_a_notebook_shows_texts() -> None:
     shown = ET.fromstring(notebook.table(TABLE))
     cells = [[cell.text for cell in row] for row in shown.iter("tr")]
     assert cells[0] == ["name", "state", "us", "trials", "schedule", "made"]
-    assert cells[1][:4] == [f"{HOSTILE} 1 kkkkkk", "waiting for worker", "1", "1/8"]
+    assert cells[1][:4] == [f"{HOSTILE} 1 kkkkkk", "waiting for worker", "1 (a note)", "1/8"]
     sides = [str(cell.get("style"))[-5:] for cell in next(shown.iter("tr"))]
     assert sides == [":left", ":left", "right", "right", ":left", ":left"]
 
