@@ -66,6 +66,7 @@ from tilewright.compiler.runtime.ports import Dims, ModelPorts, sizes_text
 from tilewright.compiler.runtime.segments import ModelSegment, Reads, SegmentBoundary, SegmentGuard
 from tilewright.compiler.sizes import Dimension, dynamic_size
 from tilewright.compiler.sizes.hinted_ranges import Shares, hinted_shares
+from tilewright.compiler.sizes.invalid_ranges import invalid_everywhere
 from tilewright.compiler.sizes.ranges import (
     SizeRange,
     default_ranges,
@@ -365,6 +366,12 @@ def _compile_whole(
     make_first(first, make, sizes)
     saving[0] = None
     if not first.made:
+        refused = invalid_everywhere(
+            {n: known[n] if n in ranges else replace(known[n], high=None) for n in sizes},
+            lambda sizes: load_graph(source, {**given, **sizes}),
+        )
+        if refused is not None:
+            raise refused
         try:
             load_graph(source, {**given, **sizes})
         except UnsupportedOperatorError as error:

@@ -15,6 +15,12 @@ from tilewright.compiler.errors import CompilerError, InvalidModelError
 from tilewright.compiler.profile import agreeing_size, nearest_size
 from tilewright.compiler.sizes import Dimension, DynamicSizeError, dimensions
 from tilewright.compiler.sizes.hinted_ranges import Shares
+from tilewright.compiler.sizes.invalid_ranges import (
+    MOST_SIZES,
+    combinations,
+    refused_ranges,
+    sizes_of,
+)
 from tilewright.compiler.sizes.ranges import MOST_NARROWINGS, attempted, narrowings
 
 FACTORS = 6
@@ -35,6 +41,7 @@ class FittedRanges:
         hints: the size hint of each dimension.
         stated: the sizes that a user states, with their shares.
         sizes: the dimensions that were fixed to one size.
+        taken: the ranges that a user gave of such dimensions, by name.
         notes: sentences for the user.
     """
 
@@ -43,6 +50,7 @@ class FittedRanges:
     hints: Mapping[str, int]
     stated: Shares
     sizes: dict[str, int] = field(default_factory=dict)
+    taken: dict[str, Dimension] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
 
     @property
@@ -76,6 +84,8 @@ class FittedRanges:
             raise error
         name, size = found
         ranged = self.given.pop(name, None)
+        if ranged is not None:
+            self.taken[name] = ranged
         served = "its range" if ranged is None else ranged.range_text
         self.sizes[name] = size
         self.notes.append(f"{name}={size}, since no program serves {served}: {question}")
@@ -123,7 +133,8 @@ class FittedRanges:
             InvalidModelError: if no other size was found, naming a dimension that needs one.
         """
         tried: dict[str, list[int]] = {}
-        for name in [n for n in self.sizes if n in self.defaults]:
+        own = [n for n in self.taken if n not in self.stated]
+        for name in [n for n in self.sizes if n in self.defaults or n in own]:
             for size in self._other_sizes(name, attempt):
                 tried.setdefault(name, []).append(size)
                 if not _is_taken(attempt, {**self.sizes, name: size}):
@@ -134,6 +145,9 @@ class FittedRanges:
                 self.sizes[name] = size
                 return
         for name, listed in tried.items():
+            if name in self.taken:
+                at = {name: self.sizes[name]}
+                raise refused_ranges([self.taken[name]], error, at, 1 + len(listed)) from error
             sizes = ", ".join(map(str, [self.sizes[name], *listed]))
             raise InvalidModelError(
                 f"{error}; the model takes none of the sizes {sizes} of dimension '{name}': give "
@@ -143,7 +157,7 @@ class FittedRanges:
 
     def _other_sizes(self, name: str, attempt: Attempt) -> Iterator[int]:
         """The size that an operator needs if the others have theirs, then sizes near the hint."""
-        ranged, own = self.defaults[name], self.sizes[name]
+        ranged, own = self.taken.get(name) or self.defaults[name], self.sizes[name]
         seen = {own}
         question = _question(attempt, {**self.sizes, name: ranged})
         if question is not None:
@@ -151,6 +165,9 @@ class FittedRanges:
             if found is not None and found[1] not in seen:
                 seen.add(found[1])
                 yield found[1]
+        if combinations([ranged]) <= MOST_SIZES:
+            yield from (size for size in sizes_of(ranged) if size not in seen)
+            return
         for power in range(1, FACTORS + 1):
             for wanted in (own << power, own >> power):
                 size = nearest_size(ranged, wanted)

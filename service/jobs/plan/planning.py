@@ -25,6 +25,7 @@ from tilewright.compiler.runtime.ports import Dims, ModelPorts, Sizes
 from tilewright.compiler.runtime.segments import SegmentBoundary
 from tilewright.compiler.sizes import Dimension, DynamicSizeError, dimensions, dynamic_size, typical
 from tilewright.compiler.sizes.hinted_ranges import Shares, as_hinted, hinted_shares, size_choices
+from tilewright.compiler.sizes.invalid_ranges import refused_ranges
 from tilewright.compiler.sizes.ranges import SizeRange, attempted, default_ranges, within_defaults
 from tilewright.compiler.targets.target import Target
 from tilewright.compiler.timings import Timings
@@ -345,7 +346,7 @@ def _plan_ranges(
             break
         if isinstance(found, InvalidModelError) and imports == before + 1:
             if not fitted.sizes:
-                raise found  # at all sizes
+                raise refused_ranges({**fitted.left, **fitted.given}.values(), found) from found
             fitted.take_other_sizes(found, imported)
         else:
             fitted.relax(found)
