@@ -176,7 +176,7 @@ class ModelDifference:
             (name.replace("_", " "), _text(a), _text(b)) for name, (a, b) in self.changed.items()
         ]
         times = milliseconds(self.a.seconds), milliseconds(self.b.seconds)
-        return [("", self.a.name, self.b.name), *changed, ("a run", *times)]
+        return [("name", self.a.name, self.b.name), *changed, ("a run", *times)]
 
     def to_json(self) -> dict[str, Any]:
         """Return the difference as plain data for `json`."""

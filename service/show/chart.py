@@ -183,7 +183,7 @@ class Chart:
         """The points of the chart as a table, reduced to `MOST_ROWS` evenly spaced points."""
         places = [(s.name, *place) for s in self.series for place in self.drawn(s)]
         columns: tuple[Column[tuple[str, float, float, ChartPoint]], ...] = (
-            Column("", lambda p: Cell(p[3].text or p[0], p[3].link), CellKind.NAME),
+            Column("point", lambda p: Cell(p[3].text or p[0], p[3].link), CellKind.NAME),
             Column(self.x.label, lambda p: self.x.text(p[1])),
             Column(self.y.label, lambda p: self.y.text(p[2])),
         )

@@ -35,7 +35,7 @@ def pairs(a: str = "", b: str = "") -> tuple[Column[Any], ...]:
 
 
 FACTS = (
-    Column[tuple[str, str, str]]("", lambda fact: fact[0], CellKind.NAME),
+    Column[tuple[str, str, str]]("property", lambda fact: fact[0], CellKind.NAME),
     Column[tuple[str, str, str]]("A", lambda fact: fact[1], CellKind.TEXT),
     Column[tuple[str, str, str]]("B", lambda fact: fact[2], CellKind.TEXT),
 )

@@ -68,6 +68,7 @@ def test_two_precisions_of_a_model(browser: TestClient, storage: Storage) -> Non
     )
     path = f"/dashboard/compare?a={a}&b={b}"
     text = words(browser, path)
+    assert not re.search(r"<th [^>]*></th>", browser.get(path).text), "every header has a text"
     assert "precision float32 bfloat16" in text
     assert "conv (alike) 2 4.0 1.0 4.00x 6.0 direct tile_m=4>1" in text
     assert f"{HOSTILE} 2 1.0 1.0 1.00x 0.0 the same" in text
