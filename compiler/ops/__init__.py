@@ -1,4 +1,4 @@
-"""The operator set: one file per operator family; `contrib` has the operators of other domains."""
+"""The operator set: one module per operator family; `contrib` has domains other than ai.onnx."""
 
 from tilewright.compiler.ops.registry import (
     Operator,

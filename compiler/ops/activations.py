@@ -1,4 +1,4 @@
-"""Activation functions."""
+"""Activation functions, elementwise."""
 
 from __future__ import annotations
 

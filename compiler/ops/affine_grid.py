@@ -1,8 +1,7 @@
-"""AffineGrid by a rule: the function body of its schema drops a batch dimension of 1, and then
-fails.
+"""Import rule of AffineGrid, for sizes known at import.
 
-A dynamic size is left to that function body, which divides by an extent minus 1 if corners are
-aligned.
+ONNX also defines AffineGrid by a function body, which fails for a batch of 1. It is used only for
+dynamic sizes. With aligned corners, it divides by an extent minus 1.
 """
 
 from __future__ import annotations

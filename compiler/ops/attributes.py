@@ -1,4 +1,4 @@
-"""Typed reading of attributes, in operators and in passes."""
+"""Typed access to the attributes of graph nodes, for operators and passes."""
 
 from __future__ import annotations
 

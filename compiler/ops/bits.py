@@ -1,4 +1,4 @@
-"""Operators on the bits of numbers."""
+"""Bitwise operators and bit shifts on integers."""
 
 from __future__ import annotations
 

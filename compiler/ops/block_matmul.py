@@ -1,14 +1,14 @@
-"""Products with weights of 2, 4 or 8 bits and one scale per block of a column's elements.
+"""Matrix products with weights of 2, 4 or 8 bits that are quantised in blocks along K.
 
     y[m, n] = sum over b of scale[n, b] * sum over k in b of x[m, k] * (w[n, k] - zero[n, b])
 
-Weights stay packed: one uint32 holds `32 // bits` consecutive elements along k. Its four bytes hold
-the first four elements in their low bits, the next four in the bits above, and so on: a shift and a
-mask extract four adjacent bytes. K is a multiple of the block.
+Weights stay packed: one uint32 word holds `32 // bits` consecutive elements along k. The low bits
+of its four bytes hold the first four elements, the next bits the next four, and so on: a shift and
+a mask extract four elements, one per byte. K is a multiple of the block.
 
-`x` is float32, or quantised: then an int32 holds four consecutive int8 elements. Two more operands
-hold, for each `Packing.chunk` elements, a scale and the sum of the dequantised elements. The
-products of bytes are then exact, and scaled chunk by chunk.
+`x` is float32, or quantised to int8: an int32 then holds four consecutive elements. Two more
+operands hold, for each `Packing.chunk` elements, a scale and the sum of the dequantised elements.
+Integer products are then exact, and their sums are scaled chunk by chunk.
 """
 
 from __future__ import annotations
@@ -53,7 +53,8 @@ class Packing:
     def of(cls, attrs: Attrs) -> Packing:
         """Read the packing from the attributes `bits` and `block` of a node.
 
-        Raises InvalidModelError where `checked` raises ValueError.
+        Raises:
+            InvalidModelError: if an attribute is missing, or the kernels do not support its value.
         """
         try:
             return cls.checked(integer(attrs, "bits"), integer(attrs, "block"))
@@ -62,7 +63,7 @@ class Packing:
 
     @classmethod
     def checked(cls, bits: int, block: int) -> Packing:
-        """Build a packing; raises ValueError if the kernels do not support these numbers."""
+        """Build a packing; raises ValueError if the kernels do not support `bits` or `block`."""
         if bits not in BITS:
             raise ValueError(f"weights of {bits} bits, not 2, 4 or 8")
         if block < LEAST_BLOCK or block & (block - 1):
@@ -86,17 +87,19 @@ class Packing:
 
     @property
     def fields(self) -> range:
-        """Bit positions at which the elements of a byte start, lowest first."""
+        """Offsets of the elements in a byte, in bits, lowest first."""
         return range(0, 8, self.bits)
 
     def elements(self, rows: np.ndarray) -> np.ndarray:
-        """Extract the elements from bytes that pack them along their last dimension, low bits
-        first."""
+        """Unpack a uint8 array: each byte becomes `8 // bits` elements along the last dimension.
+
+        The element in the low bits comes first.
+        """
         split = [rows >> low & ((1 << self.bits) - 1) for low in self.fields]
         return np.stack(split, axis=-1).reshape(*rows.shape[:-1], -1)
 
     def packed(self, elements: np.ndarray) -> np.ndarray:
-        """Pack elements (N, K), given as bytes, into words."""
+        """Pack uint8 elements (N, K) into uint32 words (N, K // `word`)."""
         split = elements.reshape(len(elements), -1, len(self.fields), 4)
         words = np.zeros((len(elements), split.shape[1], 4), np.uint8)
         for number, low in enumerate(self.fields):
@@ -104,7 +107,7 @@ class Packing:
         return words.reshape(len(elements), -1).view("<u4").astype(np.uint32)
 
     def unpacked(self, words: np.ndarray) -> np.ndarray:
-        """Extract the elements (N, K) from words, as bytes."""
+        """Unpack uint32 words (N, K // `word`) into uint8 elements (N, K)."""
         split = np.ascontiguousarray(words).astype("<u4").view(np.uint8)
         split = split.reshape(len(words), -1, 1, 4)
         low = np.array(self.fields, np.uint8).reshape(-1, 1)
@@ -127,7 +130,15 @@ class Operands(Generic[T]):
 
     @classmethod
     def of(cls, items: Sequence[T], types: Sequence[TensorType]) -> Operands[T]:
-        """Name the operands of a node; raises InvalidModelError if their number is wrong."""
+        """Assign a node's operands to names.
+
+        Args:
+            items: one object per operand, in the node's order.
+            types: the operands' types, which determine whether `x` is quantised.
+
+        Raises:
+            InvalidModelError: if the number of operands is wrong.
+        """
         extra = 2 if types and types[0].dtype is DType.INT32 else 0
         operand_count(types, 3 + extra, 4 + extra)
         x_scale, x_sum = items[1:3] if extra else (None, None)

@@ -1,4 +1,4 @@
-"""Construction of graphs node by node: types are inferred, names stay unique, constants fold."""
+"""Construction of graphs node by node, with type inference, unique names and constant folding."""
 
 from __future__ import annotations
 
@@ -50,9 +50,9 @@ class Trim:
 class GraphBuilder:
     """A graph under construction.
 
-    Values get unique temporary names; `finish` assigns the final ones. `sizes` holds arrays of
-    objects for values that depend only on constants and dynamic sizes: shapes, and results of shape
-    arithmetic. Such a value becomes a node if data are computed from it.
+    Values get unique temporary names; `finish` assigns the final ones. `sizes` holds values that
+    depend only on constants and dynamic sizes, such as shapes, as object arrays of integers and
+    sizes. Such a value becomes a node only if a node uses it as data.
     """
 
     def __init__(self, reserved: Collection[str] = ()) -> None:
@@ -97,11 +97,15 @@ class GraphBuilder:
         narrow: bool = False,
         labels: Labels | None = None,
     ) -> str:
-        """Add a constant; with `exact` under exactly this name, else under a similar one.
+        """Add a constant and return its name.
 
-        `dtype` is needed if NumPy's type does not determine it (bfloat16's raw bits). `narrow` says
-        that elements had four bits in the file, which only some operators support. With `labels`,
-        elements are positions of labels.
+        Args:
+            array: the elements.
+            hint: its name if `exact` is true; otherwise a new name is derived from it.
+            dtype: the element type, if NumPy's type does not determine it (bfloat16's raw bits).
+            exact: whether the name must be `hint`.
+            narrow: whether elements have 4 bits in the file, which only some operators support.
+            labels: the strings whose positions the elements are, if any.
         """
         kind = dtype or DType(array.dtype.name)
         name = hint if exact else self._fresh(hint)
@@ -115,7 +119,7 @@ class GraphBuilder:
         return name
 
     def numbers(self, array: np.ndarray, dtype: DType, hint: str) -> str:
-        """Add an array of integers, some of which may be dynamic sizes. Return its name."""
+        """Add an array of integers and dynamic sizes; returns the name of the value."""
         known = size_arithmetic.numbers(array, dtype)
         if known is not None:
             return self.constant(known, hint, dtype)
@@ -125,10 +129,13 @@ class GraphBuilder:
         return name
 
     def reserve(self, label: str, size: int) -> None:
-        """Count the `size` bytes of a generated constant, before it is allocated.
+        """Count the `size` bytes of a generated constant before it is allocated.
+
+        `label` names the node in errors.
 
         Raises:
-            InvalidModelError: if the total is too large, or the size is negative.
+            InvalidModelError: if the total of all generated constants exceeds the limit
+                GENERATED_LIMIT_BYTES, or the size is negative.
         """
         if size < 0:
             raise InvalidModelError(f"{label}: a constant has a negative size, {size} bytes")
@@ -151,7 +158,7 @@ class GraphBuilder:
     ) -> str:
         """Add a node and return its output, or the constant that it folds to.
 
-        With `keep` it does not fold, because a pass needs the operands.
+        With `keep`, the node is not folded, because a pass needs its operands.
 
         Raises:
             InvalidModelError: if the operands contradict each other; `label` names the node.
@@ -187,7 +194,10 @@ class GraphBuilder:
 
     @contextmanager
     def ahead(self) -> Iterator[None]:
-        """Within this context, new nodes without operands are placed before all others."""
+        """Return a context in which new nodes are placed before all others.
+
+        They must not depend on nodes added before.
+        """
         others, self._nodes = self._nodes, {}
         try:
             yield
@@ -201,9 +211,9 @@ class GraphBuilder:
         return name
 
     def known(self, value: str) -> np.ndarray | None:
-        """Return the array of a value that is known at import, else None.
+        """Return the array of a value that is known at import: a constant, or an empty tensor.
 
-        Known values are constants, and values without elements.
+        The result is None for all other values.
         """
         kind = self.types[value]
         empty = (
@@ -214,9 +224,9 @@ class GraphBuilder:
         return self.constants.get(value, empty)
 
     def undecided(self, value: str) -> DynamicSizeError | None:
-        """Return the reason why the elements of a value are unknown at import.
+        """Return the reason why a value that depends only on dynamic sizes is unknown at import.
 
-        Return None if the value depends on a graph input.
+        The result is None if the value depends on a graph input.
         """
         found = self._computed_from(value)
         reasons = [self._undecided[each] for each in found if each in self._undecided]
@@ -238,7 +248,7 @@ class GraphBuilder:
         return value not in self.constants and value not in self._inputs
 
     def maker(self, value: str) -> Node | None:
-        """The node that computes a value, if any."""
+        """Return the node that computes a value, or None."""
         return self._nodes.get(value)
 
     def inputs_of(self, value: str) -> tuple[str, ...]:
@@ -264,7 +274,7 @@ class GraphBuilder:
         names: Mapping[str, str],
         node_names: Mapping[str, str],
     ) -> Graph:
-        """Build the graph, without nodes that its outputs do not need.
+        """Build the graph, without nodes that no output depends on.
 
         Args:
             name: the graph's name.

@@ -35,7 +35,7 @@ ONNX_TYPES = {
 
 
 def onnx_type_name(number: int) -> str:
-    """Return ONNX's name of an element type by its number: "FLOAT8E4M3FN" for 17."""
+    """Return ONNX's name of an element type, given by its integer code: "FLOAT8E4M3FN" for 17."""
     from onnx import TensorProto
 
     known = number in TensorProto.DataType.values()

@@ -1,4 +1,4 @@
-"""Verification of graphs against the operators: structure, known operators, inferred types."""
+"""Verification of graphs: structure, existence of the operators, inferred types."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def verify(graph: Graph) -> None:
 
 
 def check_types(graph: Graph) -> None:
-    """Check that every node's operator exists, and infers the type that the graph states."""
+    """Check that every node's operator exists, and that its inferred type is the stated one."""
     for types, node in ((part.types, node) for part in graph.walk() for node in part.nodes):
         try:
             operator = ops.get(node.op)

@@ -1,7 +1,7 @@
-"""Tables computed from sizes: arrays if all sizes are fixed, nodes if some are dynamic.
+"""Tensors computed from sizes: NumPy arrays if all sizes are fixed, graph nodes otherwise.
 
-A rule states its formula once, in NumPy's operators and functions. On arrays they compute, on a
-`Computed` they add nodes to the graph: `(counting(node, n) + 0.5) / 2` is a constant if n is a
+An import rule states its formula once, in NumPy's operators and functions. They compute on arrays,
+but add nodes to the graph for a `Computed`: `(counting(node, n) + 0.5) / 2` is a constant if n is a
 number, and is computed in each run if n is dynamic. Both use float64 and int64, like NumPy.
 """
 
@@ -45,7 +45,7 @@ _LOGIC: _Names = {
 
 
 class Computed(NDArrayOperatorsMixin):
-    """A value of the graph that supports NumPy's operators: each operation adds nodes.
+    """A graph value with NumPy's operators, each of which adds nodes to the graph.
 
     Functions that accept or return it annotate it as `np.ndarray`.
     """
@@ -146,12 +146,12 @@ def number(node: OnnxNode, size: int) -> np.ndarray:
 
 
 def is_computed(array: object) -> bool:
-    """Whether the array is a value that each run computes, not a constant."""
+    """Whether the object is a `Computed`, which each run computes, and not an array."""
     return isinstance(array, Computed)
 
 
 def table(node: OnnxNode, array: object, dtype: DType) -> str:
-    """Convert an array, a number or a size to a value of the graph with this type."""
+    """Return a graph value of the type `dtype` for an array, a `Computed`, a number or a size."""
     if isinstance(array, Computed):
         return cast_to(node, array.value, dtype)
     if is_dynamic(array):
@@ -167,10 +167,10 @@ def filled(node: OnnxNode, value: float, shape: Sequence[int], dtype: DType) -> 
 
 
 def grid(node: OnnxNode, steps: Mapping[int, int], shape: Sequence[int]) -> np.ndarray:
-    """Return an array with, for each position of `shape`, the sum of coordinate * step.
+    """Return the sum of coordinate * step over the dimensions in `steps`, for a tensor of `shape`.
 
-    `steps` maps dimensions to their steps. The result broadcasts to the shape: a dimension without
-    a step has the extent 1.
+    `steps` has the step of each dimension, by the dimension's index. The result broadcasts to
+    `shape`: a dimension without a step has extent 1.
     """
     total: np.ndarray = np.zeros((1,) * len(shape), np.int64)
     for dim, step in steps.items():

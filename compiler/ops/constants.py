@@ -1,4 +1,4 @@
-"""ONNX operators that are known at import or need no node."""
+"""Import of ONNX operators whose results are known at import, or that need no node."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from tilewright.compiler.sizes import DynamicSizeError, is_dynamic, larger
 
 
 def text_places(texts: np.ndarray) -> tuple[np.ndarray, Labels]:
-    """Replace texts by their positions in a table of labels.
+    """Encode an array of strings as int64 positions in a table of the distinct strings.
 
-    Return the int64 positions, in the shape of `texts`, and the labels: the distinct texts in the
-    order of their first occurrence.
+    Returns the positions, in the shape of `texts`, and the table as labels, in the order of first
+    occurrence.
     """
     flat = [str(text) for text in texts.reshape(-1).tolist()]
     places = {text: place for place, text in enumerate(dict.fromkeys(flat))}

@@ -1,4 +1,4 @@
-"""Control flow: operators that run graphs, their bodies, a number of times that depends on the run.
+"""Control-flow operators: `loop` and `branch` run graphs (bodies), `refuse` ends a run.
 
     %1: uint8[256] = loop(n, go, x, w) {body=graph, decides=true, most=10, rows=(1), states=1}
       graph "body"
@@ -10,15 +10,15 @@
       output next
     %2: float32[4] = field(%1) {dtype="float32", offset=128, shape=(4)}
 
-Every operator has one output. The output of a control operator is a block of bytes that holds its
-results one after the other, each at a multiple of 64. A `field` is one of the results; it is a view
-and costs nothing. Values that a body reads from outside are operands of the node; constants belong
-to the body.
+Every operator has one output. The output of `loop` and `branch` is a block of bytes that holds all
+results, each at a multiple of 64 bytes. The operator `field` selects a result; it is a view, which
+runs no code. Values of the enclosing graph that a body reads are operands of the node; constants
+belong to the body.
 
     %3: float32[4] = refuse(%go) {dtype="float32", message="why", shape=(4)}
 
-`refuse` ends the run with an error. It replaces a branch that cannot be run. Its operand is any
-boolean value, which prevents folding.
+`refuse` ends the run with an error message. It is the body of a branch that is an error if it is
+selected. Its operand is any boolean value, which prevents constant folding.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ GUESSED_STEPS = 16
 
 @dataclass(frozen=True, slots=True)
 class ResultSlot:
-    """The place of one result in a control operator's block: its type and its offset in bytes."""
+    """One result in a control operator's output block: its type and its offset in bytes."""
 
     type: TensorType
     offset: int
@@ -73,17 +73,17 @@ class ResultSlot:
 
 @dataclass(frozen=True, slots=True)
 class LoopForm:
-    """The attributes of a loop.
+    """The attributes of a `loop` node.
 
-    The body takes the step's number, the states and the captured values. It returns whether another
-    step follows (if it decides that), then the next states, then the other outputs, which are rows.
+    The inputs of the body are the index of the step, the states, and the captured values. Its
+    outputs are: whether another step follows (if `decides`), the next states, and further values.
 
     Attributes:
+        body: the graph of one step.
         decides: whether the body decides if another step follows.
         states: number of values that each step passes to the next one.
-        rows: positions of the body's outputs that are collected.
-        most: maximum number of steps; None if unbounded. The rows of all steps are stacked, so that
-            rows require a bound.
+        rows: positions of the body's outputs whose values in all steps are stacked.
+        most: maximum number of steps; None if unbounded, which excludes rows.
     """
 
     body: Graph
@@ -94,10 +94,10 @@ class LoopForm:
 
     @property
     def slots(self) -> tuple[ResultSlot, ...]:
-        """The results of the loop in the order of the block.
+        """The results of the loop in the order of the output block.
 
-        They are the number of steps, whether another step would follow, the states, and the stacked
-        rows.
+        They are the number of steps taken, whether another step would follow, the last states, and
+        the stacked rows.
         """
         kinds = [self.body.types[value] for value in self.body.outputs]
         most = 0 if self.most is None else self.most
@@ -106,12 +106,16 @@ class LoopForm:
 
     @property
     def expected_steps(self) -> int:
-        """The number of steps that cost estimates assume; a guess if it is unbounded."""
+        """The number of steps that cost estimates assume: GUESSED_STEPS for an unbounded loop."""
         return GUESSED_STEPS if self.most is None else min(typical(self.most), MANY_STEPS)
 
 
 def loop_form(attrs: Attrs) -> LoopForm:
-    """The attributes of a loop; raises InvalidModelError if an attribute is missing or invalid."""
+    """Parse the attributes of a `loop` node.
+
+    Raises:
+        InvalidModelError: if an attribute is missing or invalid.
+    """
     most = integer(attrs, "most") if attr(attrs, "most") is not None else None
     decides = bool(integer(attrs, "decides"))
     states, rows = integer(attrs, "states"), ints(attrs, "rows")
@@ -119,7 +123,10 @@ def loop_form(attrs: Attrs) -> LoopForm:
 
 
 def branch_slots(attrs: Attrs) -> tuple[ResultSlot, ...]:
-    """Return the slots of a branch's results; both bodies have the same outputs."""
+    """Return the results of a `branch` node in the order of its output block.
+
+    Both bodies have outputs of the same types.
+    """
     body = _body(attrs, "then")
     return _slots([body.types[value] for value in body.outputs])
 

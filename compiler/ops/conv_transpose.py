@@ -1,10 +1,9 @@
-"""Transposed convolution, and the sum of overlapping blocks.
+"""ConvTranspose and Col2Im, as convolutions without inserted zeros.
 
-Output o + p = q * s + r depends on the products of inputs q - j with taps r + j * s. A transposed
-convolution with stride s is therefore one convolution over j for each remainder r. Together they
-are one convolution, with s times the filters per dimension and interleaved output. No product with
-an inserted zero is computed. Shi et al., "Is the deconvolution layer the same as a convolutional
-layer?" (2016).
+With stride s and padding p, output o, where o + p = q * s + r, sums the products of inputs q - j
+with taps r + j * s. For each remainder r, this is a convolution over j. All of them together are
+one convolution with s times the filters per dimension, whose outputs are interleaved. Source: Shi
+et al., "Is the deconvolution layer the same as a convolutional layer?" (2016).
 """
 
 from __future__ import annotations

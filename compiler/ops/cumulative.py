@@ -1,5 +1,4 @@
-"""Running sums and products along an axis, which a function of the C runtime computes in one
-pass."""
+"""Cumulative sums and products along an axis, computed in one pass by a C runtime function."""
 
 from __future__ import annotations
 

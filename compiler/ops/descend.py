@@ -1,9 +1,9 @@
-"""Descent of decision trees to their leaves, for every row and every tree.
+"""The operator `descend`: evaluation of decision trees, from root to leaf for every row and tree.
 
-Trees are a table of records of 16 bytes: a threshold (float64, or float32 and four unused bytes),
-the column of the row that is compared with it, and the first of the two successor records, which
-are adjacent. A leaf's threshold is a NaN, and its successor is itself. The number of comparisons
-per row depends on its values, so that this is not a loop nest.
+Trees are a table of 16-byte records: a threshold (float64, or float32 and four unused bytes), the
+column of the row that is compared with it, and the index of the first of two adjacent successor
+records. A leaf has a NaN as its threshold, and its second successor is itself. The number of
+comparisons per row depends on the data, so that a C runtime function computes the operator.
 """
 
 from __future__ import annotations
@@ -27,7 +27,10 @@ WORDS = 4
 def records(thresholds: np.ndarray, columns: np.ndarray, following: np.ndarray) -> np.ndarray:
     """Encode tree records as an int32 array (records, WORDS).
 
-    Each record is a threshold (float32 or float64), a column, and its first successor's number.
+    Args:
+        thresholds: float32 or float64, one per record; NaN for a leaf.
+        columns: the columns that are compared with the thresholds.
+        following: the indices of the first successor records.
     """
     table = np.zeros((len(thresholds), WORDS), np.int32)
     words = thresholds.reshape(-1, 1).view(np.int32)

@@ -1,4 +1,4 @@
-"""Determinants, by elimination with row exchanges (Gauss; partial pivoting)."""
+"""Determinants by Gaussian elimination with partial pivoting."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ SIZE_LIMIT = 64
 
 
 def square_matrices(node: OnnxNode) -> tuple[str, int, int]:
-    """Return the first input (..., size, size), the number of its matrices, and their size.
+    """Return a node's first input (..., size, size), its number of matrices, and `size`.
 
     Raises:
         InvalidModelError: if the matrices are not square.
-        UnsupportedOperatorError: if they are too large.
+        UnsupportedOperatorError: if `size` exceeds SIZE_LIMIT.
     """
     x = node.input(0)
     shape = node.shape(x)
@@ -65,9 +65,9 @@ def _onnx_det(node: OnnxNode) -> str:
 
 
 def first_largest(node: OnnxNode, size: str, count: int) -> str:
-    """Emit a mask of the first position of the maximum along dimension 1.
+    """Emit a boolean mask that is true at the first maximum of `size` along dimension 1.
 
-    `size` and the boolean result have the shape (batch, count, 1).
+    `size` and the mask have the shape (batch, count, 1).
     """
     largest = node.emit("reduce_max", [size], axes=(1,), keepdims=1)
     numbers = node.constant(np.arange(count, dtype=np.int32).reshape(count, 1))

@@ -1,4 +1,4 @@
-"""Sums of products of tensors by subscripts, as matrix products of two operands at a time."""
+"""Einsum, as matrix products of two operands at a time."""
 
 from __future__ import annotations
 

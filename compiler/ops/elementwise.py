@@ -1,4 +1,4 @@
-"""Declaration of elementwise operators, and the arithmetic ones."""
+"""Helpers that declare elementwise operators, and the arithmetic operators."""
 
 from __future__ import annotations
 
@@ -44,10 +44,18 @@ def pointwise(
     commutative: bool = False,
     idempotent: bool = False,
 ) -> Operator:
-    """Declare an operator that acts on each element of its operands, which are broadcast.
+    """Declare an elementwise operator, whose operands are broadcast.
 
-    Without `infer`, all operands and the result have one element type. The remaining arguments are
-    those of `Operator`.
+    Args:
+        name: its name.
+        arity: its number of operands.
+        reference: computes it on NumPy arrays.
+        scalar: returns the expression of one element, from the operands' elements and the
+            attributes.
+        onnx: the rules that import it.
+        infer: infers the type of the result; by default, the operands have one element type, which
+            is also that of the result.
+        effort, commutative, idempotent: as in `Operator`.
     """
 
     def default_infer(types: Sequence[TensorType], _attrs: Attrs) -> TensorType:
@@ -81,9 +89,9 @@ def pointwise(
 
 
 def jumping(operator: Operator) -> Operator:
-    """Return the operator marked as discontinuous.
+    """Return a copy of the operator with `jumps` set: its float results are discontinuous.
 
-    A tiny change of an operand can then change its float results by a large amount.
+    A rounding error of an operand may change the results by a large amount.
     """
     return replace(operator, jumps=True)
 
@@ -96,7 +104,7 @@ def floats_only(types: Sequence[TensorType]) -> None:
 
 
 def chained(op_name: str) -> Callable[[OnnxNode], str]:
-    """Return a rule that imports a variadic ONNX operator as a chain of the binary `op_name`."""
+    """Return an `emit` function that imports variadic ONNX nodes as chains of binary `op_name`."""
 
     def emit(node: OnnxNode) -> str:
         result = node.input(0)
@@ -108,7 +116,7 @@ def chained(op_name: str) -> Callable[[OnnxNode], str]:
 
 
 def same(op_name: str) -> Callable[[OnnxNode], str]:
-    """Return a rule that emits `op_name` with the ONNX node's operands, without attributes."""
+    """Return an `emit` function for nodes that map to `op_name` without attributes."""
 
     def emit(node: OnnxNode) -> str:
         return node.emit(op_name, [node.input(i) for i in range(len(node.inputs))])
@@ -117,7 +125,7 @@ def same(op_name: str) -> Callable[[OnnxNode], str]:
 
 
 def native(operation: Operation) -> Scalar:
-    """Return the scalar form of an operator that is a single native operation on its operands."""
+    """Return a `scalar` function for `pointwise` that applies one `Operation` to the operands."""
     return lambda values, _attrs: op(operation, *values)
 
 

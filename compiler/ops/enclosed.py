@@ -1,8 +1,8 @@
-"""Bodies as graphs of their own, for control flow at run time.
+"""Import of control-flow bodies as separate graphs.
 
-A body may read values of the enclosing graph. Each becomes an input of the body's graph, once, and
-an operand of the node that runs the body. Constants are copied into the body, and so are numbers
-that follow from sizes.
+A body may read values of the enclosing graph. Each such value becomes one input of the body's
+graph, and one operand of the node that runs the body. Constants, and values that depend only on
+sizes, are copied into the body instead.
 """
 
 from __future__ import annotations
@@ -19,10 +19,13 @@ from tilewright.compiler.ops.onnx_node import OnnxNode
 
 
 class Enclosure:
-    """A body under construction: `builder` builds its graph, and `node` emits into it.
+    """The graph of a control-flow body under construction.
 
-    `captured` are the values of the enclosing graph that the body reads. The corresponding inputs
-    have the same order, and come after those from `input`.
+    Attributes:
+        builder: builds the body's graph.
+        node: the control-flow node with this builder, through which import rules add nodes.
+        captured: the values of the enclosing graph that become inputs of the body, in the order of
+            these inputs, which follow the inputs added with `input`.
     """
 
     def __init__(self, node: OnnxNode) -> None:
@@ -50,10 +53,11 @@ class Enclosure:
         return self.builder.input(name, kind)
 
     def capture(self, value: str) -> str:
-        """Return the value of the body that stands for a value of the enclosing graph.
+        """Return the body's value for a value of the enclosing graph; adds an input if necessary.
 
         Raises:
-            UnsupportedOperatorError: if its size is known only at run time, or if it is text.
+            UnsupportedOperatorError: if data determine an extent of the value, or it is text or a
+                sequence.
         """
         if value not in self._inner:
             _refuse_others(self._outer, [value])
@@ -71,7 +75,7 @@ class Enclosure:
 
     @contextmanager
     def errors(self) -> Iterator[None]:
-        """Within this context, errors of the body refer to inputs of the enclosing graph."""
+        """Return a context in which errors name values of the enclosing graph, not of the body."""
         try:
             yield
         except UnsupportedOperatorError as error:
@@ -89,11 +93,11 @@ class Enclosure:
             ) from error
 
     def graph(self, outputs: Sequence[str]) -> Graph:
-        """Finish the body with these outputs, and return it.
+        """Return the finished graph of the body with these outputs.
 
         Raises:
-            UnsupportedOperatorError: if the size of one of them is known only at run time, or if it
-                is text.
+            UnsupportedOperatorError: if data determine an extent of an output, or it is text or a
+                sequence.
         """
         _refuse_others(self.node, outputs)
         self.node.refuse_trimmed(outputs)
@@ -148,8 +152,10 @@ class Outside(MutableMapping[str, str | None]):
 
 
 def inlined(builder: GraphBuilder, body: Graph, operands: Sequence[str]) -> list[str]:
-    """Copy the nodes of a body into the graph under construction; returns the values of its
-    outputs."""
+    """Copy the nodes of a body into the graph under construction.
+
+    `operands` are the values of the body's inputs. Returns the values of its outputs.
+    """
     values = dict(zip(body.inputs, operands, strict=True))
     for name, array in body.constants.items():
         values[name] = builder.constant(array, name, body.types[name].dtype)

@@ -1,9 +1,9 @@
 """Discrete Fourier transforms, as products with constant matrices.
 
 Real and imaginary parts of a row form one vector, so that a short transform is a single matrix
-product. A long one of n = a * b points takes two: a-point transforms of every b-th value, times
-n-th roots of one, then b-point transforms of the results (Cooley and Tukey 1965). Its work is
-proportional to n * (a + b), and to the square of n if n is a prime.
+product. A long transform of n = a * b points takes two: a-point transforms of every b-th value,
+multiplied by n-th roots of unity, then b-point transforms of the results (Cooley and Tukey 1965).
+The work is proportional to n * (a + b), or to the square of n if n is a prime.
 """
 
 from __future__ import annotations

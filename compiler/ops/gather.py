@@ -1,4 +1,4 @@
-"""Reading at positions known at run time."""
+"""Gather operators: elements at positions that are known at run time."""
 
 from __future__ import annotations
 
@@ -101,11 +101,12 @@ def row_strides(shape: Sequence[int]) -> list[int]:
 def wrapped(node: OnnxNode, indices: str, extents: Sequence[int] | int) -> str:
     """Convert indices to non-negative int64; negative ones count from the end of their dimension.
 
-    `extents` is the extent of that dimension, or one for each element of the indices' last
-    dimension.
+    `extents` is the extent of the indexed dimension. For index tuples along the last dimension, it
+    has one extent per component.
 
     Raises:
-        DynamicSizeError: if it depends on the run whether an index is out of range.
+        InvalidModelError: if a constant index is out of range.
+        DynamicSizeError: if the range of a dynamic extent does not decide that.
     """
     indices = cast_to(node, indices, DType.INT64)
     known = node.builder.constants.get(indices)
@@ -121,10 +122,9 @@ def wrapped(node: OnnxNode, indices: str, extents: Sequence[int] | int) -> str:
 
 
 def elements_along(node: OnnxNode, data: str, places: str, axis: int) -> str:
-    """Emit a gather along one axis, in which each place selects at its own position.
+    """Emit `np.take_along_axis(data, places, axis)`.
 
-    Element i of `places` (int64, not negative) replaces the coordinate of i along `axis`, as in
-    `np.take_along_axis`.
+    `places` (int64, not negative) has the rank of `data`. The result has the shape of `places`.
     """
     shape, picked = node.shape(data), node.shape(places)
     strides = row_strides(shape)

@@ -1,4 +1,4 @@
-"""Bounds of indices that are computed from sizes: the positions that a gather of them may read."""
+"""Range analysis of indices that are computed from sizes, for checks of gathers."""
 
 from __future__ import annotations
 
@@ -32,18 +32,16 @@ _ENDS = 64
 
 
 def counts_within(node: OnnxNode, indices: str, extent: int) -> tuple[int, ...]:
-    """Sizes that must be at most `extent` in a run, so that no index is out of range. Only sizes
-    are returned for which the ranges do not prove it.
+    """Return the sizes that a run must check to be at most `extent`, so that indices are in range.
 
-    They are sums of dimensions that are known only at run time, such as `past + tokens`, where each
-    single dimension is within the extent. Indices that depend on data are not analysed, and are
-    clamped when they are read. The same holds for indices under a condition, which may ensure that
-    they are in range.
+    The result excludes sizes for which the ranges prove it. A size in the result is a sum of
+    several dynamic dimensions, such as `past + tokens`, each of which alone is in range. Indices
+    that depend on data, or that a condition selects, are not analysed: the gather clamps them.
 
     Raises:
-        InvalidModelError: if an index is out of range for every size of the ranges.
-        DynamicSizeError: if a single dimension makes an index exceed the extent, or if it
-            depends on the run whether an index is before the first element.
+        InvalidModelError: if an index is out of range for all sizes of the ranges.
+        DynamicSizeError: if one dimension alone can make an index too large, or the ranges do not
+            decide whether a negative index is before the first element.
     """
     builder = node.builder
     before_end = _Question(builder, extent, lambda item: always_less(item, extent), "min")
@@ -62,9 +60,12 @@ def counts_within(node: OnnxNode, indices: str, extent: int) -> tuple[int, ...]:
 
 
 def check_alone(item: int, extent: int) -> None:
-    """Raise DynamicSizeError if a single dimension can put an index out of range.
+    """Check that no single dimension can make the index `item` exceed `extent`.
 
     All other dimensions are assumed to have their smallest sizes.
+
+    Raises:
+        DynamicSizeError: if a dimension can.
     """
     for dimension in dimensions(item, extent):
 
@@ -82,15 +83,15 @@ def _out_of_range(item: int, extent: int) -> str:
 
 
 _Answer = bool | tuple[int, ...] | None
-"""Whether the condition holds for all elements: True; or the positions for which it is unknown;
-None if nothing is known; False if it fails for plain numbers, which are not analysed here."""
+"""True if the condition holds for all indices; the dynamic indices for which it is undecided; None
+if nothing is known; False if it fails for fixed integers, which are not analysed here."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Question:
-    """Whether indices lie on the right side of one end of `extent` elements.
+    """The question whether all indices are below the end, or not before the start, of a dimension.
 
-    For operators in `enough`, one operand that satisfies the condition suffices.
+    For the operator `enough` (min or max), one operand that satisfies the condition suffices.
     """
 
     builder: GraphBuilder

@@ -1,4 +1,4 @@
-"""Integer arithmetic without a native instruction: powers, and shifts by run-time amounts."""
+"""Expressions for integer powers, and for shifts by run-time amounts."""
 
 from __future__ import annotations
 
@@ -32,12 +32,16 @@ def power(base: Expr, exponent: Expr) -> Expr:
 
 
 def shift_left(x: Expr, amount: Expr) -> Expr:
-    """x * 2**amount; 0 if the amount is negative or all bits are shifted out."""
+    """Return x * 2**amount; 0 if the amount is negative or at least the number of bits."""
     return _shift(x, amount, Operation.MUL)
 
 
 def shift_right(x: Expr, amount: Expr) -> Expr:
-    """x // 2**amount, rounded down; only the sign if the amount is negative or too large."""
+    """Return x // 2**amount, rounded down.
+
+    If the amount is negative or at least the number of bits, the result is 0, or -1 for a negative
+    `x`.
+    """
     if not x.dtype.is_signed:
         return _shift(x, amount, Operation.DIV)
     negative = op(Operation.LT, x, Const(0, x.dtype))

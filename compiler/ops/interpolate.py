@@ -1,4 +1,4 @@
-"""Weighted sums of elements at constant positions, along several dimensions at once."""
+"""The operator `interpolate`: weighted sums of elements at constant positions, n-dimensional."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""The graph interpreter: it runs every operator's NumPy reference, as the oracle for compiled
-code."""
+"""The graph interpreter: computes expected outputs with the NumPy reference of every operator."""
 
 from __future__ import annotations
 
@@ -25,17 +24,18 @@ def run_graph(
     float64: bool = False,
     chosen: NodeHook | None = None,
 ) -> list[np.ndarray]:
-    """Run the graph on these inputs, and return its outputs in order.
+    """Interpret a graph with NumPy, and return its outputs in order.
 
-    `chosen` may replace the result of any operator outside of bodies.
+    With `float64`, all float values and outputs are float64. Otherwise, float16 and bfloat16 are
+    computed in float32, and each result is rounded to its type; bfloat16 inputs and outputs are raw
+    bits (uint16).
 
-    With `float64`, every float value is computed in float64 and the float outputs are float64.
-    float16 and bfloat16 are computed in float32, each result rounded to its type; bfloat16 arrays
-    hold raw bits, as they do in memory.
+    `chosen` is called for each node outside of bodies with the node, its operands and its result,
+    and returns the result to continue with.
 
     Raises:
         InvalidInputError: if an input is missing, unknown, or of another shape or type, or makes an
-            unbounded loop run for very long.
+            unbounded loop exceed its limit of steps.
     """
     check_inputs(graph, inputs)
     # A generator, since a list would keep the inputs in float64 to the end.
@@ -111,7 +111,11 @@ def _result(
 
 
 def check_inputs(graph: Graph, inputs: Mapping[str, np.ndarray]) -> None:
-    """Raise InvalidInputError, naming the first input that does not fit the graph."""
+    """Check the names, shapes and dtypes of a graph's inputs.
+
+    Raises:
+        InvalidInputError: naming the first input that is missing, unknown or does not fit.
+    """
     for value in graph.inputs:
         if value not in inputs:
             raise InvalidInputError(f"input '{value}' is missing")

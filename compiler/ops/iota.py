@@ -1,4 +1,4 @@
-"""Numbers that follow from positions and sizes only: counting, and a size as data."""
+"""The operator `iota`: arithmetic sequences, and dynamic sizes as data."""
 
 from __future__ import annotations
 
@@ -61,7 +61,10 @@ def _expression(
 def counted(
     node: OnnxNode, count: int, start: int = 0, step: int = 1, dtype: DType = DType.INT64
 ) -> str:
-    """Emit the `count` numbers `start`, `start + step`, ...; each may be a dynamic size."""
+    """Emit the sequence of `count` integers `start`, `start + step`, ...
+
+    `count`, `start` and `step` may be dynamic sizes.
+    """
     return node.emit("iota", [], dtype=dtype.value, shape=(count,), start=start, step=step)
 
 

@@ -1,12 +1,12 @@
-"""Labels: numbers that represent texts, columns with names, tensors that belong to a list.
+"""The operator `labelled`, which states that a tensor encodes text, dictionaries or part of a list.
 
     %2: int64[8] = labelled(%1) {labels="{\\"columns\\": false, \\"keys\\": [\\"ash\\"]}"}
     %boxes[0]: float32[8, 4] = labelled(%3) {list="boxes"}
 
-A text is represented by the position of its label; operators that move elements move positions. The
-`labelled` node of an output states the output's meaning. It is a view that costs nothing and never
-folds. The executable looks up the texts (`compiler.runtime.labels`), and collects the elements of a
-list.
+Kernels compute with int64 positions in a table of strings (`Labels`) instead of strings. A
+`labelled` node at an output of the graph has this table, or the name of the list that the output is
+an element of. It is a view, which runs no code, and is never folded. The executable converts
+positions to strings (`compiler.runtime.labels`), and collects the elements of a list.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from tilewright.compiler.runtime.labels import LABELLED, Key, Labels
 
 
 def labels_of(node: Node | None) -> Labels | None:
-    """The labels of a node's output; None for plain numbers."""
+    """Return the labels that a `labelled` node states; None for any other node."""
     if node is None or node.op != LABELLED or node.attr("labels") is None:
         return None
     return Labels.from_json(json.loads(word(node.attrs, "labels")))
 
 
 def list_of(node: Node | None) -> str | None:
-    """The list to which a node's output belongs; None for a separate output."""
+    """Return the name of the list that a `labelled` node states; None for any other node."""
     if node is None or node.op != LABELLED or node.attr("list") is None:
         return None
     return word(node.attrs, "list")

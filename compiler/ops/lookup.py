@@ -1,4 +1,4 @@
-"""A function of one byte, as a table of its 256 values."""
+"""The operator `lookup`: a function of one 8-bit element, as a table of its 256 values."""
 
 from __future__ import annotations
 

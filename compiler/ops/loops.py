@@ -1,4 +1,4 @@
-"""Loops and branches decided at run time, as nodes with bodies (`compiler.ops.control`)."""
+"""Import of loops and branches as nodes with bodies (`compiler.ops.control`)."""
 
 from __future__ import annotations
 
@@ -21,8 +21,9 @@ from tilewright.compiler.ops.trip_counts import State, known_integer, trip_count
 from tilewright.compiler.sizes import always_smaller, is_dynamic, larger, typical
 
 BodyBuilder = Callable[[Enclosure, str, Sequence[str]], Sequence[str]]
-"""Builds the body of a loop from the step's number and its states, values of the enclosure's graph.
-It returns whether another step follows, the next states, and the rows of the step."""
+"""Builds the body of a loop. The arguments are the enclosure, the index of the step, and the states
+as values of the enclosure's graph. The function returns whether another step follows, the next
+states, and the values to stack."""
 
 BranchBuilder = Callable[[Enclosure], Sequence[str]]
 """Builds a branch and returns its outputs: values of the enclosure's graph."""
@@ -42,12 +43,12 @@ CHEAP = (OpKind.ELEMENTWISE, OpKind.MOVEMENT, OpKind.PIECES, OpKind.VIEW, OpKind
 
 @dataclass(frozen=True, slots=True)
 class Looped:
-    """The results of a loop.
+    """The results of a loop, as values of the graph.
 
     Attributes:
         states: the states after the last step.
-        rows: the stacked rows of all steps.
-        steps: the number of steps.
+        rows: the stacked rows of all steps. Their first extent is the maximum number of steps.
+        steps: the number of steps taken.
         exact: whether the loop always takes its maximum number of steps.
     """
 
@@ -60,14 +61,14 @@ class Looped:
 def looped(
     node: OnnxNode, trips: int | str | None, begin: str, states: Sequence[str], body: BodyBuilder
 ) -> Looped:
-    """Emit a loop that runs its body step by step, and return its results.
+    """Emit a loop at run time, and return its results.
 
     Args:
-        node: the node that the loop belongs to.
-        trips: the number of steps, the value that holds it, or None for an unbounded loop.
-        begin: a value that says whether there is a first step.
+        node: the ONNX node that is imported.
+        trips: the maximum number of steps, the value that holds it, or None for an unbounded loop.
+        begin: a boolean value that is true if a first step follows.
         states: the initial states.
-        body: imports a step.
+        body: builds the body.
 
     Raises:
         UnsupportedOperatorError: if the body's shapes depend on the step, or if there are rows to
@@ -176,10 +177,10 @@ def _fewer(most: int | None, counted: int) -> tuple[int, bool]:
 def branched(
     node: OnnxNode, condition: str, then: BranchBuilder, otherwise: BranchBuilder
 ) -> list[str]:
-    """Emit a branch, and return the outputs of the side that a run selects; only that side runs.
+    """Emit a branch at run time, and return the outputs of the selected body; only this body runs.
 
-    Branches that cost less than the selection are both computed. A branch that contradicts itself,
-    for the given sizes, raises an error only in a run that selects it.
+    If both bodies are cheap, they are computed and their results selected, without a branch. A body
+    that contradicts itself for the given sizes is an error only in runs that select it.
 
     Raises:
         InvalidModelError: if both branches contradict themselves.
@@ -203,7 +204,8 @@ def branch_of(
 ) -> list[str]:
     """Emit a branch that runs the first body if `condition` is true, else the second.
 
-    Returns the branch's outputs. Both bodies have the same output types.
+    `pairs` has the enclosure and the graph of each body; both have the same output types. Returns
+    the outputs of the branch.
     """
     enclosures, graphs = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
     kinds = [graphs[0].types[value] for value in graphs[0].outputs]

@@ -1,4 +1,4 @@
-"""Lp norms: of windows, of all pixels, and along an axis."""
+"""Lp norms: LpPool, GlobalLpPool and LpNormalization."""
 
 from __future__ import annotations
 

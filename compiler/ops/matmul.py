@@ -135,9 +135,9 @@ def _onnx_matmul(node: OnnxNode) -> str:
 
 
 def product(node: OnnxNode, a: str, b: str, accumulator: DType | None = None) -> str:
-    """Emit `a @ b`, with NumPy's meaning for vectors.
+    """Emit `np.matmul(a, b)`, also for vector operands, and return its value.
 
-    A vector operand becomes a matrix of one row or column, because `matmul` needs rank 2 or more.
+    `accumulator` is the type of products and sums, if it differs from the operands' type.
     """
     row, column = len(node.shape(a)) == 1, len(node.shape(b)) == 1
     left = node.reshape(a, (1, *node.shape(a))) if row else a

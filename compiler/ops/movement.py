@@ -1,4 +1,4 @@
-"""Data movement: each element of the result is one element of the operand."""
+"""Data movement, such as Transpose and Slice: each result element is one element of the operand."""
 
 from __future__ import annotations
 

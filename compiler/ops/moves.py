@@ -1,4 +1,4 @@
-"""Slices and padded values, for rules."""
+"""Helpers by which import rules emit slices, padding, reversals and transposes."""
 
 from __future__ import annotations
 
@@ -9,14 +9,15 @@ from tilewright.compiler.sizes import larger, smaller
 
 
 def part(node: OnnxNode, value: str, dim: int, start: int, size: int) -> str:
-    """Add a slice of `value`: `size` positions of `dim` from `start` on. Return its name."""
+    """Emit the slice of `value` with `size` positions of dimension `dim` from `start` on."""
     return window(node, value, {dim: (start, size)})
 
 
 def window(node: OnnxNode, value: str, kept: Mapping[int, tuple[int, int]]) -> str:
-    """Add a slice of `value`, with zeros where it leaves the value. Return its name.
+    """Emit a slice of `value`, padded with zeros where it extends beyond the value.
 
-    `kept` has the start and the size along each dimension that is cut or padded.
+    `kept` has (start, size) for each dimension that is sliced or padded, by the dimension's index.
+    The start may be negative.
     """
     shape = node.shape(value)
     rank = len(shape)
@@ -35,7 +36,7 @@ def window(node: OnnxNode, value: str, kept: Mapping[int, tuple[int, int]]) -> s
 
 
 def flip(node: OnnxNode, value: str, dims: Sequence[int]) -> str:
-    """Reverse the order of the elements along `dims`."""
+    """Emit `value` with the order of its elements reversed along `dims`."""
     shape = node.shape(value)
     turned = [dim for dim in dims if shape[dim] not in (0, 1)]
     if not turned:
@@ -46,10 +47,10 @@ def flip(node: OnnxNode, value: str, dims: Sequence[int]) -> str:
 
 
 def spread(node: OnnxNode, value: str, first: int, distances: Sequence[int]) -> str:
-    """Insert zeros between neighbours: elements are `distances` apart along the dimensions from
-    `first`.
+    """Emit `value` with zeros inserted between neighbouring elements.
 
-    Before: (2, 3), distances (2,) along dimension 1. After: (2, 5), zeros at 1 and 3.
+    The distance of elements along dimension `first + i` is then `distances[i]`. Before: (2, 3),
+    distances (2,) along dimension 1. After: (2, 5), with zeros at positions 1 and 3.
     """
     for dim, distance in enumerate(distances, first):
         if distance == 1:

@@ -1,5 +1,5 @@
-"""Helpers for operators of kind NATIVE, and `trim`: values with an extent known only at run
-time."""
+"""Helpers for operators of kind NATIVE, and the operator `trim`, which shortens a value to an
+extent that the data determine."""
 
 from __future__ import annotations
 
@@ -37,7 +37,11 @@ OUTPUT_ONLY = "in an artifact, few operators can read the result"
 def native(
     name: str, infer: Infer, reference: Reference, work: NativeWork, *onnx: OnnxRule
 ) -> Operator:
-    """Declare an operator that a function of the C runtime computes."""
+    """Declare an operator that a function of the C runtime computes.
+
+    `work` returns the name of that function and its parameters. The other arguments are those of
+    `Operator`.
+    """
     return Operator(name, OpKind.NATIVE, infer, reference, no_expression, onnx, native=work)
 
 
@@ -52,16 +56,16 @@ def no_expression(
 
 
 def split_at(shape: Sequence[int], axis: int) -> tuple[int, int, int]:
-    """Return the number of elements before an axis, the axis's extent, and the number after it."""
+    """Return the product of the extents before an axis, its extent, and the product after it."""
     return prod(shape[:axis]), shape[axis], prod(shape[axis + 1 :])
 
 
 def trimmed(node: OnnxNode, value: str, chosen: str, axis: int = 0) -> str:
-    """Select the elements along an axis for which `chosen` (a vector of booleans) is true.
+    """Emit the first positions of `value` along an axis, as many as elements of `chosen` are true.
 
-    If `chosen` is known at import, the result is a slice. Otherwise only nodes that do not combine
-    positions along the axis are supported; they are imported for the untrimmed value
-    (`frontend/counted.py`).
+    `value` must have the selected elements first; `chosen` is a boolean vector. If `chosen` is
+    known at import, the result is a slice. Otherwise, it is a `trim`, which only nodes that do not
+    combine positions along the axis may read (`frontend/counted.py`).
     """
     known = node.builder.known(chosen)
     if known is not None:

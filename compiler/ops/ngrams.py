@@ -1,4 +1,4 @@
-"""Counts of n-grams from a list in a sequence of integers."""
+"""TfIdfVectorizer: counts of listed n-grams in a sequence of integers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Normalisation layers."""
+"""Normalisation layers, such as BatchNormalization and LayerNormalization."""
 
 from __future__ import annotations
 

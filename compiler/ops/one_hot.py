@@ -1,4 +1,4 @@
-"""Rows in which one element differs: one-hot vectors, the maximum of a row, the diagonal."""
+"""OneHot, Hardmax and EyeLike: tensors in which one element per row differs from the others."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The interface of an ONNX node for import rules: typed attributes, operands, and nodes to emit."""
+"""The interface of import rules to an ONNX node: attributes, operands, and nodes to emit."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ CALLED_OPSET = 21
 
 @dataclass(frozen=True, slots=True)
 class OnnxTensor:
-    """A tensor that was read from a file.
+    """A tensor that was read from an ONNX file.
 
     Attributes:
-        array: the elements; bfloat16 as raw bits, texts as positions in `labels`.
+        array: the elements; bfloat16 as raw bits, strings as positions in `labels`.
         dtype: the element type.
-        narrow: whether elements have 4 bits in the file; `array` has one byte for each.
-        labels: the texts; None for other types.
+        narrow: whether elements have 4 bits in the file; `array` has one byte per element.
+        labels: the table of strings; None for other types.
     """
 
     array: np.ndarray
@@ -47,7 +47,10 @@ OnnxAttr = int | float | str | OnnxTensor | tuple[int, ...] | tuple[float, ...] 
 
 @dataclass(frozen=True, slots=True)
 class OnnxNode:
-    """One ONNX node under import. `inputs` name values of the graph; an omitted input is None."""
+    """An ONNX node that is being imported.
+
+    `inputs` are the names of its operands in the graph under construction; None for an omitted one.
+    """
 
     name: str
     op_type: str
@@ -79,11 +82,12 @@ class OnnxNode:
     def static(self, position: int, what: str) -> np.ndarray | None:
         """Return the elements of an operand that must be known at import; None if it is omitted.
 
-        The array holds objects if dynamic sizes are among its elements.
+        If an element is a dynamic size, the result is an object array. `what` names the operand in
+        errors.
 
         Raises:
-            UnsupportedOperatorError: if the operand depends on the run.
-            DynamicSizeError: if it depends on dynamic sizes that their ranges do not decide.
+            UnsupportedOperatorError: if the operand depends on a graph input.
+            DynamicSizeError: if the operand depends on dynamic sizes in an unsupported way.
         """
         value = self.optional(position)
         if value is None:
@@ -107,7 +111,11 @@ class OnnxNode:
         return array
 
     def static_ints(self, position: int, what: str) -> tuple[int, ...] | None:
-        """Like `static`, as integers."""
+        """Return the elements of an operand like `static`, as a flat tuple of integers.
+
+        Raises:
+            InvalidModelError: if the operand is not an integer tensor.
+        """
         array = self.static(position, what)
         if array is None:
             return None
@@ -172,28 +180,31 @@ class OnnxNode:
         return value
 
     def ints_or_input(self, key: str, position: int) -> tuple[int, ...] | None:
-        """Return integers from the attribute `key` (older opsets), else from an input (newer
-        ones).
+        """Return the integers in the attribute `key`, or else those in the operand at `position`.
+
+        Newer opsets replaced many attributes by operands. The result is None if both are omitted.
         """
         given = self.ints(key)
         return given if given is not None else self.static_ints(position, key)
 
     def emit(self, op: str, inputs: Sequence[str], **attrs: AttrValue | None) -> str:
-        """Add a node; attributes that are None are omitted. Nodes on constants fold.
+        """Add a node to the graph and return its output, or the constant that it folds to.
+
+        Attributes that are None are omitted.
 
         Raises:
-            UnsupportedOperatorError: if an operand's extents are known only at run time.
+            UnsupportedOperatorError: if the data determine an extent of an operand.
         """
         self.refuse_trimmed(inputs)
         present = {key: value for key, value in attrs.items() if value is not None}
         return self.builder.emit(op, inputs, present, self._hint(), self.label)
 
     def keep(self, op: str, inputs: Sequence[str], **attrs: AttrValue) -> str:
-        """Like `emit`, but nodes on constants do not fold, because a pass needs their operands."""
+        """Add a node like `emit`, but never fold it, because a pass needs its operands."""
         return self.builder.emit(op, inputs, attrs, self._hint(), self.label, keep=True)
 
     def call(self, op_type: str, *inputs: str | None, **attrs: OnnxAttr) -> str:
-        """Import a call of another ONNX operator by its rule, and return its first output.
+        """Import an application of another ONNX operator by its rule; returns its first output.
 
         Errors name this node.
         """
@@ -212,9 +223,9 @@ class OnnxNode:
         return self.builder.constant(array, f"{self._hint()}.constant", dtype)
 
     def sizes(self, items: Sequence[int] | int, dtype: DType = DType.INT64) -> str:
-        """Add integers to the graph, some of which may be dynamic sizes. Return the value's name.
+        """Add integers and dynamic sizes to the graph, and return the name of the value.
 
-        A list becomes a vector, and a single integer becomes a scalar.
+        A sequence becomes a vector, and a single integer becomes a scalar.
         """
         array: np.ndarray = np.empty(len(items) if isinstance(items, Sequence) else (), object)
         array[...] = items
@@ -249,17 +260,17 @@ class OnnxNode:
         return self.invalid(unknown_choice(f"attribute '{key}'", value, known))
 
     def unsupported(self, reason: str) -> UnsupportedOperatorError:
-        """Return the error for an unsupported form of an operator; `reason` ends its message."""
+        """Return the error for a node that is not supported; `reason` ends its message."""
         return UnsupportedOperatorError(self.name, self.op_type, self.domain, self.opset, reason)
 
     def refuse_trimmed(self, operands: Sequence[str | None]) -> None:
-        """Raise UnsupportedOperatorError if an operand's extents are known only at run time."""
+        """Raise UnsupportedOperatorError if the data determine an extent of an operand."""
         for value in operands:
             if value is not None and self.builder.trim(value) is not None:
                 raise self.data_dependent(value)
 
     def data_dependent(self, operand: str) -> UnsupportedOperatorError:
-        """Return the error for an operand whose extents are known only at run time."""
+        """Return the error for an operand of which the data determine an extent."""
         reason = f"an extent of operand '{operand}' depends on the data"
         return UnsupportedOperatorError(
             self.name, self.op_type, self.domain, self.opset, reason, waits_for=(operand,)

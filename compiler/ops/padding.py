@@ -13,7 +13,7 @@ AUTO_PADS = ("NOTSET", "VALID", "SAME_UPPER", "SAME_LOWER")
 def resolve_pads(
     node: OnnxNode, spatial: Shape, kernel: Shape, strides: Shape, dilations: Shape
 ) -> Shape:
-    """Compute explicit pads from `pads` and `auto_pad`: first all begins, then all ends.
+    """Return the padding that a node's `pads` or `auto_pad` states: all begins, then all ends.
 
     Raises:
         InvalidModelError: if the attributes contradict each other or the input.
@@ -48,7 +48,7 @@ def resolve_pads(
 def ceil_pads(
     spatial: Shape, kernel: Shape, strides: Shape, dilations: Shape, pads: Shape
 ) -> Shape:
-    """Return the pads with which floor arithmetic gives the output of ceil_mode.
+    """Enlarge `pads` so that a window without ceil_mode has the outputs of ceil_mode.
 
     A last window that would start beyond the input and its leading padding is left out, as in ONNX
     and PyTorch.
@@ -69,11 +69,10 @@ def ceil_pads(
 
 
 def cut_pads(spatial: Shape, kernel: Shape, strides: Shape, dilations: Shape, pads: Shape) -> Shape:
-    """Extend the pads of a dimension that is shorter than its only window.
+    """Enlarge `pads` along dimensions that are shorter than the window, by less than a stride.
 
-    ONNX defines no output in this case. ONNX Runtime's division rounds to zero, and gives one
-    output if less than a stride is missing. MXNet's exporter, which drops ceil_mode, relies on
-    that.
+    ONNX defines no output for them. ONNX Runtime computes one output, because its integer division
+    rounds towards zero. MXNet's exporter, which drops ceil_mode, relies on this output.
     """
     rank = len(spatial)
     before, after = list(pads[:rank]), list(pads[rank:])

@@ -1,4 +1,4 @@
-"""Operators whose output is assembled from boxes: concatenation and padding."""
+"""Concat and Pad, whose output is assembled from boxes (`Piece`)."""
 
 from __future__ import annotations
 

@@ -147,12 +147,13 @@ def _average_expression(
 
 
 def window_attrs(node: OnnxNode) -> tuple[dict[str, Shape], Shape, Shape]:
-    """Read a pooling node's window.
+    """Read the window of an ONNX pooling node.
 
-    Returns the attributes `kernel`, `strides`, `dilations` and `pads`; the pads whose elements an
-    average may count; and the spatial extents of the input. The counted pads exclude ceil_mode's
-    padding. For a dimension shorter than its only window, ONNX Runtime counts the missing elements
-    up to opset 18, and not from 19 on.
+    Returns:
+        The attributes `kernel`, `strides`, `dilations` and `pads`; the part of `pads` that averages
+        count with `count_include_pad`; and the spatial extents of the input. The counted part
+        excludes the padding that ceil_mode adds. If a dimension is shorter than the window, it
+        includes the missing elements up to opset 18, and not from 19 on, as in ONNX Runtime.
     """
     spatial = node.shape(node.input(0))[2:]
     kernel = node.ints("kernel_shape")

@@ -1,7 +1,7 @@
-"""The types of a sum of products: storage types of operands, and the computation type.
+"""Element types of contractions: the types of operands in memory, and the type of the sums.
 
-The operand types are the types in memory. The attribute `accumulator`, on contractions of bytes and
-of 16-bit floats, is the type of products, sums and the result. Without it, all three are one type.
+On contractions of 8- and 16-bit elements, the attribute `accumulator` is the type of products, sums
+and result. Without it, operands, sums and result have one type.
 """
 
 from __future__ import annotations
@@ -25,12 +25,13 @@ HALVES = (DType.FLOAT16, DType.BFLOAT16)
 def computed_type(types: Sequence[TensorType], attrs: Attrs, operands: int = 2) -> DType:
     """Return the type of the products, sums and result of a contraction.
 
-    The first `operands` types are those of the factors. Operands that are added (a bias, a mask)
+    The first `operands` operands are multiplied. The others are added (a bias, a mask), and must
     have the returned type.
 
     Raises:
-        InvalidModelError: if the factors differ in type, or the accumulator is wrong for them: it
-            must be int32 for bytes or int16, float32 for 16-bit floats of one type.
+        InvalidModelError: if the types do not agree, or the attribute `accumulator` does not fit:
+            it must be int32 for factors of int8, uint8 or int16, and float32 for factors of one
+            16-bit float type.
     """
     stated = word(attrs, "accumulator", "")
     if not stated:
@@ -48,10 +49,11 @@ def computed_type(types: Sequence[TensorType], attrs: Attrs, operands: int = 2) 
 
 
 def exactly(arrays: Sequence[np.ndarray], attrs: Attrs) -> list[np.ndarray]:
-    """Convert the reference's operands to a type in which sums of products are exact, or precise.
+    """Convert the operands of a NumPy reference to a type that is wide enough for sums of products.
 
-    For integers that is float64: 2**53 holds the sum of 2**37 products of bytes, or of 2**23 of 16
-    bits, and BLAS does not support integers.
+    Integers are converted to float64, because BLAS does not support integers. It is exact up to
+    2**53: for 2**37 products of 8 bits, or 2**23 of 16 bits. 16-bit floats are converted to
+    float32.
     """
     match word(attrs, "accumulator", ""):
         case DType.INT32:
@@ -63,8 +65,10 @@ def exactly(arrays: Sequence[np.ndarray], attrs: Attrs) -> list[np.ndarray]:
 
 
 def accumulated(sums: np.ndarray, attrs: Attrs, dtype: np.dtype) -> np.ndarray:
-    """Convert sums of `exactly` to the type of the result: `dtype`, or wrapped to the
-    accumulator."""
+    """Convert sums of products of `exactly`'s arrays to the type of the contraction's result.
+
+    It is the attribute `accumulator`, to which int32 sums wrap around, or else `dtype`.
+    """
     match word(attrs, "accumulator", ""):
         case DType.INT32:
             return sums.astype(np.int64).astype(np.int32)

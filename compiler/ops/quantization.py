@@ -1,8 +1,8 @@
 """Quantised tensors: x = (q - zero_point) * scale.
 
-Scaling is done at least in float32. Products of integers are exact: operands are cast to int32,
-their zero points are subtracted, and the products are summed in int32. NaN, which the standard does
-not define, becomes the lowest integer, as in ONNX Runtime and onnx.reference.
+Scaling is computed in float32 or wider. Products of integers are exact: operands are cast to int32,
+zero points are subtracted, and products are summed in int32. A NaN, whose quantisation the ONNX
+standard does not define, becomes the lowest integer, as in ONNX Runtime and onnx.reference.
 """
 
 from __future__ import annotations

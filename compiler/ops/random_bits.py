@@ -8,8 +8,8 @@ The hash is the finaliser of MurmurHash3, applied twice. Such a generator is cal
 readers, and gives the same numbers for any number of threads. Normal numbers use the transform of
 Box and Muller (1958).
 
-Verification runs pin the keys (`pinned_random_keys` of `compiler.runtime.native`): a key is then a
-hash of the node's number, as in the reference.
+Runs that are compared with NumPy's outputs fix the keys (`compiler.runtime.native`,
+`pinned_random_keys`): a key is then a hash of the attribute `number`, as in the NumPy reference.
 """
 
 from __future__ import annotations
@@ -58,7 +58,10 @@ def _key_work(_types: Sequence[TensorType], attrs: Attrs) -> tuple[str, tuple[in
 
 
 class RandomTensor:
-    """Random numbers of one shape, which may be dynamic; each call returns new ones."""
+    """A generator of random tensors of one shape, which may be dynamic, for one ONNX node.
+
+    Each call emits nodes for another tensor.
+    """
 
     def __init__(self, node: OnnxNode, shape: Shape) -> None:
         self._node = node

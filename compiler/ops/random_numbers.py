@@ -1,10 +1,10 @@
-"""Random numbers: with a seed, the numbers of ONNX Runtime's first run; without one, different
-numbers in each run (`compiler.ops.random_bits`).
+"""Import of ONNX's random operators.
 
-Numbers with a seed are constants of the compiled model, so that each run has the same ones. ONNX
-Runtime uses the C++ library's default engine and distributions, whose algorithms are implemented
-here: a multiplicative generator modulo 2^31 - 1 (Park and Miller, 1988), and Marsaglia's polar
-method.
+With a seed, the random numbers are constants of the compiled model, equal in each run to those of
+ONNX Runtime's first run. Without a seed, they differ between runs (`compiler.ops.random_bits`).
+ONNX Runtime uses the C++ library's default engine and distributions, whose algorithms are
+implemented here: a multiplicative generator modulo 2^31 - 1 (Park and Miller, 1988), and
+Marsaglia's polar method.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ _MODULUS, _FACTOR = 2**31 - 1, 16807
 
 
 class Engine:
-    """A pseudo-random number generator, seeded for one node; each call continues the sequence."""
+    """The pseudo-random number generator of one node with a seed; calls continue its sequence."""
 
     def __init__(self, seed: int) -> None:
         self._state = seed % _MODULUS or 1
 
     def draws(self, count: int) -> np.ndarray:
-        """Return the next `count` integers, each from 1 to 2^31 - 2."""
+        """Return the next `count` uint64 integers, each from 1 to 2^31 - 2."""
         found = np.array([self._state * _FACTOR % _MODULUS], np.uint64)
         step = _FACTOR
         while len(found) < count:  # doubles the numbers, by jumping ahead
@@ -45,7 +45,7 @@ class Engine:
         return found[:count]
 
     def fractions(self, count: int, dtype: np.dtype) -> np.ndarray:
-        """Return the next `count` numbers in [0, 1)."""
+        """Return `count` uniformly distributed numbers in [0, 1), in float32 or float64."""
         span = dtype.type(_MODULUS - 1)
         if dtype == np.float32:
             parts = (self.draws(count) - 1).astype(dtype) / span
@@ -56,7 +56,7 @@ class Engine:
         return below
 
     def normal(self, count: int, dtype: np.dtype) -> np.ndarray:
-        """Return `count` normally distributed numbers with mean 0 and deviation 1."""
+        """Return `count` normally distributed numbers with mean 0 and standard deviation 1."""
         found: list[np.ndarray] = []
         missing = count
         while missing > 0:

@@ -1,8 +1,8 @@
-"""Recurrent layers, step by step: RNN, GRU and LSTM.
+"""Recurrent layers: RNN, GRU and LSTM.
 
-The products of the inputs with W are computed once for all steps. A step is the product of the
-state with R, and arithmetic; all steps use the same kernels. A few steps are unrolled, many become
-a loop. Sequences of different lengths keep their state after their end.
+The product of all inputs with W is computed before the first step. A step multiplies the state with
+R and applies the gates; all steps use the same kernels. A few steps are unrolled, many become a
+loop. A sequence that is shorter than others keeps its state after its end.
 """
 
 from __future__ import annotations
@@ -217,15 +217,17 @@ def _activation(node: OnnxNode, name: str, parameters: dict[str, float]) -> _Act
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """The weight matrices W and R of a recurrent layer, in the form that its products take.
+    """The weight matrices W and R of a recurrent layer, and functions that multiply by them.
+
+    A matrix is one value, or several if it is quantised.
 
     Attributes:
         width: number of elements of an input.
         rows: number of gates times the hidden size.
-        of_inputs: emits the product of the inputs with W.
-        of_states: emits the product of the state with R.
-        inputs: the values that represent W transposed, (width, rows), for each direction.
-        states: the values that represent R transposed, (hidden, rows), for each direction.
+        of_inputs: emits the product of a matrix of inputs with an element of `inputs`.
+        of_states: emits the product of a state with an element of `states`.
+        inputs: for each direction, the values of the transposed W, (width, rows).
+        states: for each direction, the values of the transposed R, (hidden, rows).
     """
 
     width: int
@@ -441,7 +443,7 @@ def _here(value: str) -> str:
 
 
 def row_of(node: OnnxNode, value: str, number: int) -> str:
-    """Emit part `number` of a parameter along its first dimension, which counts the directions."""
+    """Emit `value[number]`: the parameter of direction `number`."""
     return node.reshape(part(node, value, 0, number, 1), node.shape(value)[1:])
 
 
@@ -504,7 +506,10 @@ def _onnx_lstm(node: OnnxNode) -> list[str]:
 
 
 def lstm(node: OnnxNode, weights: Weights | None = None) -> list[str]:
-    """Emit an LSTM, and return its outputs; `weights` default to the node's inputs 1 and 2."""
+    """Emit an LSTM, and return its outputs Y, Y_h and Y_c.
+
+    `weights` replaces the node's inputs 1 and 2 (W and R).
+    """
     return _recurrent(node, 4, ("Sigmoid", "Tanh", "Tanh"), _lstm_step, weights)
 
 

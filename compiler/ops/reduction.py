@@ -1,4 +1,4 @@
-"""Reductions along axes, global pooling among them."""
+"""Reductions along axes, including global pooling."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def _plain(total: Expr, _count: int) -> Expr:
 
 
 def reduce(node: OnnxNode, op_name: str, value: str) -> str:
-    """Emit the reduction `op_name` of a value, with the node's axes and keepdims."""
+    """Emit the reduction `op_name` of `value`, with the ONNX node's axes and keepdims."""
     rank = len(node.shape(value))
     axes = node.ints_or_input("axes", 1)
     if not axes:

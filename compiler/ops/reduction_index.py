@@ -1,4 +1,4 @@
-"""The position of the largest or smallest element."""
+"""ArgMax and ArgMin: the position of the largest or smallest element along an axis."""
 
 from __future__ import annotations
 

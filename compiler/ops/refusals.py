@@ -1,4 +1,4 @@
-"""Conditions on dynamic sizes that a run must satisfy; otherwise it ends with an error.
+"""Run-time checks of conditions on dynamic sizes; a run that violates one ends with an error.
 
 %1 = less_or_equal(iota() {start=<past+tokens>}, 1024)
 %2 = branch(%1) {then: 0, otherwise: refuse {message="past+tokens is more than 1024 ..."}}
@@ -18,11 +18,12 @@ from tilewright.compiler.ops.onnx_node import OnnxNode
 
 
 def at_most(node: OnnxNode, positions: str, size: int, limit: int, what: str) -> str:
-    """Return `positions` for runs in which the dynamic size `size` is at most `limit`.
+    """Emit a check that `size` is at most `limit`, and return a value equal to `positions`.
 
-    Other runs end with an error that names the dimensions: "Gather 'words': past+tokens is more
-    than 1024 elements of a table". Equal conditions are computed once, before all other nodes, so
-    that a refused run has changed nothing.
+    Readers of the returned value depend on the check. A run that violates it ends with an error
+    such as "Gather 'words': past+tokens is more than 1024 elements of a table", in which `what` is
+    the text after the limit. Equal checks are emitted once, before all other nodes, so that a
+    failed run has not changed any state.
     """
     zero = node.builder.limits.get((size, limit))
     if zero is None:

@@ -1,8 +1,9 @@
-"""Operators as values, and the registry that finds them.
+"""The registry of operators and ONNX import rules.
 
-An operator is one entry, with type inference, NumPy reference, tensor expression and ONNX rules.
-Every module of this package may define `OPERATORS` and `RULES`. The registry imports all modules
-and collects them, so that adding an operator means adding an entry or a file.
+An `Operator` holds type inference, NumPy reference, tensor expression and ONNX rules. Every module
+of this package may define `OPERATORS` and `RULES`, sequences of operators and of further rules. The
+registry imports all modules and collects them, so that adding an operator means adding an entry or
+a file.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ FLOATS = tuple(dtype for dtype in DType if dtype.is_float)
 
 
 class OpKind(StrEnum):
-    """The kinds of operators that fusion and the schedule templates distinguish."""
+    """The kind of an operator, by which fusion and schedule templates treat it."""
 
     ELEMENTWISE = "elementwise"
     """At most three operands with NumPy broadcasting; any of them may be read in place."""
@@ -60,9 +61,10 @@ class OpKind(StrEnum):
 
 
 class Source(Protocol):
-    """A function that reads an operand at a logical index.
+    """A function that returns the expression of an operand's element at a logical index.
 
-    `indirect` adds positions known at run time: pairs of a dimension and an integer expression.
+    `indirect` has positions known only at run time: pairs of a dimension and an integer expression,
+    which is added to the index in that dimension.
     """
 
     def __call__(
@@ -72,15 +74,15 @@ class Source(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A box of a PIECES operator's output, with elements of an operand or the fill value.
+    """A box in the output of a PIECES operator, copied from an operand or filled with a constant.
 
     Later pieces overwrite earlier ones.
 
     Attributes:
-        operand: the operand's number; None for the fill value.
+        operand: the index of the operand; None for the fill value.
         offset, extents: the box, in elements of the output.
-        starts, steps: the first element and the distance of elements in the operand, for each
-            dimension; `()` means that the box is the whole operand.
+        starts, steps: the first element and the stride in the operand, for each dimension; `()`
+            means that the box is the whole operand.
     """
 
     operand: int | None
@@ -90,7 +92,10 @@ class Piece:
     steps: tuple[int, ...] = ()
 
     def moves(self, dim: int) -> bool:
-        """Whether element i of the box, along a dimension, is not element i of the operand."""
+        """Whether the box has a start or a stride in the operand along a dimension.
+
+        If not, element i of the box is element i of the operand.
+        """
         return bool(self.starts) and (self.starts[dim], self.steps[dim]) != (0, 1)
 
 
@@ -116,7 +121,7 @@ Control = Callable[[Sequence[np.ndarray], Attrs, RunBody], Mapping[int, np.ndarr
 
 
 class Effort(StrEnum):
-    """The cost of computing one element of an operator's result."""
+    """The cost class of computing one element of an operator's result."""
 
     CHEAP = "cheap"
     """Cheap enough to be recomputed in each pass over a row."""
@@ -135,7 +140,7 @@ class OnnxRule:
 
     Attributes:
         emit: adds nodes to the graph through an OnnxNode, and returns the value for each output.
-        limits: a phrase that names unsupported forms of the operator.
+        limits: a phrase that names unsupported attributes or operands.
         types: the element types of the first operand, if the onnx package has no schema of the
             operator.
     """
@@ -149,18 +154,24 @@ class OnnxRule:
 
 @dataclass(frozen=True, slots=True)
 class Operator:
-    """One operator of the canonical set; every operator has one output.
+    """One operator of the graph IR; every operator has one output.
 
     Attributes:
-        pieces: for PIECES operators, which are copied box by box.
-        native: for NATIVE operators, which have no tensor expression.
-        control: for CONTROL operators; it replaces the reference and the tensor expression.
-        terms: for CONTRACTION operators.
-        commutative: its operands may be exchanged.
-        idempotent: applied to its own result, it changes nothing.
-        jumps: its float results are discontinuous.
-        sums: whether a NATIVE operator adds up elements, by the attributes of a node; its float
-            results are then continuous.
+        name: its name in graphs.
+        infer: returns the type of the result.
+        reference: computes the operator on NumPy arrays.
+        expression: returns the tensor expression of one element of the result.
+        onnx: the rules that import ONNX nodes as this operator.
+        pieces: for PIECES operators, returns the boxes of the output.
+        native: for NATIVE operators, returns the C runtime function and its parameters.
+        control: for CONTROL operators, computes them on NumPy arrays, instead of `reference`.
+        terms: for CONTRACTION operators, returns the number of products in a sum.
+        effort: the cost of one element.
+        commutative: whether the operands may be exchanged.
+        idempotent: whether applying the operator to its own result changes nothing.
+        jumps: whether float results are discontinuous functions of the operands.
+        sums: for NATIVE operators, whether a node with these attributes adds up elements, so that
+            float results are continuous.
     """
 
     name: str
@@ -181,10 +192,10 @@ class Operator:
 
 
 def get(name: str) -> Operator:
-    """The operator of this name.
+    """Return the operator of this name.
 
     Raises:
-        CompilerError: if it does not exist.
+        InvalidModelError: if it does not exist.
     """
     found = operators().get(name)
     if found is None:
@@ -194,7 +205,7 @@ def get(name: str) -> Operator:
 
 @cache
 def operators() -> Mapping[str, Operator]:
-    """All operators by name.
+    """Return all operators by name.
 
     Raises:
         ValueError: if two have the same name.
@@ -210,7 +221,7 @@ def operators() -> Mapping[str, Operator]:
 
 @cache
 def onnx_rules() -> Mapping[tuple[str, str], OnnxRule]:
-    """All ONNX rules by domain and operator type.
+    """Return all ONNX rules by domain and operator type.
 
     Raises:
         ValueError: if two rules have the same domain and operator type.

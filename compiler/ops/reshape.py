@@ -1,4 +1,4 @@
-"""Views: the same bytes with another shape."""
+"""Reshape, Flatten, Squeeze and other views, which change the shape and not the bytes."""
 
 from __future__ import annotations
 

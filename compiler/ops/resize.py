@@ -1,10 +1,10 @@
 """Resizing by interpolation, one dimension after the other.
 
-Along a dimension, each output is a weighted sum of a few inputs. Their positions and weights follow
-from the extents: they are constants, or tables that each run computes if an extent is dynamic.
-`interpolate` handles several dimensions at once if they have few taps. With many taps, each is a
-gather, times a row of weights. Coordinates and coefficients are those of the ONNX specification of
-Resize, version 19, except where ONNX Runtime and PyTorch both differ from it:
+Along a dimension, each output is a weighted sum of a few inputs (taps). Their positions and weights
+are constants; if an extent is dynamic, each run computes them. The operator `interpolate` handles
+several dimensions at once if they have few taps. With many taps, each tap is a gather multiplied by
+a row of weights. Coordinates and coefficients are those of the ONNX specification of Resize,
+version 19, except where ONNX Runtime and PyTorch both differ from it:
 
 - `align_corners` and `tf_crop_and_resize` divide by the extent of the result. The specification
   divides by the extent that the scale gives, which need not be an integer.

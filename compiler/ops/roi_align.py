@@ -1,8 +1,8 @@
 """RoiAlign: averages, or maxima, of samples spread evenly over the cells of image regions.
 
-A cell has a stated number of samples along each dimension, or one per element of its length,
-rounded up. In the latter case, a loop at run time takes one sample of all cells per step, up to the
-number for the largest region; smaller regions ignore the surplus steps.
+With `sampling_ratio` 0, a cell has one sample per element of its length, rounded up, along each
+dimension. A loop at run time then takes one sample of all cells per step, up to the number of
+samples for the largest region; smaller regions ignore the surplus steps.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""Sampling between the elements of images, at coordinates known at run time.
+"""GridSample and DeformConv: interpolation in images at coordinates known at run time.
 
-A point has a coordinate for each spatial dimension, in elements. Its value is a sum over the
-elements around it: along each dimension a few taps, each with a position and a weight.
+A point has one coordinate per spatial dimension, in elements. Its value is a weighted sum of the
+elements around it, the product of a few taps along each dimension. A tap is a position and a
+weight.
 """
 
 from __future__ import annotations
@@ -29,10 +30,10 @@ _CUBIC = -0.75
 
 @dataclass(frozen=True, slots=True)
 class Tap:
-    """One element that each sample reads along a dimension.
+    """One of the elements that each sampled point reads along a dimension.
 
-    `position` is the element's place in the dimension (int64), `weight` its factor; None is 1. Both
-    have the shape (batch, places).
+    `position` is the index of the element (int64), `weight` its factor; None stands for 1. Both
+    have the shape (R, P), as in `sampled`.
     """
 
     position: str
@@ -40,7 +41,10 @@ class Tap:
 
 
 class Coordinates:
-    """Emits arithmetic on coordinates of one type; operands are values or Python numbers."""
+    """A helper that emits arithmetic on coordinates of one element type.
+
+    Operands are values of the graph or Python numbers.
+    """
 
     def __init__(self, node: OnnxNode, dtype: DType) -> None:
         self.node = node
@@ -59,7 +63,7 @@ class Coordinates:
         return self.node.emit("logical_and", [above, self("less_or_equal", value, high)])
 
     def reflected(self, value: str, low: float, high: float) -> str:
-        """Reflect at both ends until the coordinate is inside."""
+        """Emit `value` reflected at `low` and `high` until it lies between them."""
         span = high - low
         if span <= 0:
             return self("mul", value, 0.0)
@@ -67,17 +71,20 @@ class Coordinates:
         return self("sub", high, self("abs", self("sub", offset, span)))
 
     def whole(self, value: str, extent: int) -> str:
-        """Clip a coordinate to a dimension of `extent` elements, and cast it to int64."""
+        """Emit `value` clipped to the indices of a dimension of `extent` elements, as int64."""
         return cast_to(self.node, self.clipped(value, 0.0, extent - 1.0), DType.INT64)
 
 
 def sampled(
     node: OnnxNode, x: str, taps: Sequence[Sequence[Tap]], images: str | None = None
 ) -> str:
-    """Emit the weighted sums of elements of `x` (N, C, ...) at the given taps; returns (R, C, P).
+    """Emit the values of images `x` (N, C, ...) at R sets of P points; the result is (R, C, P).
 
-    `taps` has a list for each spatial dimension, whose positions and weights are (R, P). `images`
-    (R,) is the number of the image that each sample set reads; by default, set r reads image r.
+    Args:
+        node: the ONNX node that is imported.
+        x: the images.
+        taps: for each spatial dimension, the taps of all points, with positions and weights (R, P).
+        images: the index of the image that each set reads, (R,); by default, set r reads image r.
     """
     batch, channels, *spatial = node.shape(x)
     strides = row_strides(spatial)
@@ -143,9 +150,16 @@ def _kernel(mode: str, at: Coordinates, fraction: str) -> list[tuple[int, str | 
 def taps_along(
     at: Coordinates, place: str, extent: int, mode: str, padding: str, low: float
 ) -> list[Tap]:
-    """Emit the taps of a coordinate along one dimension of `extent` elements.
+    """Emit the taps of points along one dimension of `extent` elements.
 
-    `low` is the lower end of the range at which reflection padding reflects.
+    Args:
+        at: emits the arithmetic.
+        place: the coordinates of the points.
+        extent: the number of elements.
+        mode: "nearest", "linear" or "cubic".
+        padding: "zeros", "border" or "reflection".
+        low: the coordinate at which reflection padding reflects; the other one is
+            `extent - 1 - low`.
     """
     high = extent - 1 - low
     if mode == "nearest":

@@ -1,8 +1,8 @@
-"""Writing at positions.
+"""Scatter operators: updates of elements or rows at given positions.
 
-`scatter` visits each update once. It overwrites the data with updates, or combines them, in place
-if no other node needs the data; the cost of updating a cache is then proportional to the new rows.
-Updates at known consecutive positions become pieces of the result instead, which fuse with their
+The operator `scatter` overwrites data with updates, or combines them. It works in place if no other
+node needs the data; the cost of updating a cache is then proportional to the new rows. Updates at
+consecutive positions known at import become a concatenation instead, which fuses with its
 producers.
 """
 
@@ -103,10 +103,10 @@ def rows_replaced(
     *,
     circular: bool = False,
 ) -> str:
-    """Emit a cache in which the rows of `update` replace rows along `axis`, from `starts` on.
+    """Emit the cache with rows along `axis` replaced by those of `update`, from `starts` on.
 
     cache: (batch, ..., length, ...); starts: (batch,), int64; update: (batch, ..., count, ...).
-    Rows outside the cache are dropped; in a circular cache they continue at its other end.
+    Rows outside the cache are dropped; in a circular cache, they continue at its other end.
     """
     shape, count = node.shape(cache), node.shape(update)[axis]
     batch, length, between = shape[0], shape[axis], prod(shape[1:axis])

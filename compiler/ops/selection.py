@@ -1,4 +1,4 @@
-"""Operators that select a number of elements that depends on the data: NonZero, Compress."""
+"""NonZero and Compress: selection of as many elements as the data determine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Shape rules that operators share: broadcasting, windows, and indices under broadcasting."""
+"""Shape rules shared by operators: broadcasting, sliding windows, and their index maps."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ Shape = tuple[int, ...]
 def broadcast(*shapes: Shape) -> Shape:
     """Return the shape to which these shapes broadcast under NumPy's rules.
 
-    A dynamic size is not assumed to be 1: if it meets another extent than 1, both must be equal.
+    A dynamic size is not assumed to be 1: it must equal every aligned extent other than 1.
 
     Raises:
         InvalidModelError: if no common shape exists.
-        DynamicSizeError: if one exists for some sizes only.
+        DynamicSizeError: if a common shape exists for some sizes only.
     """
     rank = max(map(len, shapes))
     result = []
@@ -52,15 +52,15 @@ def broadcast_index(index: Sequence[Affine], shape: Shape) -> tuple[Affine, ...]
 
 
 def show(shape: Shape) -> str:
-    """A shape in messages, such as (2, 3)."""
+    """Format a shape for messages, such as (2, 3)."""
     return f"({', '.join(map(str, shape))})"
 
 
 def same_dtype(types: Sequence[TensorType]) -> DType:
-    """The element type that all operands share.
+    """Return the element type of all operands.
 
     Raises:
-        InvalidModelError: if they differ.
+        InvalidModelError: if the operands' types differ.
     """
     if len({t.dtype for t in types}) != 1:
         names = " and ".join(t.dtype.value for t in types)
@@ -77,7 +77,10 @@ def operand_count(types: Sequence[TensorType], low: int, high: int | None = None
 
 
 def pad(x: np.ndarray, pads: Sequence[tuple[int, int]], fill: float = 0.0) -> np.ndarray:
-    """The array with elements added before and after; negative amounts remove elements."""
+    """Pad an array with `fill`: by (before, after) elements along each dimension.
+
+    Negative amounts remove elements.
+    """
     kept = x[
         tuple(
             slice(max(-before, 0), extent - max(-after, 0))
@@ -104,7 +107,7 @@ class Window:
 
     @staticmethod
     def of(attrs: Attrs, kernel: Shape) -> Window:
-        """The window that `strides`, `dilations` and `pads` describe.
+        """Return the window of the attributes `strides`, `dilations` and `pads`.
 
         Raises:
             InvalidModelError: if their lengths do not fit the kernel or a value is out of range.
@@ -123,10 +126,10 @@ class Window:
         return Window(kernel, strides, dilations, pads[:rank], pads[rank:])
 
     def output(self, spatial: Shape) -> Shape:
-        """Extents of the output for an input of these extents.
+        """Return the spatial extents of the output for an input of these extents.
 
         Raises:
-            InvalidModelError: if the window does not fit.
+            InvalidModelError: if the window is larger than the padded input.
         """
         result = []
         for dim, extent in enumerate(spatial):
@@ -141,7 +144,7 @@ class Window:
         return tuple(result)
 
     def index(self, outer: Sequence[Affine], taps: Sequence[Affine]) -> tuple[Affine, ...]:
-        """The index in the unpadded input of tap `taps` of the window at output `outer`."""
+        """Return the index in the unpadded input that tap `taps` reads for output `outer`."""
         return tuple(
             o * s + t * d - p
             for o, t, s, d, p in zip(
@@ -150,7 +153,7 @@ class Window:
         )
 
     def read(self, tap: Shape, outputs: Shape) -> tuple[Any, ...]:
-        """Return the slices of a padded array that one tap reads, with one element per output."""
+        """Return the slices of a padded array that one tap reads for all `outputs` positions."""
         return (
             ...,
             *(

@@ -1,8 +1,8 @@
-"""Arithmetic on dynamic sizes, which folds shapes at import although no number is known.
+"""Folding of shape arithmetic at import, on dynamic sizes.
 
-Values are object arrays of integers, sizes, booleans and integral floats. A result that the ranges
-of the sizes do not decide raises `DynamicSizeError`, and stays a node of the graph. The same holds
-for a result that the element type would wrap or round.
+Values are object arrays of integers, sizes, booleans and integral floats. An operator raises
+`DynamicSizeError`, and remains a node of the graph, if the ranges of the sizes do not decide its
+result, or if the result's element type might wrap or round it.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ Item = Any
 def folded(
     op: str, operands: Sequence[np.ndarray], attrs: Attrs, dtype: DType
 ) -> np.ndarray | None:
-    """Evaluate an operator on values of sizes; None if the operator is not shape arithmetic.
+    """Evaluate an operator on arrays of sizes; None if the operator is not supported.
 
-    `dtype` is the type of the result.
+    `dtype` is the element type of the result, which is an object array.
 
     Raises:
-        DynamicSizeError: if the result depends on the numbers of a run, or may not be exact in its
+        DynamicSizeError: if the ranges do not decide the result, or it may not be exact in its
             type.
     """
     if any(array.size > ELEMENTS_LIMIT for array in operands):
@@ -73,13 +73,13 @@ def folded(
 
 
 def items(array: np.ndarray) -> np.ndarray:
-    """Convert an array to an array of objects, in which integral floats are Python integers."""
+    """Convert an array to an object array, in which integral floats become Python integers."""
     whole = np.frompyfunc(lambda x: int(x) if isinstance(x, float) and x.is_integer() else x, 1, 1)
     return np.asarray(whole(array.astype(object)), object)
 
 
 def numbers(array: np.ndarray, dtype: DType) -> np.ndarray | None:
-    """Convert an array of objects to the element type `dtype`; None if an element is dynamic."""
+    """Convert an object array to the element type `dtype`; None if an element is dynamic."""
     return None if any(map(is_dynamic, array.flat)) else array.astype(dtype.numpy)
 
 
@@ -93,7 +93,7 @@ _EXACT = {
 
 
 def exact_integers(dtype: DType) -> tuple[int, int]:
-    """The first and the last integer of the range that an element type represents exactly."""
+    """Return the ends of the range of integers that an element type represents exactly."""
     if dtype.is_float:
         return -_EXACT[dtype], _EXACT[dtype]
     limits = np.iinfo(dtype.numpy)

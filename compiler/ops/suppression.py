@@ -1,4 +1,4 @@
-"""NonMaxSuppression: of overlapping boxes, keep the one with the best score."""
+"""NonMaxSuppression: keeps the box with the best score of each group of overlapping boxes."""
 
 from __future__ import annotations
 

@@ -1,14 +1,14 @@
-"""Trip counts of loops that end on a condition, from the bound with which a counter is compared.
+"""Trip-count analysis for loops that end when a counter reaches a bound.
 
     s = 0                                       t = s + 1
     loop: t = s + 1; s = t                      going = less(cast(t), cast(n))
     -> n steps, for a size n of at least 1
 
-Exporters of TensorFlow write loops without a trip count: a state counts the steps, and the body
+TensorFlow's exporter writes loops without a trip count: a state counts the steps, and the body
 compares it with the length of a sequence. A counter is a value that changes by the same integer in
-each step. Counters may be compared with each other and with constants and sizes, through casts that
-are exact for all their values. This analysis is also called scalar evolution (Bachmann, Wang and
-Zima, "Chains of recurrences", 1994).
+each step. The condition may compare two counters, or a counter with a constant or a size, through
+casts that are exact for all their values. This analysis is also called scalar evolution (Bachmann,
+Wang and Zima, "Chains of recurrences", 1994).
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ _NESTED = 32
 
 @dataclass(frozen=True, slots=True)
 class TripCount:
-    """The maximum number of steps of a loop whose first step is taken.
+    """The maximum number of steps of a loop, if its first step is taken.
 
-    `exact` says that the loop always takes the maximum, because nothing else ends it.
+    `exact` is true if the loop always takes the maximum, because no other condition ends it.
     """
 
     most: int
@@ -46,10 +46,10 @@ class TripCount:
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """A state of a loop, as values of its body.
+    """A state of a loop.
 
-    `start` is the initial value; None unless it is an integer or a size. `following` is the body's
-    value for the next step.
+    `start` is the initial value, if it is an integer or a size known at import, else None.
+    `following` is the value of the body's graph that becomes the state of the next step.
     """
 
     start: int | None
@@ -81,12 +81,12 @@ def trip_count(
 
     Args:
         body: the graph of the body, under construction.
-        going: its value that decides whether another step follows.
-        step: its input with the number of the step, from 0 on.
-        states: its inputs that are states.
+        going: the value of the body that decides whether another step follows.
+        step: the input of the body with the index of the step, from 0 on.
+        states: the inputs of the body that are states, with their values.
 
     Returns:
-        None if no counter ends the loop.
+        The trip count; None if no counter is found that ends the loop.
     """
     found = _Analysis(body, step, states)
     ends, exact = found.ends(going)
@@ -101,7 +101,10 @@ def trip_count(
 
 
 def known_integer(builder: GraphBuilder, value: str) -> int | None:
-    """Return the single element of a value, if it is an integer or a size known at import."""
+    """Return the element of a value with one element, if it is an integer or size, else None.
+
+    The element must be known at import.
+    """
     kind, known = builder.types[value], builder.known(value)
     if kind.elements != 1:
         return None

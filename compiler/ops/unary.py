@@ -1,4 +1,4 @@
-"""Elementwise operators of one operand: arithmetic, clipping, and tests of values."""
+"""Elementwise operators with one operand: arithmetic, Clip, IsNaN, IsInf and others."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Function = Callable[[np.ndarray], np.ndarray]
 
 
 def infer_float(types: Sequence[TensorType], _attrs: Attrs) -> TensorType:
-    """The single operand's type, which must be a float."""
+    """Return the type of the single operand, which must be a float."""
     operand_count(types, 1)
     floats_only(types)
     return types[0]
@@ -48,7 +48,15 @@ def plain(
     *,
     idempotent: bool = False,
 ) -> Operator:
-    """Declare an elementwise float operator of one operand, without attributes."""
+    """Declare an elementwise float operator with one operand and no attributes.
+
+    Args:
+        name: its name.
+        op_type: the ONNX operator that it imports.
+        function: computes it on a NumPy array.
+        scalar: returns its expression for one element.
+        effort, idempotent: as in `Operator`.
+    """
     return pointwise(
         name,
         1,
@@ -159,8 +167,10 @@ _ERF = np.frompyfunc(math.erf, 1, 1)
 
 
 def erf(x: np.ndarray) -> np.ndarray:
-    """The error function in float64. NumPy has none, so that Python's is called for each
-    element."""
+    """Return the error function of each element, in float64.
+
+    NumPy lacks it, so that `math.erf` is called for each element.
+    """
     return np.asarray(_ERF(np.asarray(x, np.float64)), np.asarray(x).dtype)
 
 

@@ -1,8 +1,7 @@
-"""Rules of operators with sums whose operands may be 16-bit floats: they emit wider types.
+"""Import rules that compute in float32 or float64 if the operands are 16-bit floats.
 
-A rule that expands a norm into other operators needs constants: an epsilon, the reciprocal of a
-count, the inverse of a power. In the operands' type they would be rounded before the sum is, and
-1e-12 is zero in float16.
+A rule that expands a norm into other operators emits constants, such as an epsilon or the
+reciprocal of a count. In float16 or bfloat16 they would be rounded; 1e-12 is zero in float16.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ Rule = Callable[[OnnxNode], str | Sequence[str]]
 
 
 def stash_type(node: OnnxNode) -> DType:
-    """The type in which a node requires its sums; float32 by default.
+    """Return the type of sums that the attribute `stash_type` states; float32 by default.
 
     Raises:
         UnsupportedOperatorError: if it is not a float type.
@@ -31,10 +30,10 @@ def stash_type(node: OnnxNode) -> DType:
 
 
 def in_wide_type(rule: Rule) -> Rule:
-    """Wrap a rule so that it computes in float32, or in float64 if the node requires it.
+    """Wrap a rule so that it computes in float32, or in float64 if `stash_type` states that.
 
-    Narrower float operands are converted first. The first result is converted back to the type of
-    the first operand.
+    Operands of shorter float types are converted first. The first result is converted back to the
+    type of the first operand.
     """
 
     def emit(node: OnnxNode) -> str | Sequence[str]:

@@ -1,7 +1,7 @@
-"""Window access for references: tap after tap, without padding and without a copy of any window.
+"""Sliding windows for NumPy references, without padded arrays and without copies of windows.
 
-Memory is therefore proportional to the operands and the result, not to the extents of the window.
-Taps that only read padding take no time either.
+References loop over taps, the elements of a window. Memory is therefore proportional to the
+operands and the result, not to the extents of the window. Taps that read only padding are skipped.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ class WindowLine:
 
     @property
     def taps(self) -> range:
-        """The range of taps that can read an element.
+        """A range of taps that includes every tap which reads an element.
 
-        A tap outside the range only reads padding. A tap inside may also only read padding.
+        A tap outside the range reads only padding. A tap inside it may read only padding too.
         """
         last_start = (self.outputs - 1) * self.stride - self.before
         first = max(0, -(last_start // self.dilation))
@@ -42,7 +42,7 @@ class WindowLine:
     def read(self, tap: int) -> tuple[slice, slice]:
         """Return the outputs for which a tap reads an element, and the elements that it reads.
 
-        Both slices may be empty.
+        The first slice is in outputs, the second in input elements. Both may be empty.
         """
         start = tap * self.dilation - self.before
         first = max(0, -(start // self.stride))
@@ -52,7 +52,7 @@ class WindowLine:
         )
 
     def window(self, output: int) -> slice:
-        """Return the slice of elements that the window at `output` covers; it may be empty."""
+        """Return the slice of input elements that the window at `output` covers, possibly empty."""
         start = output * self.stride - self.before
         first = max(0, -(start // self.dilation))
         count = min(self.kernel - 1, (self.extent - 1 - start) // self.dilation) - first + 1
@@ -85,7 +85,10 @@ def lines(window: Window, spatial: Shape) -> list[WindowLine]:
 
 
 def reads(dims: list[WindowLine]) -> Iterator[tuple[Shape, tuple[slice, ...], tuple[slice, ...]]]:
-    """Yield each tap that reads elements, the outputs that it contributes to, and the elements."""
+    """Yield, for each tap that reads elements, its index, the outputs and the elements as slices.
+
+    The three tuples have one entry per dimension.
+    """
     if not dims:
         yield (), (), ()
         return
@@ -98,10 +101,10 @@ def reads(dims: list[WindowLine]) -> Iterator[tuple[Shape, tuple[slice, ...], tu
 
 
 def reduce_windows(x: np.ndarray, window: Window, combine: np.ufunc, neutral: float) -> np.ndarray:
-    """Combine the elements of every window of (batch, channels, ...); padding is ignored.
+    """Reduce every window of `x` (batch, channels, ...) with `combine`; padding is ignored.
 
-    Dimensions are processed one after the other, first those that shrink most, so that intermediate
-    arrays are not larger than the operand or the result.
+    `neutral` is the neutral element of `combine`. Dimensions are reduced one after the other, first
+    those that shrink most, so that intermediate arrays are not larger than the operand or result.
     """
     dims = list(enumerate(lines(window, x.shape[2:]), 2))
     if not dims:

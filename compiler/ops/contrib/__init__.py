@@ -1,1 +1,1 @@
-"""Operators of domains other than ONNX's own: one folder per domain, one file per family."""
+"""Operators of domains other than ai.onnx: one folder per domain, one file per operator family."""

@@ -1,4 +1,4 @@
-"""Matrix operators of com.microsoft: inverses, distances of rows, and operators under old names."""
+"""Inverse, CDist and IsAllFinite of com.microsoft."""
 
 from __future__ import annotations
 

@@ -105,7 +105,7 @@ def _attention(node: OnnxNode) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    """The positions of the padding mask, the cache and the score bias among a node's operands."""
+    """Operand positions of the padding mask, the cache and the score bias of an attention node."""
 
     mask: int
     past: int

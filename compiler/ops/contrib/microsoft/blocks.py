@@ -1,4 +1,4 @@
-"""Operators of com.microsoft on weights of 2, 4 and 8 bits, quantised block by block."""
+"""Operators of com.microsoft with weights of 2, 4 or 8 bits, quantised in blocks."""
 
 from __future__ import annotations
 

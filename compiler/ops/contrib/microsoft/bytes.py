@@ -1,7 +1,7 @@
-"""Operators of com.microsoft on quantised tensors, with one scale and zero point per tensor.
+"""Operators of com.microsoft on uint8 and int8 tensors, with one scale and zero point per tensor.
 
-Each is its float operator between DequantizeLinear and QuantizeLinear, as ONNX Runtime's
-documentation defines them. The passes find bytes in them as in QDQ models.
+Each is imported as its float operator between DequantizeLinear and QuantizeLinear, as ONNX
+Runtime's documentation defines it. Passes then convert it to integer arithmetic, as in QDQ models.
 """
 
 from __future__ import annotations
@@ -22,7 +22,10 @@ _NUMBERS = {dtype: number for number, dtype in ONNX_TYPES.items()}
 
 
 def one_number(node: OnnxNode, position: int, what: str) -> str:
-    """Return the operand at `position`; raises InvalidModelError unless it has one element."""
+    """Return the operand at `position`; raises InvalidModelError unless it has one element.
+
+    `what` names the operand in the error.
+    """
     value = node.input(position)
     if node.type(value).elements != 1:
         raise node.invalid(f"{what} (input {position}) is {show(node.shape(value))}, not a scalar")
@@ -54,8 +57,8 @@ def zero_point(node: OnnxNode, position: int, value: str) -> str | None:
 def dequantised(node: OnnxNode, position: int, value: str | None = None) -> str:
     """Dequantise the operand at `position` to float32.
 
-    The operands at the next two positions are its scale and its zero point. `value` replaces the
-    operand itself, for example by its transpose.
+    The operands at the next two positions are its scale and its zero point. With `value`, that
+    value is dequantised in place of the operand, for example the operand's transpose.
     """
     stored = require_bytes(node, position)
     scale = one_number(node, position + 1, "a scale")
@@ -66,7 +69,7 @@ def dequantised(node: OnnxNode, position: int, value: str | None = None) -> str:
 
 
 def quantised(node: OnnxNode, value: str, position: int, like: str) -> str:
-    """Quantise float32 numbers to the type of `like`.
+    """Quantise a float32 value to the element type of the value `like`.
 
     The scale is the operand at `position`, the zero point is the next operand.
     """

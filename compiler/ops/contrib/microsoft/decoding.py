@@ -1,5 +1,4 @@
-"""One step of a decoder in com.microsoft: attention over a cache, and restriction of the next
-tokens."""
+"""Operators of com.microsoft for one decoder step: attention over a cache, and n-gram blocking."""
 
 from __future__ import annotations
 

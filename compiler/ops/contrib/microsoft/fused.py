@@ -1,4 +1,7 @@
-"""Fused float operators of com.microsoft, which ONNX Runtime's optimiser emits, expanded again."""
+"""Fused float operators of com.microsoft, which ONNX Runtime's optimiser emits.
+
+They are imported as the operators that the optimiser fused.
+"""
 
 from __future__ import annotations
 

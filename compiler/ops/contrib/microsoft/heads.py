@@ -1,4 +1,4 @@
-"""Helpers for com.microsoft's attention operators: splitting and merging heads, masks, caches."""
+"""Helpers of com.microsoft's attention operators: splitting and merging heads, masks, caches."""
 
 from __future__ import annotations
 
@@ -16,7 +16,10 @@ from tilewright.compiler.sizes import same_extents
 
 
 def split_heads(node: OnnxNode, value: str, heads: int, what: str) -> str:
-    """Split into heads: (batch, rows, heads * size) -> (batch, heads, rows, size)."""
+    """Split into heads: (batch, rows, heads * size) -> (batch, heads, rows, size).
+
+    `what` names the value in errors.
+    """
     shape = node.shape(value)
     if len(shape) != 3 or heads < 1 or shape[2] % heads:
         raise node.invalid(f"{what} is {show(shape)}, not three dimensions of {heads} heads")
@@ -33,9 +36,9 @@ def merge_heads(node: OnnxNode, value: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class MaskedAttention:
-    """The operands of one attention node, each (batch, heads, rows, size).
+    """The operands of an attention: query, key and value, each (batch, heads, rows, size).
 
-    `masks` are added to the scores. If `causal`, query i does not see keys after `past + i`.
+    `masks` are added to the scores. If `causal`, query i does not attend to keys after `past + i`.
     """
 
     node: OnnxNode
@@ -54,9 +57,10 @@ class MaskedAttention:
         return self if mask is None else replace(self, masks=(*self.masks, mask))
 
     def with_sink(self, sink: str) -> MaskedAttention:
-        """Return the attention with one more key, placed before the others.
+        """Return the attention with an attention sink: an additional key before all others.
 
-        The key's score is `sink` (heads,). It takes a share of the softmax, and its value is zero.
+        The score of this key is `sink` (heads,), and its value is zero. It therefore only adds to
+        the denominator of the softmax.
         """
         node, (batch, heads, _, size) = self.node, self.node.shape(self.key)
         dtype = node.type(self.key).dtype
@@ -92,12 +96,18 @@ class MaskedAttention:
 
 
 def hidden(node: OnnxNode, seen: str, dtype: DType, score: float) -> str:
-    """Emit a mask that is `score` where the boolean `seen` is false, and 0 elsewhere."""
+    """Emit an additive mask that is `score` where the boolean `seen` is false, and 0 elsewhere."""
     return node.emit("where", [seen, node.scalar(0.0, dtype), node.scalar(score, dtype)])
 
 
 def refuse(node: OnnxNode, inputs: Mapping[int, str], attrs: tuple[str, ...] = ()) -> None:
-    """Raise UnsupportedOperatorError if an unsupported operand or attribute is present."""
+    """Raise UnsupportedOperatorError if an unsupported operand or attribute is present.
+
+    Args:
+        node: the node.
+        inputs: names of unsupported operands, for the message, by position.
+        attrs: unsupported attributes; the values 0 and "NONE" are allowed.
+    """
     for position, what in inputs.items():
         if node.optional(position) is not None:
             raise node.unsupported(f"{what} (input {position}) is not implemented")
@@ -107,7 +117,10 @@ def refuse(node: OnnxNode, inputs: Mapping[int, str], attrs: tuple[str, ...] = (
 
 
 def joined(node: OnnxNode, past: str | None, rows: str, what: str) -> str:
-    """Append the new rows to the cached rows along dimension 2; `past` None is an empty cache."""
+    """Append `rows` to the cache `past` along dimension 2; None is an empty cache.
+
+    `what` names the cache in errors.
+    """
     if past is None:
         return rows
     shape, new = node.shape(past), node.shape(rows)
@@ -120,7 +133,13 @@ def joined(node: OnnxNode, past: str | None, rows: str, what: str) -> str:
 
 
 def both(node: OnnxNode, first: int, second: int, what: str) -> tuple[str | None, str | None]:
-    """Return two optional operands; raises InvalidModelError if only one of them is present."""
+    """Return the operands at positions `first` and `second`, or None for both if they are omitted.
+
+    `what` names them in errors.
+
+    Raises:
+        InvalidModelError: if only one of them is present.
+    """
     found = node.optional(first), node.optional(second)
     if (found[0] is None) != (found[1] is None):
         raise node.invalid(f"{what} (inputs {first} and {second}): one of them is missing")

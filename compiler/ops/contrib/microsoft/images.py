@@ -1,4 +1,4 @@
-"""Operators of com.microsoft in image models, with channels last for GPUs.
+"""Operators of com.microsoft for image models, most of them with channels last.
 
 ONNX Runtime has no CPU kernels for them; docs/ContribOperators.md defines them.
 """

@@ -1,7 +1,7 @@
-"""Products of com.microsoft: of quantised operands, and of floats with fused operations.
+"""Matrix products of com.microsoft, with quantised operands or with fused operations.
 
-Each is expanded into ONNX's operators. ONNX Runtime's docs/ContribOperators.md defines the operands
-and attributes; its kernels define all details that are missing there.
+Each is imported as several ONNX operators. ONNX Runtime's docs/ContribOperators.md defines the
+operands and attributes; details that it leaves out follow ONNX Runtime's kernels.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ MOST_BYTE = 255.0
 def integer_product(
     node: OnnxNode, a: str, b: str, zeros: tuple[str | None, str | None], scale: str
 ) -> str:
-    """Emit float32((a - zeros[0]) @ (b - zeros[1])) * scale.
+    """Emit float32((a - zeros[0]) @ (b - zeros[1])) * scale, with int32 products.
 
-    The zero point of `a` is a scalar. The zero point of `b`, and the scale, may have one number per
-    column of `b`.
+    The zero point of `a` is a scalar. The zero point of `b`, and the scale, may have one element
+    per column of `b`.
     """
     left, right = zeros
     if left is not None and node.type(left).elements != 1:
@@ -53,9 +53,9 @@ def _of_columns(node: OnnxNode, what: str, parameter: str | None, b: str) -> Non
 
 
 def column_scales(node: OnnxNode, a: str, b: str, matrix: str) -> str:
-    """Multiply the scalar scale `a` by the scale `b`.
+    """Emit the product of two scales, the scalar `a` and `b`.
 
-    `b` has one number, or one number per column of `matrix`.
+    `b` has one element, or one element per column of the operand `matrix`.
     """
     if node.type(a).elements != 1:
         raise node.invalid(f"the scale of A is {show(node.shape(a))}, expected a scalar")
@@ -69,10 +69,10 @@ def _biased(node: OnnxNode, value: str, position: int) -> str:
 
 
 def dynamically_quantised(node: OnnxNode, x: str) -> tuple[str, str, str]:
-    """Quantise to uint8 by the smallest and the largest element.
+    """Quantise a float32 value to uint8, with a scale from its smallest and largest element.
 
-    Returns the bytes, the scale and the zero point. The result equals DynamicQuantizeLinear's, but
-    tensors of zeros have a scale of 1, as in ONNX Runtime.
+    Returns the uint8 value, the scale and the zero point. They equal DynamicQuantizeLinear's, but a
+    tensor of zeros has the scale 1, as in ONNX Runtime.
     """
     kind = node.type(x)
     if kind.dtype is not DType.FLOAT32 or not kind.elements:

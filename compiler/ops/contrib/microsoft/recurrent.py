@@ -1,4 +1,4 @@
-"""DynamicQuantizeLSTM of com.microsoft: an LSTM with products of bytes.
+"""DynamicQuantizeLSTM of com.microsoft: an LSTM with 8-bit integer matrix products.
 
 ONNX Runtime's quantiser emits it. The inputs of all steps are quantised together. The state is
 quantised at each step, separately for each row of the batch.

@@ -16,9 +16,9 @@ from tilewright.compiler.sizes import same_extents
 
 
 def positions(node: OnnxNode, first: str | None, batch: int, rows: int) -> str:
-    """The positions (batch, rows) of consecutive rows, starting at `first` (1,) or (batch,).
+    """Emit the positions of consecutive rows from `first` on, (batch, rows) or (1, rows).
 
-    They start at 0 if `first` is None.
+    `first` is (1,) or (batch,); None starts at 0.
     """
     count = table(node, counting(node, rows).reshape((1, rows)), DType.INT64)
     if first is None:
@@ -34,10 +34,15 @@ def positions(node: OnnxNode, first: str | None, batch: int, rows: int) -> str:
 def rotated(
     node: OnnxNode, value: str, where: str, tables: tuple[str, str], *, interleaved: bool
 ) -> str:
-    """Rotate (batch, heads, rows, size) by the angles of its positions, (batch or 1, rows).
+    """Emit the rotary embedding of `value` (batch, heads, rows, size).
 
-    The tables (positions, half) rotate the first `2 * half` elements of a head, as pairs of
-    neighbours or, if not interleaved, of elements `half` apart. The other elements are unchanged.
+    Args:
+        node: the ONNX node that is imported.
+        value: queries or keys.
+        where: the positions of the rows, (batch or 1, rows).
+        tables: cosines and sines, each (positions, half). They rotate the first `2 * half` elements
+            of a head; the other elements are unchanged.
+        interleaved: whether adjacent elements form a pair; otherwise, elements i and `half + i` do.
     """
     batch, heads, rows, size = node.shape(value)
     shape = node.shape(tables[0])

@@ -1,4 +1,4 @@
-"""Linear models of ai.onnx.ml: a product with constant coefficients, and its post transform."""
+"""LinearClassifier and LinearRegressor: a product with constants, and a post transform."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Feature preprocessing of ai.onnx.ml: scaling, normalising, imputing, mapping, selecting."""
+"""Feature preprocessing in ai.onnx.ml: scaling, normalising, imputing, encoding, selecting."""
 
 from __future__ import annotations
 

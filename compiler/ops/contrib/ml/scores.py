@@ -1,4 +1,4 @@
-"""Results from scores in ai.onnx.ml: post transforms, and labels of classes."""
+"""Helpers of ai.onnx.ml's classifiers and regressors: post transforms of scores, class labels."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ TRANSFORMS = ("NONE", "SOFTMAX", "LOGISTIC", "SOFTMAX_ZERO", "PROBIT")
 
 
 def as_floats(node: OnnxNode, value: str) -> str:
-    """Cast a value to float32, unless it is float32 or float64: scores have one of these types."""
+    """Cast a value to float32, unless it is float32 or float64."""
     if node.type(value).dtype in (DType.FLOAT32, DType.FLOAT64):
         return value
     return node.emit("cast", [value], to=DType.FLOAT32.value)
@@ -40,13 +40,18 @@ def rows_of(node: OnnxNode, value: str) -> str:
 
 
 def floats(node: OnnxNode, values: object, dtype: DType) -> str:
-    """Add a constant of numbers; `dtype` is float32 or float64."""
+    """Add a constant of `values`; `dtype` is float32 or float64."""
     return node.constant(np.asarray(values, dtype.numpy), dtype)
 
 
 def post_transform(node: OnnxNode, scores: str, transform: str) -> str:
-    """Apply the transform's formula to scores (rows, classes); a single column supports LOGISTIC
-    and PROBIT."""
+    """Apply the formula of a `post_transform` to each row of scores (rows, classes).
+
+    SOFTMAX and SOFTMAX_ZERO are meaningless for a single column.
+
+    Raises:
+        InvalidModelError: if there is no such transform.
+    """
     dtype = node.type(scores).dtype
     match transform:
         case "NONE":
@@ -64,10 +69,11 @@ def post_transform(node: OnnxNode, scores: str, transform: str) -> str:
 
 
 def target_transform(node: OnnxNode, scores: str, transform: str) -> str:
-    """Apply a transform to the scores of a regression, as `post_transform` does for classes.
+    """Apply the formula of a `post_transform` to the targets of a regression (rows, targets).
 
     Raises:
-        UnsupportedOperatorError: for a transform that runtimes do not apply to a single target.
+        InvalidModelError: if there is no such transform.
+        UnsupportedOperatorError: for one target and a transform that ONNX Runtime omits then.
     """
     if node.shape(scores)[1] == 1 and transform not in ("NONE", "PROBIT"):
         if transform not in TRANSFORMS:
@@ -120,7 +126,10 @@ TEXTS = "classlabels_strings"
 def with_texts(
     rule: Callable[[OnnxNode], tuple[str, str]],
 ) -> Callable[[OnnxNode], tuple[str, str]]:
-    """Wrap a classifier's rule: if a node has text labels, its label output refers to the texts."""
+    """Wrap the rule of a classifier: string labels of classes become the labels of its output.
+
+    The rule returns the positions of the classes, as `class_labels` numbers them, and the scores.
+    """
 
     def emit(node: OnnxNode) -> tuple[str, str]:
         label, scores = rule(node)
@@ -136,9 +145,9 @@ def with_texts(
 
 
 def class_labels(node: OnnxNode, integers: str) -> list[int]:
-    """Return the integer labels of the classes, from the attribute `integers`.
+    """Return the integer label of each class, from the attribute named `integers`.
 
-    For text labels, return their positions instead: 0, 1, ... (see `with_texts`).
+    If the node has string labels, the result is their positions 0, 1, ... (`with_texts`).
     """
     named = node.attrs.get(TEXTS, ())
     if named:
@@ -150,14 +159,15 @@ def class_labels(node: OnnxNode, integers: str) -> list[int]:
 
 
 def best_label(node: OnnxNode, scores: str, labels: list[int]) -> str:
-    """Emit (rows,): the label of each row's largest score. The first label wins a tie."""
+    """Emit the label of each row's largest score, (rows,). The first of equal scores wins."""
     place = node.emit("arg_max", [scores], axis=1, keepdims=0, last=0)
     return node.emit("gather", [node.constant(np.array(labels, np.int64)), place], axis=0)
 
 
 def positive_label(node: OnnxNode, score: str, threshold: float, labels: list[int]) -> str:
-    """Emit (rows,): the second label where `score` (rows, 1) exceeds the threshold, else the
-    first.
+    """Emit the label of each row of a binary classification, (rows,).
+
+    It is the second label if `score` (rows, 1) exceeds the threshold, else the first.
     """
     above = node.emit("greater", [score, node.scalar(threshold, node.type(score).dtype)])
     first, second = (node.constant(np.array(label, np.int64)) for label in labels)
@@ -166,10 +176,10 @@ def positive_label(node: OnnxNode, score: str, threshold: float, labels: list[in
 
 
 def both_scores(node: OnnxNode, score: str, transform: str, *, shares: bool) -> str:
-    """Emit the scores of two classes (rows, 2) from the score of the second class (rows, 1).
+    """Emit the scores of two classes, (rows, 2), from the score of the second class, (rows, 1).
 
-    The formulas are those of ONNX Runtime. Without a transform, the first class's score is one
-    minus the second's if `shares` is true, else the negated score of the second.
+    The formulas are those of ONNX Runtime. Without a transform, the score s of the second class
+    gives the first class 1 - s if `shares` is true (probabilities), else -s.
     """
     negative = node.emit("neg", [score])
     match transform:

@@ -1,9 +1,9 @@
-"""Support vector machines of ai.onnx.ml: kernels between rows and support vectors, scores of pairs
-of classes, votes, and probabilities from Platt's sigmoids of the pairs.
+"""SVMClassifier and SVMRegressor: kernel functions, pairwise scores, votes and probabilities.
 
-Wu, Lin and Weng, "Probability estimates for multi-class classification by pairwise coupling"
-(2004), with libsvm's iteration. ONNX Runtime's kernels define the details that the specification
-leaves out.
+Platt's sigmoids give the probability of each pair of classes. Pairwise coupling combines them: Wu,
+Lin and Weng, "Probability estimates for multi-class classification by pairwise coupling" (2004),
+with libsvm's iteration. ONNX Runtime's kernels define the details that the specification leaves
+out.
 """
 
 from __future__ import annotations

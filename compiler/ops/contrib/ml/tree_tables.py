@@ -1,7 +1,7 @@
-"""Decision trees as tables of records for `descend`: one comparison for all modes.
+"""Conversion of decision trees to the tables of the operator `descend`, for all comparison modes.
 
-A record tests x <= threshold, which is false for a NaN. The other modes are the same comparison
-with another threshold, with exchanged branches, or on -x:
+A record of a table tests x <= threshold, which is false for a NaN. Other modes become the same
+comparison with another threshold, with exchanged branches, or on -x:
 
     x < t       x <= the float before t
     x > t       -x <= the float before -t
@@ -10,8 +10,9 @@ with another threshold, with exchanged branches, or on -x:
     x == t      x <= t, and then not x < t
     x in {...}  one == after the other
 
-A missing value takes the true branch if that is the second of a record's two. Nodes whose missing
-values track true therefore use the negated test, which a NaN fails too.
+A missing value (NaN) fails the test, and takes the second successor. Nodes with
+`missing_value_tracks_true` therefore use the negated test, whose second successor is the true
+branch.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from tilewright.compiler.errors import InvalidModelError
 
 
 class SplitMode(IntEnum):
-    """The comparison of a tree's node; each value is the mode's number in ONNX's TreeEnsemble."""
+    """The comparison of a tree node; the values equal `nodes_modes` of ONNX's TreeEnsemble."""
 
     LEQ = 0
     LT = 1
@@ -40,10 +41,10 @@ class SplitMode(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class SplitNode:
-    """A node that tests a feature and continues at node `yes` or `no`.
+    """An inner node of a tree, which tests a feature and continues at node `yes` or `no`.
 
-    `values` holds the threshold, or the members of the set for MEMBER. A NaN continues at `yes` if
-    `missing` is set.
+    `values` holds the threshold, or the elements of the set for MEMBER. A NaN continues at `yes` if
+    `missing` is true.
     """
 
     feature: int
@@ -56,14 +57,14 @@ class SplitNode:
 
 @dataclass(frozen=True, slots=True)
 class Tables:
-    """Trees as tables: position i of each array describes record i.
+    """Trees as arrays in which position i describes record i.
 
     The first records are the trees' roots. The last record is a leaf that belongs to no tree.
 
     Attributes:
         columns, thresholds: the column that the record compares, and the threshold.
-        following: the first of the two successor records.
-        leaves: the number of the leaf's node; -1 for all other records, the last one included.
+        following: the index of the first of the two successor records.
+        leaves: for a leaf, the index of its node; -1 for all other records and the last one.
         mirrored: whether the columns are those of x, followed by those of -x.
         steps: the number of comparisons after which every row has reached its leaves.
     """
@@ -92,7 +93,13 @@ def tree_tables(
     features: int,
     dtype: np.dtype[np.generic],
 ) -> Tables:
-    """Convert trees to tables; a node that is None is a leaf. Thresholds are exact in `dtype`.
+    """Convert trees to tables.
+
+    Args:
+        nodes: the nodes of all trees; None for a leaf.
+        roots: the index of each tree's root.
+        features: the number of columns of x.
+        dtype: the type of x, float32 or float64; thresholds must be exact in it.
 
     Raises:
         InvalidModelError: if the nodes do not form trees, or test a feature that does not exist.

@@ -1,4 +1,4 @@
-"""Tree ensembles of ai.onnx.ml: descend all trees, then aggregate the votes of the leaves."""
+"""Tree ensembles of ai.onnx.ml: `descend` finds the leaves, whose votes are then aggregated."""
 
 from __future__ import annotations
 
@@ -44,10 +44,11 @@ grouping is skipped if they would then hold more than this number times the tree
 
 @dataclass(frozen=True, slots=True)
 class Forest:
-    """A tree ensemble in ONNX's form.
+    """A tree ensemble, as an ONNX node describes it.
 
     `nodes` has None for each leaf, `roots` are positions in `nodes`. The arrays `leaves`, `targets`
-    and `weights` describe votes: vote i adds `weights[i]` to `targets[i]` at `leaves[i]`.
+    and `weights` describe votes: a row that ends at leaf `leaves[i]` adds `weights[i]` to target
+    `targets[i]`.
     """
 
     nodes: Sequence[SplitNode | None]
