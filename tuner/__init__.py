@@ -1,1 +1,1 @@
-"""The tuner measures candidate schedules on a device and keeps the fastest correct one."""
+"""The tuner: measures candidate schedules on a device and keeps the fastest correct one."""

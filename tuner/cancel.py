@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 
 class CancelToken:
-    """A flag that any thread can set, once.
+    """A cancellation flag that any thread can set; it is never cleared.
 
     Attributes:
         reason: the message to the user.
@@ -18,7 +18,7 @@ class CancelToken:
         self.reason = ""
 
     def cancel(self, reason: str = "cancelled") -> None:
-        """Ask all holders of this token to stop."""
+        """Ask all holders of this token to stop. Only the first call sets `reason`."""
         if not self._event.is_set():
             self.reason = reason
             self._event.set()
@@ -28,13 +28,13 @@ class CancelToken:
         return self._event.is_set()
 
     def wait(self, timeout_seconds: float) -> bool:
-        """Sleep until the timeout or a cancellation; returns whether there was a cancellation."""
+        """Sleep until the timeout or a cancellation. Return whether the token is cancelled."""
         return self._event.wait(timeout_seconds)
 
 
 @dataclass(frozen=True, slots=True)
 class AnyToken:
-    """Combine several tokens: it is cancelled as soon as one of them is."""
+    """A combination of tokens: it is cancelled as soon as one of them is."""
 
     tokens: tuple[CancelToken, ...]
 

@@ -1,6 +1,6 @@
-"""Events that a tuning run reports while it goes on, and at its end.
+"""Events of a tuning run, for its progress display and its recording.
 
-The seconds of tasks and of the model are those of one inference.
+Seconds of tasks and of the model are seconds per inference.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from tilewright.tuner.protocol.measurement import RecordKey, TuningRecord
 
 
 class Ended(StrEnum):
-    """Why a run made no further trials."""
+    """The reason for which a run made no further trials."""
 
     KNOWN = "known"
     """Every task had a record already."""
@@ -37,16 +37,17 @@ class Ended(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class TaskSnapshot:
-    """The state of a task when an event was sent.
+    """The state of a task at the time of an event.
 
     Attributes:
-        count: how often the model runs the task.
-        from_store: whether the task had a record already, so that it needed no trial.
-        origins: number of candidates by the strategy that suggested them, including candidates
-            whose code had been measured before.
+        count: number of occurrences of the task in the model.
+        from_store: whether the task already had a record, so that it needed no trial.
+        origins: number of candidates per strategy that suggested them, including candidates whose
+            code had been measured before.
         best_origin: the strategy that suggested the fastest candidate.
-        relative: workload key of the task that is searched in this one's place, or whose record it
-            uses. Until the task's own finalists are compared, its seconds are the relative's.
+        relative: workload key of a task of the same family that is searched instead, or whose
+            record this task uses. Until the task's own finalists are compared, its seconds are
+            those of the relative.
     """
 
     name: str
@@ -64,12 +65,13 @@ class TaskSnapshot:
 
 @dataclass(frozen=True, slots=True)
 class TaskInputs:
-    """The stored facts about a task with which a run starts.
+    """The stored data about a task with which a run starts.
 
     Attributes:
+        count: number of occurrences of the task in the model.
         known_trials: number of its trials in the store, counted from the oldest.
         incumbent: the record to beat.
-        bound_seconds: the least time that the machine allows (0: unknown).
+        bound_seconds: lower bound of the time on this machine; 0: unknown.
         points: the sizes at which candidates are measured.
         relative: a record of another task of its family.
         scale: factor of the task's seconds (`Task.scale`).
@@ -88,7 +90,8 @@ class TaskInputs:
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """A run has started: its tasks are known. It has all that is needed to repeat the run.
+    """Event: a run has started, and its tasks are known. Contains all inputs for a replay of the
+    run.
 
     Attributes:
         adopted: requests that an earlier process of the job sent and whose results this process
@@ -104,15 +107,15 @@ class Started:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """A batch of candidates was measured.
+    """Event: a batch of candidates was measured.
 
     Attributes:
-        model_seconds: the sum of the best known latency of each task times how often the model runs
-            it; None until every task has a latency.
+        model_seconds: the sum over all tasks of the best known latency times the task's
+            occurrences; None until every task has a latency.
         seconds_left: estimated time until the end of the run, including the finals.
         forecast: the expected gain of more trials; None until every task has a latency.
-        task_gain: expected gain of one more minute of trials of this task alone, as a share of the
-            model's time; None if unknown.
+        task_gain: expected gain of one more minute of trials of this task alone, as a fraction of
+            the model's time; None if unknown.
     """
 
     task: TaskSnapshot
@@ -128,7 +131,7 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """The finalists of a task were compared, and one of them became its record."""
+    """Event: the finalists of a task were compared, and the winner became its record."""
 
     task: TaskSnapshot
     record: TuningRecord
@@ -136,7 +139,9 @@ class Recorded:
 
 @dataclass(frozen=True, slots=True)
 class Screened:
-    """Number of candidates that a run measured in the screening, and its duration in seconds."""
+    """Number of candidates measured in a run's screening, and the duration of the screening in
+    seconds.
+    """
 
     candidates: int
     seconds: float
@@ -144,7 +149,7 @@ class Screened:
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """The end of a run: an event, and the return value of `tune`.
+    """Event: the run has ended. It is also the return value of `tune`.
 
     Attributes:
         forecast: the expected gain of more trials when the screening ended.
@@ -165,7 +170,7 @@ class Finished:
 
     @property
     def cancelled(self) -> bool:
-        """Whether the run ended by a cancellation."""
+        """Whether a cancellation ended the run."""
         return self.ended is Ended.CANCELLED
 
 

@@ -1,4 +1,4 @@
-"""Measures a given list of schedules, once each and without a search.
+"""Measures given schedules once each, without a search.
 
 The service uses it for the second measurement of records from workers' devices.
 """
@@ -40,10 +40,11 @@ POLL_SECONDS = 0.05
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """Schedules of one task to measure in one request.
+    """A list of schedules of one task, to be measured in one request.
 
     Attributes:
-        phase: in any phase but screening, the first schedule is timed in pairs with each other one.
+        phase: if it is not screening, the first schedule is the incumbent, and each other schedule
+            is timed in pairs with it.
         origin: the origin of the trials.
         serial: part of the trials' ids, to distinguish repeated measurements (`trial_id`).
     """
@@ -57,7 +58,7 @@ class Wanted:
 
 @dataclass(slots=True)
 class FixedTrials:
-    """Measures schedules as trials of a job, `options.job_id`."""
+    """Measures given schedules as trials of the job `options.job_id`, and stores the trials."""
 
     builder: Builder
     runner: Runner
@@ -67,11 +68,11 @@ class FixedTrials:
     link: Link = link_to_bytes
 
     def measure(self, wanted: Iterable[Wanted], stopped: Callable[[], bool]) -> list[Trial]:
-        """Measure each schedule once, in order, until `stopped` returns true. Return the stored
-        trials.
+        """Measure each schedule once, in order. Return the stored trials.
 
-        A schedule that fails gives a trial, too. The next item is taken from the iterator only when
-        the builders have room, so that the caller creates tasks while earlier candidates are built.
+        A schedule that fails to build or run also gives a trial. Once `stopped` returns true,
+        pending builds and requests are cancelled. The iterator is advanced only when the builders
+        have room, so the caller may create tasks while earlier candidates are built.
 
         Raises:
             CompilerError: if a task cannot be created; pending requests are cancelled first.
@@ -127,7 +128,10 @@ class FixedTrials:
     def _send(
         self, wanted: Wanted, built: Sequence[Built], prepared: Prepared
     ) -> tuple[MeasureRequest | None, list[Trial]]:
-        """Send what was built, and store trials for builds that failed; returns both."""
+        """Send the candidates that were built, and store trials for failed builds.
+
+        Return the request, None without any candidate, and the stored trials.
+        """
         entries = [
             BuiltCandidate(self._trial_id(wanted, one.schedule), one, wanted.origin)
             for one in built

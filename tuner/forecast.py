@@ -1,14 +1,15 @@
-"""Forecasts: the expected gain of more trials, for a task or a model, and how accurate they were.
+"""Forecasts of the gain of more trials, per task and per model, and their accuracy.
 
-The model treats the trials of a task as a random sample whose times lie evenly near the fastest
-possible one. Then the fastest of n samples is expected `scale / n` above that end of the
-distribution, and neighbours in the sorted times have the same distance. The next sample is a
-record with probability 1 / (n + 1) (Renyi 1962, the theory of records). So the sorted times give
-the expected gain of m more trials: scale * (1 / n - 1 / (n + m)).
+The model treats the trials of a task as a random sample whose times are uniformly distributed near
+the fastest possible time. Then the fastest of n samples is expected `scale / n` above that time,
+and consecutive sorted times have equal expected distances. The next sample is a new minimum with
+probability 1 / (n + 1) (Renyi 1962, the theory of records). So the sorted times give the expected
+gain of m more trials: scale * (1 / n - 1 / (n + m)).
 
-But a search that learns finds the best early. Two factors correct for that. `freshness` lowers the
-expected gain as the record grows old: to a half when eight times as many trials were made as up to
-the record. `trust` compares gains with expected ones, as the run goes on.
+A search with a cost model finds the best candidates early, which the model ignores. Two factors
+correct for it. `freshness` lowers the expected gain as the fastest trial becomes older: to a half
+when eight times as many trials were made as up to that trial. `trust` is about the ratio of actual
+to expected gains in this run.
 """
 
 from __future__ import annotations
@@ -58,11 +59,11 @@ class Curve:
     """A task's improvement so far, from which its expected gain is computed.
 
     Attributes:
-        weight: how often the model runs the task.
+        weight: factor of the task's seconds in the time of the model.
         trials: number of trials so far.
         best_seconds: fastest time of one kernel run.
-        scale: expected gain after one trial, as a share of `best_seconds`.
-        bound_seconds: least time of any schedule (0: unknown).
+        scale: expected gain after one trial, as a fraction of `best_seconds`.
+        bound_seconds: lower bound of the time of any schedule (0: unknown).
         open: whether the task gets more trials.
         space: number of schedules (0: unknown).
     """
@@ -76,7 +77,9 @@ class Curve:
     space: int = 0
 
     def gain(self, trials: int, more: int) -> float:
-        """Return the seconds of the model that `more` trials after `trials` trials should save."""
+        """Return the expected saving of `more` trials after the first `trials`, in seconds per
+        inference.
+        """
         if not self.open or more <= 0:
             return 0.0
         first = max(1, trials)
@@ -90,7 +93,7 @@ class Curve:
 
 @dataclass(slots=True)
 class History:
-    """Collects the times of one task's trials, and estimates its gain from further trials."""
+    """The times of one task's trials, from which the gain of further trials is estimated."""
 
     trials: int = 0
     """Schedules with a result, working or not, of this job and of others."""
@@ -109,7 +112,7 @@ class History:
         return self.fastest[0] if self.fastest else None
 
     def add(self, seconds: float | None, object_digest: str = "") -> None:
-        """Count a trial. `seconds` is None if it failed; equal code contributes one time only."""
+        """Count a trial. `seconds` is None if it failed; only one time is kept for equal code."""
         self.trials += 1
         if seconds is None or (object_digest and object_digest in self.codes):
             return
@@ -119,29 +122,30 @@ class History:
         bisect.insort(self.fastest, seconds)
 
     def judge(self, expected: float, gained: float) -> None:
-        """Record the expected and the actual gain of a batch, both as shares, for `trust`."""
+        """Record the expected and the actual gain of a batch, both as fractions, for `trust`."""
         self.expected += expected
         self.gained += gained
 
     @property
     def trust(self) -> float:
-        """Return a factor for the expected gain: about the actual gain so far over the expected
-        gain.
+        """Return a factor for the expected gain: about the ratio of actual to expected gains so
+        far.
         """
         return min(MOST_TRUST, (DOUBT + self.gained) / (DOUBT + self.expected))
 
     @property
     def freshness(self) -> float:
-        """Return a factor for the expected gain that falls as the record grows old.
+        """Return a factor for the expected gain that falls with the age of the fastest trial.
 
-        It is 1 if the record is in the later half of the trials, less otherwise.
+        It is 1 if the fastest trial is in the later half of the trials, and less otherwise.
         """
         return min(1.0, sqrt(2 * self.record_at / self.trials)) if self.trials else 1.0
 
     def own_scale(self) -> tuple[float, int]:
         """Estimate the scale from the sorted times of this task alone.
 
-        Return the scale as a share, and its weight: the number of distances between times used.
+        Return the scale as a fraction of the best time, and its weight: the number of distances
+        between times used.
         """
         # From the second fastest on: the fastest is hardly random, a model or the default chose it.
         most = len(self.fastest) - 2
@@ -166,7 +170,7 @@ class History:
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
-    """Expected gain of tuning for `seconds` more, as a share of the model's present time."""
+    """Expected gain of tuning for `seconds` more, as a fraction of the model's present time."""
 
     gain: float
     seconds: float
@@ -187,7 +191,7 @@ class Forecast:
 
 @dataclass(frozen=True, slots=True)
 class ForecastError:
-    """The accuracy of a run's forecasts: expected and actual gains, as shares of model time."""
+    """The accuracy of a run's forecasts: expected and actual gains, as fractions of model time."""
 
     checks: int
     expected: float
@@ -204,9 +208,10 @@ def seconds_of(curves: Sequence[Curve]) -> float:
 
 
 def expected_gain(curves: Sequence[Curve], trials: int) -> float:
-    """Return the share of the model's time that `trials` more trials are expected to save.
+    """Return the fraction of the model's time that `trials` more trials are expected to save.
 
-    The trials are divided into parts; each part goes to the task with the largest expected saving.
+    The trials are divided into equal parts; each part goes to the task with the largest expected
+    saving.
     """
     total = seconds_of(curves)
     if not total or trials <= 0:
@@ -236,8 +241,9 @@ def forecast(
 
 
 def gain_alone(curve: Curve, whole: Forecast | None) -> float | None:
-    """Return the expected gain per minute if all trials go to one task, as a share of the model's
-    time; None without a forecast of the whole model.
+    """Return the expected gain per minute if all trials go to one task.
+
+    It is a fraction of the model's time. Return None without a forecast for the whole model.
     """
     if whole is None or not whole.model_seconds:
         return None
@@ -246,7 +252,7 @@ def gain_alone(curve: Curve, whole: Forecast | None) -> float | None:
 
 
 class ForecastLog:
-    """Records the forecasts of a run, to compare them later with the actual gains."""
+    """The forecasts of a run, kept to compare them later with the actual gains."""
 
     def __init__(self) -> None:
         self._made: list[tuple[float, int, tuple[Curve, ...]]] = []

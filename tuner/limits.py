@@ -1,4 +1,4 @@
-"""Limits that end a run: time, expected gain, target, a lost device."""
+"""Limits that end a run: time budget, expected gain, target time, a lost device."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ LOST_BATCHES = 5
 
 
 def search_effort(seconds: float | None, tasks: int, points: int) -> float:
-    """Return the share of the usual number of candidates that a search ranks.
+    """Return the fraction of the usual number of candidates that a search ranks.
 
     With a small budget for many tasks, full ranking would use up the time before second trials. The
-    share depends on the budget alone, and not on the clock, so that a run can be repeated.
+    fraction depends on the budget alone, and not on the clock, so that a run can be repeated.
 
     Args:
         seconds: the time budget of the run; None without one.
@@ -53,7 +53,7 @@ def search_effort(seconds: float | None, tasks: int, points: int) -> float:
 
 
 class RunLimits:
-    """Measures the time of a run, and checks the limits that end it (`ended`)."""
+    """Measures the time of a run and checks its limits; `ended` has the limit that ended it."""
 
     def __init__(self, options: TuneOptions, clock: Callable[[], float]) -> None:
         self._options = options
@@ -68,7 +68,7 @@ class RunLimits:
 
     @property
     def elapsed(self) -> float:
-        """Seconds since the start, always above 0: rates divide by it."""
+        """Seconds since the start; always positive, because rates divide by it."""
         return max(self._clock() - self._started, 1e-9)
 
     @property
@@ -79,19 +79,27 @@ class RunLimits:
         return self._options.seconds - (self._clock() - self._started)
 
     def finals_seconds(self, tasks: int) -> float:
-        """Return the time limit in seconds for comparing the finalists of this number of tasks."""
+        """Return the time in seconds reserved for comparing the finalists of this number
+        of tasks.
+        """
         most = FINALS_SECONDS_PER_TASK * tasks
         if self._options.seconds is None:
             return most
         return min(FINALS_SHARE * self._options.seconds, most)
 
     def is_late(self, tasks: int) -> bool:
-        """Whether screening must stop now, because the finals need the time that is left."""
+        """Whether screening must stop now, because the remaining time is reserved for the finals.
+
+        `tasks` is the number of tasks that need finals.
+        """
         left = self.seconds_left
         return left is not None and left <= self.finals_seconds(tasks)
 
     def is_over(self, tasks: int) -> bool:
-        """Whether too little time is left even to await the results of batches already sent."""
+        """Whether the remaining time is too short even to await the batches already sent.
+
+        `tasks` is the number of tasks that need finals.
+        """
         left = self.seconds_left
         return left is not None and left <= self.finals_seconds(tasks) / 2
 
@@ -107,22 +115,22 @@ class RunLimits:
 
     @property
     def lost_device(self) -> str:
-        """Return the reason of the last loss of the device if that ended the run; otherwise ""."""
+        """Return the error of the last lost batch if the device loss ended the run;
+        otherwise "".
+        """
         return self._losses[-1] if self.ended is Ended.DEVICE else ""
 
     def look_ahead(
         self, curves: Sequence[Curve], measured: int, trials: int, *, binding: bool
     ) -> None:
-        """Forecast the gain of the next window at the present rate of candidates, and set
-        `forecast`.
-
-        If `binding`, the run ends if the target is met, or if less than `stop_gain` is expected.
+        """Set `forecast` to the expected gain of the next window at the present rate of candidates.
 
         Args:
             curves: the improvement curves of all tasks.
             measured: number of candidates that this process measured.
             trials: number of trials of the whole job.
-            binding: whether this call may end the run.
+            binding: whether this call may end the run. It does if the target time is reached, or if
+                less than `stop_gain` is expected.
         """
         self.forecast = forecast(curves, measured / self.elapsed)
         self._log.note(self.elapsed, trials, curves)

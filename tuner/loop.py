@@ -1,7 +1,7 @@
-"""The tune loop: propose, build, measure and learn, overlapped; then compare the finalists.
+"""The tune loop: propose, build, measure and learn concurrently; then compare the finalists.
 
-While the runner measures one batch, the builder compiles the next ones. All state that must survive
-is in the record store: a run that was killed continues from the trials that it finds there.
+While the runner measures one batch, the builder compiles the next ones. The record store has all
+state that must survive a crash: a killed run continues from the trials in the store.
 """
 
 from __future__ import annotations
@@ -68,26 +68,27 @@ def tune(
     """Tune tasks within a budget of trials and time, and store the best schedules.
 
     Of the tasks of one family (`Task.family`) only one is searched, and none if `relatives` has a
-    record for another member. The caller closes builder and runner. `timings` records the seconds
-    of the loop's steps, `beside` the seconds in which the runner is busy.
+    record for another member. The caller closes builder and runner.
 
     Args:
-        tasks: the tasks; each has its own record key.
+        tasks: the tasks; their record keys differ.
         builder, runner: build and measure candidates.
-        store: keeps trials and records.
+        store: stores trials and records.
         options: the settings of the run.
         on_event: receives the events of the run.
         token: cancels the run.
         link: links the objects of a batch.
-        references: the references of the job; by default the run has its own.
+        references: computes the expected outputs; by default the run creates its own cache.
         clock: returns the time in seconds.
-        bounds: returns the least seconds that the machine allows each task (0: unknown). It is
-            called only if there is something to tune.
-        journal: the order of batches of the run to repeat (see `tuner.replay`).
-        relatives: by task, a record of another task of its family.
+        bounds: returns a lower bound of each task's seconds on the machine (0: unknown). It is
+            called only if a task is to be tuned.
+        timings, `beside`: record the seconds of the loop's steps, and the seconds in which the
+            runner is busy.
+        journal: the order of batches of a run that is to be repeated (see `tuner.replay`).
+        relatives: maps the record key of a task to a record of another task of its family.
 
     Raises:
-        TuningError: if the strategy or the cost model is unknown, or two tasks have one key.
+        TuningError: if the strategy or the cost model is unknown, or two tasks have the same key.
     """
     with nullcontext(references) if references is not None else ReferenceCache() as cache:
         pipeline = Pipeline(
@@ -109,7 +110,7 @@ def tune(
 
 
 class _TuningRun:
-    """The decisions of one run; the board has what they are made from."""
+    """One run of the tune loop; makes the decisions from the state in its `TaskBoard`."""
 
     def __init__(
         self,
@@ -196,11 +197,11 @@ class _TuningRun:
     # ---- before the first batch
 
     def _load(self) -> tuple[list[int], list[Recorded]]:
-        """Take over records and trials from the store; returns how many trials each task has there.
+        """Load records and trials from the store. Return the number of trials of each task.
 
-        Also makes the records that a killed process owes, and returns their events: none is
-        reported before the run has started. A comparison that found no winner is repeated at the
-        end.
+        If an earlier process was killed between a comparison and its record, also store that record
+        and return its event; events are reported only after the run has started. A comparison
+        without a winner is repeated at the end of the run.
         """
         known = []
         recorded = []
@@ -226,7 +227,9 @@ class _TuningRun:
         return known, recorded
 
     def _send_defaults(self) -> None:
-        """Send the first defaults: they are built while the machine is measured."""
+        """Send the default schedules of untried tasks; they are built while the machine is
+        measured.
+        """
         # Single candidates: as few of them as of batches would leave most builders idle.
         least = self._options.batch_size
         while self._pipeline.has_room(Phase.SCREEN, least) and not self._stopped():
@@ -235,17 +238,17 @@ class _TuningRun:
                 return
 
     def _ask_bounds(self) -> None:
-        """Measure the bounds of the machine for all tasks."""
+        """Measure the machine, and set the lower bounds of all tasks."""
         if self._bounds is not None:
             with timed(self._timings, "bounds"):
                 self._board.bound(self._bounds())
 
     def _adopt(self) -> tuple[MeasureRequest, ...]:
-        """Wait for the requests that an earlier process of this job sent; returns them."""
+        """Resume the requests that an earlier process of this job sent, and return them."""
         adopted = []
         for request in self._pipeline.resume():
             if request.phase is Phase.CONFIRM:
-                continue  # who confirms records asks for it again
+                continue  # the confirmation of records sends it again
             state = self._board.find(request.key)
             if state is None or state.finished:
                 self._pipeline.discard(request)
@@ -279,18 +282,18 @@ class _TuningRun:
             self._drain_some()
 
     def _stopped(self) -> bool:
-        """Whether nothing more is to be proposed: a search asks before each candidate."""
+        """Whether no more candidates are to be proposed. Searches call it before each candidate."""
         return self._token.cancelled or self._is_late()
 
     def _is_late(self) -> bool:
-        """Whether time is up. A repeated run has no time limit: its journal says when it ends."""
+        """Whether the time budget is spent. A repeated run has none: it ends with its journal."""
         if self._pipeline.repeats or not self._limits.is_late(self._board.unfinished):
             return False
         self._limits.ended = Ended.TIME
         return True
 
     def _send_next(self) -> bool:
-        """Propose and send one batch; False if nothing is left to try, or no budget."""
+        """Propose and send one batch; False if no candidates or no trials are left."""
         left = self._options.trials - self._board.trials - self._pipeline.candidates(Phase.SCREEN)
         if left <= 0:
             return False
@@ -328,14 +331,14 @@ class _TuningRun:
         return True
 
     def _train(self) -> None:
-        """Train the cost model again, unless it has seen nearly all samples already."""
+        """Train the cost model again if enough new samples have arrived."""
         if self._new_samples and self._new_samples >= RETRAIN_SHARE * self._board.measured:
             with timed(self._timings, "train"):
                 self._model.train(self._board.samples())
             self._new_samples = 0
 
     def _drain_some(self) -> None:
-        """Store the trials of the batches that finished, acknowledge these, and learn from them."""
+        """Store and acknowledge the trials of finished batches, and learn from them."""
         batches = self._pipeline.finished(POLL_SECONDS)
         if not batches:
             return
@@ -362,7 +365,7 @@ class _TuningRun:
             ]
             state.progress.finished(batch.size, outcomes)
             if any(trial.measurement.status is Status.NO_REFERENCE for trial in kept):
-                state.progress.exhausted = True  # nor can its other candidates be checked
+                state.progress.exhausted = True  # its other candidates cannot be checked either
             elif state.retries and not (state.finals_adopted or state.follows):
                 state.progress.exhausted = False
             curves = self._board.curves()
@@ -380,10 +383,11 @@ class _TuningRun:
     # ---- finalists
 
     def _finals(self, go_on: Callable[[], bool]) -> None:
-        """Compare each task's fastest few with its old record, or its default, in pairs.
+        """Compare each task's fastest candidates in pairs with its old record, or with its default.
 
-        The costliest tasks come first, in case the time runs out; tasks that take over what a
-        relative finds come when that one has its record.
+        The costliest tasks come first, in case the time runs out. A task that takes over a
+        relative's result waits until the relative has its record. The comparisons stop once `go_on`
+        returns false.
         """
         waiting = self._board.waiting_for_finals()
         while (waiting or not self._pipeline.is_empty) and go_on():
@@ -398,16 +402,17 @@ class _TuningRun:
             self._drain_some()
 
     def _may_compare(self) -> bool:
-        """Whether there is time for comparisons. A repeated run ends as its journal says."""
+        """Whether time is left for comparisons. A repeated run has no limit: it ends with its
+        journal.
+        """
         left = self._limits.seconds_left
         in_time = self._pipeline.repeats or left is None or left > 0
         return in_time and not self._token.cancelled
 
     def _give_up_the_rest(self) -> None:
-        """At the end of the time, wait a little for the comparisons on their way, and for no
-        others.
+        """At the end of the time budget, wait briefly for comparisons in flight, then cancel them.
 
-        Tasks that have none keep their trials, which the next run compares.
+        Tasks without a comparison keep their trials, which the next run compares.
         """
         if not self._pipeline.is_empty and not self._token.cancelled:
             self._limits.ended = self._limits.ended or Ended.TIME
@@ -429,11 +434,11 @@ class _TuningRun:
         self._pipeline.send(state, state.finalists(), Phase.FINAL, repeat)
 
     def _decide(self, state: TaskState, trials: Sequence[Trial]) -> None:
-        """Make the record: a challenger that is shown to be faster, or else the incumbent.
+        """Choose the record: a challenger that is shown to be faster, or else the incumbent.
 
-        Nothing becomes a record without a certificate. If the device was lost, the comparison is
-        repeated. If all finalists failed, the next fastest are compared. Otherwise every later run
-        would compare them in vain, and no model with such a task could be tuned.
+        Only a certified trial becomes a record. If the device was lost, the comparison is repeated.
+        If all finalists failed, the next fastest candidates are compared. Otherwise every later run
+        would compare the same failing finalists, and no model with such a task could be tuned.
         """
         winner = winner_of(trials)
         if winner is not None:
@@ -444,7 +449,7 @@ class _TuningRun:
             state.decided = True
 
     def _record(self, state: TaskState, trial: Trial) -> Recorded:
-        """Keep the winner as the record; returns the event to report."""
+        """Store the winner as the record, and return the event to report."""
         record = TuningRecord(
             trial.key,
             trial.schedule,
@@ -461,10 +466,10 @@ class _TuningRun:
     # ---- the end, early or late
 
     def _stop(self) -> None:
-        """After a cancellation or a lost device: take what was measured, and compare the best.
+        """After a cancellation or a lost device: collect the results so far, and compare the best.
 
-        Nothing becomes a record without its comparison and certificate. If time or a device is
-        missing, the next run compares: it finds the trials in the store.
+        A record needs a comparison and a certificate. If time or a device is missing for that, the
+        next run makes the comparison from the trials in the store.
         """
         self._pipeline.cancel()
         deadline = self._clock() + CANCEL_SECONDS
@@ -499,5 +504,7 @@ class _TuningRun:
 
 
 def _measured(batch: Batch) -> list[Trial]:
-    """The trials of a batch with a result: cancelled candidates may be proposed again."""
+    """Return the trials of a batch that have a result; cancelled candidates may be
+    proposed again.
+    """
     return [t for t in batch.trials if t.measurement.status is not Status.CANCELLED]

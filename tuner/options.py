@@ -9,7 +9,7 @@ from tilewright.compiler.targets.device import DeviceFacts
 
 
 class TuningError(CompilerError):
-    """A tuning run was asked for something impossible: a negative budget, an unknown strategy."""
+    """A tuning run has invalid settings, such as a negative budget or an unknown strategy."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,11 +17,12 @@ class TuneOptions:
     """Settings of one tuning run.
 
     Attributes:
-        trials: limit of screened candidates of all tasks together. It includes failures and the
-            candidates of an earlier process with the same `job_id`, but not the finals.
-        seconds: limit of the wall time, including the finals.
-        stop_gain: the run ends early if another minute is expected to gain a smaller share of the
-            model's time (0: off).
+        trials: limit for the number of screened candidates of all tasks together. Failures and
+            candidates of an earlier process with the same `job_id` count; candidates of the finals
+            do not.
+        seconds: wall-time limit, including the finals.
+        stop_gain: the run ends early if another minute is expected to gain less than this fraction
+            of the model's time (0: off).
         target_seconds: the run ends early if the kernels together take at most this time (None:
             off).
         codegen_version: stored with every trial; trials of other versions are not used.
@@ -35,7 +36,7 @@ class TuneOptions:
     strategy: str = "portfolio"
     model: str = "xgboost"
     base_model: bytes = field(default=b"", repr=False)
-    """A saved cost model from which this run starts, and which it corrects; empty: none."""
+    """A saved cost model that this run starts from and corrects; empty: none."""
     seed: int = 0
     unconstrained: bool = False
     """Search every schedule that lowers, whether or not it fits the target's registers and caches:
@@ -50,7 +51,7 @@ class TuneOptions:
     sample_seconds: float = 0.002
     limit_seconds: float = 10.0
     device: DeviceFacts | None = field(default=None, repr=False)
-    """The machine that measures, if it is known: estimates and features count with its caches."""
+    """The measuring machine, if known: estimates and features depend on its caches."""
     job_id: str = ""
     codegen_version: str = ""
     compiler_version: str = ""

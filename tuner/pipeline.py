@@ -1,9 +1,10 @@
-"""Batches that pass through builder and runner, in the background of the tune loop.
+"""Builds and measures batches of candidates in the background of the tune loop.
 
-The decisions of the loop depend on the order in which it sent and took batches. The pipeline writes
-this order down in a journal. Its entries are SCREEN_SENT or FINAL_SENT for a batch that was sent,
-and the number of the batch (sent or adopted, from 0) for one that was taken. To repeat a run, its
-journal is given to a pipeline, which keeps to that order even if other batches are ready earlier.
+The decisions of the loop depend on the order in which it sent and took batches. The pipeline
+records this order in a journal. A batch that was sent has the entry SCREEN_SENT or FINAL_SENT. A
+batch that was taken has its number as the entry; sent and adopted batches are numbered from 0. To
+repeat a run, its journal is given to a pipeline, which keeps to that order even if other batches
+are ready earlier.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ class Batch:
     ticket: Ticket | None = None
     prepared: Prepared | None = None
     built_at: float = 0.0
-    """When it was seen that it is built, and has no reference yet."""
+    """Time at which the batch was found built while its expected output was missing."""
     request: MeasureRequest | None = None
     trials: list[Trial] = field(default_factory=list)
     duplicates: dict[str, list[BuiltCandidate]] = field(default_factory=dict)
@@ -77,9 +78,16 @@ class Pipeline:
         beside: Timings | None = None,
         journal: Sequence[int] | None = None,
     ) -> None:
-        """`timings` counts the time of sending and waiting, `beside` how long the runner was busy.
+        """Create an empty pipeline.
 
-        `journal` is the order to keep to.
+        Args:
+            builder, runner: build and measure candidates.
+            link: links the objects of a batch.
+            references: computes the expected outputs.
+            options: the settings of the run.
+            timings: records the seconds of sending and waiting.
+            `beside`: records the seconds in which the runner is busy.
+            journal: the order of batches to keep to; None for a run that is not repeated.
         """
         self._builder = builder
         self._runner = runner
@@ -107,8 +115,9 @@ class Pipeline:
     def has_room(self, phase: Phase, least: int = 0) -> bool:
         """Whether the loop should propose another batch of this phase now.
 
-        Without a given journal, it should if the builders would run out of work, or fewer than
-        `least` batches are in the pipeline. With one, it should if the next entry is such a batch.
+        Without a given journal, the answer is yes if the builders would run out of work, or if
+        fewer than `least` batches are in the pipeline. With a journal, it is yes if the next entry
+        is a sent batch of this phase.
         """
         if self._given is not None:
             return self._next_given() == _sent(phase)
@@ -120,7 +129,7 @@ class Pipeline:
         return not self._batches
 
     def candidates(self, phase: Phase) -> int:
-        """Return the number of a phase's candidates in the pipeline."""
+        """Return the number of candidates of this phase in the pipeline."""
         return sum(batch.size for batch in self._batches if batch.phase is phase)
 
     def send(
@@ -206,7 +215,7 @@ class Pipeline:
         return None
 
     def _next_given(self) -> int | None:
-        """The entry of the given journal that comes next; None at its end."""
+        """Return the next entry of the given journal; None at its end."""
         assert self._given is not None
         done = len(self._journal)
         return self._given[done] if done < len(self._given) else None
@@ -216,7 +225,7 @@ class Pipeline:
         return self._numbers - 1
 
     def _count_busy(self) -> None:
-        """Count the time in which the runner had requests."""
+        """Add the time since the last call if the runner had requests then."""
         if self._beside is None:
             return
         now = time.perf_counter()
@@ -243,7 +252,10 @@ class Pipeline:
         self._runner.cancel([b.request.request_id for b in self._batches if b.request is not None])
 
     def _forward(self) -> None:
-        """Hand built batches on to the runner, in order; one without its reference waits aside."""
+        """Submit built batches to the runner, in order.
+
+        A batch whose expected output is not computed yet lets later batches overtake it.
+        """
         for batch in self._batches:
             if batch.finished or batch.request is not None or batch.ticket is None:
                 continue
@@ -326,10 +338,11 @@ class Pipeline:
             self._beside.add("run", 0.0, len(request.candidates))
 
     def _is_known(self, batch: Batch, result: Built) -> bool:
-        """Whether a screened candidate gets the measurement of another with the same code.
+        """Whether a screened candidate reuses the measurement of another candidate with the same
+        code.
 
-        A repeated run uses the recorded measurement: which measurement of this code was the last
-        one depends on when the candidate was built.
+        A repeated run always uses the recorded measurement. Which candidate with this code was
+        measured first depends on the time of the builds.
         """
         known = result.object_digest in batch.state.by_object
         return known and batch.phase is Phase.SCREEN and not self.repeats
@@ -355,10 +368,10 @@ class Pipeline:
 
 
 def _put_in_order(batch: Batch) -> None:
-    """Put the trials in the order in which they were proposed.
+    """Sort the trials by the order in which they were proposed.
 
-    Trials that need no runner come first, and which these are depends on the time of builds.
-    Learning must not depend on it.
+    Trials without a measurement, such as failed builds, are known first, and their number depends
+    on the time of the builds. Learning must not depend on it.
     """
     places = {name: place for place, (name, _) in enumerate(batch.schedules)}
     batch.trials.sort(key=lambda trial: places.get(trial.id, 0))

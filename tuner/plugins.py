@@ -1,4 +1,4 @@
-"""Finds the plug-ins of a package: a new cost model or strategy only needs a new file."""
+"""Finds the plug-ins of a package, so that a cost model or strategy is added as a new file."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 def members(package: ModuleType, attribute: str) -> dict[str, Any]:
     """Import all modules of a package, and return the `attribute` of each module that has it.
 
-    The keys are the modules' names with dashes instead of underscores.
+    The keys are the module names with dashes instead of underscores.
     """
     found: dict[str, Any] = {}
     for info in sorted(pkgutil.iter_modules(package.__path__), key=lambda info: info.name):

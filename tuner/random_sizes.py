@@ -1,14 +1,15 @@
-"""The sizes at which a range is measured, and the weight of each.
+"""Selects the sizes at which a workload with open dimensions is measured, and their weights.
 
-A user may state the sizes of a dimension with their shares. Otherwise they are quantiles of a
-log-uniform distribution over the range: as many requests between 1 and 22 as between 22 and 512.
-They are few and always the same, so that measurements of all jobs can be compared.
+A user may state the sizes of a dimension with their frequencies. Otherwise the sizes are quantiles
+of a log-uniform distribution over the range: for 1..512, as many requests between 1 and 22 as
+between 22 and 512. They are few and deterministic, so that measurements of all jobs can be
+compared.
 
-A candidate's time is a weighted sum of its times at these sizes. The weight of a size is its share
-divided by the workload's cost at this size. So a tenth more time counts equally at a small size and
-at a large one. With unweighted seconds, the largest size would dominate: of 1..512, the last of
-four quantiles takes four fifths of the sum. The weights are scaled so that a kernel whose times are
-proportional to these costs has the mean of its times as its time.
+A candidate's time is a weighted sum of its times at these sizes. The weight of a size is its
+frequency divided by the workload's cost at this size. So a tenth more time counts equally at a
+small size and at a large one. With unweighted seconds, the largest size would dominate: of 1..512,
+the last of four quantiles takes four fifths of the sum. The weights are scaled such that the time
+of a kernel whose times are proportional to the costs is the mean of its times.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ LONG = 512
 
 @dataclass(frozen=True, slots=True)
 class SampledSizes:
-    """One size for each open dimension of a model or workload, and their share of all runs."""
+    """One size for each open dimension of a model or workload, and its fraction of all runs."""
 
     sizes: Sizes
     share: float
@@ -52,9 +53,10 @@ def sample_sizes(
 ) -> list[SampledSizes]:
     """Return the sizes of open dimensions at which to measure, with shares that add up to 1.
 
-    Sizes of several dimensions are combined in a fixed, mixed order: small sizes of one dimension
-    occur with small and with large sizes of another. `stated` has the sizes and shares that a user
-    gave, by dimension.
+    Args:
+        dimensions: the open dimensions. Their sizes are combined in a fixed, mixed order: small
+            sizes of one dimension occur with small and with large sizes of another.
+        stated: the sizes and frequencies that a user gave, by dimension name.
 
     Raises:
         InvalidArgumentError: if `stated` names a dimension that is not open, or a size that the
@@ -86,7 +88,7 @@ def sample_sizes(
 
 
 def check_hinted(stated: Shares, open_names: Collection[str]) -> None:
-    """Raise InvalidArgumentError if `stated` has hints for a dimension that is not open."""
+    """Raise InvalidArgumentError if `stated` has sizes for a dimension that is not open."""
     for name in stated:
         if name not in open_names:
             listed = ", ".join(f"'{each}'" for each in open_names) or "none"
@@ -104,12 +106,12 @@ def points_of(
 ) -> tuple[SizePoint, ...]:
     """Return the size points at which candidates of a workload are measured.
 
-    If this machine cannot compute a reference at some sizes, the nearest smaller ones replace them.
+    If this machine cannot compute the expected output at some sizes, smaller sizes replace them.
 
     Args:
-        workload: a workload with dynamic or fixed sizes.
-        sampled: sizes of the model's dimensions; by default, random sizes of the workload's own
-            dimensions.
+        workload: a workload with open or fixed sizes.
+        sampled: sizes of the model's dimensions; by default, sizes are sampled from the workload's
+            own dimensions.
         names: for each dimension of the workload, its name in `sampled`.
         threads: the number of threads of a run.
     """
@@ -142,16 +144,17 @@ def points_within(
     *,
     stated: bool = False,
 ) -> tuple[tuple[SizePoint, ...], float]:
-    """Return the size points for a piece of a workload's range, and the factor of its seconds.
+    """Return the size points for a piece of a workload's range, and a factor for its seconds.
 
-    With these factors, the sum over all pieces equals the weighted sum over the sizes of the whole.
-    If no size of `sampled` lies within the piece, other sizes are sampled. But if the sizes were
-    `stated`, return () and 0 in this case.
+    With these factors, the sum over all pieces equals the weighted sum over the sizes of the whole
+    range. If no size of `sampled` lies within the piece, other sizes are sampled; but if the sizes
+    are `stated`, () and 0 are returned instead.
 
     Args:
         piece: a piece of `whole`.
         whole: the workload with its full range.
-        sampled, names: as in `points_of`, for the whole.
+        sampled: sizes of the model's dimensions.
+        names: for each dimension of `whole`, its name in `sampled`.
         threads: the number of threads of a run.
         stated: whether a user stated the sizes.
     """
@@ -176,7 +179,7 @@ def _mean_cost(workload: Workload, points: Sequence[SizePoint]) -> float:
 def points_at(
     workload: Workload, distribution: SizeWeights, threads: int = 1
 ) -> tuple[SizePoint, ...]:
-    """Return the size points of a measurement, from its `Measurement.distribution`.
+    """Return the size points of a measurement, given its `Measurement.distribution`.
 
     Return () if the distribution is empty, or has sizes that the workload cannot have.
     """
@@ -204,8 +207,10 @@ def _check(dimension: Dimension, shares: Mapping[int, float]) -> None:
 
 
 def _spread(dimension: Dimension) -> dict[int, float]:
-    """Sizes of a dimension, some of each interval, and their shares: an interval's is as large as
-    its part of the range's logarithm."""
+    """Sample sizes from each interval of a dimension, and return their shares.
+
+    The share of an interval is proportional to its part of the range on a logarithmic scale.
+    """
     parts = intervals(_ended(dimension))
     found: dict[int, float] = {}
     for part in parts:
@@ -215,26 +220,29 @@ def _spread(dimension: Dimension) -> dict[int, float]:
 
 
 def _count(interval: Dimension) -> int:
-    """Number of sizes sampled in an interval."""
+    """Return the number of sizes to sample in an interval."""
     doubled = math.log2((interval.high or 1) / max(interval.low, 1))
     return min(max(math.ceil(doubled), 1), DRAWN_OF_INTERVAL)
 
 
 def _ratio(dimension: Dimension) -> float:
-    """The logarithm of the interval's ratio of ends, ends included."""
+    """Return the logarithm of the ratio of an interval's ends, both included."""
     ended = _ended(dimension)
     return math.log(((ended.high or 0) + 1) / max(ended.low, 1))
 
 
 def _ended(dimension: Dimension) -> Dimension:
-    """The dimension up to the largest sampled size."""
+    """Return the dimension, cut off at the largest sampled size if it has no upper end."""
     if dimension.high is not None:
         return dimension
     return replace(dimension, high=max(LONG // dimension.multiple, dimension.low, 1))
 
 
 def _quantiles(dimension: Dimension, count: int) -> list[int]:
-    """Sizes in the middle of equal parts of the range's logarithm, each once."""
+    """Return the sizes in the middle of `count` equal parts of the range on a logarithmic scale.
+
+    Each size occurs once.
+    """
     return list(dict.fromkeys(_quantile(dimension, (n + 0.5) / count) for n in range(count)))
 
 
@@ -246,7 +254,7 @@ def _quantile(dimension: Dimension, share: float) -> int:
 
 
 def _column(dimension: Dimension, stated: Mapping[int, float] | None, count: int) -> list[int]:
-    """`count` sizes of a dimension with equal shares."""
+    """Return `count` sizes of a dimension with equal shares."""
     if not stated:
         return [_quantile(dimension, (n + 0.5) / count) for n in range(count)]
     total, column = sum(stated.values()), []
@@ -261,7 +269,7 @@ def _column(dimension: Dimension, stated: Mapping[int, float] | None, count: int
 
 
 def _shuffled(column: Sequence[int], place: int) -> list[int]:
-    """The column in another order for each place: steps of about 0.618 of its length, and so on."""
+    """Return the column in an order that differs for each place, with steps of the golden ratio."""
     count = len(column)
     golden = (math.sqrt(5) - 1) / 2
     order = sorted(range(count), key=lambda n: ((n + 0.5) * golden * (place + 1)) % 1.0)

@@ -1,4 +1,4 @@
-"""Recordings from which a run is repeated, and their JSON form."""
+"""Recordings of tuning runs, from which they can be repeated, and their JSON form."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ class RecordedRun:
     """All inputs that determined the decisions of a run.
 
     If a run was killed and continued, this is its last process. `known` then includes the trials of
-    the earlier ones.
+    the earlier processes.
 
     Attributes:
         options: the settings of the run.
-        inputs: what was known of each task at the start.
+        inputs: the stored data about each task at the start.
         journal: the order in which batches were sent and taken.
-        known: by key, the trials that the store had at the start, oldest first.
+        known: maps a record key to the trials in the store at the start, oldest first.
         trials: the trials of the run.
         adopted: requests that an earlier process left with the runner.
     """
@@ -50,7 +50,7 @@ class RecordedRun:
 
 
 def options_to_json(options: TuneOptions) -> dict[str, Any]:
-    """Convert options to plain data for `json`; the base model is compressed and base64-encoded."""
+    """Convert options to a JSON object; the base model is compressed and base64-encoded."""
     packed = base64.b64encode(zlib.compress(options.base_model)).decode()
     device = options.device and options.device.to_json()
     plain = {**asdict(options), "base_model": packed, "device": device}
@@ -58,11 +58,11 @@ def options_to_json(options: TuneOptions) -> dict[str, Any]:
 
 
 def options_from_json(data: Mapping[str, Any]) -> TuneOptions:
-    """Convert the data of `options_to_json` back to options.
+    """Convert a JSON object from `options_to_json` back to options.
 
     Raises:
         ReplayError: if there is an option that this release does not have.
-        InvalidFactsError: if the facts of its device are not valid.
+        InvalidFactsError: if the description of the device is not valid.
     """
     names = {_STORED.get(f.name, f.name): f.name for f in fields(TuneOptions)}
     unknown = set(data) - set(names)
@@ -76,7 +76,7 @@ def options_from_json(data: Mapping[str, Any]) -> TuneOptions:
 
 
 def inputs_to_json(inputs: TaskInputs) -> dict[str, Any]:
-    """Convert a task's inputs to plain data for `json`."""
+    """Convert a task's inputs to a JSON object."""
     return {
         "key": inputs.key.to_json(),
         "name": inputs.name,
@@ -91,7 +91,7 @@ def inputs_to_json(inputs: TaskInputs) -> dict[str, Any]:
 
 
 def inputs_from_json(data: Mapping[str, Any]) -> TaskInputs:
-    """Convert the data of `inputs_to_json` back to a task's inputs."""
+    """Convert a JSON object from `inputs_to_json` back to a task's inputs."""
     key = RecordKey.from_json(data["key"])
     return TaskInputs(
         key,
@@ -124,7 +124,9 @@ def _record_to_json(record: TuningRecord | None) -> dict[str, Any] | None:
 
 
 def _record_from_json(kept: Mapping[str, Any] | None, key: RecordKey) -> TuningRecord | None:
-    """`key` is that of records of earlier releases, which kept none."""
+    """Decode a record; `key` is used for recordings of earlier releases, which omit the record's
+    key.
+    """
     if kept is None:
         return None
     return TuningRecord(

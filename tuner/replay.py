@@ -1,11 +1,11 @@
 """Tuning without a device, from recorded measurements.
 
-A run is repeated from its options, its inputs, its journal and its trials (`RecordedRun`). Builder
-and runner return recorded results, so the loop takes the same decisions again, and they can be
+A run is repeated from its options, its inputs, its journal and its trials (`RecordedRun`). The
+builder and the runner return recorded results, so the loop repeats its decisions, and they can be
 examined.
 
-Alternatively, a table holds measurements of many candidates of a workload. With a task `restricted`
-to these candidates, any strategy and cost model can be tried offline, with any seed.
+Alternatively, a table has measurements of many candidates of a workload. With a task `restricted`
+to these candidates, any strategy and cost model can be evaluated offline, with any seed.
 """
 
 from __future__ import annotations
@@ -39,19 +39,17 @@ from tilewright.tuner.tasks import Task
 
 
 class Answers(Protocol):
-    """Source of recorded results, which replace builds and measurements."""
+    """A source of recorded results, which replace builds and measurements."""
 
     def built(self, key: RecordKey, schedule: Schedule) -> Measurement | None:
-        """Return a measurement whose status shows how the build of a schedule ended; None if
-        unknown.
-        """
+        """Return a measurement that shows the outcome of a schedule's build; None if unknown."""
 
     def measured(self, key: RecordKey, candidate: Candidate) -> Measurement | None:
         """Return the recorded measurement of a candidate; None if unknown."""
 
 
 class TableAnswers:
-    """Answers from a table that has one measurement per schedule of a key."""
+    """Recorded results from a table with one measurement per record key and schedule."""
 
     def __init__(self, known: Mapping[RecordKey, Mapping[Schedule, Measurement]]) -> None:
         self._known = known
@@ -64,11 +62,14 @@ class TableAnswers:
 
 
 class RunAnswers:
-    """Answers from the trials of one run, by trial id, as a schedule may have been measured
-    repeatedly.
+    """Recorded results from the trials of one run.
 
-    `earlier` are trials from before the run. An adopted request may contain some of them: its
-    process stored them, and was killed before it acknowledged the request.
+    They are found by trial id, because a schedule may have been measured several times.
+
+    Args:
+        trials: the trials of the run.
+        earlier: trials from before the run. An adopted request may contain some of them, if its
+            process was killed after storing them and before acknowledging the request.
     """
 
     def __init__(self, trials: Sequence[Trial], earlier: Sequence[Trial] = ()) -> None:
@@ -90,7 +91,7 @@ class RunAnswers:
 
 @dataclass(slots=True)
 class _Ready:
-    """The ticket of a batch that is built already."""
+    """A `Ticket` for a batch that is already built."""
 
     built: list[Built]
 
@@ -107,7 +108,7 @@ class _Ready:
 class AnswerBuilder:
     """A builder that compiles nothing: its objects contain the recorded digests of the code.
 
-    A schedule without a recorded result gets the status CANCELLED, so that it leaves no trial.
+    A schedule without a recorded result gets the status CANCELLED, so it leaves no trial.
     """
 
     def __init__(self, answers: Answers) -> None:
@@ -141,9 +142,9 @@ class AnswerBuilder:
 
 
 class AnswerRunner:
-    """A runner that measures nothing: the result of a candidate is its recorded measurement.
+    """A runner that measures nothing: it returns the recorded measurement of each candidate.
 
-    `adopted` are requests that `resume` returns as those of an earlier process.
+    `adopted` are requests that `resume` returns as requests of an earlier process.
     """
 
     def __init__(self, answers: Answers, adopted: Sequence[MeasureRequest] = ()) -> None:
@@ -188,10 +189,12 @@ class AnswerRunner:
 
 
 class NoReferences(ReferenceCache):
-    """Empty references: recorded measurements already contain the result of each check."""
+    """A cache of empty expected outputs: recorded measurements already contain the check
+    results.
+    """
 
     def begin(self, workload: Workload, draw: int) -> Future[ExpectedOutput | NoReference]:
-        """Return an empty reference without computing anything."""
+        """Return a future with an empty expected output without computing anything."""
         name = f"{workload.key} {draw}".encode()
         made: Future[ExpectedOutput | NoReference] = Future()
         made.set_result(ExpectedOutput((), name, hashlib.sha256(name).hexdigest(), 0.0))
@@ -214,7 +217,7 @@ def tune_from(
 
     Args:
         answers: the recorded results.
-        bounds: the least seconds that the machine allows each task.
+        bounds: lower bounds of each task's seconds on the machine.
         adopted: requests that an earlier process left with the runner.
         tasks, store, options, on_event, journal, relatives: as in `tune`.
     """
@@ -239,13 +242,14 @@ def tune_from(
 def replay(
     run: RecordedRun, tasks: Sequence[Task], on_event: Callable[[Event], None] = lambda event: None
 ) -> tuple[Finished, MemoryStore]:
-    """Repeat a run, with the same candidates in the same order. Return its end and its records.
+    """Repeat a run, with the same candidates in the same order. Return its final event and its
+    store.
 
     A run that was killed and continued is repeated from the start of its last process.
 
     Raises:
         ReplayError: if a task's key has changed, or if other candidates are proposed than were
-            measured, because code that decides, computes features or creates spaces has changed.
+            measured, because the code for decisions, features or schedule spaces has changed.
     """
     store = MemoryStore()
     for task, inputs in zip(tasks, run.inputs, strict=True):
@@ -287,10 +291,10 @@ def replay(
 
 
 def restricted(task: Task, schedules: Sequence[Schedule]) -> Task:
-    """Return the task with a schedule space of these schedules alone.
+    """Return the task with its schedule space restricted to these schedules.
 
     Raises:
-        ReplayError: if the default of the task's space is not among them.
+        ReplayError: if the default of the task's space is not among the schedules.
     """
     default = task.space.default()
     if default not in schedules:

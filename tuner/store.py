@@ -1,4 +1,4 @@
-"""Stores of trials and records: the protocol, and an implementation in memory."""
+"""Stores of trials and records: the interface, and an implementation in memory."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from tilewright.tuner.protocol.measurement import RecordKey, Trial, TuningRecord
 
 
 class RecordStore(Protocol):
-    """A store of trials and records, as the tune loop uses it. Every method is safe to repeat."""
+    """A store of trials and records for the tune loop. Every method is idempotent."""
 
     def best_record(self, key: RecordKey) -> TuningRecord | None:
-        """Return the record of a key; None without one."""
+        """Return the record for a record key; None without one."""
 
     def add_record(self, record: TuningRecord) -> None:
         """Store a record for its key, replacing any earlier one."""
@@ -22,11 +22,11 @@ class RecordStore(Protocol):
         """Store trials, including failures. An existing trial with the same id does not change."""
 
     def trials(self, key: RecordKey) -> list[Trial]:
-        """Return all trials of a key, oldest first, including withdrawn ones."""
+        """Return all trials for a record key, oldest first, including withdrawn ones."""
 
 
 class MemoryStore:
-    """A record store that lives as long as the process."""
+    """A record store in memory, lost at the end of the process."""
 
     def __init__(self) -> None:
         self._records: dict[RecordKey, TuningRecord] = {}

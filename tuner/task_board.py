@@ -1,4 +1,4 @@
-"""The tasks of a run: the state of each, the choice of the next, and totals over all."""
+"""The tasks of a run: their states, the task scheduler, and totals over all tasks."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from tilewright.tuner.tasks import Task
 
 
 class TaskBoard:
-    """Holds the state of each task of a run, in the given order, and computes totals.
+    """The states of a run's tasks, in the given order, and totals over them.
 
-    `schedule` gives the tasks to `scheduler`, which is empty before. Seconds of the model are
-    seconds of one inference.
+    `scheduler` has no tasks until `schedule` is called. Seconds of the model are seconds per
+    inference.
     """
 
     def __init__(
@@ -32,9 +32,18 @@ class TaskBoard:
         timings: Timings | None,
         stopped: Callable[[], bool] = lambda: False,
     ) -> None:
-        """Once the run `stopped`, no search looks at further candidates.
+        """Create the states of the tasks.
 
-        Raises TuningError if two tasks have one key, ValueError for an unknown strategy.
+        Args:
+            tasks: the tasks; their record keys differ.
+            model: the cost model of the run.
+            options: the settings of the run.
+            timings: records the seconds of feature extraction.
+            stopped: once it returns true, searches analyse no further candidates.
+
+        Raises:
+            TuningError: if two tasks have the same key.
+            ValueError: if the strategy is unknown.
         """
         if len({task.key for task in tasks}) != len(tasks):
             raise TuningError("two tasks have the same record key: merge them and add their counts")
@@ -54,10 +63,10 @@ class TaskBoard:
         return self._by_key.get(key)
 
     def group(self) -> None:
-        """Select one task of each family to be searched for all tasks of the family.
+        """Select one task of each family to be searched on behalf of the whole family.
 
-        It is a task with a record, else the one with most successful trials, else the one that the
-        model runs most often. Tasks with a relative's record are not searched.
+        It is a finished task, else the task with the most successful trials, else the task with the
+        most occurrences in the model. Tasks with a relative's record are not searched.
         """
         families: dict[Hashable, list[TaskState]] = {}
         for state in self._states:
@@ -71,7 +80,7 @@ class TaskBoard:
                     lead.others += state.task.weight
 
     def schedule(self) -> None:
-        """Create the scheduler with all tasks."""
+        """Create the scheduler with all tasks, and set each task's search effort."""
         searched = sum(not (state.finished or state.follows) for state in self._states)
         for state in self._states:
             state.schedule()
@@ -80,8 +89,8 @@ class TaskBoard:
         self.scheduler = TaskScheduler(self._states)
 
     def bound(self, bounds: Sequence[float]) -> None:
-        """Set the least seconds that the machine allows each task, in the order of the tasks; 0:
-        unknown.
+        """Set a lower bound of each task's seconds on the machine, in the order of the tasks (0:
+        unknown).
         """
         for state, bound in zip(self._states, bounds, strict=True):
             progress = state.progress
@@ -104,9 +113,9 @@ class TaskBoard:
 
     @property
     def model_seconds(self) -> float | None:
-        """Return the sum of the tasks' best known seconds, each times its weight in the model.
+        """Return the sum over all tasks of the best known seconds times the task's weight.
 
-        Return None if one of them is unknown.
+        Return None if the seconds of a task are unknown.
         """
         found = self.snapshots()
         weights = [state.task.weight for state in self._states]
@@ -128,10 +137,10 @@ class TaskBoard:
         return [sample for state in self._states for sample in state.samples()]
 
     def curves(self) -> dict[RecordKey, Curve] | None:
-        """Return the improvement curve of each task that is searched, by key.
+        """Return the improvement curve of each searched task, by record key.
 
-        Return None if a task that still gets trials has no time yet. Tasks that cannot work are
-        left out.
+        Return None if a task that still gets trials has no time yet. Tasks whose trials all failed
+        are left out.
         """
         found = {}
         for state, curve in zip(self._states, self.scheduler.curves(), strict=True):
@@ -147,8 +156,7 @@ class TaskBoard:
         return found
 
     def waiting_for_finals(self) -> list[TaskState]:
-        """Return the tasks whose finalists are to be compared, by descending share of the model's
-        time.
+        """Return the tasks whose finalists are to be compared, by descending seconds per inference.
 
         Tasks with a single finalist come last, in case the time does not suffice for all.
         """
@@ -159,7 +167,7 @@ class TaskBoard:
 
 
 def _knowledge(state: TaskState) -> tuple[bool, int, int, int]:
-    """Amount of knowledge about a task: the best known one is searched for its relatives."""
+    """Return a sort key for the amount of knowledge about a task."""
     working = sum(measured.ok for measured in state.measured.values())
     failed = len(state.measured) - working
     return state.finished, working, -failed, state.task.count

@@ -1,9 +1,9 @@
 """Chooses the task for the next batch of trials: the task with the largest expected gain.
 
-It is a gradient scheduler (Ansor, Zheng et al. 2020). The gain of a task is the time that another
-batch is expected to save, of the whole model's time. It is computed from the task's own improvement
-curve, from similar tasks, and from the bound of the machine (`tuner.forecast`). The choice is
-deterministic.
+It is a gradient scheduler (Ansor, Zheng et al. 2020). The gain of a task is the expected saving of
+another batch, in seconds per inference of the whole model. It is computed from the task's own
+improvement curve, from similar tasks, and from the lower bound of the machine (`tuner.forecast`).
+The choice is deterministic.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ task, not with its candidates."""
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """Facts about a task that are known before its first trial in a run.
+    """Properties of a task that are known before its first trial in a run.
 
     Attributes:
-        weight: how often the model runs the task.
+        weight: factor of the task's seconds in the time of the model.
         operations: vector operations of the default schedule. They serve to compare tasks, and are
             not FLOPs.
         kind: equal for similar tasks.
-        bound_seconds: the least time that the machine allows; 0 if unknown.
+        bound_seconds: lower bound of the seconds on the machine; 0 if unknown.
         space: the schedules; empty if unknown. They are counted only after a trial has succeeded,
             because counting may take a tenth of a second.
     """
@@ -50,7 +50,7 @@ class Profile:
 
 @dataclass(slots=True, eq=False)
 class TaskProgress:
-    """The progress of one task, on which the scheduler's choice depends."""
+    """The progress of one task: the state on which the scheduler's choice depends."""
 
     profile: Profile
     history: History = field(default_factory=History)
@@ -70,15 +70,15 @@ class TaskProgress:
 
     @property
     def at_bound(self) -> bool:
-        """Whether the best time is so near to the machine's bound that no faster kernel is
-        possible.
-        """
+        """Whether the best time is so close to the machine's bound that a search is useless."""
         best, bound = self.best_seconds, self.profile.bound_seconds
         return best is not None and bound > 0 and best <= bound * (1 + AT_BOUND)
 
     @property
     def hopeless(self) -> bool:
-        """Whether MOST_FAILURES trials failed and none succeeded, so that the task gets no more."""
+        """Whether at least MOST_FAILURES trials failed and none succeeded; the task gets no more
+        trials.
+        """
         return self.best_seconds is None and self.history.trials >= MOST_FAILURES
 
     @property
@@ -108,10 +108,10 @@ class TaskProgress:
 
 @dataclass(frozen=True, slots=True)
 class _Kind:
-    """Knowledge about tasks that are alike.
+    """Statistics of tasks that are alike.
 
     `scales` and `told` are the sum and the number of the scales estimated from their times. `rate`
-    is their best work, in operations a second (0: none).
+    is their highest throughput, in operations per second (0: none).
     """
 
     scales: float
@@ -119,7 +119,7 @@ class _Kind:
     rate: float
 
     def scale_beside(self, own: float, known: int) -> float:
-        """The mean scale of the other tasks of this kind and of VOICES unknown tasks.
+        """Return the mean scale of the other tasks of this kind and of VOICES unknown tasks.
 
         `own` is the scale estimated from the task's own times, from `known` distances.
         """
@@ -128,7 +128,7 @@ class _Kind:
 
 
 class Scheduled(Protocol):
-    """A task that a scheduler can choose, known by its progress."""
+    """A task that a scheduler can choose; it exposes its progress."""
 
     @property
     def progress(self) -> TaskProgress: ...
@@ -138,13 +138,13 @@ T = TypeVar("T", bound=Scheduled)
 
 
 class TaskScheduler(Generic[T]):
-    """Chooses tasks by expected gain; every task gets its first batch before any gets a second."""
+    """Chooses tasks by expected gain. Every task gets a first batch before any gets a second."""
 
     def __init__(self, tasks: Sequence[T]) -> None:
         self.tasks = tuple(tasks)
 
     def next(self, batch_size: int = 8) -> T | None:
-        """Return the task for the next batch; None if no task is worth one."""
+        """Return the task for the next batch; None if no task gets further trials."""
         tasks = [task for task in self.tasks if not task.progress.waits]
         open_tasks = [task for task in tasks if task.progress.open]
         untouched = [task for task in open_tasks if not task.progress.batches]
@@ -167,7 +167,9 @@ class TaskScheduler(Generic[T]):
         progress.promised.append(share)
 
     def gain(self, task: T, batch_size: int = 8) -> float:
-        """Return the expected saving of one more batch of a task, in seconds of the whole model."""
+        """Return the expected saving of one more batch of a task, in seconds per inference of the
+        model.
+        """
         return _gain(task.progress, batch_size, self._kinds())
 
     def curves(self) -> list[Curve | None]:
@@ -176,7 +178,7 @@ class TaskScheduler(Generic[T]):
         return [_curve(task.progress, kinds) for task in self.tasks]
 
     def _kinds(self) -> dict[Hashable, _Kind]:
-        """Knowledge about each kind of task."""
+        """Compute the statistics of each kind of task."""
         members: dict[Hashable, list[TaskProgress]] = {}
         for task in self.tasks:
             members.setdefault(task.progress.profile.kind, []).append(task.progress)
@@ -217,7 +219,10 @@ def _curve(task: TaskProgress, kinds: Mapping[Hashable, _Kind]) -> Curve | None:
 
 
 def _likely_seconds(profile: Profile, kinds: Mapping[Hashable, _Kind]) -> float:
-    """The task's work at the best rate of similar tasks, else of any task; at least its bound."""
+    """Estimate a task's seconds from the highest throughput of similar tasks, else of any task.
+
+    It is at least the lower bound of the machine.
+    """
     # While no rate is known, operations compare tasks as well as seconds would.
     rate = kinds[profile.kind].rate or max(kind.rate for kind in kinds.values()) or 1.0
     return max(profile.operations / rate, profile.bound_seconds)

@@ -46,7 +46,7 @@ class TaskState:
     search: SearchStrategy
     options: TuneOptions
     progress: TaskProgress
-    """Facts by which the task scheduler chooses: times, batches on their way, expected gains."""
+    """Input of the task scheduler's choice: times, batches in flight, expected gains."""
     incumbent: TuningRecord | None = None
     """The record in the store at the start of the run, which finalists have to beat."""
     record: TuningRecord | None = None
@@ -56,7 +56,7 @@ class TaskState:
     lead: TaskState | None = None
     """The task of its family that is searched in its place; None if it is searched itself."""
     others: float = 0.0
-    """How often the model runs those of its family that are not searched."""
+    """Sum of the weights of the tasks of its family that are not searched."""
     decided: bool = False
     """Its finalists were compared, and no other comparison will be made."""
     finals_adopted: bool = False
@@ -111,9 +111,10 @@ class TaskState:
 
     @property
     def follows(self) -> bool:
-        """Whether the task is not searched, because a relative's schedules serve it.
+        """Whether the task is not searched, because the schedules of a relative serve it.
 
-        Only the finals compare these schedules with the task's default.
+        A relative is another task of its family. Only the finals compare the relative's schedules
+        with the task's default.
         """
         return self.lead is not None or self.relative is not None
 
@@ -121,7 +122,8 @@ class TaskState:
     def may_be_compared(self) -> bool:
         """Whether all sources of its finalists are known.
 
-        If a relative is searched in its place, this must have its record, or be known to get none.
+        If a relative is searched in place of this task, it must have its record, or be known to get
+        none.
         """
         lead = self.lead
         if lead is None or lead.finished or lead.decided:
@@ -129,8 +131,9 @@ class TaskState:
         return bool(lead.measured) and not lead.finalists()
 
     def _inherited(self) -> list[Schedule]:
-        """The results of its relative: the record; without one, the fastest few measured
-        schedules."""
+        """Return the relative's record schedule; without a record, its fastest measured
+        schedules.
+        """
         if self.relative is not None:
             found = [self.relative.schedule]
         elif self.lead is None:
@@ -164,7 +167,7 @@ class TaskState:
 
     @property
     def seconds_in_model(self) -> float:
-        """Return this task's seconds in one inference with its best candidate, or its relative's.
+        """Return this task's seconds per inference with its best candidate, or its relative's.
 
         It is 0 if no time is known.
         """
@@ -172,11 +175,11 @@ class TaskState:
 
     @property
     def needs_finals(self) -> bool:
-        """Whether it has finalists that were not yet compared."""
+        """Whether the task has finalists that were not yet compared."""
         return not (self.finished or self.finals_adopted) and bool(self.finalists())
 
     def schedule(self) -> None:
-        """Initialise `progress` for the task scheduler. Tasks with the same algorithms are of one
+        """Initialise `progress` for the task scheduler. Tasks with the same algorithms have one
         kind.
         """
         kind = frozenset(space.algorithm for space in self.task.space.subspaces)
@@ -189,7 +192,7 @@ class TaskState:
         self.progress.seen([(m.run_seconds, m.object_digest) for m in self.measured.values()])
 
     def inputs(self, known_trials: int) -> TaskInputs:
-        """Return the facts about the task with which the run starts.
+        """Return the stored data about the task with which the run starts.
 
         Call it after `schedule` and `TaskBoard.bound`. `known_trials` is the number of trials in
         the store.
@@ -208,7 +211,7 @@ class TaskState:
         )
 
     def snapshot(self) -> TaskSnapshot:
-        """The current state of the task."""
+        """Return the current state of the task for an event."""
         raced = [m.run_seconds for m in self.compared.values() if m.run_seconds is not None]
         best = min(raced, default=self.best_seconds)
         if best is None and self.incumbent is not None and self.finished:
@@ -242,16 +245,17 @@ class TaskState:
 
     @property
     def is_untried(self) -> bool:
-        """Whether the first trial, of the default schedule, was neither made nor requested."""
+        """Whether the first trial, of the default schedule, was neither measured nor requested."""
         default = self.task.space.default()
         return default not in self.measured and default not in self.requested
 
     def suggest(self, count: int) -> list[Suggestion]:
-        """Return the next candidates: first the default alone, then lost ones again, then the
-        search's.
+        """Return up to `count` next candidates.
 
-        The default comes before any ranking: to rank the first candidates of a task takes longer
-        than to measure its default, and a small budget may end in between.
+        The first call returns the default alone. Later calls return candidates whose device was
+        lost, then suggestions of the search. The default comes before any ranking: ranking the
+        first candidates of a task takes longer than measuring its default, and a small budget may
+        end in between.
         """
         if self.is_untried:
             default = self.task.space.default()
@@ -281,7 +285,7 @@ class TaskState:
         return trial_id(self.task.key, schedule.digest, phase, self.options.job_id, serial)
 
     def remember(self, trials: Iterable[Trial]) -> None:
-        """Learn from trials in the store, of this job or of others."""
+        """Learn from stored trials of this job and of others."""
         for trial in trials:
             same = trial.job_id == self.options.job_id
             if same:
@@ -329,8 +333,8 @@ class TaskState:
     def finalists(self) -> list[Schedule]:
         """Return the schedules to compare in the finals.
 
-        The first is the incumbent that the others have to beat: the old record's schedule, or else
-        the default. The others are the default, a relative's best schedule, and the fastest few.
+        The first is the incumbent: the old record's schedule, or else the default. The others are
+        the default, a relative's best schedule, and the fastest measured schedules.
         """
         chosen = []
         if self.incumbent is not None and self.incumbent.schedule in self.task.space:
@@ -346,10 +350,11 @@ class TaskState:
         return list(dict.fromkeys(chosen))
 
     def may_compare_again(self, trials: Sequence[Trial]) -> bool:
-        """Whether another comparison may find a record after the one with these trials found none.
+        """Whether another comparison may find a record after a comparison found none.
 
-        There are two cases. The device was lost, but not too often. Or all finalists failed, on
-        more random inputs than the screening used, and slower candidates are left.
+        `trials` are the trials of that comparison. There are two cases. The device was lost, but
+        not too often. Or all finalists failed, on more random inputs than the screening used, and
+        slower candidates are left.
         """
         lost = [t for t in trials if t.measurement.status is Status.WORKER_LOST]
         if lost:
@@ -399,9 +404,10 @@ class TaskState:
 def _fastest(
     measured: Mapping[Schedule, Measurement], count: int, known: Collection[str] = ()
 ) -> list[Schedule]:
-    """The fastest few, each code once, and none whose object is known.
+    """Return the fastest measured schedules, at most `count`, one per code digest.
 
-    A comparison of a code with itself finds nothing, and would take the place of another.
+    Digests in `known` are skipped. Comparing a code with itself is useless, and would take the
+    place of another comparison.
     """
     working = {s: m.run_seconds for s, m in measured.items() if m.run_seconds is not None}
     digests = set(known) - {""}

@@ -24,14 +24,14 @@ class Task:
     Attributes:
         name: the text for users.
         space: the schedules to search.
-        lower: returns the loop nest of a schedule; raises ScheduleError if the schedule does not
-            fit.
-        count: how often the model runs the task.
+        lower: returns the loop nest of a schedule; raises ScheduleError if the schedule is invalid
+            for the workload.
+        count: number of occurrences of the workload in the model.
         points: the sizes at which candidates are measured; several if the workload has open sizes.
         stated: whether a user stated these sizes.
-        scale: a factor of its seconds. If the task is a piece of a range
-            (`compiler.plan.intervals`), the pieces sum up to the weighted sum over all sizes of the
-            range.
+        scale: a factor of its seconds, for a task that is one piece of a range
+            (`compiler.plan.intervals`). With these factors, the seconds of all pieces add up to the
+            weighted sum over the whole range.
     """
 
     name: str
@@ -55,10 +55,10 @@ class Task:
 
     @property
     def family(self) -> Hashable:
-        """Return the key of a family of tasks, of which only one is searched.
+        """Return the key of the task's family; only one task of a family is searched.
 
-        Their workloads differ only in numbers (`Workload.family`) that change neither the knobs nor
-        the default schedule.
+        The workloads of a family differ only in numbers (`Workload.family`) that change neither the
+        knobs nor the default schedule.
         """
         offered = tuple((space.default, space.knobs) for space in self.space.subspaces)
         key = replace(self.key, workload_key=self.workload.family)
@@ -68,25 +68,23 @@ class Task:
     def least_seconds(self) -> float:
         """Return a lower bound of the task's seconds on any machine.
 
-        It is the weighted sum over the points, like the task's time.
+        It is a weighted sum over the points, like the task's seconds.
         """
         return sum(point.weight * point.least_seconds for point in self.points)
 
     @property
     def distribution(self) -> SizeWeights:
-        """Return sizes and weights as in measurements of its candidates
-        (`Measurement.distribution`).
-        """
+        """Return the sizes and weights of its points, in the form of `Measurement.distribution`."""
         return tuple((point.sizes, point.weight) for point in self.points if point.sizes)
 
     def fixed(self) -> tuple[tuple[SizePoint, Workload], ...]:
-        """Return each point with the workload fixed at its sizes."""
+        """Return each size point, with the workload fixed at the point's sizes."""
         if not self.workload.dimensions:
             return tuple((point, self.workload) for point in self.points)
         return tuple((point, self.workload.at(dict(point.sizes))) for point in self.points)
 
     def as_measured(self, record: TuningRecord) -> Task:
-        """Return the task with the sizes at which a record was measured.
+        """Return a copy of the task with the sizes at which a record was measured.
 
         Times at other sizes are not comparable with the record's.
         """
@@ -114,10 +112,18 @@ def make_task(
     stated: bool = False,
     scale: float = 1.0,
 ) -> Task:
-    """Create a task with the schedule space that the compiler offers for a workload.
+    """Create a task with the schedule space that the compiler generates for a workload.
 
-    If not `constrained`, the space has every schedule that lowers, whatever the target's registers.
-    By default `points` are sampled (`tuner.random_sizes`).
+    Args:
+        workload, mode: the workload and the mode.
+        name: the text for users.
+        count: number of occurrences of the workload in the model.
+        constrained: whether the space has only schedules that suit the target's registers;
+            otherwise it has every schedule that can be lowered.
+        points: the sizes at which candidates are measured; sampled by default
+            (`tuner.random_sizes`).
+        stated: whether a user stated these sizes.
+        scale: a factor of the task's seconds (`Task.scale`).
 
     Raises:
         CompilerError: if no template applies to the workload.

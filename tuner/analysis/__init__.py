@@ -1,1 +1,4 @@
-"""Count the work of a loop nest and estimate its time; both rank candidates."""
+"""Static analysis of loop nests: operation and byte counts, features and time estimates.
+
+The cost model and the search rank candidates by them before any measurement.
+"""

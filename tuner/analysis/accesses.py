@@ -1,4 +1,4 @@
-"""Memory accesses of loads and stores: their axes, strides, and the bytes they touch.
+"""Memory accesses of loads and stores: their axes, strides and bytes touched.
 
 Results are cached by expression: candidates of one workload differ in tile sizes, but mostly load
 the same elements of the same tensors.
@@ -20,7 +20,7 @@ LINE_BYTES = 64
 
 
 class OperationKind(StrEnum):
-    """Group operations that cost about the same, so that features can count them together."""
+    """A group of operations with similar cost; features count the operations of each group."""
 
     FMA = "fma"
     ADD = "add"
@@ -82,7 +82,10 @@ class ExprFacts:
 
 @memo(4096)
 def expression_facts(expr: Expr) -> ExprFacts:
-    """Collect the loads of an expression and count its operations; equal subtrees count once."""
+    """Collect the loads of an expression and count its operations; equal subtrees count once.
+
+    Integer operations count as INTEGER, except comparisons and logical operations (COMPARE).
+    """
     counts = dict.fromkeys(KINDS, 0.0)
     loads: list[Load] = []
     cost = 0.0
@@ -107,17 +110,20 @@ FormTerm = tuple[int, int, int]
 
 @dataclass(frozen=True, eq=False)
 class Form:
-    """The common part of accesses to one tensor that differ in constants only (quadrants, taps).
+    """The index pattern of an access to a tensor, without constant offsets.
 
+    Accesses that differ only in constant offsets, such as the taps of a stencil, share one form.
     Equal forms are one object, so results can be cached by form.
 
     Attributes:
         axes: the axes on which the address depends.
+        order: the axes of the index in the order of their first use; determines `numbers`.
         dims: the extent and the index terms of each dimension of the tensor.
         moving: the entries of `dims` that have terms.
-        numbers: maps each axis to the number by which the terms name it.
-        overlaps: whether several axes move one dimension. Then different points may read the same
-            element, like the taps of a convolution window.
+        is_indirect: whether a part of the index is itself loaded from memory (a gather).
+        numbers: the position of each axis in `order`, by which the terms refer to it.
+        overlaps: whether the index of some dimension has several axes. Then different points may
+            read the same element, like the taps of a convolution window.
     """
 
     tensor: Tensor
@@ -135,34 +141,39 @@ class Form:
         object.__setattr__(self, "overlaps", any(len(terms) > 1 for _, terms in self.moving))
 
     def touched(self, sizes: Mapping[Axis, int]) -> float:
-        """Return the bytes that the accesses touch while each axis runs over its size.
+        """Return the bytes in the bounding box of the accesses while each axis runs over its size.
 
-        For indirect accesses, return the bytes of the whole tensor.
+        `sizes` maps axes to numbers of positions; a missing axis has its whole extent. For indirect
+        accesses, return the bytes of the whole tensor.
         """
         return _touched(self, self._sizes(sizes))
 
     def touched_by(self, sizes: tuple[int, ...]) -> float:
-        """Return `touched` for sizes that are given in the order of `numbers`."""
+        """Return `touched` for sizes given as a tuple in the order of `numbers`."""
         return _touched(self, sizes)
 
     def places(self, points: tuple[tuple[int, int], ...]) -> int:
-        """Return the number of different elements that a grid of points accesses.
+        """Return the number of distinct elements that a grid of points accesses.
 
-        `points` has a count and a step for each axis, in the order of `numbers`.
+        `points` has the number of points and their distance along each axis, in the order of
+        `numbers`.
         """
         return _places(self, points)
 
     def axes_beside(self, axis: Axis) -> frozenset[Axis]:
-        """Return the other axes that appear in the index of the same dimensions as `axis`."""
+        """Return the other axes that share an index expression with `axis`.
+
+        Two axes share one if both appear in the index of the same dimension of the tensor.
+        """
         number = self.numbers.get(axis)
         moved = [{n for n, *_ in terms} for _, terms in self.moving]
         beside = set().union(*[numbers for numbers in moved if number in numbers])
         return frozenset(other for other, n in self.numbers.items() if n in beside) - {axis}
 
     def lines(self, sizes: Mapping[Axis, int]) -> float:
-        """Return the cache lines that the accesses touch while each axis runs over its size.
+        """Return the number of cache lines touched while each axis runs over its size.
 
-        Each run of adjacent elements is rounded up to whole lines.
+        Each contiguous run of elements is rounded up to whole lines.
         """
         return _lines(self, self._sizes(sizes))
 
@@ -218,7 +229,7 @@ def _lines(form: Form, sizes: tuple[int, ...]) -> float:
 
 
 def _reach(extent: int, terms: tuple[FormTerm, ...], sizes: tuple[int, ...]) -> int:
-    """How many places of a dimension lie from the first to the last one touched."""
+    """Return the number of positions of a dimension from the first to the last one touched."""
     reach = 1
     for number, divisor, coefficient in terms:
         reach += coefficient * ((sizes[number] - 1) // divisor)
@@ -227,7 +238,9 @@ def _reach(extent: int, terms: tuple[FormTerm, ...], sizes: tuple[int, ...]) -> 
 
 @dataclass(frozen=True, eq=False)
 class MemoryAccess:
-    """A load from memory, or a store in the form of a load, and the facts of its address."""
+    """A load or a store in memory, with its `Form`. A store is represented by a load of
+    its target.
+    """
 
     load: Load
     form: Form
@@ -244,7 +257,7 @@ class MemoryAccess:
 
 @memo(16384)
 def access(load: Load) -> MemoryAccess | None:
-    """Analyse the address of a load. Return None if it reads registers or constants."""
+    """Analyse the address of a load. Return None if it reads a register or a constant table."""
     if load.tensor.space is not Space.MEMORY:
         return None
     axes = load_axes(load)
@@ -270,12 +283,12 @@ _form = memo(16384)(Form)
 
 @memo(16384)
 def load_axes(load: Load) -> frozenset[Axis]:
-    """The axes on which the address of a load depends."""
+    """Return the axes on which the address of a load depends."""
     return frozenset(axis for index in load.index for axis in index.axes())
 
 
 def forms_by_tensor(accesses: Iterable[MemoryAccess]) -> dict[str, dict[Form, None]]:
-    """Group the distinct forms of accesses by the name of their tensor.
+    """Group the distinct forms of accesses by tensor name.
 
     The inner dicts serve as ordered sets: their values are None.
     """
@@ -287,9 +300,10 @@ def forms_by_tensor(accesses: Iterable[MemoryAccess]) -> dict[str, dict[Form, No
 
 @memo(16384)
 def alignment(load: Load, vector: Axis | None) -> int:
-    """Return the guaranteed alignment of the first lane's address: bytes, at most a cache line.
+    """Return the alignment in bytes that every address of the first vector lane has.
 
-    `vector` is the axis of the lanes.
+    It is at most the size of a cache line. `vector` is the axis that the lanes run along; None for
+    scalar code.
     """
     axes = [axis for axis in load_axes(load) if axis != vector]
     return gcd(LINE_BYTES, _address(load, None, 0), *[_byte_step(load, axis) for axis in axes])

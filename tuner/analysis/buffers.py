@@ -1,8 +1,8 @@
-"""Accesses of a statement to each tensor in memory: bytes, lines, strides, and reuse.
+"""Accesses of a statement to each tensor in memory: bytes, cache lines, strides and reuse.
 
-The kinds of reuse are those of Ansor (Zheng et al. 2020). A loop on which the address does not
-depend accesses the same elements again. Otherwise an earlier statement may have left them in a
-cache.
+The kinds of reuse follow Ansor (Zheng et al. 2020). A loop on which the address does not depend
+accesses the same elements in each iteration. Without such a loop, an earlier statement may have
+brought the elements into a cache.
 """
 
 from __future__ import annotations
@@ -16,7 +16,9 @@ from tilewright.tuner.analysis.compute_costs import ComputeCosts, PlacedCompute,
 
 
 class Reuse(StrEnum):
-    """How elements are reused: not at all, by a loop, or after an earlier statement."""
+    """How the elements of a tensor are reused: not at all, by a loop, or after an earlier
+    statement.
+    """
 
     NONE = "none"
     LOOP = "loop"
@@ -28,13 +30,13 @@ class BufferUse:
     """The accesses of one statement to one tensor, and how it reuses the elements.
 
     Attributes:
-        bytes: bytes moved between registers and memory, with repetitions.
+        bytes: bytes moved between registers and memory, repeated accesses included.
         unique_bytes: bytes of the distinct elements accessed.
         unique_lines: cache lines of these elements.
         reuse: the nearest kind of reuse.
-        distance_iterations: executions of the register tile between two accesses of an element.
-        distance_bytes: bytes of all tensors that are touched between these two accesses.
-        reuse_count: accesses of each element.
+        distance_iterations: executions of the register tile between two accesses to one element.
+        distance_bytes: bytes of all tensors touched between the two accesses.
+        reuse_count: number of accesses to each element.
         lane_step: bytes from one lane to the next (0: broadcast) in the access that is executed
             most often.
     """
@@ -57,7 +59,8 @@ class BufferUse:
 def uses_in_loops(statement: ComputeCosts, most: int) -> tuple[BufferUse, ...]:
     """Return the uses of the `most` tensors with the most traffic, largest first.
 
-    Reuse counts only the statement's own loops; `after_others` adds earlier statements.
+    Only reuse by the statement's own loops is found; `after_others` adds reuse after earlier
+    statements.
     """
     tensors: dict[str, list[Use]] = {}
     for use in statement.uses:
@@ -68,9 +71,10 @@ def uses_in_loops(statement: ComputeCosts, most: int) -> tuple[BufferUse, ...]:
 
 
 def after_others(use: BufferUse, found: Sequence[PlacedCompute], number: int) -> BufferUse:
-    """Return the use with SERIAL reuse if no loop reuses the tensor but an earlier statement does.
+    """Return a use with SERIAL reuse if no loop reuses the tensor but an earlier statement does.
 
-    `use` belongs to statement `number` of `found`. Otherwise it is returned unchanged.
+    Otherwise the use is returned unchanged. `found` are the statements of the nest in program
+    order, and `number` is the position of the statement that `use` belongs to.
     """
     earlier = _earlier(found, number, use.name) if use.reuse is Reuse.NONE else None
     if earlier is None:
@@ -121,7 +125,7 @@ def _describe(statement: ComputeCosts, name: str, uses: Sequence[Use], moved: fl
 
 
 def _earlier(found: Sequence[PlacedCompute], number: int, name: str) -> int | None:
-    """The last statement before this one that touches the tensor."""
+    """Return the position of the last statement before `number` that touches the tensor."""
     for place in range(number - 1, -1, -1):
         if any(forms[0].tensor.name == name for forms in found[place].statement.tensors):
             return place
@@ -129,7 +133,9 @@ def _earlier(found: Sequence[PlacedCompute], number: int, name: str) -> int | No
 
 
 def _between(found: Sequence[PlacedCompute], first: int, last: int) -> tuple[float, float]:
-    """Executions and bytes from one statement to another, in one turn of the loops they share."""
+    """Return executions and bytes from one statement to another in one iteration of their shared
+    loops.
+    """
     shared = 0
     for ours, theirs in zip(found[first].path, found[last].path, strict=False):
         if ours != theirs:

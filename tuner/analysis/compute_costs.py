@@ -1,7 +1,8 @@
-"""Counts of one Compute of a loop nest: trips, accumulators, operations, loads, bytes.
+"""Cost counts of one `Compute` of a loop nest: trips, accumulators, operations, loads, bytes.
 
-The counts ignore ragged tails: they are inputs of a cost model, not a simulation. Candidates of one
-workload have much in common, so equal nests, expressions and accesses are analysed once.
+The counts ignore partial tiles at loop ends: they are inputs of a cost model, not a simulation.
+Candidates of one workload have much in common, so equal nests, expressions and accesses are
+analysed once.
 """
 
 from __future__ import annotations
@@ -43,11 +44,11 @@ _FMA, _ADD, _MUL, _COMPARE = map(
 
 @dataclass(frozen=True, slots=True)
 class LoopLevel:
-    """A loop around or inside a statement, with its iterations and its memory footprint.
+    """A loop around or inside a statement, with its trip count and memory footprint.
 
     Attributes:
         trips: iterations of this loop alone.
-        footprint_bytes: bytes of all tensors that one whole execution of the loop touches.
+        footprint_bytes: bytes of all tensors touched by one execution of the whole loop.
     """
 
     trips: int
@@ -56,12 +57,13 @@ class LoopLevel:
 
 @dataclass(frozen=True, slots=True)
 class Use:
-    """One load or store of a statement, as the nest executes it.
+    """One load or store of a statement, with its execution count.
 
     Attributes:
-        executions: how often the nest executes it.
-        lane_step: bytes from one vector lane to the next.
-        in_body: true in the body of the statement, false at the start or the end of a sum.
+        executions: number of executions in one run of the nest.
+        lane_step: distance in bytes between neighbouring vector lanes; 0 for a broadcast.
+        in_body: whether it belongs to the body; false in the initial value or the epilogue of a
+            reduction.
         alignment: guaranteed alignment in bytes of the first lane's address.
     """
 
@@ -75,7 +77,9 @@ class Use:
 
 @dataclass(frozen=True, eq=False)
 class ComputeCosts:
-    """Cost of one statement, a Compute in its loops. Equal statements in equal loops share it.
+    """Costs of one statement: a `Compute` with the loops around it.
+
+    Equal statements in equal loops share one object.
 
     Attributes:
         operations: number of scalar operations.
@@ -83,10 +87,11 @@ class ComputeCosts:
         counts: instructions by kind, in the order of `accesses.KINDS`.
         operands: vectors that one step of the innermost reduction loads; they need registers in
             addition to the accumulators.
-        is_extremum: whether it computes a maximum or minimum, whose steps also compare.
-        ending: cost of finishing one sum, in additions.
-        depth_groups: for a product in matrix registers, the groups along the sum that one row
-            holds; otherwise 0.
+        is_extremum: whether the statement computes a maximum or minimum; each of its steps has an
+            additional comparison, which keeps a NaN.
+        ending: cost of one epilogue, in floating-point additions.
+        depth_groups: for a product in AMX tile registers, the number of element groups of the
+            reduction axis in one row; otherwise 0.
     """
 
     operations: float
@@ -122,35 +127,36 @@ class ComputeCosts:
 
     @property
     def around(self) -> tuple[EnclosingLoop, ...]:
-        """The run-time loops, innermost first, including reduction loops."""
+        """The loops that remain in the code, innermost first, including reduction loops."""
         return self.loop_counts.around
 
     @property
     def loops(self) -> tuple[For, ...]:
-        """The loops around the Compute, outermost first, each without its body."""
+        """The loops around the `Compute`, outermost first, each without its body."""
         return self.loop_counts.loops.fors
 
     @property
     def tile(self) -> Mapping[Axis, int]:
-        """The size of each axis inside all loops."""
+        """The size of each axis inside all loops: the shape of the register tile."""
         return self.loop_counts.tile
 
     @property
     def footprints(self) -> tuple[float, ...]:
-        """Return the bytes that the statement touches in one execution of the register tile.
+        """Return the bytes touched by one execution of the register tile and of each enclosing
+        loop.
 
-        Further entries give the bytes for one execution of each loop of `around`.
+        The first entry is for the tile; the others are for the loops in the order of `around`.
         """
         return self.loop_counts.footprints(self.tensors)
 
     @cached_property
     def weight(self) -> float:
-        """Return the number of vector operations and loads; the heaviest statements come first."""
+        """Return the number of vector operations and loads, by which statements are ordered."""
         return self.vector_operations + self.vector_loads + self.broadcast_loads
 
     @cached_property
     def totals(self) -> tuple[float, float, float, float]:
-        """Return the four counts that are summed over a nest.
+        """Return the counts that `features` sums over a nest.
 
         They are vector operations, loads, scattered accesses (loads and stores), and stores.
         """
@@ -163,15 +169,14 @@ class ComputeCosts:
 
     @cached_property
     def spans(self) -> Mapping[Form, tuple[float, ...]]:
-        """Map each form to the bytes it touches: in the tile, then per run of each loop of
-        `around`.
-        """
+        """Map each form to the bytes that it touches, in the order of `footprints`."""
         return {form: self.loop_counts.span(form) for forms in self.tensors for form in forms}
 
     @cached_property
     def levels(self) -> tuple[LoopLevel, ...]:
-        """Return the register tile as a level of one trip, then the iterating loops, innermost
-        first.
+        """Return the register tile as a level of one trip, then each loop with several iterations.
+
+        The loops are ordered innermost first.
         """
         found = [LoopLevel(1, self.footprints[0])]
         for loop, footprint in zip(self.around, self.footprints[1:], strict=True):
@@ -186,9 +191,9 @@ class PlacedCompute:
 
     Attributes:
         path: the position of each enclosing loop among its siblings, outermost first.
-        prefetches: whether the code prefetches weights. It does not change the costs.
-        in_program_order: whether points are computed in the order in which they are written. It
-            does not change the costs.
+        prefetches: whether the code prefetches weights. `statement` ignores it.
+        in_program_order: whether the points of the register tile are computed in program order
+            instead of the greedy order. `statement` ignores it.
     """
 
     statement: ComputeCosts
@@ -217,7 +222,7 @@ def _in_loops(
 
 
 def _visit(node: Node, path: tuple[int, ...], loops: EnclosingLoops) -> tuple[PlacedCompute, ...]:
-    """The statements of a node; `path` ends with the node's own place."""
+    """Return the statements of a node; `path` ends with the position of the node itself."""
     while True:
         match node:
             case Compute():
@@ -232,19 +237,20 @@ def _visit(node: Node, path: tuple[int, ...], loops: EnclosingLoops) -> tuple[Pl
 
 
 _remembered = memo(1024)(_visit)
-"""If a candidate has several nests, it shares most of them with others: halos, transforms."""
+"""Candidates of one workload share many nodes, such as those that fill halos."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Facts:
-    """Work of a Compute at one point, independent of its loops and tiles.
+    """Work of a `Compute` at one point, independent of its loops and tiles.
 
     Each load has its access, its step along the axis `vector`, whether it is in the body, the axes
     of the output that it depends on, and the alignment of its first lane. Each store has its
-    access, step and alignment. `body` and `ending` are the instructions of one step of a sum and of
-    its end, by kind; `body_cost` and `ending_cost` are the same, weighted. `density` is the share
-    of the steps that is left because a matrix of constants has zeros. Along the axes in `aliased`,
-    the distance of neighbours is a multiple of a page.
+    access, step and alignment. `body` counts the instructions of one reduction step by kind, and
+    `ending` those of one epilogue; `body_cost` and `ending_cost` weight these instructions by cost.
+    `density` is the fraction of the steps for which code is generated: steps that multiply by a
+    zero of a constant matrix are skipped. Along the axes in `aliased`, the distance between
+    neighbouring elements is a multiple of a page.
     """
 
     vector: Axis | None
@@ -271,7 +277,11 @@ def _facts(
     combiner: Combiner | Fold | None,
     group: int,
 ) -> _Facts:
-    """Facts of a statement; `group` elements of each load of its body are one operand."""
+    """Collect the work of a statement at one point.
+
+    `group` is the number of elements of each load of the body that a dot-product instruction takes
+    as one operand; 1 without such an instruction.
+    """
     combines = combiner is not None
     is_extremum = combiner in (Combiner.MAX, Combiner.MIN) and body.dtype.is_float
     inner = expression_facts(body)
@@ -329,7 +339,7 @@ def _facts(
 
 
 def _density(loads: Iterable[Load]) -> float:
-    """The share of a matrix of constants that is not zero; no code is made for zeros."""
+    """Return the fraction of nonzero elements in the constant matrices; zeros generate no code."""
     share = 1.0
     for load in loads:
         if load.tensor.space is Space.CONSTANT:
@@ -357,7 +367,7 @@ def _cost_in(
     skips_padding: bool,
     depth_groups: int,
 ) -> ComputeCosts:
-    """The costs of a statement; they depend on no other statement, nor on its place."""
+    """Compute the costs of a statement; its position and other statements do not matter."""
     counts, output_axes, outer = counted.counts, facts.output_axes, counted.outer_trips
     points = prod(counts.values()) * counted.reduce_unroll
     spatial = counted.points_along(output_axes)

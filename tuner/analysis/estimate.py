@@ -1,11 +1,12 @@
-"""A candidate's time, estimated from its loop nest and a few facts of the machine.
+"""An analytical estimate of a candidate's time, from its loop nest and a model of the machine.
 
-The core time is the slowest of a statement's ports, loads and chains of sums, plus the work that
-these do not hide: stores, the ends of register tiles, registers that spill. The misses of each
-cache are delivered at the speed of the level behind it. Core and memory overlap. This is the
-roofline model of Williams, Waterman and Patterson (2009) with several ceilings, as in the
-analytical models of Yotov et al. (2005, "Is search really necessary to generate high-performance
-BLAS?") and Low et al. (2016, BLIS). It ranks candidates of one workload; its seconds are rough.
+The core time of a statement is the longest of its arithmetic, its loads and its dependency chains.
+Work that does not overlap with these is added: stores, the starts and ends of register tiles, and
+spilled registers. Cache misses of each level are served at the bandwidth of the next level. Core
+and memory overlap. This is the roofline model of Williams, Waterman and Patterson (2009) with
+several ceilings, as in the analytical models of Yotov et al. (2005, "Is search really necessary to
+generate high-performance BLAS?") and Low et al. (2016, BLIS). It ranks candidates of one workload;
+its seconds are rough.
 """
 
 from __future__ import annotations
@@ -44,21 +45,23 @@ _BEHIND_CACHES = slice(len(CORE_PARTS), len(PARTS))
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """Estimated seconds of one run of a nest, and cycles of each of PARTS, on one thread."""
+    """Estimated seconds of one run of a nest, and the cycles of each of PARTS summed over all
+    threads.
+    """
 
     seconds: float
     parts: tuple[float, ...]
 
     @property
     def core_cycles(self) -> float:
-        """Cycles of the core alone, without the traffic behind its first cache."""
+        """Cycles of the core alone, without the traffic behind the first-level cache."""
         return sum(self.parts[_CORE])
 
 
 def estimate_nest(
     nest: LoopNest, found: Sequence[PlacedCompute], machine: Machine, threads: int = 1
 ) -> Estimate:
-    """Estimate the time of a nest.
+    """Estimate the time of one run of a nest.
 
     Args:
         nest: the loop nest.
@@ -80,13 +83,15 @@ def estimate_nest(
 def _cost(
     statement: ComputeCosts, in_program_order: bool, machine: Machine, threads: int
 ) -> tuple[float, tuple[float, ...]]:
-    """A statement's cycles: those of the busiest thread, and those of all threads by PARTS."""
+    """Return the cycles of a statement on the busiest thread, and its cycles on all threads by
+    PARTS.
+    """
     parts = (*_core(statement, in_program_order, machine), *_behind(statement, machine))
     return _with_memory(statement, parts) * _share(statement, threads), parts
 
 
 def _core(statement: ComputeCosts, in_program_order: bool, machine: Machine) -> list[float]:
-    """Cycles of the core for one statement in its loops, by CORE_PARTS."""
+    """Return the core cycles of one statement over all its loops, in the order of CORE_PARTS."""
     core = [0.0] * len(CORE_PARTS)
     counted = statement.loop_counts
     tile = RegisterTile(statement, in_program_order, machine)
@@ -98,7 +103,7 @@ def _core(statement: ComputeCosts, in_program_order: bool, machine: Machine) -> 
 
 @memo(4096)
 def _behind(statement: ComputeCosts, machine: Machine) -> list[float]:
-    """Cycles of the traffic of one statement in its loops, cache by cache."""
+    """Return the cycles of one statement's memory traffic, cache by cache."""
     sizes = tuple([cache.bytes for cache in machine.caches])
     return [
         moved / cache.bytes_per_cycle_behind
@@ -107,12 +112,12 @@ def _behind(statement: ComputeCosts, machine: Machine) -> list[float]:
 
 
 def traffic(statement: ComputeCosts, cache_bytes: Sequence[int]) -> tuple[float, ...]:
-    """Return, for each cache size, the bytes that one run of the nest fetches from behind the
+    """Return, for each cache size, the bytes that one run of the nest fetches from beyond the
     cache.
 
     A loop that reuses a tensor fetches it again in each iteration, unless everything that its body
-    touches fits into the cache. If the whole nest fits into the first cache, all entries are 0: its
-    data stay from run to run. No entry exceeds the bytes loaded and stored.
+    touches fits into the cache. If the whole nest fits into the first cache, all entries are 0,
+    because its data stay cached between runs. No entry exceeds the bytes loaded and stored.
     """
     footprints = statement.footprints
     if footprints[-1] <= cache_bytes[0]:
@@ -134,13 +139,13 @@ def traffic(statement: ComputeCosts, cache_bytes: Sequence[int]) -> tuple[float,
 
 
 def _share(statement: ComputeCosts, threads: int) -> float:
-    """The busiest thread's share of the work."""
+    """Return the fraction of the work that the busiest thread does."""
     tiles = max(1, statement.parallel_tiles)
     return -(-tiles // threads) / tiles
 
 
 def _with_memory(statement: ComputeCosts, parts: Sequence[float]) -> float:
-    """Cycles of the core and of memory together."""
+    """Return the combined cycles of core and memory, which overlap."""
     waiting = 1 + statement.footprints[0] / LINE_BYTES / _BURST_LINES
     near, *far = parts[_BEHIND_CACHES]
     cycles = _joined(sum(parts[_CORE]), near * waiting, _BESIDE_LEVEL1)

@@ -154,7 +154,7 @@ _NO_BUFFER = [0.0] * len(BUFFER_COLUMNS)
 
 @dataclass(frozen=True, slots=True)
 class TargetFacts:
-    """Facts of a machine on which a candidate's speed depends. A cache size of 0 means unknown."""
+    """Properties of a machine that affect a candidate's speed. A cache size of 0 means unknown."""
 
     vector_bits: int
     vector_registers: int
@@ -178,7 +178,9 @@ class TargetFacts:
 def target_facts(
     target: Target, threads: int = 1, device: DeviceFacts | None = None
 ) -> TargetFacts:
-    """Collect the facts of a target and of a device. Without a device, cache sizes are unknown."""
+    """Collect the properties of a target and of a device. Without a device, cache sizes are
+    unknown.
+    """
     caches, ways = (0, 0, 0), 0
     if device is not None:
         caches = (device.cache_bytes(1), device.cache_bytes(2), device.cache_bytes(3))
@@ -201,9 +203,13 @@ def nest_features(
     facts: TargetFacts,
     found: Sequence[PlacedCompute] | None = None,
 ) -> np.ndarray:
-    """Return one float32 row with the features of a nest, without comparison to a default.
+    """Return the features of a nest in one float32 row, without the comparison to a default.
 
-    `found` are its statements with their costs; if None, they are computed.
+    Args:
+        nest: the loop nest.
+        algorithm: the name of its algorithm.
+        facts: the properties of the machine.
+        found: the statements of the nest with their costs; computed if None.
     """
     if found is None:
         found = placed_computes(nest)
@@ -223,18 +229,20 @@ _Absolute: TypeAlias = tuple[np.ndarray, Estimate]
 
 
 class FeatureExtractor:
-    """Compute features and estimated times of one task's candidates, cached by schedule.
+    """Computes features and estimated times of one task's candidates, cached by schedule.
 
     Args:
         lower: returns the loop nest of a schedule; raises ScheduleError if the schedule is invalid.
         default: the task's default schedule, with which candidates are compared.
-        facts: the facts of the machine.
+        facts: the properties of the machine.
         points: the sizes at which a nest with open sizes is analysed.
 
     Attributes:
         timings: records the time of the analysis, under "features".
-        stopped: once it returns true, only cached schedules have rows, so that ranking ends soon.
-        effort: share of the usual number of candidates that the job has time to rank.
+        stopped: once it returns true, uncached schedules are not analysed, so that ranking ends
+            soon.
+        effort: fraction of the usual number of candidates that the search ranks
+            (`tuner.limits.search_effort`).
     """
 
     timings: Timings | None = None
@@ -278,7 +286,10 @@ class FeatureExtractor:
             return row
 
     def estimated_seconds(self, schedule: Schedule) -> float | None:
-        """Return the seconds by `tuner.analysis.estimate`; None if `row` returns None."""
+        """Return the seconds estimated by `tuner.analysis.estimate`; None if `row` returns None.
+
+        With open sizes, it is the sum over the points, each times `SizePoint.weight`.
+        """
         return None if self.row(schedule) is None else self._estimates[schedule]
 
     def rows(self, schedules: Sequence[Schedule]) -> tuple[list[Schedule], np.ndarray]:
@@ -298,7 +309,8 @@ class FeatureExtractor:
     ) -> dict[Schedule, float]:
         """Return a model's score of each schedule that can be lowered.
 
-        With open sizes, it is the mean of the scores at all points, weighted by `SizePoint.share`.
+        `predict` maps feature rows, float32 of shape (number, len(COLUMNS)), to one score per row.
+        With open sizes, the score is the mean over all points, weighted by `SizePoint.share`.
         """
         kept, rows = self.rows(schedules)
         predicted = np.asarray(predict(rows.reshape(-1, len(COLUMNS))), dtype=np.float64)
@@ -324,7 +336,7 @@ class FeatureExtractor:
         return np.stack(rows) if self._points[0].sizes else rows[0]
 
     def _absolute(self, schedule: Schedule) -> list[_Absolute]:
-        """The columns of the nest alone, and its estimate, at each point."""
+        """Return at each point the features of the nest alone, and its estimate."""
         nest = self._lower(schedule)
         found = []
         for point in self._points:
@@ -337,7 +349,7 @@ class FeatureExtractor:
 
 
 def _compared(ours: _Absolute, reference: _Absolute) -> np.ndarray:
-    """A row over COLUMNS: a nest alone, and relative to the default."""
+    """Return a row over COLUMNS: features of the nest alone, then relative to the default."""
     (mine, estimate), (theirs, default) = ours, reference
     size = len(_NEST_COLUMNS)
     cycles = default.core_cycles
@@ -352,10 +364,11 @@ def _log(value: float) -> float:
 
 @memo(4096)
 def _entered_bytes(statement: ComputeCosts) -> tuple[float, ...]:
-    """Bytes that come from beyond a cache, for each size of CACHE_BYTES.
+    """Return the bytes fetched from beyond a cache, for each size of CACHE_BYTES.
 
-    The footprint of the outermost loop that fits is loaded each time that the loop is entered. This
-    is a column for models, on which trained ones rely; `estimate.traffic` gives the bytes moved.
+    The footprint of the outermost loop that fits into the cache is loaded each time the loop is
+    entered. Base models are trained on this column, so it must not change; `estimate.traffic` gives
+    a better count of the bytes moved.
     """
     around, footprints = statement.around, statement.footprints
     result = []
@@ -380,10 +393,10 @@ def _describe(found: Sequence[PlacedCompute], number: int, facts: TargetFacts) -
 def _own_columns(
     statement: ComputeCosts, registers: int
 ) -> tuple[list[float], list[float], list[tuple[BufferUse, list[float]]]]:
-    """The columns of a statement that do not depend on its nest.
+    """Compute the columns of a statement that do not depend on the rest of its nest.
 
-    These are the columns before `prefetches`, those after it, and those of its buffers, as if no
-    statement came before.
+    Returns three groups: the columns before `prefetches`, the columns after it, and the columns of
+    each buffer, computed as if no other statement preceded this one.
     """
     work = max(statement.vector_operations, 1.0)
     issued = max(sum(statement.counts), 1.0)
@@ -432,7 +445,7 @@ def _own_columns(
 
 
 def _intensities(statement: ComputeCosts) -> Iterable[float]:
-    """Operations for each byte touched, sampled at even steps from the tile to all loops."""
+    """Yield operations per byte touched, sampled at even steps from the tile to all loops."""
     operations = statement.points * statement.lanes
     curve = []
     for level in statement.levels:
@@ -464,7 +477,10 @@ def _buffer(use: BufferUse) -> list[float]:
 
 
 def _totals(nest: LoopNest, found: Sequence[ComputeCosts], order: Sequence[int]) -> list[float]:
-    """The values of TOTAL_COLUMNS; `order` has the heaviest statement first."""
+    """Return the values of TOTAL_COLUMNS.
+
+    `order` has the positions of the statements in `found`, heaviest first.
+    """
     heaviest_first = [found[number] for number in order]
     totals = [*map(sum, zip(*[s.totals for s in heaviest_first], strict=True))]
     work = totals[0]
@@ -484,6 +500,6 @@ def _totals(nest: LoopNest, found: Sequence[ComputeCosts], order: Sequence[int])
 
 @memo(256)
 def _algorithm(name: str) -> tuple[float, ...]:
-    """A name as bits; the checksum is the same in every process, unlike `hash`."""
+    """Hash an algorithm's name to bits; unlike `hash`, the checksum is equal in every process."""
     digest = zlib.crc32(name.encode()) if name else 0
     return tuple(float(digest >> bit & 1) for bit in range(ALGORITHM_BITS))

@@ -1,4 +1,4 @@
-"""Trip counts of the loops and tiles of a Compute, independent of its expression.
+"""Trip counts of the loops and tiles of a `Compute`, independent of its expression.
 
 Candidates of one workload have many loops in common. Equal loops, and equal counts, are shared
 objects, so that the bytes of an access are computed once.
@@ -19,7 +19,7 @@ from tilewright.tuner.analysis.accesses import Form
 
 @dataclass(frozen=True, slots=True)
 class EnclosingLoop:
-    """A run-time loop around a statement.
+    """A loop around a statement that remains in the code.
 
     Attributes:
         axis: the axis that the loop splits.
@@ -86,17 +86,17 @@ def _inside(
 
 @dataclass(frozen=True, eq=False)
 class LoopCounts:
-    """A Compute's loops and register tile.
+    """The loops and the register tile of a `Compute`.
 
     Attributes:
-        loops: the loops around the Compute.
-        around: all run-time loops, innermost first, including reductions.
+        loops: the loops around the `Compute`.
+        around: all loops that remain in the code, innermost first, including reductions.
         reduce_levels: number of reduction loops in `around`.
-        reduce_unroll: unrolled steps of reductions.
+        reduce_unroll: number of unrolled reduction steps.
         tile: size of each axis inside all loops.
         counts: number of points along each axis of the register tile.
-        lanes: lanes of a vector along the axis `vector`.
-        useful: share of the lanes that compute results that are needed.
+        lanes: vector lanes along the axis `vector`.
+        useful: fraction of the lanes whose results are needed.
     """
 
     loops: EnclosingLoops
@@ -127,7 +127,10 @@ class LoopCounts:
         return known
 
     def places(self, form: Form, fixed: tuple[Axis, ...] = ()) -> int:
-        """Return how many different elements the tile's points access; `fixed` axes do not move."""
+        """Return the number of distinct elements that the points of the register tile access.
+
+        Along the `fixed` axes, only one point is counted.
+        """
         known = self._places.get((form, fixed))
         if known is None:
             counts = [1 if axis in fixed else self.counts.get(axis, 1) for axis in form.numbers]
@@ -139,18 +142,21 @@ class LoopCounts:
         return known
 
     def overlap(self, form: Form) -> float:
-        """Return elements per point along the axes of a form; below 1 if points share elements."""
+        """Return distinct elements per point of the register tile; below 1 if points share
+        elements.
+        """
         return self.places(form) / self.points_along(form.axes)
 
     @cached_property
     def innermost(self) -> frozenset[Axis]:
-        """Return the axes of the innermost loop with more than one iteration; empty without one."""
+        """Return the axes of the innermost loop with several iterations; empty without one."""
         return next((loop.axes for loop in self.around if loop.trips > 1), frozenset())
 
     def trips_inside(self, form: Form) -> int:
-        """Return how many iterations access the form's elements before a loop changes the address.
+        """Return how many iterations access the same elements before a loop changes the address.
 
-        It is the product of the trips of the loops inside the innermost loop that moves the form.
+        It is the product of the trips of all loops inside the innermost loop that the form depends
+        on.
         """
         inside = 1
         for loop in self.around:
@@ -161,9 +167,10 @@ class LoopCounts:
         return inside
 
     def span(self, form: Form) -> tuple[float, ...]:
-        """Return the bytes that a form touches, per execution of the tile and of each loop.
+        """Return the bytes that accesses of a form touch in the register tile and in each loop.
 
-        The first entry is for the tile, the others for one run of each loop of `around`.
+        The first entry is for one execution of the tile, the others for one execution of each loop
+        of `around`.
         """
         known = self._spans.get(form)
         if known is None:
@@ -171,10 +178,11 @@ class LoopCounts:
         return known
 
     def footprints(self, tensors: tuple[tuple[Form, ...], ...]) -> tuple[float, ...]:
-        """Return the bytes that all tensors touch, per execution of the tile and of each loop.
+        """Return the bytes touched in all tensors by the register tile and by each loop.
 
-        The first entry is for the tile, the others for one run of each loop of `around`. Of the
-        forms of one tensor, only the largest counts.
+        The first entry is for one execution of the tile, the others for one execution of each loop
+        of `around`. `tensors` has the forms of each tensor. Forms of one tensor mostly overlap, so
+        only the largest counts.
         """
         known = self._footprints.get(tensors)
         if known is None:
@@ -222,7 +230,7 @@ class LoopCounts:
 
 @memo(1024)
 def _level(axis: Axis, trips: int, extent: int) -> EnclosingLoop:
-    """A run-time loop of a reduction."""
+    """Create a reduction loop."""
     return EnclosingLoop(axis, frozenset((axis,)), trips, extent)
 
 
@@ -230,11 +238,13 @@ def _level(axis: Axis, trips: int, extent: int) -> EnclosingLoop:
 def count_loops(
     loops: EnclosingLoops, reduce: tuple[Tile, ...], unroll: tuple[Tile, ...], vector: Axis | None
 ) -> LoopCounts:
-    """Count the trips and the tile sizes of a Compute.
+    """Count the trips and the tile sizes of a `Compute`.
 
     Args:
-        loops: the loops around it.
-        reduce, unroll, vector: its fields of the same names.
+        loops: the loops around the `Compute`.
+        reduce: the tiles of its reduction axes (`Compute.reduce`).
+        unroll: the tiles of its unrolled axes (`Compute.unroll`).
+        vector: the axis that vectors run along (`Compute.vector`), if any.
     """
     tile = dict(loops.sizes)
     levels: list[EnclosingLoop] = []

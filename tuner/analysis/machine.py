@@ -1,4 +1,4 @@
-"""Model of one core for estimates: its registers, the rates of its ports, its caches."""
+"""Model of one core for estimates: its registers, instruction throughput and caches."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ CYCLES_PER_SECOND = 3.5e9
 
 @dataclass(frozen=True, slots=True)
 class CacheLevel:
-    """A cache: its size in bytes, and the bytes per cycle that the next level delivers to it."""
+    """A cache: its size in bytes, and the bandwidth in bytes per cycle of the level behind it."""
 
     bytes: int
     bytes_per_cycle_behind: float
@@ -25,18 +25,19 @@ class CacheLevel:
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """Model of one core for vectors of one width. Rates are per cycle.
+    """Model of one core for vectors of one width.
 
     Attributes:
         registers: number of vector registers.
-        operations: fused multiply-adds of whole vectors.
-        loads: loads of whole vectors.
-        stores: stores of whole vectors.
-        in_flight: operations of a sum that the reorder buffer holds: half of its entries.
-        page_rows: rows at a distance of one page that fit into the first cache at the same time.
+        operations: fused multiply-adds of whole vectors per cycle.
+        loads: loads of whole vectors per cycle.
+        stores: stores of whole vectors per cycle.
+        in_flight: reduction operations that the reorder buffer holds: half of its entries.
+        page_rows: number of rows at a distance of one page that the first-level cache holds at
+            once.
         caches: the caches, from the first level to the third.
-        core: the facts that do not depend on the vector width.
-        tiles: the matrix registers; None if the core has none.
+        core: the properties that do not depend on the vector width.
+        tiles: the AMX tile registers; None if the core has none.
     """
 
     registers: int
@@ -71,9 +72,9 @@ wait to retire take the rest."""
 
 @memo(64)
 def describe(facts: TargetFacts) -> Machine:
-    """Build the model of a core from the facts of a target and device.
+    """Build the model of a core from the properties of a target and a device.
 
-    If the caches are unknown, the core's usual sizes are used. A level that the device lacks gets
+    If the device's caches are unknown, typical sizes for the core are used. A missing level gets
     the size of the level before it.
     """
     core = facts.core
@@ -100,5 +101,5 @@ def describe(facts: TargetFacts) -> Machine:
 
 
 def _rate(units: float, unit_bits: int, vector_bits: int) -> float:
-    """Vectors a cycle; a vector wider than the unit takes several passes."""
+    """Return vectors per cycle; a vector wider than the unit takes several passes."""
     return units * min(1.0, unit_bits / vector_bits)

@@ -1,8 +1,8 @@
-"""Cycles of the core for one execution of a statement's register tile, divided into parts.
+"""Core cycles of one execution of a statement's register tile, divided into parts.
 
-Operations, loads and dependency chains of sums overlap, so the longest of the three decides.
-Stores, starts and ends of tiles, reductions over lanes, and spills are added to it. The target
-gives the cost of each (`compiler.targets.families.CoreModel`).
+Operations, loads and dependency chains overlap, so the longest of the three dominates. Stores,
+starts and ends of tiles, reductions across lanes, and spills are added to it. The target gives the
+cost of each (`compiler.targets.families.CoreModel`).
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ the longest is not hidden completely."""
 
 @dataclass(frozen=True, slots=True)
 class TileCase:
-    """A group of executions of the register tile that have the same size.
+    """Executions of the register tile that have the same size.
 
     Attributes:
         count: number of these executions.
-        share: their size as a share of a full tile.
-        parts: the loops in which this is the last, narrower tile, each with its share.
+        share: their size as a fraction of a full tile.
+        parts: the loops whose last, partial tile this is, each with the fraction of a full tile.
     """
 
     count: float
@@ -53,10 +53,10 @@ class TileCase:
 
 @memo(256)
 def cases(loops: EnclosingLoops, vector: Axis | None, lanes: int) -> list[TileCase]:
-    """Divide the executions of a register tile into full tiles and narrower ones at loop ends.
+    """Divide the executions of a register tile into full tiles and partial tiles at loop ends.
 
-    Along the axis of vectors, the last, narrower vector has code of its own. It takes as long as a
-    whole vector, or half as long if it fits into half a vector.
+    Along the vectorised axis, the remaining elements have separate code with a partial vector. It
+    takes as long as a whole vector, or half as long if it fits into half a vector.
     """
     found = [TileCase(1.0)]
     for loop, around in zip(loops.fors, reversed(loops.around), strict=True):
@@ -92,7 +92,7 @@ class RegisterTile:
         self._window = _window(statement, in_program_order) if statement.is_reduction else None
 
     def parts(self, case: TileCase) -> tuple[float, ...]:
-        """Return the cycles of one execution with all steps of its sum, ordered as CORE_PARTS."""
+        """Return the cycles of one execution and all its reduction steps, ordered as CORE_PARTS."""
         statement, machine, core = self._statement, self._machine, self._machine.core
         if statement.depth_groups and machine.tiles is not None:
             return self._in_matrices(case, machine.tiles)
@@ -131,8 +131,10 @@ class RegisterTile:
         )
 
     def _in_matrices(self, case: TileCase, tiles: TileRegisters) -> tuple[float, ...]:
-        """The parts of a product in matrix registers, as in `parts`: one row is loaded and
-        multiplied at a time. The sums go through memory to the epilogue."""
+        """Return `parts` for a product in AMX tile registers.
+
+        One row is loaded and multiplied at a time. The sums pass through memory to the epilogue.
+        """
         statement, machine, core = self._statement, self._machine, self._machine.core
         sums = statement.accumulators * case.share
         ends = sums * statement.ending
@@ -155,7 +157,7 @@ class RegisterTile:
         )
 
     def _operands(self, case: TileCase) -> tuple[float, float]:
-        """Shuffles that put loaded elements into place, and cycles of the loads."""
+        """Return shuffles that permute loaded elements, and cycles of the loads."""
         beyond = self._statement.aliased_rows * case.share - self._machine.page_rows - 2
         waiting = max(0.0, beyond) * self._machine.core.set_miss_cycles
         shuffles = cycles = 0.0
@@ -171,10 +173,11 @@ class RegisterTile:
 def _loads(
     statement: ComputeCosts, machine: Machine
 ) -> list[tuple[frozenset[Axis], float, float, float]]:
-    """Loads of a whole tile: the axes of each, its number, and shuffles and cycles of one load.
+    """Describe the loads of a full tile.
 
-    A place that several points read is loaded once. If the inner loops always read the same places,
-    these are loaded before the loops, as far as registers are left.
+    Each entry has the axes of a load, its number of executions, and the shuffles and cycles per
+    execution. An element that several points read is loaded once. Elements that do not change in
+    the inner loops are loaded before these loops, as far as registers are free.
     """
     found = []
     counted, tiles = statement.loop_counts, statement.outer_trips
@@ -202,10 +205,10 @@ def _loads(
 
 
 def _vectors(statement: ComputeCosts, use: Use, machine: Machine) -> tuple[float, float]:
-    """Shuffles and cycles of one load along the lanes.
+    """Return the shuffles and cycles of one load along the lanes.
 
-    If lanes have a small stride, that number of vectors is loaded and permuted into one. Lanes with
-    a larger stride are loaded one by one.
+    If the lanes have a small stride of n elements, n vectors are loaded and permuted into one.
+    Lanes with a larger stride are loaded one by one.
     """
     stride = use.lane_step // use.access.element_bytes
     if 1 <= stride <= statement.lanes // 2:
@@ -215,7 +218,7 @@ def _vectors(statement: ComputeCosts, use: Use, machine: Machine) -> tuple[float
 
 
 def _stores(statement: ComputeCosts, machine: Machine) -> float:
-    """Stores of one execution of the tile, counted in stores that cross no cache line."""
+    """Return the stores of one execution of the tile, in units of a store within one cache line."""
     stored = 0.0
     for use in statement.uses:
         if use.is_store:
@@ -225,7 +228,9 @@ def _stores(statement: ComputeCosts, machine: Machine) -> float:
 
 
 def _crossing(statement: ComputeCosts, use: Use) -> float:
-    """The share of a vector's possible addresses at which it crosses into a second cache line."""
+    """Return the fraction of a vector's possible addresses at which it crosses a cache-line
+    boundary.
+    """
     if use.lane_step == 0 or use.alignment == LINE_BYTES:
         return 0.0
     width = min(LINE_BYTES, statement.lanes * use.access.element_bytes)
@@ -233,10 +238,10 @@ def _crossing(statement: ComputeCosts, use: Use) -> float:
 
 
 def _spills(statement: ComputeCosts, case: TileCase, machine: Machine) -> float:
-    """Cycles for accumulators that do not fit: each step of the sum loads and stores them.
+    """Return the cycles for spilled accumulators: each reduction step loads and stores them.
 
-    An outer product keeps a row of vectors and one broadcast in addition to the accumulators.
-    Vectors that only one product needs are not kept.
+    An outer product needs registers for a row of vectors and one broadcast in addition to the
+    accumulators. A vector that only one product needs does not occupy a register.
     """
     kept = statement.operands if statement.operands < statement.accumulators else 1
     held = statement.accumulators * case.share + kept + 1
@@ -246,10 +251,11 @@ def _spills(statement: ComputeCosts, case: TileCase, machine: Machine) -> float:
 
 @dataclass(frozen=True, slots=True)
 class _Window:
-    """A window whose taps are written out, and the places that its points share.
+    """An unrolled convolution window whose points share elements.
 
-    The tile reads `places` in all. Along the outermost axis whose taps share places, there are
-    `taps`; `waiting` places are read by one of them and again by the next.
+    The tile reads `places` distinct elements. `taps` is the number of taps along the outermost axis
+    whose taps share elements. `waiting` elements are read by one of these taps and again by the
+    next.
     """
 
     places: int
@@ -260,11 +266,12 @@ class _Window:
     def spills(
         self, statement: ComputeCosts, case: TileCase, machine: Machine
     ) -> tuple[float, float]:
-        """Cycles of reloads, and number of stores, of one execution of the tile due to spills.
+        """Return the reload cycles and the number of stores that spills cause per execution of the
+        tile.
 
-        An accumulator that does not fit goes to the stack once for each of `taps`. In program
-        order, places that wait for the next tap need registers, too; the greedy order reads each
-        place once for all taps.
+        A spilled accumulator goes to the stack once for each of `taps`. In program order, elements
+        that wait for the next tap occupy registers, too. The greedy order reads each element once
+        for all taps.
         """
         accumulators = statement.accumulators * case.share
         saved = max(0.0, accumulators + 2 - machine.registers) * self.taps
@@ -280,7 +287,7 @@ class _Window:
 
 
 def _window(statement: ComputeCosts, in_program_order: bool) -> _Window | None:
-    """The window that points of the register tile share; None without one."""
+    """Return the window whose points share elements within the register tile; None without one."""
     counted = statement.loop_counts
     for use in statement.uses:
         form = use.access.form

@@ -1,4 +1,4 @@
-"""Cost models: they predict which candidates are worth a measurement. One file each."""
+"""Cost models, which predict the candidates that are worth measuring. Each has its own file."""
 
 from __future__ import annotations
 
@@ -13,15 +13,21 @@ __all__ = ["CostModel", "Sample", "cost_models", "make_cost_model"]
 
 
 def cost_models() -> dict[str, Callable[[int], CostModel]]:
-    """Every cost model by name, as a function that makes one from a seed."""
+    """Return all cost models by name. Each value creates the model from a random seed."""
     return members(sys.modules[__name__], "make_model")
 
 
 def make_cost_model(name: str, seed: int, base: bytes = b"") -> CostModel:
-    """Create the cost model of this name; with `base`, training continues from this saved model.
+    """Create a cost model by name.
+
+    Args:
+        name: a key of `cost_models`.
+        seed: the seed of the model's random choices.
+        base: a model saved by `CostModel.save`, from which training continues; empty for none.
 
     Raises:
-        ValueError: if the name is unknown, or the base has another kind or feature version.
+        ValueError: if the name is unknown, or if `base` is from another kind of model or another
+            feature version.
     """
     known = cost_models()
     if name not in known:

@@ -24,15 +24,17 @@ def samples_of(
     workload: Callable[[str], Workload | None],
     target: Callable[[str], Target | None],
 ) -> list[Sample]:
-    """Convert trials to training samples: one per record key, schedule and set of measured sizes.
+    """Convert trials to training samples: one per record key, schedule and measured sizes.
 
-    Each sample has the fastest time and the facts of its device. With open sizes there is one
-    sample for each measured size. The following trials are left out: of unknown keys, of lost
-    workers, of sizes that the workload cannot have, and of schedules that cannot be lowered.
+    Each sample has the fastest time and the properties of its device. With open sizes there is one
+    sample for each measured size. The following trials are left out: trials with unknown keys, from
+    lost workers, with sizes that the workload cannot have, and with schedules that cannot be
+    lowered.
 
     Args:
         trials: the stored trials.
-        workload, target: return the value of a key, or None if the key is unknown.
+        workload: returns the workload for a workload key, or None if the key is unknown.
+        target: returns the target for a target key, or None if the key is unknown.
     """
     best: dict[RecordKey, dict[tuple[Schedule, SizeWeights], Measurement]] = {}
     for trial in trials:
@@ -62,7 +64,7 @@ def samples_of(
 
 
 class CandidateFeatures:
-    """Compute features of the candidates of one record key, for any device and any measured sizes.
+    """Feature extractors for the candidates of one record key, one per device and measured sizes.
 
     Raises:
         CompilerError: if the compiler has no schedules for the workload.
@@ -97,7 +99,7 @@ class CandidateFeatures:
 
 
 def _device(measurement: Measurement) -> DeviceFacts | None:
-    """The device that took a measurement; None if its facts cannot be read."""
+    """Return the device that took a measurement; None if its description cannot be parsed."""
     try:
         return DeviceFacts.from_json(measurement.device)
     except InvalidFactsError:

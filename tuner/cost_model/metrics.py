@@ -1,6 +1,6 @@
-"""Quality of an order of candidates, on tasks that the model was not trained on.
+"""Ranking quality of cost models, on tasks that they were not trained on.
 
-Every figure is computed for each task and then averaged: candidates of different tasks are never
+Every score is computed per task and then averaged: candidates of different tasks are never
 compared.
 """
 
@@ -26,14 +26,14 @@ LEAST_SAMPLES = 4
 
 @dataclass(frozen=True, slots=True)
 class Scores(JsonValue):
-    """Quality of an order of candidates: means over tasks, each from 0 to 1.
+    """Quality of a ranking of candidates: means over tasks, each from 0 to 1.
 
     Attributes:
-        pairwise: share of pairs in the correct order, among pairs whose times differ by more than
-            SAME; equal scores count half.
+        pairwise: fraction of pairs in the correct order, among pairs whose times differ by more
+            than SAME; equal scores count half.
         top1, top5: the fastest time divided by the fastest time of the first 1 or 5 picks.
-        recall30: share of the fastest 30 that are among the first 30 picks. If there are fewer than
-            120 candidates, a quarter of them replaces 30.
+        recall30: fraction of the fastest 30 that are among the first 30 picks. If there are fewer
+            than 120 candidates, a quarter of them replaces 30.
         tasks: number of tasks.
     """
 
@@ -45,9 +45,7 @@ class Scores(JsonValue):
 
     @property
     def quality(self) -> float:
-        """Return one number by which models are compared: the mean of `pairwise`, `top1` and
-        `top5`.
-        """
+        """Return the mean of `pairwise`, `top1` and `top5`, by which models are compared."""
         return (self.pairwise + self.top1 + self.top5) / 3
 
 
@@ -56,10 +54,9 @@ Predict = Callable[[np.ndarray], np.ndarray]
 
 
 def evaluate(samples: Sequence[Sample], predict: Predict) -> Scores:
-    """Evaluate a model's predictions on each task of the samples; failed samples are left out.
+    """Evaluate a model's ranking on each task of the samples; failed samples are left out.
 
-    Raises:
-        ValueError: if no task has LEAST_SAMPLES successful samples.
+    `predict` maps rows (number, columns) to scores (number,); higher means faster.
     """
     worked = [sample for sample in samples if sample.run_seconds is not None]
     rows = np.stack([sample.row for sample in worked]) if worked else np.zeros((0, 0))
@@ -67,7 +64,11 @@ def evaluate(samples: Sequence[Sample], predict: Predict) -> Scores:
 
 
 def evaluate_order(samples: Sequence[Sample], scores: np.ndarray) -> Scores:
-    """Evaluate given scores, one per sample, as `evaluate` does."""
+    """Evaluate given scores, one per sample, in the same way as `evaluate`.
+
+    Raises:
+        ValueError: if no task has LEAST_SAMPLES successful samples.
+    """
     seconds: dict[str, list[float]] = {}
     predicted: dict[str, list[float]] = {}
     for sample, score in zip(samples, scores, strict=True):
@@ -84,7 +85,11 @@ def evaluate_order(samples: Sequence[Sample], scores: np.ndarray) -> Scores:
 
 
 def random_order(samples: Iterable[Sample], seed: int = 0, draws: int = 20) -> Scores:
-    """The scores of a random order, averaged over `draws`."""
+    """Return the scores of a random ranking, averaged over `draws` rankings per task.
+
+    Raises:
+        ValueError: if no task has LEAST_SAMPLES successful samples.
+    """
     random = np.random.default_rng(seed)
     groups = [g for g in by_task(samples).values() if len(g) >= LEAST_SAMPLES]
     return average(
@@ -98,10 +103,12 @@ def random_order(samples: Iterable[Sample], seed: int = 0, draws: int = 20) -> S
 
 
 def average(scores: Sequence[Scores], tasks: int | None = None) -> Scores:
-    """The mean of each figure.
+    """Return the mean of each attribute over the given scores.
+
+    `tasks` replaces the sum of their numbers of tasks.
 
     Raises:
-        ValueError: if no figures are given.
+        ValueError: if `scores` is empty.
     """
     if not scores:
         raise ValueError("no task has enough measured candidates to judge an order by")
@@ -115,7 +122,7 @@ def average(scores: Sequence[Scores], tasks: int | None = None) -> Scores:
 
 
 def task_scores(seconds: np.ndarray, scores: np.ndarray) -> Scores:
-    """The figures of one task: measured seconds and predicted scores, both (number,)."""
+    """Return the scores of one task, from measured seconds and predicted scores, both (number,)."""
     order = np.argsort(-scores, kind="stable")
     best = float(seconds.min())
     kept = min(RECALL, max(1, len(seconds) // 4))

@@ -1,4 +1,4 @@
-"""No model: all candidates score the same, so that strategies choose at random."""
+"""A model without predictions: all candidates score the same, so strategies choose at random."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tilewright.tuner.cost_model.protocol import CostModel, Sample
 
 
 class NoModel:
-    """A cost model that learns nothing: all candidates have equal scores."""
+    """A cost model that is never trained: all candidates have equal scores."""
 
     trained = False
 
@@ -29,5 +29,5 @@ class NoModel:
 
 
 def make_model(seed: int) -> CostModel:
-    """Make the model, which is the same for any seed."""
+    """Create the model. The seed has no effect."""
     return NoModel()

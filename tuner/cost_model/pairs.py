@@ -1,9 +1,9 @@
-"""An objective for boosting: to put all pairs of a task in order.
+"""A pairwise ranking objective for boosting: orders all pairs of samples of a task.
 
-It is RankNet (Burges et al. 2005) with targets as certain as the measurement. The scores of two
-candidates give the probability that the first is faster. Training pulls it to the probability that
-their measured times give, noise considered. XGBoost's own ranking losses sample a few pairs, and
-are as certain about a difference of a hundredth as about a factor.
+It is RankNet (Burges et al. 2005) with soft targets. The difference of two scores gives the
+probability that the first candidate is faster. The target is the probability that follows from the
+two measured times and the measurement noise. XGBoost's own ranking losses sample only a few pairs,
+and treat a difference of 1 % as equally certain as a factor of two.
 """
 
 from __future__ import annotations
@@ -28,20 +28,21 @@ _LEAST = 1e-6
 
 
 class AllPairs:
-    """An objective for XGBoost: the cross entropy of all pairs of samples of the same task.
+    """An objective for XGBoost: the cross entropy over all pairs of samples of one task.
 
     Called with predicted scores, it returns the first and second derivatives. The weight of a pair
-    is the throughput of its faster member, relative to the task's best: the search picks candidates
-    from the fast end. Pairs of two failures have no weight. Initially the weights of a task's
-    candidates average 1, so that second derivatives are like those of a squared error.
+    is the throughput of its faster member, relative to the task's best, because the search picks
+    candidates from the fast end. Pairs of two failures have no weight. The weights are scaled such
+    that second derivatives start at the same size as for a squared error.
     """
 
     def __init__(self, tasks: Sequence[str], throughputs: np.ndarray) -> None:
         """Prepare the pairs of all tasks.
 
         Args:
-            tasks: the task of each sample, with samples of one task side by side.
-            throughputs: (number,), over the task's best, 0 for a failure (`normalised_throughput`).
+            tasks: the task of each sample. Samples of one task are adjacent.
+            throughputs: the throughput of each sample relative to its task's best, (number,); 0 for
+                a failure (`normalised_throughput`).
         """
         self._number = len(tasks)
         firsts, seconds, weights = [], [], []
@@ -66,7 +67,10 @@ class AllPairs:
         self._target = _sigmoid((logarithms[self._first] - logarithms[self._second]) / NOISE)
 
     def __call__(self, predicted: np.ndarray, matrix: Any) -> tuple[np.ndarray, np.ndarray]:
-        """First and second derivatives with respect to the scores, both (number,)."""
+        """Return the first and second derivatives with respect to the scores, both (number,).
+
+        `matrix` is unused; XGBoost passes its training matrix.
+        """
         faster = _sigmoid(predicted[self._first] - predicted[self._second])
         slope = self._weight * (faster - self._target)
         curvature = self._weight * faster * (1 - faster)
@@ -79,9 +83,11 @@ class AllPairs:
 
 
 def _pairs_of(size: int) -> tuple[np.ndarray, np.ndarray]:
-    """The places of the first and second of each pair among `size` candidates, no pair twice.
+    """Return the positions of the first and of the second member of each pair; no pair occurs
+    twice.
 
-    These are all pairs, or each candidate with PARTNERS others, sampled with a fixed seed.
+    For few candidates these are all pairs. Otherwise each candidate is paired with PARTNERS others,
+    sampled with a fixed seed.
     """
     if size <= PARTNERS + 1:
         return np.triu_indices(size, 1)

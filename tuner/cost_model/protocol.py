@@ -1,4 +1,4 @@
-"""The protocol of cost models, as search strategies use it."""
+"""The interface of cost models for search strategies, and their training samples."""
 
 from __future__ import annotations
 
@@ -16,7 +16,10 @@ from tilewright.tuner.protocol.measurement import Measurement
 class Sample:
     """A measured candidate for training.
 
-    It has its task, its feature row, and its seconds for one run (None: it failed).
+    Attributes:
+        task: the name of its task. Only samples of one task are compared.
+        row: its features, (columns,).
+        run_seconds: the time of one run; None if the candidate failed.
     """
 
     task: str
@@ -27,15 +30,16 @@ class Sample:
 def point_samples(
     task: str, points: Sequence[SizePoint], row: np.ndarray, measurement: Measurement
 ) -> list[Sample]:
-    """A measured candidate for training: one sample, or one at each of a workload's sizes.
+    """Convert a measured candidate to training samples: one per measured size.
 
-    Each size is a task of its own, because times of different sizes say nothing of schedules.
+    Each size is a separate task, because times at different sizes are not comparable. Without open
+    sizes, there is one sample.
 
     Args:
         task: the name of the task.
-        points: where the candidate was measured, or would have been if it had not failed.
-        row: what `FeatureExtractor.row` gives for these points.
-        measurement: of the candidate.
+        points: the sizes at which the candidate was to be measured.
+        row: the features by `FeatureExtractor.row` for these points.
+        measurement: the candidate's measurement.
     """
     if not points[0].sizes:
         return [Sample(task, row, measurement.run_seconds)]
@@ -49,30 +53,29 @@ def point_samples(
 
 
 class CostModel(Protocol):
-    """Predicts scores of candidates from features. Higher is better; the scale depends on the
-    model.
+    """Predicts scores of candidates from features.
+
+    A higher score means a faster candidate. Scores have no unit.
     """
 
     @property
     def trained(self) -> bool:
-        """Whether the model has been trained, so that its predictions are informative."""
+        """Whether the model has been trained; an untrained model returns equal scores."""
 
     def train(self, samples: Sequence[Sample]) -> None:
-        """Learn from all samples of all tasks, replacing what earlier calls learned.
+        """Fit the model to all samples of all tasks, instead of those of earlier calls.
 
-        A model taken over by `load` is kept and corrected.
+        A model loaded by `load` is kept and corrected.
         """
 
     def predict(self, rows: np.ndarray) -> np.ndarray:
-        """Return scores (number,), float64, of rows (number, columns). Untrained, all scores are
-        equal.
-        """
+        """Return float64 scores (number,) for rows (number, columns); equal ones if untrained."""
 
     def save(self) -> bytes:
-        """The trained model as bytes that `load` reads; empty if untrained."""
+        """Return the trained model as bytes for `load`; empty if untrained."""
 
     def load(self, data: bytes) -> None:
-        """Take over a saved model.
+        """Replace this model by a saved one.
 
         Raises:
             ValueError: if the bytes are not a saved model of this kind and feature version.
@@ -80,8 +83,8 @@ class CostModel(Protocol):
 
 
 def normalised_throughput(samples: Sequence[Sample]) -> np.ndarray:
-    """Return the throughput of each sample relative to its task's best: 1 for the best, 0 if
-    failed.
+    """Return each sample's throughput relative to its task's best: 1 for the best, 0 for
+    a failure.
     """
     best: dict[str, float] = {}
     for sample in samples:

@@ -1,4 +1,4 @@
-"""Base models: trained on all records of a target, and judged on tasks held out from training."""
+"""Base models: trained on all records of a target, and evaluated on held-out tasks."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ LEAST_TASKS = 6
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """A division of samples into three parts without common tasks.
+    """A division of samples into three sets without common tasks.
 
     Attributes:
-        training: samples that the model learns from.
-        stopping: samples that determine the number of rounds.
+        training: samples that the model is trained on.
+        stopping: samples that determine the number of boosting rounds.
         held_out: samples that the trained model is evaluated on.
     """
 
@@ -35,7 +35,7 @@ class Split:
 
 @dataclass(frozen=True, slots=True)
 class BaseModel:
-    """A trained base model in XGBoost's JSON, and its scores on the held-out tasks."""
+    """A trained base model in XGBoost's JSON format, and its scores on the held-out tasks."""
 
     data: bytes
     objective: Objective
@@ -47,10 +47,11 @@ class BaseModel:
 
 
 def split(samples: Sequence[Sample], target_key: str) -> Split:
-    """Split samples by a hash of their workload key, so that all samples of a task are in one part.
+    """Split samples by a hash of their workload key, so that a workload's samples stay together.
 
-    The held-out part has only tasks of the target itself. A held-out workload is excluded from
-    training for every target, because times of a similar target would reveal its order.
+    The held-out set has only tasks of the target itself. A held-out workload is excluded from
+    training for every target, because its times on a similar target would reveal the order of its
+    candidates.
     """
     training, stopping, held_out = [], [], []
     for sample in samples:
@@ -93,7 +94,7 @@ def train_base_model(
 
 
 def judge(data: bytes, samples: Sequence[Sample], target_key: str) -> Scores | None:
-    """Evaluate a saved model on the present held-out tasks.
+    """Evaluate a saved model on the tasks of the samples that are held out now.
 
     Return None if this release cannot load the model, or no held-out task has enough samples.
     """

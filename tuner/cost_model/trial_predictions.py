@@ -1,4 +1,4 @@
-"""Predictions of cost models for measured trials, to judge how well they rank them."""
+"""Predictions of cost models for measured trials, to evaluate the models' ranking."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class TrialPrediction:
 
     Attributes:
         estimated_seconds: the time by the analytical estimate (`tuner.analysis.estimate`).
-        score: the cost model's score, higher is faster; None without a model.
+        score: the cost model's score; higher means faster. None without a model.
     """
 
     trial_id: str
@@ -32,11 +32,11 @@ class TrialPrediction:
 
 @dataclass(frozen=True, slots=True)
 class TaskPredictions:
-    """The predictions for the trials of one task, and their quality.
+    """Predictions for the trials of one task, and the quality of their rankings.
 
     Attributes:
-        by_score: quality of the order by scores; None without a model or with too few trials.
-        by_estimate: quality of the order by estimates; None with too few trials.
+        by_score: quality of the ranking by scores; None without a model or with too few trials.
+        by_estimate: quality of the ranking by estimates; None with too few trials.
     """
 
     trials: tuple[TrialPrediction, ...]
@@ -51,10 +51,19 @@ def predict_trials(
     model: CostModel | None,
     enough: Callable[[], bool] = lambda: False,
 ) -> TaskPredictions:
-    """Predict the times of the trials of one record key, in order, until `enough` returns true.
+    """Predict the times of the trials of one record key.
 
-    Failed trials are left out, and those whose device, sizes or schedule this release cannot
-    describe.
+    Trials are left out if they failed, or if this release cannot interpret their device, sizes or
+    schedule.
+
+    Args:
+        trials: the trials, in the order in which they are predicted.
+        workload, target: the workload and the target of their record key.
+        model: the cost model; None for estimates alone.
+        enough: once it returns true, the remaining trials are skipped.
+
+    Raises:
+        CompilerError: if the compiler has no schedules for the workload.
     """
     if not trials:
         return TaskPredictions((), None, None)

@@ -1,8 +1,8 @@
-"""Gradient-boosted trees over loop-nest features (Chen & Guestrin 2016; as AutoTVM and Ansor do).
+"""Gradient-boosted trees over loop-nest features (Chen & Guestrin 2016), as in AutoTVM and Ansor.
 
-Predictions are comparable within a task only, so that one model serves all tasks and carries what
-it learned from one workload to the next. A run's own samples correct a base model, which was
-trained on everything ever measured for a target: boosting goes on from its predictions.
+Predictions are comparable within a task only. So one model serves all tasks, and training on one
+workload improves predictions for the next. A base model is trained on all trials of a target. A run
+boosts further trees on top of it, fitted to the run's own samples.
 """
 
 from __future__ import annotations
@@ -95,10 +95,10 @@ left out of training."""
 
 
 class XGBoostModel:
-    """Gradient-boosted trees. Each call of `train` rebuilds them, in tenths of a second for
-    hundreds of rows.
+    """Gradient-boosted trees.
 
-    After `load`, `train` keeps the loaded trees and rebuilds only the trees that follow them.
+    Each call of `train` rebuilds the trees, in tenths of a second for hundreds of rows. After
+    `load`, it keeps the loaded trees and rebuilds only the trees added to them.
     """
 
     def __init__(
@@ -128,12 +128,12 @@ class XGBoostModel:
 
     @property
     def objective(self) -> Objective:
-        """The training objective; after `load`, the loaded model's."""
+        """The training objective; after `load`, the objective of the loaded model."""
         return self._objective
 
     @property
     def rounds(self) -> int:
-        """Rounds of boosting; 0 if untrained."""
+        """Number of boosting rounds; 0 if untrained."""
         return int(self._booster.num_boosted_rounds()) if self._booster is not None else 0
 
     def train(self, samples: Sequence[Sample]) -> None:
@@ -143,12 +143,13 @@ class XGBoostModel:
         self._fit(samples, rounds, self._parameters())
 
     def train_base(self, samples: Sequence[Sample], stopping: Sequence[Sample]) -> None:
-        """Train from scratch, with the number of rounds that best orders the `stopping` samples.
+        """Train from scratch, with the number of rounds that best ranks the `stopping` samples.
 
-        The order is judged by its share of correct pairs, whatever the objective: judged by squared
-        error, training ended after 22 to 54 rounds, while 150 put more pairs in order. The stopping
-        samples must be of other tasks; otherwise the choice would favour overfitting. Finally the
-        model is trained on both sets, so the stopping samples are not held out.
+        The ranking is judged by the fraction of pairs in the correct order, whatever the objective.
+        Judged by squared error, training stopped after 22 to 54 rounds, although 150 rounds ordered
+        more pairs correctly. The stopping samples must belong to other tasks; otherwise the choice
+        would favour overfitting. Finally the model is trained on both sets, so the stopping samples
+        are not held out.
         """
         import xgboost
 
@@ -184,7 +185,7 @@ class XGBoostModel:
         return np.asarray(predicted, dtype=np.float64)
 
     def save(self) -> bytes:
-        """The model in XGBoost's own JSON, which all its versions read."""
+        """Return the model in XGBoost's JSON format, which all XGBoost versions read."""
         return bytes(self._booster.save_raw("json")) if self._booster is not None else b""
 
     def load(self, data: bytes) -> None:
@@ -227,19 +228,24 @@ class XGBoostModel:
         return found
 
     def _derivatives(self, ordered: Sequence[Sample]) -> AllPairs | None:
-        """The derivatives for samples in the order of `_by_task`; None if XGBoost has its own."""
+        """Return the objective for samples ordered by `_by_task`; None for an objective
+        of XGBoost.
+        """
         if self._objective is not Objective.ALL_PAIRS:
             return None
         return AllPairs([sample.task for sample in ordered], normalised_throughput(ordered))
 
     def _start(self, rows: np.ndarray) -> np.ndarray | None:
-        """Scores (number,) from which boosting starts; None if XGBoost takes them from labels."""
+        """Return the scores (number,) from which boosting starts; None if XGBoost derives them."""
         if self._objective is not Objective.ALL_PAIRS:
             return None
         return np.asarray(-_TRUST * rows[:, _ESTIMATE], dtype=np.float32)
 
     def _matrix(self, ordered: Sequence[Sample]) -> Any:
-        """Samples in the order of `_by_task` as rows with labels; rankings need numbered tasks."""
+        """Convert samples ordered by `_by_task` to a matrix with labels.
+
+        For XGBoost's ranking objective, each task has a number as query id.
+        """
         import xgboost
 
         scores = normalised_throughput(ordered)
@@ -256,10 +262,10 @@ class XGBoostModel:
 
 
 def _by_task(samples: Sequence[Sample]) -> list[Sample]:
-    """The samples in the order of the rows of their matrix."""
+    """Sort samples by task, the order of the rows in a training matrix."""
     return sorted(samples, key=lambda sample: sample.task)
 
 
 def make_model(seed: int) -> CostModel:
-    """A model with one thread: the other cores build and measure."""
+    """Create a model that uses one thread: the other cores build and measure candidates."""
     return XGBoostModel(seed)

@@ -1,1 +1,1 @@
-"""Building, running and checking candidates. Device-side modules need NumPy alone."""
+"""Builders, runners and output checks of candidates. Modules for devices need only NumPy."""

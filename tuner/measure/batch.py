@@ -1,4 +1,4 @@
-"""From built candidates to a measure request, and from its result back to trials."""
+"""Creates measure requests for built candidates, and converts results to trials."""
 
 from __future__ import annotations
 
@@ -48,9 +48,9 @@ def make_request(
 ) -> tuple[MeasureRequest, dict[str, bytes]]:
     """Create a request for built candidates, and collect the blobs that it names, by digest.
 
-    All candidates are checked against all `references`, and timed on the references that have a
-    size point. In any phase but screening, the first candidate is the incumbent, with which the
-    others are compared. Equal objects are linked once.
+    All candidates are checked against all expected outputs in `references`, and timed on those that
+    have a size point. In any phase but screening, the first candidate is the incumbent, and the
+    others are compared with it. Equal objects are linked once.
 
     Raises:
         CompilerError: if the objects cannot be linked.
@@ -90,7 +90,8 @@ def make_request(
 def trials_of(request: MeasureRequest, result: MeasureResult) -> list[Trial]:
     """Convert the result of a request to trials. Candidates without a result are left out.
 
-    Request and result suffice, so a restarted process can convert results of an earlier one.
+    It needs only the request and the result, so a restarted process can convert the results of an
+    earlier process.
     """
     found = dict(result.measurements)
     return [
@@ -124,6 +125,9 @@ def link_to_bytes(objects: Sequence[bytes]) -> bytes:
 
 
 def _request_id(entries: Sequence[BuiltCandidate]) -> str:
-    """The same candidates with the same code are the same request; a runner answers it once."""
+    """Return an id that is equal for the same candidates with the same code.
+
+    A runner measures requests with the same id only once.
+    """
     text = "\n".join(f"{entry.trial_id} {entry.built.object_digest}" for entry in entries)
     return hashlib.sha256(text.encode()).hexdigest()[:32]

@@ -1,4 +1,4 @@
-"""Builds candidates in a child of this process, one at a time: a crash or a hang ends the child."""
+"""Builds candidates in a child process, one at a time. A crash or a hang ends only the child."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class BuildChild:
         return made
 
     def close(self) -> None:
-        """End the child."""
+        """Kill the child process."""
         self._drop(kill=True)
 
     def _ready(self) -> ChildProcess:

@@ -1,7 +1,7 @@
-"""Builds candidates in isolated processes with a time limit; a failure is data.
+"""Builds candidates in isolated processes with a time limit; a failed build is a result.
 
-A process builds one candidate at a time, and one that crashes or hangs is replaced: only its own
-candidate fails. (`concurrent.futures` would fail innocent tasks, too.)
+A process builds one candidate at a time. If it crashes or hangs, it is replaced, and only this
+candidate fails. (With `concurrent.futures`, other candidates would fail, too.)
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ from tilewright.tuner.protocol.measurement import Status
 from tilewright.tuner.tasks import Task
 
 CACHE_ENTRIES = 4096
-"""Built objects kept: a task's best are linked again for its final comparison."""
+"""Number of cached objects; the fastest of a task are linked again for the final comparison."""
 
 
 _LOOK_SECONDS = 1.0
-"""How often a build that is waited for is looked at: whether its pool still works."""
+"""Interval between checks whether the pool of an awaited build still works."""
 
 
 _PARENT_SECONDS = 0.2
-"""How often a builder looks whether its parent lives."""
+"""Interval between a builder's checks whether its parent lives."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,9 +47,9 @@ class Built:
 
     Attributes:
         status: OK, or the kind of failure; `error` has the message.
-        object_digest: identifies the code without its symbol names: equal code has equal digests.
-        spills: a message if the code keeps too many vectors on the stack; otherwise empty.
-        spec: the KernelSpec as JSON; empty for a failure.
+        object_digest: digest of the code without its symbol names: equal code has equal digests.
+        spills: a message if the code spills too many vectors to the stack; otherwise empty.
+        spec: the `KernelSpec` as JSON; empty for a failure.
     """
 
     schedule: Schedule
@@ -71,7 +71,7 @@ Picklable, since it runs in another process. Raises CompilerError for a candidat
 
 
 class Ticket(Protocol):
-    """A batch of candidates that is being built."""
+    """A handle for a batch of candidates that is being built."""
 
     def done(self) -> bool:
         """Whether the build of every candidate has ended."""
@@ -87,7 +87,7 @@ class Builder(Protocol):
     """Builds batches of candidates in the background."""
 
     def start(self) -> None:
-        """Prepare for the first batch, so that its builds start without a delay."""
+        """Prepare for the first batch, so that its builds start without delay."""
 
     def submit(self, task: Task, schedules: Sequence[Schedule]) -> Ticket:
         """Start to build a task's schedules as one batch."""
@@ -97,7 +97,7 @@ class Builder(Protocol):
 
 
 class BuildFuture(Protocol):
-    """A candidate that is being built."""
+    """A handle for one candidate that is being built."""
 
     def done(self) -> bool:
         """Whether `result` returns without waiting."""
@@ -106,27 +106,27 @@ class BuildFuture(Protocol):
         """Whether the build was cancelled."""
 
     def cancel(self) -> bool:
-        """Cancel the build. Return whether this succeeded."""
+        """Cancel the build. Return whether it is cancelled."""
 
     def result(self) -> Mapping[str, Any]:
-        """Wait for the build; return the result of `Compile` and `build_seconds`.
+        """Wait for the build. Return the dict that `Compile` returned, with `build_seconds` added.
 
         Raises:
             CancelledError: if the build was cancelled, or the builder closed.
-            BuildTimeoutError: if it took too long.
-            ProcessExpired: if its process died.
+            BuildTimeoutError: if the build exceeded its time limit.
+            ProcessExpired: if the builder's process died.
             CompilerError: if the compiler rejects the candidate.
         """
 
 
 class CachingBuilder(ABC):
-    """A builder that never repeats a build. The subclass decides where builds happen.
+    """A builder that caches results and never repeats a build. Subclasses run the builds.
 
     Several runs may share one builder, each from its own thread.
     """
 
     def __init__(self, timings: Timings | None = None) -> None:
-        """`timings` records the seconds of the steps of builds, summed over all processes."""
+        """`timings` records the seconds of each build step, summed over all processes."""
         self._timings = timings
         self._cache: OrderedDict[tuple[str, Mode, str], Built] = OrderedDict()
         self._lock = threading.Lock()
@@ -136,7 +136,7 @@ class CachingBuilder(ABC):
         """Start to build one candidate; the arguments are passed to `Compile`."""
 
     def submit(self, task: Task, schedules: Sequence[Schedule]) -> Ticket:
-        """Start to build a batch; candidates built before are returned from the cache."""
+        """Start to build a batch; cached results of earlier builds are reused."""
         key, text, mode = task.key, task.workload.text(), task.mode.to_json()
         parts: list[Built | _Pending] = []
         for schedule in schedules:
@@ -166,8 +166,8 @@ class CachingBuilder(ABC):
 class ProcessBuilder(CachingBuilder):
     """Builds in a pool of processes on this machine.
 
-    A process that dies before its pool knows its task breaks the pool. Then a new pool repeats the
-    old one's unfinished builds.
+    The pool breaks if a process dies before it has reported which build it runs. Then a new pool
+    repeats the unfinished builds.
     """
 
     def __init__(
@@ -186,7 +186,7 @@ class ProcessBuilder(CachingBuilder):
         self._pool = self._new_pool()
 
     def start(self) -> None:
-        """Start the processes now: they import the compiler while the caller plans."""
+        """Start the processes now, so that they import the compiler while the caller plans."""
         # To ask a pool whether it is active starts it.
         assert self._pool.active
 
@@ -231,7 +231,9 @@ class ProcessBuilder(CachingBuilder):
 
 
 class _PooledBuild:
-    """A candidate in a pool that another candidate may break: then it is built once more."""
+    """A build in a process pool. If another candidate breaks the pool, the build is
+    repeated once.
+    """
 
     def __init__(
         self,
@@ -260,8 +262,10 @@ class _PooledBuild:
         return made
 
     def _retry_if_broken(self) -> None:
-        """Resubmit the build if its pool is broken. A broken pool fails its running builds, and
-        drops the waiting ones."""
+        """Resubmit the build if its pool is broken.
+
+        A broken pool fails its running builds and drops the waiting ones.
+        """
         if self._pool.active or self._future.cancelled():
             return
         if self._future.done() and not isinstance(self._future.exception(), BrokenProcessPool):
@@ -274,10 +278,10 @@ class _PooledBuild:
 
 
 class _Process(SpawnProcess):
-    """A process that Ctrl-C in the terminal does not reach: its parent ends it.
+    """A process that ignores Ctrl-C in the terminal: its parent ends it.
 
-    A candidate whose builder was interrupted would be recorded as one that cannot be built. The
-    signal is blocked from before the process exists: its imports alone take a second.
+    Otherwise an interrupted build would be recorded as a failure of the candidate. The signal is
+    blocked before the process starts, because its imports alone take a second.
     """
 
     def start(self) -> None:
@@ -293,10 +297,10 @@ class _Context(SpawnContext):
 
 
 class _Pool(ProcessPool):  # type: ignore[misc]  # pebble has no types
-    """A pool that ends its processes before it takes their locks away.
+    """A process pool that ends its processes before it releases their locks.
 
-    Pebble does it the other way round: a process that starts meanwhile finds no lock, and writes a
-    traceback.
+    Pebble releases the locks first. A process that starts at that moment then fails with a
+    traceback, because its lock is missing.
     """
 
     def _stop_pool(self) -> None:
@@ -377,14 +381,16 @@ class _CachingTicket:
 def compile_with_compiler(
     text: str, schedule: Mapping[str, Any], mode: Mapping[str, Any]
 ) -> Mapping[str, Any]:
-    """Compile with the real compiler; only builder processes import it, when this is called."""
+    """Compile with the real compiler. It is imported on the call, so only builder processes load
+    it.
+    """
     from tilewright.tuner.measure.candidate import compile_candidate
 
     return compile_candidate(text, schedule, mode)
 
 
 def _prepare(with_compiler: bool, parent: int) -> None:
-    """Lower the priority of builds, end with the parent, and load the compiler.
+    """Initialise a builder process: lower its priority, tie it to its parent, load the compiler.
 
     Measurements and the tuner itself have precedence. Loading the compiler takes a second, which
     must not count against the first candidate's time limit.
@@ -398,9 +404,10 @@ def _prepare(with_compiler: bool, parent: int) -> None:
 
 
 def _end_with(parent: int) -> None:
-    """End this process soon after its parent: one that compiles would notice only afterwards.
+    """End this process soon after its parent ends.
 
-    Linux would end it with the thread that started it, which may be that of a job.
+    Otherwise a compiling process would notice only after its build. A thread polls for it: Linux
+    can end a process with the thread that started it, but that may be the thread of one job.
     """
     while os.getppid() == parent:
         time.sleep(_PARENT_SECONDS)

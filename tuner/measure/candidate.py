@@ -1,4 +1,4 @@
-"""From the texts of a candidate to an object: the work of a builder process."""
+"""Builds a candidate: parses its JSON and compiles it to an object file, in a builder process."""
 
 from __future__ import annotations
 
@@ -33,15 +33,20 @@ def warm_up() -> None:
 def compile_candidate(
     text: str, schedule: Mapping[str, Any], mode: Mapping[str, Any]
 ) -> Mapping[str, Any]:
-    """Compile a workload with a schedule.
+    """Compile a workload with a schedule to an object file.
+
+    Args:
+        text: the workload's text (`Workload.text`).
+        schedule: the schedule as JSON.
+        mode: the mode as JSON: target, threads and numerics.
 
     Returns:
         A dict with `object` (bytes), `spec` (JSON), `digest` (of the code under a neutral name),
-        `spills` (a message if it uses too much of the stack, otherwise empty) and `stages` (seconds
-        by step).
+            `spills` (a message if it uses too much of the stack, otherwise empty) and `stages`
+            (seconds by step).
 
     Raises:
-        CompilerError: if the schedule does not fit, or LLVM rejects the code.
+        CompilerError: if the schedule is invalid for the workload, or LLVM rejects the code.
     """
     timings = Timings()
     chosen, parsed = Mode.from_json(mode), Schedule.from_json(dict(schedule))

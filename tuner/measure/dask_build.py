@@ -1,7 +1,7 @@
-"""The function that a Dask worker runs: one build, in its own child process.
+"""The function that a Dask worker runs: one build, in a child process.
 
-A build is a pure function of a few hundred bytes, and the result is bytes with a digest. So Dask
-may run it anywhere, twice, or again after a worker was lost.
+A build is a pure function of a few hundred bytes, and its result is bytes with a digest. So Dask
+may run it on any worker, twice, or again after losing a worker.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Versions = Mapping[str, str]
 
 
 def versions_here() -> dict[str, str]:
-    """The versions that determine the code that a build generates."""
+    """Return the versions on this machine that determine the generated code."""
     from tilewright.compiler.program.build import CODEGEN_VERSION
 
     return {
@@ -39,12 +39,18 @@ def build_on_worker(
     limit_seconds: float,
     expected: Versions,
 ) -> dict[str, Any]:
-    """Build one candidate within `limit_seconds`, if the versions here are the `expected` ones.
+    """Build one candidate, if this machine has the `expected` versions.
+
+    Args:
+        compile_candidate: the compile function.
+        arguments: its arguments: workload text, schedule JSON, mode JSON.
+        limit_seconds: the time limit.
+        expected: the tuner's `versions_here`.
 
     Returns:
-        A dict with the result of `Compile` in `made`; or with a text in one of `refused`,
-        `expired`, `late`, `bug` and `differs`. Exceptions are never sent, because the tuner would
-        have to unpickle them.
+        A dict with a single key. `made` has the result of `compile_candidate`. `refused`,
+            `expired`, `late`, `bug` and `differs` have an error message. Exceptions are never sent,
+            because the tuner would have to unpickle them.
     """
     mine = versions_here()
     if mine != expected:
@@ -68,7 +74,7 @@ def build_on_worker(
 
 
 def versions_differ(theirs: Versions, ours: Versions) -> str:
-    """The differences between the versions of two machines, as text for users."""
+    """Describe the differences between the versions of two machines, as text for users."""
     return ", ".join(
         f"{name} {theirs.get(name, 'missing')} there, {ours.get(name, 'missing')} here"
         for name in sorted({*theirs, *ours})

@@ -1,7 +1,7 @@
-"""Builds on a Dask cluster: an existing scheduler, or a few extra machines.
+"""Builds on a Dask cluster, for example on a few extra machines.
 
-A lost Dask worker or scheduler only costs time: Dask runs the build on another worker, and if no
-worker is left this machine builds.
+A lost Dask worker or scheduler only costs time: Dask runs the build on another worker, or this
+machine builds if no worker is left.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ ABSENT_SECONDS = 10.0
 """How long builds wait for a first Dask worker before they are done here."""
 
 LOOK_SECONDS = 1.0
-"""How often it is looked whether there are Dask workers."""
+"""Interval between checks whether the scheduler has workers."""
 
 
 class BuilderError(CompilerError):
-    """The cluster cannot be used; the message is one sentence with the reason."""
+    """The Dask cluster cannot be used; the message is one sentence with the reason."""
 
 
 class DaskBuilder(CachingBuilder):
@@ -58,9 +58,17 @@ class DaskBuilder(CachingBuilder):
         local: Callable[[], ProcessBuilder] = ProcessBuilder,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`address` is the scheduler's, `tcp://HOST:PORT` or `tls://HOST:PORT`; keys and
-        certificates come from Dask's own configuration. `local` creates the builder that builds on
-        this machine."""
+        """Create the builder without connecting to the scheduler.
+
+        Args:
+            address: the scheduler's address, `tcp://HOST:PORT` or `tls://HOST:PORT`. Keys and
+                certificates come from Dask's own configuration.
+            limit_seconds: the time limit of one build.
+            compile_candidate: the compile function; picklable.
+            timings: records the seconds of each build step.
+            local: creates the builder that builds on this machine.
+            clock: returns the time in seconds.
+        """
         super().__init__(timings)
         self.address = address
         self._limit_seconds = limit_seconds
@@ -77,10 +85,10 @@ class DaskBuilder(CachingBuilder):
         self._seen = float("-inf")
 
     def start(self) -> None:
-        """Connect to the scheduler at the first call, and compare the versions of its workers.
+        """Connect to the scheduler on the first call, and compare the versions of its workers.
 
         Raises:
-            BuilderError: if the scheduler does not answer, or a worker is of another version.
+            BuilderError: if the scheduler does not answer, or a worker has another version.
         """
         with self._cluster_lock:
             if not self._started:  # a scheduler lost since then is tried again later
@@ -115,14 +123,14 @@ class DaskBuilder(CachingBuilder):
     def begin_here(
         self, text: str, schedule: Mapping[str, Any], mode: Mapping[str, Any]
     ) -> BuildFuture:
-        """Build on this machine."""
+        """Start to build a candidate on this machine."""
         with self._cluster_lock:
             if self._local is None:
                 self._local = self._make_local()
         return self._local.begin(text, schedule, mode)
 
     def close(self) -> None:
-        """Leave the cluster, and stop the builder on this machine."""
+        """Disconnect from the scheduler, and stop the builder on this machine."""
         if self._client is not None:
             self._client.close(timeout=CONNECT_SECONDS)  # type: ignore[no-untyped-call]
         if self._local is not None:
@@ -130,14 +138,14 @@ class DaskBuilder(CachingBuilder):
 
     @property
     def workers(self) -> int:
-        """Dask workers that are up; 0 without a scheduler."""
+        """Number of connected Dask workers; 0 without a scheduler."""
         client = self._client
         if client is None or client.status != "running":
             return 0
         return len(client.scheduler_info(n_workers=-1)["workers"])
 
     def abandoned(self) -> bool:
-        """Whether the cluster cannot build: it has no scheduler, or no worker for a while."""
+        """Whether the cluster cannot build: no scheduler, or no workers for ABSENT_SECONDS."""
         client, now = self._client, self._clock()
         if client is None or client.status != "running":
             return True
@@ -148,7 +156,7 @@ class DaskBuilder(CachingBuilder):
         return now - self._seen >= ABSENT_SECONDS
 
     def _connected(self) -> Client | None:
-        """The client while the cluster has workers. Reconnects to a lost scheduler."""
+        """Return the client while the cluster has workers; reconnect to a lost scheduler."""
         if self._client is not None and self._client.status == "closed":
             self._client = None
         now = self._clock()
@@ -177,7 +185,7 @@ class DaskBuilder(CachingBuilder):
 
 
 class _Remote:
-    """A build on the cluster; on this machine, if the cluster loses it."""
+    """A build on the cluster. If the cluster loses it, this machine repeats it."""
 
     def __init__(
         self,
@@ -228,7 +236,7 @@ class _Remote:
                 raise RuntimeError(text)
 
     def _is_lost(self) -> bool:
-        """Whether the cluster has lost it: no answer will come, or none that is one."""
+        """Whether the cluster will return no usable result for this build."""
         if self._remote.done():
             if self._remote.status != "finished":
                 return True
@@ -237,15 +245,15 @@ class _Remote:
 
 
 def is_dask(name: str) -> bool:
-    """Whether a setting names a Dask scheduler."""
+    """Whether a setting has the form of a Dask scheduler's address."""
     return name.startswith(("dask://", "dask+tls://"))
 
 
 def dask_address(name: str) -> str:
-    """The scheduler's address for Dask: `dask://HOST:PORT` or `dask+tls://HOST:PORT`.
+    """Convert the setting `dask://HOST:PORT` or `dask+tls://HOST:PORT` to an address for Dask.
 
     Raises:
-        BuilderError: if it is neither.
+        BuilderError: if it has neither form.
     """
     scheme, _, rest = name.partition("://")
     kinds = {"dask": "tcp", "dask+tls": "tls"}

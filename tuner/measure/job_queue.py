@@ -1,4 +1,4 @@
-"""The requests that wait for the sandbox, and how many are measured at a time.
+"""A queue of requests for the sandbox, from which several requests are measured together.
 
 Rounds of one request are spaced in time, because disturbances last. In the gaps the device measures
 the next request without losing time.
@@ -22,7 +22,7 @@ Item = TypeVar("Item")
 
 
 def go_together(requests: Sequence[Request]) -> bool:
-    """Whether requests may share a job of the sandbox: they screen, with equal threads.
+    """Whether requests may share a job of the sandbox: all are screenings with equal threads.
 
     Comparisons of finalists and runs of whole programs never wait between rounds, so they have no
     gaps to share.
@@ -48,7 +48,7 @@ class JobQueue(Generic[Item]):
         self._closed = False
 
     def put(self, item: Item) -> bool:
-        """Append an item; from any thread. Returns false if the queue is closed."""
+        """Append an item. Return False if the queue is closed. Thread-safe."""
         with self._changed:
             if not self._closed:
                 self._items.append(item)
@@ -56,7 +56,7 @@ class JobQueue(Generic[Item]):
             return not self._closed
 
     def close(self) -> list[Item]:
-        """End all calls of `take`, and return the items left in the queue."""
+        """End all calls of `take`, and return the remaining items."""
         with self._changed:
             self._closed = True
             waiting = [*self._items]
@@ -65,8 +65,9 @@ class JobQueue(Generic[Item]):
             return waiting
 
     def take(self, timeout_seconds: float | None = None, most: int = MOST_TOGETHER) -> list[Item]:
-        """Wait for an item, and remove the items for the next job; empty at the timeout or when
-        closed.
+        """Remove and return the items for the next job; wait for the first one.
+
+        Return an empty list at the timeout, or if the queue is closed.
 
         Args:
             timeout_seconds: the longest wait; None for no limit.

@@ -1,4 +1,4 @@
-"""The runner on this machine: a thread that drives a harness."""
+"""A runner for this machine: a thread that drives a harness."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class _Work:
-    """A request that waits for the harness; `done` takes the result of a run."""
+    """A request that waits for the harness; the future `done` receives the result of a run."""
 
     request: Request
     blobs: Mapping[str, Bytes]
@@ -36,11 +36,11 @@ class _Work:
 
 
 class LocalRunner:
-    """Measures requests one after the other, in the order of submission.
+    """Measures requests on this machine in the order of submission, up to MOST_TOGETHER at a time.
 
     Args:
-        worker: the name in measurements.
-        device: facts that are stored with every measurement; by default this machine's facts.
+        worker: the worker id in measurements.
+        device: properties stored with every measurement; by default those of this machine.
 
     Raises:
         HarnessError: if this machine has no harness; the message names the remedy.
@@ -62,20 +62,22 @@ class LocalRunner:
 
     @property
     def capacity(self) -> int:
-        """Return 2: two interleaved requests keep the device busy between the rounds of either.
+        """Return 2: two interleaved requests keep the device busy in the gaps between rounds.
 
-        With more, candidates would be proposed before the first results are known.
+        With more requests, candidates would be proposed before the first results are known.
         """
         return 2
 
     @property
     def speed(self) -> dict[str, Any] | None:
-        """Return this machine's `Speed` as JSON, with throttling; None before the first batch."""
+        """Return this machine's latest `Speed` as JSON; None before the first reading."""
         speed: dict[str, Any] | None = self._harness.state()["speed"]
         return speed
 
     def submit(self, request: MeasureRequest, blobs: Mapping[str, bytes]) -> None:
-        """Queue a request. If its id was measured already, `poll` returns the stored result."""
+        """Queue a request. If a request with its id was measured before, `poll` returns that
+        result.
+        """
         with self._lock:
             if request.request_id in self._results:
                 finished = self._results[request.request_id]
@@ -91,7 +93,7 @@ class LocalRunner:
         The result has the status CANCELLED if the runner is closed first.
 
         Raises:
-            OSError, RuntimeError, ValueError, HarnessError: if the harness cannot do it.
+            OSError, RuntimeError, ValueError, HarnessError: if the harness cannot execute the run.
         """
         done: Future[RunResult] = Future()
         self._put(_Work(request, blobs, done))
@@ -107,7 +109,7 @@ class LocalRunner:
             return results
 
     def acknowledge(self, request_ids: Sequence[str]) -> None:
-        """Do nothing: results are small, and kept in case a request is repeated."""
+        """Do nothing: results are small, and are kept in case a request is repeated."""
 
     def cancel(self, request_ids: Sequence[str] | None = None) -> None:
         with self._lock:
@@ -129,7 +131,7 @@ class LocalRunner:
             self._dismiss([work])
 
     def _dismiss(self, works: Sequence[_Work]) -> None:
-        """Report requests that the runner's end cancels."""
+        """Report requests that are cancelled because the runner is closed."""
         for work in works:
             if work.done is not None:
                 work.done.set_result(_cancelled_run(work.request))
@@ -182,7 +184,7 @@ class LocalRunner:
         status: Status,
         error: str,
     ) -> None:
-        """Report the results; a request without one has this status in every measurement."""
+        """Report the results. A request without a result gets this status in every measurement."""
         with self._lock:
             for request, result in zip(requests, results, strict=True):
                 if not isinstance(result, MeasureResult):
@@ -195,8 +197,10 @@ class LocalRunner:
     def _work(
         self, requests: Sequence[Request], blob: Blob, cancelled: Callable[[], bool]
     ) -> Sequence[WorkResult | None]:
-        """The results of the harness. If it is lost, another one gets the requests, once: another
-        program may have killed it, even while it was idle."""
+        """Return the harness's results; restart a lost harness once and repeat the requests.
+
+        Another program may have killed the harness, even while it was idle.
+        """
         try:
             return self._work_once(requests, blob, cancelled)
         except DeviceLost as error:
@@ -217,6 +221,9 @@ def _cancelled_run(request: Request) -> RunResult:
 
 
 def _unmeasured(request: MeasureRequest, measurement: Measurement) -> MeasureResult:
-    """The result of a request that was cancelled, or that the machine itself could not run."""
+    """Return a result with the same measurement for all candidates of a request.
+
+    It serves requests that were cancelled, or that this machine could not run.
+    """
     names = ((c.trial_id, measurement) for c in request.candidates)
     return MeasureResult(request.request_id, tuple(names), measurement.worker)

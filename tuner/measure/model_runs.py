@@ -1,6 +1,7 @@
-"""Random inputs of whole models, and comparison of their outputs.
+"""Random inputs for whole models, and comparison of their outputs.
 
-Only the standard library, NumPy and `compiler.runtime` are imported, as on a device.
+Only the standard library, NumPy and `compiler.runtime` are imported, because devices use this
+module.
 """
 
 from __future__ import annotations
@@ -26,11 +27,11 @@ def input_spec(
     seed: int,
     integers: tuple[int, int] | None = None,
 ) -> InputSpec:
-    """Return the distribution of a random input of a model.
+    """Return the distribution of a random model input.
 
-    Floats are standard normal. Integers are uniform in [first, second) of `integers`
-    (`Port.integers`); without `integers`, and for bool, they are 0 or 1. The input's seed is
-    derived from `seed` and `name`, so it does not depend on the order of the inputs.
+    Floats are standard normal. Integers are uniform in the half-open range `integers`
+    (`Port.integers`); without it, and for bool, they are 0 or 1. The input's seed is derived from
+    `seed` and `name`, so it does not depend on the order of the inputs.
     """
     own = seed << 32 | zlib.crc32(name.encode())
     if dtype.is_float:

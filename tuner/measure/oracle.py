@@ -1,8 +1,9 @@
-"""The reference of a workload: its random inputs, and the output that every candidate must give.
+"""Random inputs of a workload, and the expected output that every candidate must compute.
 
-The NumPy references of the operators compute the expected output with float64 accumulation, once
-per workload. Screened candidates are checked on one set of random inputs; finalists on several
-sets, whose magnitudes differ. So a kernel that is right on one set by chance fails on another.
+The NumPy implementations of the operators compute the expected output with float64 accumulation,
+once per workload. Screened candidates are checked on one set of random inputs. Finalists are
+checked on several sets of different magnitudes, so that a kernel that is right on one set by chance
+fails on another.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ BASE_SEED = 20_240_229
 """Inputs are the same in every job, so that errors of different jobs can be compared."""
 
 SEED_STEP = 1000
-"""The distance between the seeds of two draws: no workload has so many inputs."""
+"""The distance between the seeds of two sets of inputs: no workload has so many inputs."""
 
 DRAWS = (Distribution.NORMAL, Distribution.NORMAL, Distribution.WIDE)
 """The distribution of floats in each set of random inputs; the first set is for screening and
@@ -44,19 +45,20 @@ but sums of products keep their size. If sums were thousands, a ReLU6 would give
 rounding errors, compared with 6, would refuse any kernel."""
 
 BYTE_PRODUCT = 1.1e4
-"""Root mean square of the product of two bytes of any value, one of uint8 and one of int8."""
+"""Root mean square of the product of a uniform uint8 and a uniform int8 value."""
 
 WORD_PRODUCT = 3.6e8
-"""The same of two numbers of 16 bits, whose sums wrap around, as int32 does."""
+"""Root mean square of the product of two uniform 16-bit integers; their int32 sums wrap around."""
 
 WRAPPED_SUM = 1.2e9
-"""Root mean square of int32 of any value, which sums that wrap around have."""
+"""Root mean square of a uniform int32 value, the limit for sums that wrap around."""
 
 SCALED_SUM = 8.0
-"""Root mean square of the scaled sums of such products. Models scale them once more, to bytes."""
+"""Root mean square of the scaled sums of products. Models scale them once more, to int8."""
 
 NEAR_TIE = 2.0**-18
-"""So near to a jump, as a share of the largest operand, may float32's rounding fall either way."""
+"""Distance to a rounding tie, as a fraction of the largest operand, at which float32 arithmetic may
+round either way."""
 
 INTEGERS_IN_FLOATS = (-128, 128)
 """The range of random inputs that hold integers as floats."""
@@ -72,10 +74,10 @@ class ExpectedOutput:
     Attributes:
         inputs: the distributions of the inputs.
         expected: the output as .npy bytes, whose SHA-256 is `digest`.
-        tolerance: the largest relative error accepted.
+        tolerance: the largest accepted error, relative to the largest expected value.
         sizes: the sizes of dynamic dimensions.
-        point: the size point on which candidates are timed with these inputs; None if they are
-            checked only.
+        point: the size point at which candidates are timed with these inputs; None if the inputs
+            only serve for checks.
     """
 
     inputs: tuple[InputSpec, ...]
@@ -120,11 +122,11 @@ def make_reference(workload: Workload, draw: int = 0) -> ExpectedOutput:
 
 
 def _at_ties(workload: Workload, specs: tuple[InputSpec, ...], output: np.ndarray) -> float:
-    """The largest effect of inner roundings on the output if numbers on these inputs are near a
-    tie.
+    """Return the largest effect on the output of rounding inner values the other way.
 
-    A rounded value inside a workload affects later arithmetic. So the reference also runs with all
-    rounded values moved up and down by the error that float32 rounding may have caused.
+    It is relative to the largest output. A value that is rounded inside a workload affects later
+    arithmetic, and near a tie float32 arithmetic may round it either way. So the output is also
+    computed with all such values moved up and down by the error that float32 may have.
     """
     graph = workload.graph
     rounded = [node.inputs[0] for node in graph.nodes if _jumps(graph, node)]
@@ -146,12 +148,12 @@ def _at_ties(workload: Workload, specs: tuple[InputSpec, ...], output: np.ndarra
 
 
 def _jumps(graph: Graph, node: Node) -> bool:
-    """Whether a small change of the operand can change the floats of a node abruptly."""
+    """Whether the node's float output is discontinuous in its operand, as a rounding is."""
     return ops.get(node.op).jumps and graph.types[node.output].dtype.is_float
 
 
 def _moved(graph: Graph, by: Mapping[str, float]) -> Graph:
-    """The graph with these values moved before they are rounded."""
+    """Return the graph with the given offsets added to these values before they are rounded."""
     nodes: list[Node] = []
     types, constants = dict(graph.types), dict(graph.constants)
     for node in graph.nodes:
@@ -168,12 +170,12 @@ def _moved(graph: Graph, by: Mapping[str, float]) -> Graph:
 
 
 def _tolerance(workload: Workload, output: np.ndarray) -> float:
-    """The error that a candidate may have: one quantum, if floats are rounded to integers.
+    """Return the accepted relative error; one quantum if floats are rounded to integers.
 
-    A float near a tie may fall either way. Integers that do not come from rounded floats must be
-    equal. A float that is only stored in 16 bits may fall either way, too. Its tolerance is one
-    step of the largest element (2**-7 of it for bfloat16, whose fraction has 7 bits) and the error
-    of its float32 sums.
+    A float near a tie may be rounded either way. Integers that do not come from rounded floats must
+    be equal. A float that is stored in 16 bits but computed in float32 may also be rounded either
+    way. Its tolerance is one unit in the last place of the largest element (2**-7 of it for
+    bfloat16, whose fraction has 7 bits) plus the error of its float32 sums.
     """
     kind = workload.output.type.dtype
     if kind in HALVES and not _computes_in(workload.graph, kind):
@@ -186,7 +188,7 @@ def _tolerance(workload: Workload, output: np.ndarray) -> float:
 
 
 def _computes_in(graph: Graph, dtype: DType) -> bool:
-    """Whether an operation rounds to a type; conversions and data movement do not count."""
+    """Whether an operation computes in this type; conversions and data movement do not count."""
     return any(
         graph.types[node.output].dtype is dtype
         and node.op != "cast"
@@ -196,7 +198,7 @@ def _computes_in(graph: Graph, dtype: DType) -> bool:
 
 
 def _is_wide(workload: Workload) -> bool:
-    """Whether its floats have the range for magnitudes that differ by decades."""
+    """Whether the float types of a workload have a range for magnitudes that differ by decades."""
     dtypes = {kind.dtype for kind in workload.graph.types.values() if kind.dtype.is_float}
     return dtypes <= {DType.FLOAT32, DType.FLOAT64, DType.BFLOAT16}
 
@@ -204,8 +206,8 @@ def _is_wide(workload: Workload) -> bool:
 def input_specs(workload: Workload, seed: int = BASE_SEED) -> tuple[InputSpec, ...]:
     """Return the distribution of each input of a workload.
 
-    Indices are within bounds, and weights are scaled by their fan-in. 8-bit factors of products
-    cover their whole range, so that sign errors and saturating sums are noticed.
+    Indices are within bounds, and weights are scaled by their fan-in. int8 and uint8 factors cover
+    their whole range, so that sign errors and saturating sums are noticed.
     """
     bounds = _index_bounds(workload)
     multiplied = any(_sums_bytes(node) for node in workload.graph.nodes)
@@ -237,9 +239,10 @@ def input_specs(workload: Workload, seed: int = BASE_SEED) -> tuple[InputSpec, .
 
 
 def _expected(workload: Workload, specs: tuple[InputSpec, ...]) -> np.ndarray:
-    """The output to compare with: float64 where the output is, else float32 where it is a float.
+    """Compute the output to compare with; float64 only if the workload's output is float64.
 
-    Rounding to float32 has 600 times the error that a float64 output may have.
+    Other float outputs are float32. For a float64 output, a rounding to float32 would have 600
+    times the accepted error.
     """
     (array,) = _run(workload.graph, specs)
     if array.dtype.kind != "f" or workload.output.type.dtype is DType.FLOAT64:
@@ -248,17 +251,17 @@ def _expected(workload: Workload, specs: tuple[InputSpec, ...]) -> np.ndarray:
 
 
 def _run(graph: Graph, specs: tuple[InputSpec, ...]) -> list[np.ndarray]:
-    """The outputs in float64, where they are floats."""
+    """Evaluate a graph on random inputs; outputs that are floats are float64."""
     inputs = {name: spec.draw() for name, spec in zip(graph.inputs, specs, strict=True)}
     with np.errstate(all="ignore"):
         return [np.asarray(output) for output in run_graph(graph, inputs, float64=True)]
 
 
 def _integral(graph: Graph) -> set[str]:
-    """Inputs that hold integers as floats: they are converted to integers without rounding.
+    """Return the float inputs that hold integers: they are converted to integers without rounding.
 
-    Another kernel has rounded them already. A fractional value would be truncated here, which never
-    happens in the model.
+    In the model, another kernel has rounded them already. A fractional random value would be
+    truncated here, which never happens in the model.
     """
     found: set[str] = set()
     for node in graph.nodes:
@@ -270,7 +273,7 @@ def _integral(graph: Graph) -> set[str]:
 
 
 def _before_offsets(graph: Graph, value: str) -> str:
-    """The value to which whole numbers were added, such as zero points."""
+    """Return the value before integer constants, such as zero points, were added to it."""
     maker = graph.producer(value)
     if maker is None or maker.op not in ("add", "sub"):
         return value
@@ -282,7 +285,7 @@ def _before_offsets(graph: Graph, value: str) -> str:
 
 
 def _index_bounds(workload: Workload) -> dict[str, int]:
-    """Exclusive upper bounds of the inputs that are positions of gathers."""
+    """Return the exclusive upper bounds of the inputs that are indices of gathers."""
     bounds: dict[str, int] = {}
     for node in workload.graph.nodes:
         if node.op == "gather":
@@ -294,10 +297,11 @@ def _index_bounds(workload: Workload) -> dict[str, int]:
 
 
 def _scales(workload: Workload) -> dict[str, float]:
-    """Weights of contractions are scaled so that outputs keep the size of the inputs.
+    """Return scale factors for weights of contractions, so that outputs have the size of the
+    inputs.
 
-    Otherwise a following sigmoid or tanh is saturated and hides errors. The factors of sums of
-    bytes are scaled so that the requantised sums do not all saturate.
+    Otherwise a following sigmoid or tanh would saturate and hide errors. Requantisation factors
+    after int8 products are scaled so that the results do not all saturate.
     """
     scales: dict[str, float] = {}
     for node in workload.graph.nodes:
@@ -317,7 +321,7 @@ def _sums_bytes(node: Node) -> bool:
 
 
 def _sum_size(workload: Workload, node: Node, terms: int) -> float:
-    """Root mean square of sums with this number of products."""
+    """Return the root mean square of a sum of `terms` products."""
     root = math.sqrt(terms)
     if workload.graph.types[node.inputs[0]].dtype in BYTES:
         return BYTE_PRODUCT * root
@@ -325,7 +329,7 @@ def _sum_size(workload: Workload, node: Node, terms: int) -> float:
 
 
 def _after_casts(graph: Graph, value: str) -> tuple[Node, ...]:
-    """The nodes that read a value, directly or through conversions."""
+    """Return the nodes that read a value, directly or through conversions."""
     users = graph.consumers(value)
     return tuple(
         found

@@ -1,9 +1,9 @@
-"""Expanded requests for devices without NumPy, such as a page in a browser.
+"""Expands requests for devices without NumPy, such as a page in a browser.
 
-Such a device neither generates inputs nor interprets layouts. In addition to a request it gets a
-plan, which is JSON of numbers and names, and the arrays before a layout packs them. For each buffer
-the plan names the array that fills it and the position of each element: one sum of table entries
-per element, as in `compiler.runtime.packing`. The rest of the request and its result are unchanged.
+Such a device neither generates inputs nor interprets layouts. In addition to the request, it gets a
+JSON plan and the input arrays in row-major order. For each buffer, the plan names the array that
+fills it and gives the position of each element. A position is the sum of one table entry per
+dimension, as in `compiler.runtime.packing`. The rest of the request and its result are unchanged.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ KEPT_BYTES = 256 << 20
 
 
 class PlainForms:
-    """Expands requests for devices without NumPy: creates their plans and arrays.
+    """Expands requests for devices without NumPy: creates their plans and input arrays.
 
     Batches of one workload share arrays. At most `kept_bytes` of arrays are cached.
     """
@@ -62,10 +62,11 @@ class PlainForms:
         Args:
             request: a batch or a run.
             blob: returns the bytes of a blob of the request, by digest.
-            most_elements: the most elements of the random arrays of a case, or of the programs.
+            most_elements: the limit for the elements of all random arrays of a case, or of all
+                programs.
 
         Raises:
-            ValueError: if the arrays have more elements, or for the reasons of `plain_programs`.
+            ValueError: if the limit is exceeded, or for the reasons of `plain_programs`.
         """
         if request.plain:
             return request, {}
@@ -146,7 +147,9 @@ class PlainForms:
         }
 
     def _array(self, spec: BufferSpec, source: InputSpec) -> tuple[str, bytes]:
-        """The array that fills a buffer, row-major and without a halo: its digest and its bytes."""
+        """Return the digest and the bytes of the row-major array without a halo that fills a
+        buffer.
+        """
         plain = replace(spec, name="", layout=str(ROW_MAJOR), halo=(), bytes=0, may_alias=())
         key = source, json.dumps(plain.to_json(), sort_keys=True)
         found = self._arrays.pop(key, None)
@@ -164,15 +167,16 @@ class PlainForms:
 def plain_programs(
     programs: Sequence[Program], seed: int, given: Sequence[Mapping[str, np.ndarray]]
 ) -> tuple[tuple[str, ...], dict[str, bytes]]:
-    """Create the plan and the input arrays of a run. Return their digests and the blobs.
+    """Create the plan and the input arrays for a run. Return their digests, and the blobs by
+    digest.
 
     Args:
-        programs: the programs, to which the run refers by number.
+        programs: the programs, in the order of the run.
         seed: the seed of random inputs.
         given: for each program, the arrays of inputs that are not random.
 
     Raises:
-        ValueError: if a program has dynamic sizes, or would access memory outside its own.
+        ValueError: if a program has dynamic sizes, or accesses memory outside its buffers.
     """
     blobs: dict[str, bytes] = {}
     pairs = zip(programs, given, strict=True)
@@ -220,7 +224,7 @@ def _port(port: Port) -> dict[str, Any]:
 
 
 def _added(blobs: dict[str, bytes], plan: Mapping[str, Any]) -> tuple[str, ...]:
-    """Digests of a plan and of the arrays that it names; the plan is put to the blobs."""
+    """Add a plan to the blobs. Return the digests of the plan and of the arrays."""
     arrays = tuple(blobs)
     text = json.dumps(plan, separators=(",", ":")).encode()
     digest = digest_bytes(text)

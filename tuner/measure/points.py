@@ -1,7 +1,7 @@
-"""The sizes at which a workload is measured: its own, or some sizes of its dynamic dimensions.
+"""Size points: the sizes of open dimensions at which a workload is measured.
 
-For a workload with dynamic sizes a candidate's time is the weighted sum of its times at several
-points.
+If a workload has open dimensions, a candidate's time is the weighted sum of its times at several
+size points.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from tilewright.tuner.protocol.measurement import Sizes
 
 @dataclass(frozen=True, slots=True)
 class SizePoint:
-    """Sizes at which a workload with dynamic dimensions is measured, and their weight.
+    """Sizes at which a workload with open dimensions is measured, and their weight.
 
-    A workload without dynamic sizes has one point without sizes.
+    A workload with fixed sizes has one point with empty `sizes`.
 
     Attributes:
-        sizes: a size for each dynamic dimension of the workload, by name.
+        sizes: a size for each open dimension of the workload, by name.
         weight: factor of a candidate's seconds at these sizes in its total time.
         least_seconds: lower bound of the seconds of a run at these sizes on any machine.
-        share: share of all runs that have these sizes.
+        share: fraction of all runs that have these sizes.
     """
 
     sizes: Sizes = ()

@@ -1,4 +1,4 @@
-"""The cost of a reference before it is computed: bytes and operations, counted from the graph.
+"""The cost of computing an expected output (a reference): bytes and operations, from the graph.
 
 A model's sizes may make a reference arbitrarily large. A reference that needs more memory than this
 machine can spare would take the memory of other jobs, so it is not computed.
@@ -63,14 +63,15 @@ def most_bytes(root: Path = Path("/")) -> int:
 
 @dataclass(frozen=True, slots=True)
 class ReferenceLimit:
-    """The largest memory, operations and seconds that computing one reference may take."""
+    """Limits of memory, operations and seconds for computing one expected output."""
 
     bytes: int = field(default_factory=most_bytes)
     operations: int = MOST_OPERATIONS
     seconds: float = MOST_SECONDS
 
     def refusal(self, workload: Workload) -> str:
-        """Return why a workload's reference exceeds the limits; empty if it does not.
+        """Return why computing a workload's expected output exceeds the limits; empty if it does
+        not.
 
         The workload has fixed sizes.
         """
@@ -84,12 +85,15 @@ class ReferenceLimit:
 
 
 def is_quick(workload: Workload) -> bool:
-    """Whether the reference of a workload of fixed sizes takes a second or two at most."""
+    """Whether the expected output of a workload is computed in at most about two seconds.
+
+    The workload has fixed sizes.
+    """
     return reference_bytes(workload) <= QUICK_BYTES and costs.flops(workload) <= QUICK_OPERATIONS
 
 
 def affordable(workload: Workload, sizes: Sizes, limit: ReferenceLimit) -> Sizes:
-    """Reduce sizes until the workload's reference is within the limit, and return these sizes.
+    """Reduce sizes until computing the workload's expected output is within the limit.
 
     Return `sizes` unchanged if they are within the limit, or if no tried reduction is.
     """
@@ -102,13 +106,15 @@ def affordable(workload: Workload, sizes: Sizes, limit: ReferenceLimit) -> Sizes
 
 
 def _between(dimension: Dimension, size: int, step: int) -> int:
-    """A size that the dimension may have, between its least but zero and this one."""
+    """Return the size of a dimension after `step` reductions; at least its smallest
+    positive size.
+    """
     least, most = max(dimension.low, 1), size // dimension.multiple
     return dimension.multiple * min(most, least + int((most - least) * SMALLER**step))
 
 
 def reference_bytes(workload: Workload) -> int:
-    """Estimate the peak memory of computing a reference, in bytes.
+    """Estimate the peak memory of computing an expected output, in bytes.
 
     It counts the values that are still needed, and the temporaries of the running operator.
     """
@@ -129,7 +135,7 @@ def reference_bytes(workload: Workload) -> int:
 
 
 def _scores(node: Node, graph: Graph) -> int:
-    """Elements between the two products of an attention: one for each query and key."""
+    """Return the elements of the score matrix of an attention node; 0 for other operators."""
     if ops.get(node.op).kind is not OpKind.ATTENTION:
         return 0
     query, key = (graph.types[value].shape for value in node.inputs[:2])

@@ -1,7 +1,7 @@
-"""Computes the references of one job: once each, in child processes, and freed when the job ends.
+"""Computes the expected outputs (references) for one job, once each, in child processes.
 
-A caller that submits candidates to a builder calls `ReferenceCache.prepare`. The references are
-computed during the builds, so that the device does not wait for them.
+A caller that submits candidates to a builder calls `ReferenceCache.prepare`. The expected outputs
+are computed during the builds, so that the device does not wait for them.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ from tilewright.tuner.protocol.measurement import MOST_ERROR, Measurement, Phase
 
 @dataclass(frozen=True, slots=True)
 class NoReference:
-    """Stands for a reference that was not computed.
+    """The reason why an expected output is missing; returned in its place.
 
     Attributes:
-        reason: why, as the end of a sentence.
-        ended: whether the job has ended, which is not a failure.
+        reason: the reason, as the end of a sentence.
+        ended: whether it is missing because the job has ended, which is not a failure.
     """
 
     reason: str
@@ -61,7 +61,7 @@ ENDED = NoReference("is not wanted any more", ended=True)
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """References that are being computed. They stay in the cache while this object exists."""
+    """Expected outputs that are being computed. They stay in the cache while this object exists."""
 
     asked: tuple[tuple[SizePoint, int], ...]
     """The size point of each reference, and the index of its random inputs in DRAWS."""
@@ -72,7 +72,7 @@ class Prepared:
         return all(each.done() for each in self.made)
 
     def cases(self) -> tuple[ExpectedOutput, ...] | NoReference:
-        """Wait for the references that candidates are checked against, and return them.
+        """Wait for the expected outputs that candidates are checked against, and return them.
 
         If any is missing, return the first NoReference instead.
         """
@@ -87,11 +87,11 @@ class Prepared:
 
 
 class ReferenceCache:
-    """Computes and caches the references of one job, by workload. It is thread-safe.
+    """Computes and caches the expected outputs of workloads for one job. It is thread-safe.
 
-    Two child processes, started on demand, compute quick and slow references, so that quick ones
-    never wait for slow ones. If a reference fails, its callers get the reason, and a later call
-    computes it again. As a context manager, it ends running computations at exit.
+    Two child processes, started on demand, compute quick and slow ones, so that quick ones never
+    wait for slow ones. If a computation fails, its callers get the reason, and a later call repeats
+    it. As a context manager, it ends running computations at exit.
     """
 
     def __init__(
@@ -101,9 +101,15 @@ class ReferenceCache:
         timings: Timings | None = None,
         stop: Stop | None = None,
     ) -> None:
-        """`limit_bytes` limits the kept outputs, `each` the computation of one reference. `timings`
-        records the seconds of the children as `references`. `stop` closes the context at once, even
-        while its thread is busy."""
+        """Create an empty cache without starting a child process.
+
+        Args:
+            limit_bytes: the limit for the bytes of cached outputs.
+            each: the limits for computing one output.
+            timings: records the seconds of the children as `references`.
+            stop: once it is cancelled, the entered context closes at once, even while its thread is
+                busy.
+        """
         self._timings = timings
         self._limit_bytes = limit_bytes
         self._each = each or ReferenceLimit()
@@ -153,7 +159,7 @@ class ReferenceCache:
     def prepare(
         self, workload: Workload, phase: Phase, points: Sequence[SizePoint] = ITSELF
     ) -> Prepared:
-        """Start to compute the references that a phase needs.
+        """Start to compute the expected outputs that a phase needs.
 
         Screening needs one set of random inputs at each point. Other phases also check the
         remaining sets of DRAWS, at the middle point. Only the first set at each point is timed.
@@ -163,15 +169,15 @@ class ReferenceCache:
         return Prepared(asked, made)
 
     def get(self, workload: Workload, draw: int = 0) -> ExpectedOutput | NoReference:
-        """Return the reference of a workload for one set of random inputs; wait for its
-        computation.
+        """Return the expected output of a workload for one set of random inputs; wait for it.
 
         `draw` selects the set, an index of DRAWS.
         """
         return _outcome(self.begin(workload, draw))
 
     def begin(self, workload: Workload, draw: int) -> Future[ExpectedOutput | NoReference]:
-        """Start to compute a reference, unless it is cached or being computed. Return its future.
+        """Return the future of an expected output; start to compute it unless it is cached or
+        running.
 
         `draw` selects the set of random inputs, an index of DRAWS.
         """
@@ -197,7 +203,9 @@ class ReferenceCache:
     def _make(
         self, child: BoundedChild, workload: Workload, draw: int
     ) -> ExpectedOutput | NoReference:
-        """Compute a reference in the child; runs in the child's thread."""
+        """Compute an expected output in the child; called in the thread that waits for
+        the child.
+        """
         made: ExpectedOutput | str = "cannot be computed"
         try:
             made = self._each.refusal(workload)
@@ -217,7 +225,7 @@ class ReferenceCache:
         return made
 
     def _make_room(self) -> None:
-        """Drop the oldest references while the finished ones exceed the limit."""
+        """Drop the oldest outputs while the finished ones exceed the limit."""
         sizes = {
             identity: len(output.expected)
             for identity, made in self._known.items()
@@ -245,7 +253,7 @@ class _Lane:
 
 
 def computed(text: str, draw: int) -> ExpectedOutput:
-    """Compute the reference of a workload in the child process.
+    """Compute the expected output of a workload in the child process.
 
     `text` is the workload's text; `draw` selects the set of random inputs, an index of DRAWS.
     """
@@ -270,7 +278,7 @@ def _at(workload: Workload, point: SizePoint) -> Workload:
 
 
 def _asked(phase: Phase, points: Sequence[SizePoint]) -> list[tuple[SizePoint, int]]:
-    """The draws of a phase, each with its point."""
+    """Return the sets of random inputs that a phase checks, each with its size point."""
     first = [(point, 0) for point in points]
     if phase is Phase.SCREEN:
         return first

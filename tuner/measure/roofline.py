@@ -1,8 +1,8 @@
-"""Lower bounds on a kernel's time on a machine, and the code that measures the machine's peaks.
+"""Lower bounds on a kernel's time on a machine, and code that measures the machine's peaks.
 
 In the roofline model of Williams, Waterman and Patterson (2009), a kernel takes at least as long as
-its arithmetic at the peak rate. It also takes at least as long as its bytes at the rate of the
-memory that they come from. `compiler.runtime.speeds` times the code generated here.
+its arithmetic at the peak rate, and at least as long as its memory traffic at the bandwidth of the
+memory level. `compiler.runtime.speeds` times the code generated here.
 """
 
 from __future__ import annotations
@@ -39,7 +39,9 @@ CACHE_LEVELS = (1, 2, 3)
 
 @dataclass(frozen=True, slots=True)
 class TimeBound:
-    """Lower bounds of a kernel's time on a machine, by arithmetic and by memory traffic."""
+    """Lower bounds of a kernel's time on a machine, by arithmetic and by memory traffic, in
+    seconds.
+    """
 
     compute_seconds: float
     memory_seconds: float
@@ -50,7 +52,7 @@ class TimeBound:
 
     @property
     def limit(self) -> str:
-        """Return the larger of the two bounds: `compute` or `memory`."""
+        """Return the name of the larger bound: `compute` or `memory`."""
         return "compute" if self.compute_seconds >= self.memory_seconds else "memory"
 
 
@@ -63,7 +65,7 @@ def bound(
     threads: int = 1,
     dot: tuple[str, int] = ("", 1),
 ) -> TimeBound:
-    """The least time of one kernel of a model.
+    """Return a lower bound on the time of one kernel of a model.
 
     A model's weights are read once per run, so they come from the memory level that holds all of
     them. Values passed between kernels come from the level that holds all bytes this kernel
@@ -76,8 +78,9 @@ def bound(
         value_bytes: bytes of the other values that it reads and writes.
         all_weight_bytes: bytes of the packed weights of the whole model.
         threads: cores that share the work.
-        dot: the narrow type whose products are added in groups, and the size of a group. If its
-            peak was not measured, a group takes as long as one product of float32.
+        dot: the operand type of a dot-product instruction (a key of `Speeds.dots`), and the number
+            of products that it sums per lane. If the peak of the type was not measured, a group of
+            products takes as long as one float32 multiply-add.
     """
     name, group = dot
     rate = speeds.dots.get(name, speeds.flops_per_second * group)
@@ -92,7 +95,7 @@ def cache_sizes(device: DeviceFacts) -> tuple[int, ...]:
 
 
 def probe_library(target: Target) -> bytes:
-    """Compile `peak`, `read` and the `peak_NAME` functions into a shared library for a target.
+    """Compile the probes `peak`, `read` and `peak_NAME` into a shared library for a target.
 
     Raises:
         LinkerError: if no linker of this machine links for the target.
@@ -104,15 +107,15 @@ def probe_library(target: Target) -> bytes:
 
 
 def vector_bytes(target: Target) -> int:
-    """Return the size in bytes of the vectors with which the probes compute."""
+    """Return the size in bytes of the vectors that the probes use."""
     return target.lanes(DType.FLOAT32) * DType.FLOAT32.bytes
 
 
 def peak_ir(target: Target) -> str:
     """Return LLVM IR of `void peak(int64_t rounds, float *memory)`, which measures peak arithmetic.
 
-    It is a loop of independent fused multiply-adds on registers. `memory` has 3 vectors and is
-    64-byte aligned.
+    The function is a loop of independent fused multiply-adds on registers. `memory` holds 3 vectors
+    and is 64-byte aligned.
     """
     lanes = target.lanes(DType.FLOAT32)
     vector = _vector(DType.FLOAT32, lanes)
@@ -121,12 +124,15 @@ def peak_ir(target: Target) -> str:
 
 @dataclass(frozen=True, slots=True)
 class DotPeak:
-    """An instruction that multiplies values of a narrow type and adds the products to wider sums.
+    """A dot-product instruction: it multiplies narrow operands and adds the products to wider sums.
 
     Attributes:
         intrinsic: its LLVM intrinsic.
-        groups: number of groups of `speeds.DOTS` that it multiplies for each sum of a vector; for
-            matrix registers, in one pass over all of them.
+        accumulator: the type of the sums.
+        operand: the type of the operands.
+        groups: number of operand groups of `speeds.DOTS` that it multiplies per lane; for AMX tile
+            registers, the number in one pass over all registers.
+        in_tiles: whether it works on AMX tile registers.
     """
 
     intrinsic: str
@@ -137,7 +143,7 @@ class DotPeak:
 
 
 def dots(target: Target) -> dict[str, DotPeak]:
-    """Return the target's fastest instruction for each narrow type of `speeds.DOTS`, by type.
+    """Return the target's fastest dot-product instruction for each operand type of `speeds.DOTS`.
 
     Types without such an instruction are left out.
     """
@@ -170,10 +176,10 @@ def _peak(target: Target, left: DType, right: DType, sums: DType) -> DotPeak | N
 
 
 def dot_peak_ir(target: Target, name: str) -> str:
-    """Return LLVM IR of `peak_NAME`, like `peak` but with the instruction of `dots` for a narrow
-    type.
+    """Return LLVM IR of `peak_NAME`: like `peak`, but with the dot-product instruction for a type.
 
-    An instruction that multiplies several groups counts as so many rounds.
+    `name` is a key of `dots(target)`. An instruction that multiplies several groups counts as as
+    many rounds.
     """
     found, lanes = dots(target)[name], target.lanes(DType.FLOAT32)
     if found.in_tiles and target.tiles is not None:
@@ -184,7 +190,7 @@ def dot_peak_ir(target: Target, name: str) -> str:
 
 
 def _tile_peak_ir(symbol: str, tiles: TileRegisters, found: DotPeak) -> str:
-    """A loop over all registers of matrices but two, whose product is added to each of them."""
+    """Return a loop that adds the product of two AMX tile registers to each of the others."""
     left, right = tiles.count - 2, tiles.count - 1
     shapes = tiles.shapes([(tiles.rows, tiles.row_bytes)] * tiles.count)
     content = "".join(f"\\{byte:02X}" for byte in shapes)
@@ -215,9 +221,9 @@ def _tile_peak_ir(symbol: str, tiles: TileRegisters, found: DotPeak) -> str:
 
 
 def _peak_ir(symbol: str, sums: str, factors: str, function: str, step: int = 1) -> str:
-    """A loop of one function of a sum and two factors; all of them are vectors of equal size.
+    """Return a loop that calls one function of a sum and two factors, all of them vectors.
 
-    One pass of the loop counts for `step` rounds.
+    One iteration of the loop counts as `step` rounds.
     """
     chains = range(CHAINS)
     phis = [f"  %s{i} = phi {sums} [ %start, %entry ], [ %n{i}, %loop ]" for i in chains]
@@ -255,8 +261,8 @@ def _peak_ir(symbol: str, sums: str, factors: str, function: str, step: int = 1)
 def read_ir(target: Target) -> str:
     """Return LLVM IR of `void read(int64_t rounds, float *memory, int64_t bytes)`.
 
-    It loads and adds all of `memory` in each round, to measure bandwidth. `bytes` is a multiple of
-    CHAINS vectors. The sum is stored at the start of the memory.
+    The function loads and adds all of `memory` in each round, to measure bandwidth. `bytes` is a
+    multiple of CHAINS vectors. The sum is stored at the start of the memory.
     """
     vector = f"<{target.lanes(DType.FLOAT32)} x float>"
     width = target.vector_bits // 8
@@ -303,20 +309,20 @@ def peak_flops(target: Target, samples: int = PEAK_SAMPLES, rounds: int = PEAK_R
 
 
 def _vector(dtype: DType, lanes: int) -> str:
-    """LLVM's type of a vector."""
+    """Return LLVM's name of a vector type."""
     names = {DType.FLOAT32: "float", DType.BFLOAT16: "bfloat"}
     return f"<{lanes} x {names.get(dtype, f'i{8 * dtype.bytes}')}>"
 
 
 def _sum(vector: str, terms: int, add: str = "fadd") -> list[str]:
-    """%t{terms - 1} = %n0 + %n1 + ..."""
+    """Return the instructions %t{terms - 1} = %n0 + %n1 + ..."""
     first = [f"  %t1 = {add} {vector} %n0, %n1"]
     return first + [f"  %t{i} = {add} {vector} %t{i - 1}, %n{i}" for i in range(2, terms)]
 
 
 @contextmanager
 def loaded_probes(target: Target) -> Iterator[Probes]:
-    """Compile the probes for a target, and yield them loaded into this process."""
+    """Compile the probes for a target and load them into this process; unload them at exit."""
     library = backend_of(target).load(_objects(target))
     try:
         narrow = {name: library.address(f"peak_{name}") for name in dots(target)}

@@ -1,7 +1,7 @@
-"""Packs programs of this process for a run request: blobs, and the positions of their bytes.
+"""Packs programs of this process into a run request: blobs, and the positions of weights in them.
 
-Weights are split at the offsets to which the program refers. So variants of a model share the blob
-of each weight that they pack alike, even at different positions in their weight blocks.
+Weights are split at the offsets to which the program refers. So two variants of a model that pack a
+weight identically share its blob, even at different positions in their weight blocks.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ class PackedProgram:
     Attributes:
         digest: the digest of the program's JSON.
         library: the digest of its shared library; empty if it has no kernels.
-        block: identifies its block of weights; programs with equal numbers share the block.
+        block: id of its block of weights; programs with equal ids share the block.
         parts: the weights that it reads.
-        blobs: the bytes of all these, by digest.
-        inputs: by the name of an input, the digest of the .npy file that fills it.
-        given: by the name of an input, the array in this file.
+        blobs: the bytes of the program, library, weights and inputs, by digest.
+        inputs: maps the name of an input to the digest of the .npy file that fills it.
+        given: maps the name of an input to the array in this file.
     """
 
     program: Program
@@ -58,7 +58,9 @@ class PackedProgram:
 
     @property
     def run_bytes(self) -> int:
-        """Return the bytes of memory that one run takes on one thread, without weights."""
+        """Return the bytes of memory that one run needs, without weights and without kernel
+        scratch.
+        """
         # An input is generated as float32 or int64, converted, and copied into aligned memory.
         drawn = sum(
             3 * max(port.bytes, 8 * port.bytes // port.dtype.bytes) for port in self.program.inputs
@@ -78,7 +80,7 @@ def pack_program(
 
     Args:
         program: the instructions.
-        weights: the block of weights that they refer to.
+        weights: the block of weights that the instructions refer to.
         library: the code as a shared library; empty if it has no kernels.
         given: arrays for some inputs; all others are random.
     """
@@ -100,10 +102,11 @@ def pack_program(
 
 
 def pack_weights(program: Program, weights: Bytes) -> tuple[tuple[Part, ...], Blobs]:
-    """Split the weights that a program reads into parts. Return the parts and their blobs.
+    """Split the weights that a program reads into parts. Return the parts, and their blobs by
+    digest.
 
-    Small weights are joined in common blobs, in an order that depends only on their contents. Large
-    ones are not copied.
+    Small weights are joined into common blobs, in an order that depends only on their contents.
+    Large weights are not copied.
     """
     parts: list[Part] = []
     blobs: dict[str, memoryview] = {}
@@ -143,8 +146,8 @@ def make_request(
         programs: the programs, to which the work refers by number.
         work: the work to do.
         more: the blobs that the work itself names.
-        work_bytes: memory that the work takes in addition to the programs' runs.
-        limit_seconds: the limit of one step, in wall time.
+        work_bytes: bytes of memory that the work needs in addition to the programs' runs.
+        limit_seconds: the wall-time limit for one step: loading a program, or one run of it.
     """
     blobs = dict(more)
     blocks: dict[int, int] = {}
@@ -174,7 +177,10 @@ def make_request(
 
 
 def request_name(request: RunRequest, *salt: object) -> str:
-    """Return a digest of a request and `salt`, as a name: equal requests have equal names."""
+    """Return a digest of a request and `salt`, which serves as its name.
+
+    Requests that are equal and have equal `salt` have equal names.
+    """
     text = json.dumps([request.to_json(), *map(str, salt)], sort_keys=True)
     return digest_bytes(text.encode())
 
@@ -186,7 +192,7 @@ def _scratch(program: Program) -> int:
 def _bundles(
     small: Iterable[list[tuple[int, memoryview]]],
 ) -> Iterable[list[list[tuple[int, memoryview]]]]:
-    """Weights, each with all its places, in groups of at most PART_BYTES."""
+    """Group small weights, each with all its positions, into bundles of at most PART_BYTES."""
     bundle: list[list[tuple[int, memoryview]]] = []
     size = 0
     for places in small:

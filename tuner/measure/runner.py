@@ -1,8 +1,8 @@
-"""Runners of measurements: the protocol that the tune loop uses, locally or over a network.
+"""The runner interface: measures batches for the tune loop, locally or over a network.
 
-A runner takes many batches and yields results as they finish. It keeps each result until
-`acknowledge`, before which the tune loop stores the trials. So if the process is killed in between,
-the next process gets the result again through `resume`.
+A runner takes many batches and returns results as they finish. It keeps each result until
+`acknowledge`, which the tune loop calls after it has stored the trials. If the process is killed
+before that, the next process gets the result again through `resume`.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ class Runner(Protocol):
 
     @property
     def capacity(self) -> int:
-        """Return how many requests may be in flight before further ones only wait."""
+        """Return the number of requests in flight beyond which further requests only wait."""
 
     def submit(self, request: MeasureRequest, blobs: Mapping[str, bytes]) -> None:
-        """Queue a request. `blobs` maps digests to the bytes that the request names.
+        """Queue a request. `blobs` maps the digests in the request to bytes.
 
         A request id that was submitted before is not queued again: `poll` returns its result again.
         """
@@ -30,7 +30,7 @@ class Runner(Protocol):
         """Return results that finished since the last call; wait up to the timeout for one."""
 
     def acknowledge(self, request_ids: Sequence[str]) -> None:
-        """Report that the results of these requests are stored; the runner may forget them."""
+        """Report that the results of these requests are stored; the runner may delete them."""
 
     def cancel(self, request_ids: Sequence[str] | None = None) -> None:
         """Stop these requests (None: all) as soon as possible.

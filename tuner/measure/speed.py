@@ -1,8 +1,8 @@
-"""The present speed of the device: the reference kernel's time relative to its best on this device.
+"""The present speed of a device: the reference kernel's time relative to its best on the device.
 
 The reference kernel is timed around each batch. If it is slower than at its best, the machine
 throttles or is shared, and kernels timed at that moment are unreliable. The harness evaluates its
-readings (speed.c). Standard library only.
+readings (speed.c). Only the standard library is imported, because devices use this module.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Speed(JsonValue):
 
     Attributes:
         arithmetic_seconds, memory_seconds: the time of each part.
-        arithmetic_ratio, memory_ratio: these times divided by the best ones on the device.
+        arithmetic_ratio, memory_ratio: these times divided by the best times on the device.
     """
 
     json_form: ClassVar[JsonForm] = JsonForm(
@@ -55,5 +55,5 @@ class Speed(JsonValue):
 
     @property
     def excess(self) -> float:
-        """Return the larger ratio relative to its limit; above 1, the machine is `disturbed`."""
+        """Return the larger of the two ratios, each relative to its limit; above 1: `disturbed`."""
         return max(self.arithmetic_ratio / ARITHMETIC_LIMIT, self.memory_ratio / MEMORY_LIMIT)

@@ -1,4 +1,4 @@
-"""Which of the finalists becomes the record."""
+"""Selects the finalist that becomes the record."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from tilewright.tuner.protocol.measurement import Trial
 
 
 def winner_of(trials: Sequence[Trial]) -> Trial | None:
-    """Return the trial that becomes the record of the compared finalists.
+    """Return the finalist's trial that becomes the record.
 
     It is the fastest challenger that was shown to be faster than the incumbent, or else the
     incumbent: the first trial without a comparison. Only certified trials count; without one,
-    return None. If the incumbent wins, `Comparison.outcome` of the others gives the reason.
+    return None. If the incumbent wins, `Comparison.outcome` of the other trials gives the reason.
     """
     sound = [t for t in trials if t.measurement.certified and t.measurement.run_seconds is not None]
     faster = [

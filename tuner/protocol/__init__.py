@@ -1,1 +1,1 @@
-"""The protocol between the service and its workers: messages, their limits, signatures, judge."""
+"""The protocol between the service and its workers: messages, limits, signatures and checks."""

@@ -1,9 +1,10 @@
-"""Batches of candidates to measure, and their results.
+"""Requests to measure batches of candidates, and their results.
 
-A request is one batch of candidates of one workload: a linked shared object named by its SHA-256,
-the kernels in it, the distributions of the random inputs, and the expected output named by its
-digest (an .npy file, fetched once per workload). Requests are JSON; large bytes travel separately,
-by digest. Only the standard library and NumPy are imported, because devices use this module.
+A request is one batch of candidates of one workload. It names the linked shared object by its
+SHA-256, lists the kernels in it, and gives the distributions of the random inputs. The expected
+output is an .npy file, also named by digest, which a device fetches once per workload. Requests are
+JSON; blobs are sent separately. Only the standard library and NumPy are imported, because devices
+use this module.
 """
 
 from __future__ import annotations
@@ -52,8 +53,8 @@ class InputSpec(JsonValue):
     Attributes:
         shape: the logical shape, before a layout packs it.
         dtype: the name of a compiler dtype.
-        scale: a factor of random floats.
-        low, high: the range of random integers, `high` excluded.
+        scale: a factor applied to random floats.
+        low, high: the half-open range of random integers, without `high`.
     """
 
     shape: tuple[Annotated[int, Between(0, LARGEST_SIZE)], ...]
@@ -89,20 +90,21 @@ class InputSpec(JsonValue):
 
 @dataclass(frozen=True, slots=True)
 class RepeatSettings(JsonValue):
-    """How often candidates are timed, and when timing stops.
+    """The number of timed samples per candidate, and the rules that stop the timing early.
 
     Attributes:
         samples: number of rounds. Each round visits the candidates in a new seeded order and takes
             one sample of each. For finalists, the number of pairs with the incumbent.
-        sample_seconds: a sample has as many runs as fit into this time, after one untimed run.
+        sample_seconds: a sample consists of as many runs as fit into this time, after one untimed
+            run.
         round_seconds: least time between the starts of two rounds. Disturbances on a shared machine
             come in bursts of some tens of milliseconds, and a burst would cover all rounds of a
             small batch.
         abandon_ratio: a candidate that takes this many times the fastest time of the batch (or
             `incumbent_seconds`) is abandoned at once.
-        margin: a candidate shown to be slower by more than this share gets no further rounds
+        margin: a candidate shown to be slower by more than this fraction gets no further rounds
             (`statistics.racing`).
-        limit_seconds: wall time for each step of one candidate.
+        limit_seconds: wall-time limit for each step of one candidate.
     """
 
     samples: int = 5
@@ -142,8 +144,9 @@ class Case(JsonValue):
     Attributes:
         inputs: the distributions of the random inputs.
         reference_digest: digest of the expected output (logical shape, row-major, as .npy).
-        sizes: sizes of the workload's dynamic dimensions.
-        weight: factor of the seconds of this case in a candidate's time; 0 if it is checked only.
+        sizes: sizes of the workload's open dimensions, by name.
+        weight: factor of the seconds of this case in a candidate's time; 0 if the case only serves
+            for checks.
         least_seconds: lower bound of the seconds on any machine; a shorter time is implausible.
     """
 
@@ -158,16 +161,15 @@ class Case(JsonValue):
 class MeasureRequest(JsonValue):
     """A request to check and time one batch of candidates of one workload.
 
-    It has everything that is needed to convert its results to trials, so a restarted tuner loses
-    nothing.
+    It contains all data for converting its results to trials, so a restarted tuner loses nothing.
 
     Attributes:
         library_digest: digest of the shared object with all candidates.
-        cases: the inputs on which every candidate is checked. Cases with a weight are timed, or
-            else only the first case.
+        cases: the inputs on which every candidate is checked. The cases with a weight are timed; if
+            none has one, the first case is timed.
         least_seconds: lower bound of the workload's seconds on any machine.
-        incumbent: trial id of a candidate with which each of the others is timed in pairs; or
-            empty.
+        incumbent: trial id of the candidate with which each of the others is timed in pairs; empty
+            in screening.
     """
 
     kind: ClassVar[RequestKind] = RequestKind.MEASURE
@@ -212,16 +214,16 @@ class MeasureRequest(JsonValue):
         return (self.library_digest, *references, *self.plain)
 
     def check(self) -> None:
-        """Raise ValueError unless all cases have sizes of the same dimensions."""
+        """Raise ValueError unless all cases give sizes for the same dimensions."""
         if len({tuple(name for name, _ in case.sizes) for case in self.cases}) > 1:
             raise ValueError("the cases have sizes of other dimensions")
 
     @classmethod
     def from_json(cls, data: object) -> Self:
-        """Read a request.
+        """Decode a request.
 
         Raises:
-            ProtocolError: if it is of another protocol version, or a field is missing or wrong.
+            ProtocolError: if it has another protocol version, or a field is missing or invalid.
         """
         check_protocol(data)
         return decode(cls, data)
@@ -229,7 +231,7 @@ class MeasureRequest(JsonValue):
 
 @dataclass(frozen=True, slots=True)
 class _Measured:
-    """An item of a result."""
+    """The JSON form of one candidate's result."""
 
     trial_id: str
     measurement: Measurement
@@ -242,7 +244,10 @@ _MEASURED = Via(
 
 @dataclass(frozen=True, slots=True)
 class MeasureResult(JsonValue):
-    """The result of each candidate of a request, by trial id, in the order of the request."""
+    """The results of a request: the trial id and the measurement of each candidate.
+
+    They are in the order of the request.
+    """
 
     kind: ClassVar[RequestKind] = RequestKind.MEASURE
     json_form: ClassVar[JsonForm] = JsonForm(
@@ -258,16 +263,16 @@ class MeasureResult(JsonValue):
     protocol: int = PROTOCOL
 
     def by(self, worker_id: str) -> Self:
-        """Return a copy of the result with this worker id, whatever id it was sent with."""
+        """Return a copy of the result with this worker id; the original id is not trusted."""
         named = tuple((name, replace(m, worker=worker_id)) for name, m in self.measurements)
         return replace(self, measurements=named, worker=worker_id)
 
     @classmethod
     def from_json(cls, data: object) -> Self:
-        """Read a result.
+        """Decode a result.
 
         Raises:
-            ProtocolError: if it is of another protocol version, or a field is missing or wrong.
+            ProtocolError: if it has another protocol version, or a field is missing or invalid.
         """
         check_protocol(data)
         return decode(cls, data)

@@ -1,4 +1,4 @@
-"""The large data of requests, sent separately as blobs named by digest; arrays as .npy files."""
+"""Blobs, the binary data of requests: sent separately, named by digest; arrays are .npy files."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ import numpy as np
 
 
 def digest_bytes(data: bytes) -> str:
-    """SHA-256 in hexadecimal: the name of a blob."""
+    """Return the SHA-256 in hexadecimal, the name of a blob."""
     return hashlib.sha256(data).hexdigest()
 
 
 def array_to_bytes(array: np.ndarray) -> bytes:
-    """An array as the bytes of an .npy file, without pickles."""
+    """Encode an array as an .npy file, without pickles."""
     buffer = io.BytesIO()
     np.save(buffer, np.asarray(array, order="C"), allow_pickle=False)
     return buffer.getvalue()
 
 
 def array_of_bytes(data: bytes | memoryview) -> np.ndarray:
-    """An array from the bytes of an .npy file, without pickles. Raises ValueError."""
+    """Decode an array from the bytes of an .npy file, without pickles. Raises ValueError."""
     array: np.ndarray = np.load(io.BytesIO(data), allow_pickle=False)
     return array

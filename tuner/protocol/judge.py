@@ -1,8 +1,9 @@
 """Plausibility checks of a device's result against its request.
 
-The service applies them before it stores a result, and the tuner before it learns from one, because
+The service checks results before it stores them, and the tuner before it learns from them, because
 a worker may be faulty or lie. A plausible result still needs another worker's confirmation before
-it serves other jobs. Only the standard library and NumPy are imported, as on a device.
+other jobs use it. Only the standard library and NumPy are imported, because devices use this
+module.
 """
 
 from __future__ import annotations
@@ -66,10 +67,10 @@ _INSTRUCTION_BYTES = 16
 
 
 class ImplausibleError(ValueError):
-    """A device's result cannot be the result of its request.
+    """A device's result contradicts its request.
 
     Attributes:
-        field: the name of the wrong part.
+        field: the path of the wrong field.
     """
 
     def __init__(self, field: str, sentence: str) -> None:
@@ -78,7 +79,10 @@ class ImplausibleError(ValueError):
 
 
 def most_result_bytes(request: Request) -> int:
-    """Return the largest size in bytes of a valid result's JSON; a reader rejects more unread."""
+    """Return the largest size in bytes of a valid result's JSON.
+
+    A server rejects a longer body without reading it.
+    """
     if isinstance(request, MeasureRequest):
         seeds = sum(len(case.inputs) for case in request.cases)
         sizes = len(request.timed) if request.has_sizes else 0
@@ -103,7 +107,7 @@ def most_result_bytes(request: Request) -> int:
 
 
 def check_result(request: Request, result: WorkResult) -> None:
-    """Raise ImplausibleError if a batch or a run cannot have this result."""
+    """Raise ImplausibleError if this cannot be the result of the batch or run."""
     if isinstance(request, MeasureRequest) and isinstance(result, MeasureResult):
         check_measured(request, result)
     elif isinstance(request, RunRequest) and isinstance(result, RunResult):
@@ -113,7 +117,7 @@ def check_result(request: Request, result: WorkResult) -> None:
 
 
 def check_measured(request: MeasureRequest, result: MeasureResult) -> None:
-    """Raise ImplausibleError if a batch cannot have this result."""
+    """Raise ImplausibleError if this cannot be the result of the batch."""
     _require(result.request_id == request.request_id, "request_id", "is another request's")
     names = [candidate.trial_id for candidate in request.candidates]
     said = [name for name, _ in result.measurements]
@@ -163,7 +167,9 @@ def _check_candidate(
 
 
 def _check_at_sizes(request: MeasureRequest, found: Measurement, place: str) -> None:
-    """Times at each of the request's sizes, of which the candidate's are the weighted sums."""
+    """Check the times at each of the request's sizes, and that their weighted sums are
+    the totals.
+    """
     asked = tuple((case.sizes, case.weight) for case in request.timed)
     _require(found.distribution == asked, place, "are not the request's")
     most = LIMIT_SLACK * request.repeat.limit_seconds
@@ -197,7 +203,7 @@ def _check_comparison(
 
 
 def check_run(request: RunRequest, result: RunResult) -> None:
-    """Raise ImplausibleError if a run cannot have this result."""
+    """Raise ImplausibleError if this cannot be the result of the run."""
     _require(result.request_id == request.request_id, "request_id", "is another request's")
     ok = result.status is RunStatus.OK
     work = request.work

@@ -1,7 +1,8 @@
-"""Measurements and the values stored from them: trials and records, with their JSON forms.
+"""Measurements, and the trials and records stored from them, with their JSON forms.
 
-A candidate that does not build, crashes or is wrong is data: a `Measurement` with a status and a
-text. This module imports only the standard library, because devices use it too.
+A candidate that does not build, crashes or computes a wrong output is a result too: a `Measurement`
+with a failed status and an error message. This module imports only the standard library, because
+devices use it too.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ CERTIFICATE_CHECKS = 3
 
 
 class Status(StrEnum):
-    """How the measurement of a candidate ended."""
+    """The outcome of a candidate's measurement."""
 
     OK = "ok"
     BUILD_ERROR = "build_error"
@@ -57,13 +58,16 @@ class Status(StrEnum):
 
     @property
     def says_something_of_the_candidate(self) -> bool:
-        """Whether the outcome depends on the candidate, so that it need not be measured again."""
+        """Whether the outcome depends on the candidate alone, so that repeating it is useless."""
         return self not in (Status.NO_REFERENCE, Status.WORKER_LOST, Status.CANCELLED)
 
 
 class Phase(StrEnum):
-    """The purpose of a measurement: to find good candidates cheaply, to choose among the best, or
-    to confirm the choice."""
+    """The purpose of a measurement.
+
+    Screening finds good candidates cheaply, the finals choose the best of them, and a confirmation
+    measures a record again.
+    """
 
     SCREEN = "screen"
     FINAL = "final"
@@ -72,7 +76,7 @@ class Phase(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class RecordKey(JsonValue):
-    """The key under which the best schedule is stored: workload and mode."""
+    """The key of a record: workload key, target key, number of threads, and numerics mode."""
 
     workload_key: str
     target_key: str
@@ -111,11 +115,11 @@ UnixTime = Annotated[float, Between(0.0, 1e11)]
 
 @dataclass(frozen=True, slots=True)
 class TimesAt(JsonValue):
-    """Times of a candidate at some sizes of its dynamic dimensions.
+    """Times of a candidate at one size point of a workload with open dimensions.
 
     Attributes:
         weight: factor of these times in the candidate's total time.
-        samples_seconds: seconds for one run, one value per sample.
+        samples_seconds: seconds of one run, one value per sample.
     """
 
     sizes: Sizes
@@ -130,21 +134,21 @@ class TimesAt(JsonValue):
 
 @dataclass(frozen=True, slots=True)
 class Measurement(JsonValue):
-    """The report of a device on one candidate, or of the builder on a candidate that did not build.
+    """The result of measuring one candidate on a device, or of a build that failed.
 
     The fields `checks` to `object_digest` below certify correctness: the output agreed with the
-    reference.
+    expected output.
 
     Attributes:
-        samples_seconds: seconds for one run of the kernel: CPU time with one thread, wall time with
-            several. With dynamic sizes, weighted sums of the samples in `at_sizes`, which were
-            taken one after the other.
+        samples_seconds: seconds of one run of the kernel: CPU time with one thread, wall time with
+            several. With open sizes, weighted sums of the samples in `at_sizes`, which were taken
+            one after the other.
         comparison: the comparison with the incumbent, for finalists other than the incumbent.
         speed: the slowest reading of the reference kernel around the batch.
         checks: number of sets of random inputs that were checked; `seeds` are their seeds.
         max_error: the largest error relative to the largest expected output; at most `tolerance`.
-        reference_digest: the expected output of the first set.
-        object_digest: the checked code.
+        reference_digest: digest of the expected output for the first set.
+        object_digest: digest of the checked code.
         measure_seconds: wall time from the candidate's check to its last sample, including samples
             of other candidates in between.
         measured_at: Unix time in seconds.
@@ -170,10 +174,11 @@ class Measurement(JsonValue):
 
     @property
     def ok(self) -> bool:
-        """Whether the candidate ran, was correct, and has plausible times. Searches learn only from
-        these.
+        """Whether the candidate ran, was correct, and has plausible times; others are not learned
+        from.
 
-        Stored measurements may be from a release that did not check devices' reports.
+        Plausibility is checked because a stored measurement may be from a release that did not
+        check devices' results.
         """
         return self.status is Status.OK and all(
             0.0 < seconds < math.inf for seconds in self.samples_seconds
@@ -183,8 +188,8 @@ class Measurement(JsonValue):
     def run_seconds(self) -> float | None:
         """Return the fastest sample, by which candidates are ranked; None for a failure.
 
-        With dynamic sizes, it is the weighted sum of the fastest sample at each size: a disturbance
-        at one size does not affect the others.
+        With open sizes, it is the weighted sum of the fastest sample at each size: a disturbance at
+        one size does not affect the others.
         """
         if not (self.ok and self.samples_seconds):
             return None
@@ -194,20 +199,20 @@ class Measurement(JsonValue):
 
     @property
     def distribution(self) -> SizeWeights:
-        """Return the measured sizes with their weights; empty without dynamic sizes."""
+        """Return the measured sizes with their weights; empty for a workload with fixed sizes."""
         return tuple((each.sizes, each.weight) for each in self.at_sizes)
 
     @property
     def certified(self) -> bool:
         """Whether the output was correct on as many sets of random inputs as a record requires.
 
-        One of these sets is timed; with dynamic sizes, one set at each size is timed.
+        With open sizes, the first set, on which the candidate is timed, is checked once per size.
         """
         return self.ok and self.checks >= CERTIFICATE_CHECKS - 1 + max(1, len(self.at_sizes))
 
     @property
     def interval(self) -> Interval | None:
-        """Return a confidence interval for the undisturbed time.
+        """Return a confidence interval for the undisturbed time, in seconds.
 
         Return None for a failure, or for a single sample.
         """
@@ -224,8 +229,8 @@ class Trial:
     """One measured candidate.
 
     Attributes:
-        id: made by `trial_id`, so that a repeated report is recognised.
-        origin: the source of the candidate: "default", or the search strategy's description.
+        id: the result of `trial_id`, by which a repeated report is recognised.
+        origin: the source of the candidate: "default", or the description by the search strategy.
         withdrawn: whether the trial's worker is no longer trusted. Searches ignore the trial, and
             its id is not reused.
     """
@@ -243,7 +248,7 @@ class Trial:
 
 @dataclass(frozen=True, slots=True)
 class TuningRecord:
-    """The best known schedule of a key, with the measurement that certifies it."""
+    """The best known schedule for a record key, with the measurement that certifies it."""
 
     key: RecordKey
     schedule: Schedule
@@ -254,10 +259,10 @@ class TuningRecord:
 
     @property
     def run_seconds(self) -> float:
-        """Seconds for one run, the fastest sample.
+        """Seconds of one run: the fastest sample.
 
         Raises:
-            ValueError: if the measurement is a failure; a record never has one.
+            ValueError: if the measurement is a failure, which no record should have.
         """
         seconds = self.measurement.run_seconds
         if seconds is None:
@@ -265,7 +270,9 @@ class TuningRecord:
         return seconds
 
     def holds(self, codegen_version: str) -> bool:
-        """Whether the record was measured with code of this version, and its output certified."""
+        """Whether the record is valid for this version of code generation, and its output
+        certified.
+        """
         return self.codegen_version == codegen_version and self.measurement.certified
 
 

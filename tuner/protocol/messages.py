@@ -1,4 +1,4 @@
-"""Reads requests and results of both kinds: batches of candidates, and runs of whole programs."""
+"""Decodes requests and results of both kinds: batches of candidates, and runs of whole programs."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ WorkResult = MeasureResult | RunResult
 
 
 def read_request(data: object) -> Request:
-    """Decode a request, a MeasureRequest or a RunRequest.
+    """Decode a MeasureRequest or a RunRequest from its JSON form.
 
     Raises:
-        ProtocolError: if it is of another protocol version, or a field is missing or wrong.
+        ProtocolError: if it has another protocol version, or a field is missing or invalid.
     """
     match kind_of(data):
         case RequestKind.MEASURE:
@@ -27,7 +27,11 @@ def read_request(data: object) -> Request:
 
 
 def read_result(data: object) -> WorkResult:
-    """Decode a result, a MeasureResult or a RunResult; errors as in `read_request`."""
+    """Decode a MeasureResult or a RunResult from its JSON form.
+
+    Raises:
+        ProtocolError: if it has another protocol version, or a field is missing or invalid.
+    """
     match kind_of(data):
         case RequestKind.MEASURE:
             return MeasureResult.from_json(data)
@@ -39,7 +43,7 @@ def kind_of(data: object) -> RequestKind:
     """Return the kind of a request or result in its JSON form.
 
     Raises:
-        ProtocolError: if it is of another protocol version, or has no known kind.
+        ProtocolError: if it has another protocol version, or an unknown kind.
     """
     check_protocol(data)
     kind = data.get("kind") if isinstance(data, Mapping) else None

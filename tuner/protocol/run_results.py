@@ -1,4 +1,4 @@
-"""Results of runs."""
+"""Results of runs of whole programs (`runs`), and their JSON form."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ FETCH_BYTES = 16 << 20
 
 
 class RunStatus(StrEnum):
-    """How a run ended."""
+    """The outcome of a run."""
 
     OK = "ok"
     FAILED = "failed"
@@ -38,11 +38,11 @@ class RunStatus(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Race:
-    """A comparison of programs with the first of them, the incumbent.
+    """A comparison of each variant of a model with the first one, the incumbent.
 
     Attributes:
         incumbent_seconds: the time of the incumbent's fastest run.
-        comparisons: the comparisons of the other programs, in order.
+        comparisons: the comparisons of the other variants, in order.
         worker: the id of the worker that ran all of them; "" for no or several workers.
     """
 
@@ -63,7 +63,10 @@ _OutputError = Annotated[
 
 @dataclass(frozen=True, slots=True)
 class _Race:
-    """A race as it travels: for each variant the one that it was compared with, and the ratios."""
+    """The JSON form of a race.
+
+    Each comparison is a pair of the variant that it was compared with and the time ratios.
+    """
 
     incumbent_seconds: float
     comparisons: tuple[tuple[str, Annotated[tuple[float, ...], Length(1, MOST_SAMPLES)]], ...]
@@ -85,16 +88,16 @@ _RaceJson = Annotated[
 
 @dataclass(frozen=True, slots=True)
 class RunResult(JsonValue):
-    """The result of a run. Only the fields of its kind of work are filled.
+    """The result of a run. Only the fields for its kind of work are set.
 
     Attributes:
         status, error: the status, and one sentence if it is not OK.
-        errors: the errors of a check, by output (`model_runs.largest_error`).
-        fetched: the fetched outputs of a check, .npy files by output.
+        errors: largest errors of a check, by output name (`model_runs.largest_error`).
+        fetched: outputs returned by a check, as .npy files by output name.
         race: the result of a race.
-        seconds: the seconds of a profile, one number per instruction.
-        speeds: the peaks of the roofline.
-        worker: the worker that ran it.
+        seconds: the seconds of a profile, one value per instruction.
+        speeds: the measured peaks of the machine.
+        worker: the id of the worker that ran it.
     """
 
     kind: ClassVar[RequestKind] = RequestKind.RUN
@@ -117,14 +120,14 @@ class RunResult(JsonValue):
     protocol: int = PROTOCOL
 
     def by(self, worker_id: str) -> Self:
-        """Return a copy of the result with this worker id, whatever id it was sent with."""
+        """Return a copy of the result with this worker id; the original id is not trusted."""
         return replace(self, worker=worker_id)
 
     def arrays(self) -> dict[str, np.ndarray]:
-        """The fetched outputs.
+        """Decode the fetched outputs; return them by output name.
 
         Raises:
-            ProtocolError: if one is no .npy file.
+            ProtocolError: if an output is not an .npy file.
         """
         try:
             return {
@@ -136,10 +139,10 @@ class RunResult(JsonValue):
 
     @classmethod
     def from_json(cls, data: object) -> Self:
-        """Read a result.
+        """Decode a result.
 
         Raises:
-            ProtocolError: if it is of another protocol version, or a field is missing or wrong.
+            ProtocolError: if it has another protocol version, or a field is missing or invalid.
         """
         check_protocol(data)
         return decode(cls, data)

@@ -1,10 +1,10 @@
-"""Runs: whole programs on a device, the second kind of request after `batches`.
+"""Requests to run whole programs on a device, the second kind of request besides `batches`.
 
-A request names the programs (their instructions, their code and their weights, all by digest) and
-the work: check outputs, race, profile, or measure the roofline. Weights travel in parts, named by
-content, so that programs that pack a weight alike name the same blob whatever its position. A
-request states the device's needs beforehand: blobs, memory and time. Only the standard library and
-NumPy are imported, because devices use this module.
+A request names the programs and the work: check outputs, race, profile, or measure the machine's
+peaks. A program consists of instructions, code and weights, all named by digest. Weights are sent
+in parts named by content, so programs that pack a weight identically share its blob whatever its
+position. A request states in advance the blobs, memory and time that it needs. Only the standard
+library and NumPy are imported, because devices use this module.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ Files = Mapping[str, Digest]
 
 
 class WorkKind(StrEnum):
-    """The purpose of a run."""
+    """The kind of work of a run."""
 
     CHECK = "check"
     RACE = "race"
@@ -58,7 +58,7 @@ class WorkKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A part of a program's weights: where its bytes are in a blob, and where in the weight block.
+    """A part of a program's weights: its position in a blob and in the weight block, in bytes.
 
     Attributes:
         start: the offset in the blob.
@@ -76,15 +76,15 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class ProgramParts:
-    """A program to run.
+    """A program to run, given by the digests of its blobs.
 
     Attributes:
         program: digest of the JSON of `compiler.runtime.program.Program`.
-        library: digest of its code, a shared library; empty where it has no kernels.
-        block: number of the block that its weights lie in. Programs with equal numbers share it.
+        library: digest of its code, a shared library; empty if it has no kernels.
+        block: number of its block of weights. Programs with equal numbers share the block.
         parts: the weights that it reads.
-        inputs: digests of .npy files by the name of the input that each fills. All other inputs are
-            random.
+        inputs: maps the name of an input to the digest of the .npy file that fills it. All other
+            inputs are random.
     """
 
     json_form: ClassVar[JsonForm] = JsonForm(sparse=("inputs",))
@@ -106,9 +106,10 @@ class ProgramParts:
 
 @dataclass(frozen=True, slots=True)
 class CheckWork:
-    """Run a program once on random inputs from `seed` and compare its outputs.
+    """Work: run a program once on random inputs from `seed` and compare its outputs.
 
     Attributes:
+        program: position of the program in `RunRequest.programs`.
         expected: for each output to compare, the digest of an .npy file with the expected values.
         fetch: the names of the outputs to return (`run_results.FETCH_BYTES`).
     """
@@ -123,9 +124,10 @@ class CheckWork:
 
 @dataclass(frozen=True, slots=True)
 class RaceWork:
-    """Time each variant in pairs with the first one.
+    """Work: time each variant in pairs with the first variant.
 
-    A variant is a sequence of programs that run one after the other.
+    A variant is a sequence of programs that run one after the other, given by their positions in
+    `RunRequest.programs`.
     """
 
     json_form: ClassVar[JsonForm] = JsonForm(constants={"do": WorkKind.RACE.value})
@@ -136,7 +138,10 @@ class RaceWork:
 
 @dataclass(frozen=True, slots=True)
 class ProfileWork:
-    """Time every instruction of a program within its run, and report the fastest of `samples`."""
+    """Work: time each instruction of a program within whole runs.
+
+    The result has the fastest of `samples` times per instruction.
+    """
 
     json_form: ClassVar[JsonForm] = JsonForm(constants={"do": WorkKind.PROFILE.value})
 
@@ -147,11 +152,13 @@ class ProfileWork:
 
 @dataclass(frozen=True, slots=True)
 class SpeedsWork:
-    """Measure the peaks of the roofline with the functions of a library (`speeds.Probes`).
+    """Work: measure the peaks of the machine with the functions in a library (`speeds.Probes`).
 
     Attributes:
+        library: digest of the shared library.
+        vector_bytes: size of the vectors that the functions use.
         cache_bytes, memory_bytes: sizes of the device's caches and memory.
-        dots: the narrow types for which the library has a function.
+        dots: the operand types for which the library has a dot-product function.
     """
 
     json_form: ClassVar[JsonForm] = JsonForm(constants={"do": WorkKind.SPEEDS.value})
@@ -171,16 +178,16 @@ class RunRequest(JsonValue):
     """A request to run whole programs on a device.
 
     Attributes:
-        request_id: its name; equal requests of one job have equal names.
+        request_id: its id; equal requests of one job have equal ids.
         job_id: the job that submits the run.
         threads: the threads that programs run with.
-        programs: the programs, to which `work` refers by number.
-        block_bytes: the bytes of each block of weights.
+        programs: the programs, to which `work` refers by position.
+        block_bytes: the size in bytes of each block of weights.
         work: the work to do.
-        blobs: the bytes of each named blob, by digest.
-        memory_bytes: the most memory that the run takes in addition to the process.
-        limit_seconds: wall time that one step may take: to load a program, or one run of it.
-        plain: digests of a plan and of inputs, for a device without NumPy (`plain_form`).
+        blobs: the size in bytes of each named blob, by digest.
+        memory_bytes: the largest amount of memory that the run needs in addition to the process.
+        limit_seconds: wall-time limit for one step: loading a program, or one run of it.
+        plain: digests of a plan and of input arrays, for a device without NumPy (`plain_form`).
     """
 
     kind: ClassVar[RequestKind] = RequestKind.RUN
@@ -217,10 +224,10 @@ class RunRequest(JsonValue):
 
     @classmethod
     def from_json(cls, data: object) -> Self:
-        """Read a request.
+        """Decode a request.
 
         Raises:
-            ProtocolError: if it is of another protocol version, or a field is missing, wrong, or
+            ProtocolError: if it has another protocol version, or a field is missing, invalid, or
                 beyond plausible limits.
         """
         check_protocol(data)
@@ -228,7 +235,9 @@ class RunRequest(JsonValue):
 
 
 def _check_places(request: RunRequest) -> None:
-    """Raises ValueError if the request refers to a program, block or blob that it does not have."""
+    """Raise ValueError if the request refers to a program, block or blob that it does not
+    contain.
+    """
     named: set[str] = set(request.plain)
     for program in request.programs:
         if program.block >= len(request.block_bytes):

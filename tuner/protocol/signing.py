@@ -1,8 +1,8 @@
 """The signed bytes of a lease, and a verifier of Ed25519 signatures (RFC 8032, section 5.1.7).
 
-The verifier needs the standard library alone: a device may have no other library. Keys, messages
-and signatures are public, so a timing attack gains nothing from variable running times. A library
-signs (`service.signing`).
+The verifier uses only the standard library, because a device may have no other library. Keys,
+messages and signatures are public, so its variable running time reveals nothing. The service signs
+with a library (`service.signing`).
 """
 
 from __future__ import annotations
@@ -33,7 +33,9 @@ def signed_lease(request_id: str, payload: Mapping[str, Any]) -> bytes:
 
 
 def is_signature(public: bytes, message: bytes, signature: bytes) -> bool:
-    """Whether `public` (32 bytes) verifies `signature` (64 bytes) as signing the message."""
+    """Whether `signature` (64 bytes) is a valid signature of `message` by the key `public` (32
+    bytes).
+    """
     if len(public) != 32 or len(signature) != 64:
         return False
     key, scalar = _point(public), int.from_bytes(signature[32:], "little")
@@ -46,7 +48,7 @@ def is_signature(public: bytes, message: bytes, signature: bytes) -> bool:
 
 
 def _point(data: bytes) -> _Point | None:
-    """The point that 32 bytes stand for; None if they stand for none."""
+    """Decode a curve point from 32 bytes; None if they do not encode a point."""
     number = int.from_bytes(data, "little")
     odd, y = number >> 255, number & ((1 << 255) - 1)
     if y >= _P:
@@ -75,7 +77,7 @@ def _negated(point: _Point) -> _Point:
 
 
 def _sum(one: _Point, other: _Point) -> _Point:
-    """RFC 8032, section 5.1.4; right for equal points, too."""
+    """Add two points by RFC 8032, section 5.1.4; also correct for equal points."""
     a = (one[1] - one[0]) * (other[1] - other[0]) % _P
     b = (one[1] + one[0]) * (other[1] + other[0]) % _P
     c = 2 * one[3] * other[3] * _D % _P
@@ -85,7 +87,7 @@ def _sum(one: _Point, other: _Point) -> _Point:
 
 
 def _two_products(first: int, one: _Point, second: int, other: _Point) -> _Point:
-    """[first]one + [second]other, bit by bit."""
+    """Return [first]one + [second]other, computed bit by bit."""
     both = _sum(one, other)
     found = _ZERO
     for bit in reversed(range(max(first.bit_length(), second.bit_length()))):

@@ -1,4 +1,4 @@
-"""Fields that all messages of the worker protocol have: its version and the request's kind."""
+"""The fields common to all messages of the worker protocol: its version and the request's kind."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Search strategies: they choose which candidates of a space to measure next. One file each."""
+"""Search strategies: choose the candidates of a space to measure next. Each has its own file."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ __all__ = [
 
 
 def strategies() -> dict[str, Callable[[SearchContext], SearchStrategy]]:
-    """Return every strategy by name, as a function that creates it for a task."""
+    """Return all strategies by name. Each value creates the strategy for a task."""
     return members(sys.modules[__name__], "make_search")
 
 
 def make_strategy(name: str, context: SearchContext) -> SearchStrategy:
-    """The strategy of this name, for one task.
+    """Create the strategy of this name for one task.
 
     Raises:
         ValueError: if no strategy has this name.

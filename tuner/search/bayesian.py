@@ -1,10 +1,10 @@
-"""Bayesian optimisation: suggest the candidates that are expected to improve most on the best.
+"""Bayesian optimisation: suggests the candidates with the largest expected improvement.
 
-Expected improvement (Jones, Schonlau and Welch 1998) under a Gaussian process over the knobs. Its
-prior combines three opinions: the estimate, the rules behind the untuned default, and the model.
-From few trials it learns where these are wrong: for an algorithm as a whole, along each knob, and
-how far each opinion can be trusted in this task. Within a batch, candidates chosen before count as
-measured, at their mean.
+Expected improvement (Jones, Schonlau and Welch 1998) is computed under a Gaussian process over the
+knobs. The prior combines three predictors: the analytical estimate, the rules that choose the
+untuned default, and the cost model. From few trials the process learns the errors of these
+predictors: for an algorithm as a whole, along each knob, and the reliability of each predictor in
+this task. Within a batch, candidates already chosen count as measured, at their mean.
 """
 
 from __future__ import annotations
@@ -103,10 +103,10 @@ class Bayesian:
     def _beforehand(
         self, estimates: Mapping[Schedule, float], measured: Mapping[Schedule, float]
     ) -> tuple[dict[str, float], list[Opinion]]:
-        """The expected level of each algorithm, and the opinions of estimate and rules.
+        """Return the expected log seconds of each algorithm, and the prior predictors.
 
-        If estimates are not trusted, they say nothing until measurements confirm them. The rules
-        then say nothing at all, as they choose for the same target. So the first candidates are
+        If estimates are not trusted, they have no weight until measurements confirm them. The rules
+        are then left out, because they choose for the same target. So the first candidates are
         spread over the space.
         """
         levels = _levels(estimates)
@@ -125,7 +125,7 @@ class Bayesian:
 
 
 def _levels(estimates: Mapping[Schedule, float]) -> dict[str, float]:
-    """The mean estimate of each algorithm."""
+    """Return the mean estimated log seconds of each algorithm."""
     by_algorithm: dict[str, list[float]] = defaultdict(list)
     for schedule, value in estimates.items():
         by_algorithm[schedule.algorithm].append(value)
@@ -133,7 +133,9 @@ def _levels(estimates: Mapping[Schedule, float]) -> dict[str, float]:
 
 
 def _beside_rules(levels: Mapping[str, float], home: str) -> dict[str, float]:
-    """Levels of the estimate; those of other algorithms are moved towards that of the rules'."""
+    """Move the levels of all algorithms towards the level of `home`, the algorithm of the
+    default.
+    """
     if home not in levels:
         return dict(levels)
     return {
@@ -145,7 +147,9 @@ def _beside_rules(levels: Mapping[str, float], home: str) -> dict[str, float]:
 
 
 def _expected_improvement(means: np.ndarray, deviations: np.ndarray, best: float) -> np.ndarray:
-    """The mean of how far normal variables lie below `best`, counting 0 above it."""
+    """Return the mean of max(0, best - x) for normal variables x with these means and
+    deviations.
+    """
     away = (best - means) / deviations
     below = np.array([0.5 * (1 + erf(z / sqrt(2))) for z in away])
     density = np.exp(-(away**2) / 2) / sqrt(2 * pi)

@@ -1,8 +1,8 @@
 """Evolutionary search on the scores of the cost model: tournament, mutation, crossover.
 
-The population is bred on predictions, which cost about a millisecond a candidate, and only its best
-members are measured (as in Ansor, Zheng et al. 2020). Until the model is trained, it is bred on
-estimates. It starts from the fastest measured candidates and from a fresh random sample of every
+The population evolves on predictions, which cost about a millisecond per candidate, and only its
+best members are measured (as in Ansor, Zheng et al. 2020). Until the model is trained, it evolves
+on estimates. It starts from the fastest measured candidates and from a fresh random sample of every
 algorithm, so that the model alone cannot rule out an algorithm.
 """
 
@@ -28,7 +28,7 @@ EPSILON = 0.15
 
 
 class Evolutionary:
-    """Suggests candidates of one task, bred by mutation and crossover, and some at random."""
+    """Suggests candidates of one task from mutation and crossover, and some at random."""
 
     def __init__(self, context: SearchContext) -> None:
         self._rng = context.rng
@@ -47,7 +47,7 @@ class Evolutionary:
         self._memory.update(results)
 
     def _breed(self) -> list[Schedule]:
-        """New schedules, the best predicted ones first."""
+        """Return new schedules from one evolution, best predicted first."""
         elites = self._memory.elites(ELITES)
         members = self._ranking.most(POPULATION - len(elites))
         fresh = self._memory.draw(members)

@@ -1,7 +1,7 @@
-"""Suggests every schedule once, in an order that covers the space early: for small spaces.
+"""Suggests every schedule of a small space once, in an order that covers the space early.
 
-Within each algorithm, the order is that of van der Corput (first the ends and the middle, then the
-quarters, ...). The algorithms take turns. The order is deterministic, and depends only on the
+Within each algorithm, the order is a van der Corput sequence (first the ends and the middle, then
+the quarters, ...). The algorithms take turns. The order is deterministic, and depends only on the
 space.
 """
 
@@ -15,7 +15,7 @@ from tilewright.tuner.search.protocol import Observed, SearchContext, SearchStra
 
 
 class Grid:
-    """Suggests all schedules of one task's space, each once."""
+    """Suggests all schedules in one task's space, each once."""
 
     def __init__(self, context: SearchContext) -> None:
         self._memory = Memory(context.space, context.rng)

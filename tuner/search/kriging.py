@@ -1,10 +1,11 @@
-"""Gaussian-process regression over the knobs of each algorithm, with opinions as its prior.
+"""Gaussian-process regression over the knobs of each algorithm, with predictors in its prior.
 
-The logarithm of a schedule's seconds is a sum of independent parts, each with a normal prior
-(Rasmussen and Williams 2006, sections 2.7 and 5.4): the error of the estimate for the task, and for
-the algorithm; a share of every opinion's distance from its mean over the algorithm; a function of
-each knob; and a function of all knobs together. So the regression also learns how far an opinion
-can be trusted in this task, and an algorithm that was never measured stays uncertain.
+The logarithm of a schedule's seconds is a sum of independent terms, each with a normal prior
+(Rasmussen and Williams 2006, sections 2.7 and 5.4). The terms are the error of the estimate for the
+task, and for the algorithm; for every predictor (`Opinion`), a fraction of its distance from its
+mean over the algorithm; a function of each knob; and a function of all knobs together. So the
+regression also learns how reliable a predictor is in this task, and an algorithm that was never
+measured stays uncertain.
 """
 
 from __future__ import annotations
@@ -35,13 +36,13 @@ REACH = 0.25
 
 @dataclass(frozen=True, slots=True)
 class Opinion:
-    """A prior estimate of the times of schedules.
+    """A predictor of log seconds in the prior of the regression.
 
-    The search believes a share of each difference that the estimate predicts: `share`, with a
-    standard deviation of `deviation`.
+    The regression multiplies each difference that the predictor predicts by a factor with the mean
+    `share` and the standard deviation `deviation`.
 
     Attributes:
-        expected: logarithms of seconds by schedule; schedules without an estimate are left out.
+        expected: predicted log seconds by schedule; schedules without a prediction are left out.
     """
 
     expected: Mapping[Schedule, float]
@@ -50,9 +51,7 @@ class Opinion:
 
 
 class Kriging:
-    """Predicts the logarithm of a schedule's seconds, as mean and standard deviation, for one
-    space.
-    """
+    """Predicts the mean and standard deviation of a schedule's log seconds, within one space."""
 
     def __init__(self, space: ScheduleSpace) -> None:
         self._places: dict[str, dict[str, dict[Choice, float]]] = {
@@ -73,10 +72,9 @@ class Kriging:
         self._defaults = {sub.algorithm: sub.default for sub in space.subspaces}
 
     def turned(self, schedules: Iterable[Schedule]) -> dict[Schedule, float]:
-        """Return the distance of each schedule from the default of its algorithm, summed over
-        knobs.
+        """Return the distance of each schedule from its algorithm's default, summed over knobs.
 
-        A numeric knob counts by the share of its range, any other knob by 1 if it differs.
+        A numeric knob counts by the fraction of its range, any other knob by 1 if it differs.
         """
         found = {}
         for schedule in schedules:
@@ -99,7 +97,7 @@ class Kriging:
         Args:
             schedules: the schedules to predict.
             levels: expected log seconds of each algorithm.
-            opinions: prior estimates of single schedules.
+            opinions: predictors for single schedules.
             measured: measured log seconds by schedule.
         """
         known = list(measured)
@@ -146,7 +144,9 @@ class Kriging:
 
 
 def _centred(expected: Mapping[Schedule, float], schedules: Sequence[Schedule]) -> np.ndarray:
-    """Distances from the mean over each schedule's algorithm; 0 for schedules without opinion."""
+    """Return predictions relative to the mean over each schedule's algorithm; 0 without a
+    prediction.
+    """
     found = np.zeros(len(schedules))
     for algorithm in {s.algorithm for s in schedules}:
         places = [n for n, s in enumerate(schedules) if s.algorithm == algorithm and s in expected]

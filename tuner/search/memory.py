@@ -1,4 +1,4 @@
-"""Memory of a strategy about one task: which candidates were suggested or measured."""
+"""A strategy's memory for one task: the candidates that were suggested or measured."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tilewright.tuner.search.protocol import Observed, Suggestion
 
 
 class Memory:
-    """The suggestions and results of one task, and a source of random new candidates.
+    """Suggestions and results for one task, and a source of new random candidates.
 
     Candidates with the same code count as one: only the first has a time.
     """
@@ -57,9 +57,9 @@ class Memory:
     def draw(self, count: int) -> list[Schedule]:
         """Return random new schedules, the algorithms in turn; fewer if the space is used up.
 
-        The spaces of algorithms differ in size by orders of magnitude: uniform sampling over all
-        points would hardly ever try the small ones. A schedule that is not passed to `take` may be
-        returned again.
+        The spaces of algorithms differ in size by orders of magnitude, so uniform sampling over all
+        points would hardly ever try the small spaces. A schedule that is not passed to `take` may
+        be returned again.
         """
         decks = self._shuffled()
         drawn: list[Schedule] = []

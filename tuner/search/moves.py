@@ -1,8 +1,8 @@
-"""Steps inside a schedule space: a changed knob, or a mixture of the knobs of two schedules.
+"""Moves in a schedule space: change a knob, or combine the knobs of two schedules.
 
-Numeric values are ordered, so a step mostly goes to a neighbouring value. Words and switches have
-no neighbours: a step goes to any other value. A step that violates the constraints of the space is
-tried again.
+Numeric values are ordered, so a move mostly goes to a neighbouring value. Strings and booleans have
+no neighbours: a move goes to any other value. A move that violates the constraints of the space is
+retried.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ ATTEMPTS = 8
 
 
 def is_ordered(knob: Knob) -> bool:
-    """Whether the knob's values are numbers; True and False do not count as such."""
+    """Whether all values of the knob are numbers, not counting booleans."""
     return all(isinstance(v, int) and not isinstance(v, bool) for v in knob.values)
 
 

@@ -1,8 +1,8 @@
-"""Several strategies share a task's trials: the more often one finds faster candidates, the more.
+"""Several strategies share a task's trials in proportion to their success.
 
-Thompson sampling (1933) chooses a member for each place of a batch. A member's chance to improve on
-the best is a beta distribution over its suggestions so far; older ones count less. All members get
-all results.
+Thompson sampling (1933) chooses a strategy for each candidate of a batch. A strategy's probability
+to improve on the best time has a beta distribution over the outcomes of its suggestions; older
+outcomes count less. All strategies get all results.
 """
 
 from __future__ import annotations
@@ -26,9 +26,10 @@ FORGETTING = 0.95
 
 @dataclass(slots=True)
 class _Member:
-    """A strategy, and how often its suggestions improved on the best or failed to.
+    """A strategy, and the numbers of its suggestions that improved on the best time and that failed
+    to.
 
-    Both counts start from a prior.
+    Both numbers start from a prior.
     """
 
     search: SearchStrategy
@@ -37,7 +38,7 @@ class _Member:
 
 
 class Portfolio:
-    """Suggests candidates by three strategies: Bayesian, Evolutionary and RandomSampling."""
+    """Distributes trials among three strategies: Bayesian, Evolutionary and RandomSampling."""
 
     def __init__(self, context: SearchContext) -> None:
         self._rng = context.rng

@@ -1,4 +1,4 @@
-"""The protocol of search strategies, as the tune loop uses it."""
+"""The interface between search strategies and the tune loop."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tilewright.tuner.cost_model.protocol import CostModel
 
 @dataclass(frozen=True, slots=True)
 class SearchContext:
-    """The facts and tools that a strategy has for one task.
+    """The inputs of a strategy for one task: its space, features, cost model and random generator.
 
     Attributes:
         rng: the only source of randomness.
@@ -35,7 +35,7 @@ class Suggestion:
     """A candidate to measure.
 
     Attributes:
-        origin: the way in which it was chosen, such as "random", "mutation" or "model".
+        origin: the method that chose it, such as "random", "mutation" or "model".
     """
 
     schedule: Schedule
@@ -48,7 +48,7 @@ class Observed:
 
     Attributes:
         seconds: the time of one run of the kernel; None for a failure, or without a result so far.
-        object_digest: identifies the measured code, if any: equal digests mean equal code.
+        object_digest: digest of the measured code, if any: equal digests mean equal code.
     """
 
     schedule: Schedule
@@ -57,16 +57,17 @@ class Observed:
 
 
 class SearchStrategy(Protocol):
-    """Chooses candidates of one task.
+    """Chooses candidates for one task.
 
-    A strategy suggests only members of the task's space. It suggests no candidate twice, and none
-    that `update` has reported.
+    A strategy suggests only members of the task's space. It suggests each candidate at most once,
+    and none that `update` has reported.
     """
 
     def suggest(self, count: int) -> list[Suggestion]:
         """Return up to `count` new candidates; fewer or none if the space is used up."""
 
     def update(self, results: Sequence[Observed]) -> None:
-        """Record results, and candidates about to be measured, including other strategies'
-        candidates.
+        """Record results, and candidates about to be measured.
+
+        They include candidates that other strategies suggested.
         """

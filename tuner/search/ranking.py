@@ -1,4 +1,6 @@
-"""Ranks candidates before they are measured: by the model or, until it is trained, the estimate."""
+"""Ranks candidates before they are measured: by the cost model or, until it is trained, by
+estimate.
+"""
 
 from __future__ import annotations
 
@@ -16,17 +18,17 @@ POOL = 192
 """New candidates that are ranked. To lower one takes about 1 ms, to measure one 10 ms."""
 
 NEAR = 48
-"""How many of these are steps from the fastest measured candidates."""
+"""Number of these that are mutations of the fastest measured candidates."""
 
 ELITES = 8
-"""Number of the fastest candidates from which the steps start."""
+"""Number of the fastest candidates that are mutated."""
 
 DEVIATION = 0.3
 """Deviation of the times of a task's candidates, as a logarithm, if estimates do not give it."""
 
 
 class Ranking:
-    """Scores of one task's candidates: higher is better. Ties are broken at random."""
+    """Scores candidates of one task: higher is better. Ties are broken at random."""
 
     def __init__(self, context: SearchContext) -> None:
         self._context = context
@@ -35,8 +37,8 @@ class Ranking:
 
     @property
     def origin(self) -> str:
-        """Return the origin of suggestions by this ranking: `model`, or `prior` until it is
-        trained.
+        """Return the origin of suggestions by this ranking: `model`, or `prior` for an untrained
+        model.
         """
         return "model" if self._context.model.trained else self.prior
 
@@ -46,7 +48,7 @@ class Ranking:
         return "estimate" if self._context.estimates else "random"
 
     def estimates(self, schedules: Iterable[Schedule]) -> dict[Schedule, float]:
-        """Return the logarithm of estimated seconds, by schedule.
+        """Return log estimated seconds by schedule.
 
         Schedules that cannot be lowered are left out.
         """
@@ -63,12 +65,12 @@ class Ranking:
         estimates: Mapping[Schedule, float],
         measured: Iterable[Schedule],
     ) -> dict[Schedule, float]:
-        """Return the model's predictions of log seconds, relative to the pool's mean, by schedule.
+        """Return the model's predictions of log seconds by schedule, relative to the pool's mean.
 
-        For a schedule in `measured`, return the last prediction before its measurement: a model
+        For a schedule in `measured`, return the last prediction before its measurement. A model
         fits the measurements that it was trained on, so only earlier predictions show its quality.
-        The scores are scaled to the deviation of the pool's `estimates`, or to DEVIATION if
-        estimates are off.
+        The scores are scaled to the standard deviation of the pool's `estimates`, or to DEVIATION
+        if estimates are off. Return an empty dict if the model is not trained.
         """
         if not self._context.model.trained or not pool:
             return {}
@@ -86,9 +88,11 @@ class Ranking:
         }
 
     def scores(self, schedules: Iterable[Schedule]) -> dict[Schedule, float]:
-        """Return the model's score by schedule, or the estimate's until the model is trained.
+        """Return the model's score by schedule, or the negative log estimate for an untrained
+        model.
 
-        Schedules that cannot be lowered are left out.
+        Schedules that cannot be lowered are left out. If the model is untrained and estimates are
+        off, all scores are equal.
         """
         if not self._context.model.trained:
             believed = float(self._context.estimates)  # if estimates are off, all scores are equal
@@ -106,13 +110,15 @@ class Ranking:
         return sorted(ranked, key=lambda schedule: -scores[schedule])
 
     def most(self, count: int) -> int:
-        """Reduce a number of candidates to rank by the run's `effort`
+        """Reduce a number of candidates to rank by the run's effort
         (`tuner.limits.search_effort`).
         """
         return max(1, round(count * self._context.features.effort))
 
     def pool(self, memory: Memory) -> list[Schedule]:
-        """Return new candidates to rank: mutations of the fastest, and random schedules."""
+        """Return new candidates to rank: mutations of the fastest candidates, and random
+        schedules.
+        """
         space, rng = memory.space, self._context.rng
         elites = memory.elites(ELITES)
         count = self.most(NEAR) if elites else 0

@@ -1,1 +1,1 @@
-"""The harness that runs native code: a C program in a sandbox, and the agent's side of it."""
+"""The harness, a C program that runs native code in a sandbox, and its Python driver."""

@@ -1,7 +1,7 @@
-"""The harness as one static binary: its sources, its name, and its compilation.
+"""The harness as one static binary: its sources, its file name, and its compilation.
 
-The sources are C11: those of this folder and the C runtime. setup.py imports this module where no
-package is installed, so that it needs the standard library alone.
+The sources are C11: the files in this folder and the C runtime. setup.py imports this module before
+the package is installed, so it needs only the standard library.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ FLAGS = ("-std=c11", "-D_GNU_SOURCE", "-D_FILE_OFFSET_BITS=64", "-pthread")
 
 
 def found_compiler() -> str | None:
-    """The path of this machine's C compiler; None if it has none."""
+    """Return the path of this machine's C compiler; None if it has none."""
     return next(filter(None, map(shutil.which, ("gcc", "cc", "clang"))), None)
 
 
 def host_compiler() -> list[str]:
-    """Return the command of this machine's compiler. Its binaries use this machine's libraries.
+    """Return the command of this machine's C compiler; its binaries link this machine's libraries.
 
     Raises:
         FileNotFoundError: if no compiler is found.
@@ -60,7 +60,8 @@ def build(
 
 
 def harness_path(machine: str, folder: Path) -> Path:
-    """Return the path of this release's harness in a folder; the name has a digest of its sources.
+    """Return the path of this release's harness in a folder; the file name has a digest of its
+    sources.
 
     Args:
         machine: the architecture, by the name of its family or an operating system's name.
@@ -76,8 +77,8 @@ def harness_path(machine: str, folder: Path) -> Path:
 def build_into_package(folder: Path) -> Path:
     """Compile a static harness for this machine into a package's folder, unless it exists.
 
-    It is static because `--via` copies it to other devices. If the C library has no static form, no
-    harness is built. Harnesses of earlier sources are deleted.
+    It is static because `--via` copies it to other devices. No harness is built if the C library
+    cannot be linked statically. Harnesses of earlier sources are deleted.
 
     Raises:
         OSError: if no compiler is found, or the folder cannot be written.

@@ -1,7 +1,7 @@
-"""The harness for a device: the package's, or one that is compiled at its first use.
+"""Finds the harness for a device: in the package, or compiled on first use.
 
-This machine's compiler builds the harness for this machine's architecture; zig (`pip install
-ziglang`), which needs no system root, builds it for each.
+This machine's C compiler builds the harness for this machine's architecture. zig (`pip install
+ziglang`), which needs no sysroot, builds it for every architecture.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ TARGETS = tuple(family.name for family in families() if not family.modules)
 
 
 def zig_compiler(target: str, library: str = "musl") -> list[str]:
-    """Return the command of zig's C compiler for one of TARGETS; it works on any machine.
+    """Return the command of zig's C compiler for one of TARGETS; zig runs on any machine.
 
-    The library musl gives a static binary, which runs on every Linux, including Android. `gnu` is
+    The `library` musl gives a static binary, which runs on every Linux, including Android. `gnu` is
     the C library of most distributions.
     """
     family = family_of(target)
@@ -83,8 +83,11 @@ def harness(target: str, folder: Path) -> Path:
 
 
 def _packaged(target: str) -> Path | None:
-    """The package's harness for one of TARGETS. Its name has the target or, if it was built with
-    the package, this machine's own name of its architecture."""
+    """Return the package's harness for one of TARGETS; None without one.
+
+    Its name has the target or, if it was built with the package, this machine's own name for its
+    architecture.
+    """
     family = family_of(target)
     assert family is not None
     paths = (harness_path(name, PACKAGED) for name in (family.name, *family.machines))
@@ -92,10 +95,10 @@ def _packaged(target: str) -> Path | None:
 
 
 def local_harness(folder: Path) -> Path:
-    """The harness of this machine.
+    """Return the path of the harness for this machine.
 
     Raises:
-        HarnessError: as `harness` does, and on other systems than Linux.
+        HarnessError: for the reasons of `harness`, or if this system is not Linux.
     """
     family = family_of(platform.machine())
     if sys.platform != "linux" or family is None or family.name not in TARGETS:
@@ -128,7 +131,7 @@ def harness_folder(environment: Mapping[str, str], other: Path | None = None) ->
 
 
 def _build_with_any(target: str, output: Path) -> None:
-    """Build with the first compiler that can. Raises HarnessError."""
+    """Build with the first compiler that succeeds. Raises HarnessError if none does."""
     commands = list(_commands(target))
     reason = ""
     for command in commands:
@@ -153,7 +156,7 @@ def _build_with_any(target: str, output: Path) -> None:
 
 
 def _commands(target: str) -> Iterator[list[str]]:
-    """The compilers that may build a harness, the quickest first."""
+    """Yield the commands of compilers that may build a harness, the fastest first."""
     compiler = found_compiler() if _is_own(target) else None
     if compiler is not None:
         yield [compiler, *STATIC]
@@ -164,7 +167,7 @@ def _commands(target: str) -> Iterator[list[str]]:
 
 
 def _is_own(target: str) -> bool:
-    """Whether this machine's compiler builds for one of TARGETS."""
+    """Whether this machine's compiler builds for `target`, one of TARGETS."""
     return sys.platform == "linux" and family_of(platform.machine()) is family_of(target)
 
 

@@ -1,8 +1,8 @@
-"""A command that reaches a device which needs nothing installed: `--via "ssh pi@board"`.
+"""A command that reaches a device on which nothing is installed: `--via "ssh pi@board"`.
 
-The command starts a shell on the device. Through that the harness is copied there, once for each
-version, and started. A command with a target's name in braces runs the harness itself, such as
-`qemu-aarch64 {aarch64}`; `{}` stands for the harness of this machine.
+The command starts a shell on the device. Through the shell, the harness is copied to the device,
+once per version, and started. If the command contains a target's name in braces, such as
+`qemu-aarch64 {aarch64}`, it runs the harness itself; `{}` stands for this machine's harness.
 """
 
 from __future__ import annotations
@@ -76,14 +76,16 @@ class DeviceLost(OSError):
 
 
 class ViaError(HarnessError):
-    """A `--via` command that cannot reach a device; the message is one sentence."""
+    """A `--via` command that is malformed or does not reach a device; the message is one
+    sentence.
+    """
 
 
 class StartedHarness(NamedTuple):
     """A running harness.
 
     Attributes:
-        process: the command's process; its standard input and output are the harness's.
+        process: the command's process; its standard input and output are connected to the harness.
         digest: SHA-256 of the expected harness.
     """
 
@@ -95,11 +97,11 @@ class DeviceCommand:
     """Starts the harness on the device that a command reaches.
 
     Args:
-        text: the command, as a shell reads it.
-        folder: the folder of built harnesses.
-        blobs: the folder of blobs of a harness that runs here; None for `device` in `folder`.
+        text: the command, in shell syntax.
+        folder: the folder of compiled harnesses.
+        blobs: the folder of blobs for a harness on this machine; None for `device` in `folder`.
         log: receives the standard error of the command and the device.
-        environment: the command's environment; None for this process's.
+        environment: the command's environment; None for this process's environment.
     """
 
     def __init__(
@@ -133,11 +135,12 @@ class DeviceCommand:
         """Start the harness with these arguments.
 
         Args:
-            again: copy it even if the device has a file of its name.
+            arguments: the command line of the harness.
+            again: copy the harness even if the device already has a file of its name.
 
         Raises:
-            HarnessError: if there is no such command, or no harness for the device.
-            DeviceLost: if the device is not reached, or cannot run it.
+            HarnessError: if the command does not exist, or no harness exists for the device.
+            DeviceLost: if the device is unreachable, or cannot run the harness.
         """
         if self._target is not None:
             binary = self._harness(self._target)
@@ -173,14 +176,16 @@ class DeviceCommand:
         return StartedHarness(process, digest)
 
     def failure(self, what: str) -> DeviceLost:
-        """The exception for a failed step `what`, with the command's last lines."""
+        """Create the exception for a failed step `what`; it quotes the command's last
+        error lines.
+        """
         self._relaying.join(1.0)  # if the command has ended, all its output is read
         said = "; ".join(self._last)
         name = "this machine" if self._words == ["{}"] else f"'{shlex.join(self._words)}'"
         return DeviceLost(f"{name}: {what}{f' ({said})' if said else ''}")
 
     def _harness(self, target: str) -> Path:
-        """The harness for a target; this machine's for ""."""
+        """Return the path of the harness for a target; this machine's harness for ""."""
         return harness(target, self._folder) if target else local_harness(self._folder)
 
     def _popen(self, words: Sequence[str]) -> subprocess.Popen[bytes]:
@@ -220,8 +225,10 @@ class DeviceCommand:
         wanted: str,
         seconds: float = START_SECONDS,
     ) -> str:
-        """Run a script in the device's shell; returns the text after "tilewright". Banners before
-        it are ignored."""
+        """Run a script in the device's shell; return the output after the word "tilewright".
+
+        Login banners before it are ignored.
+        """
         assert process.stdout is not None
         pattern = re.compile(rf"tilewright (?:({wanted}) )?(.*)")
         late = threading.Timer(seconds, kill, [process])
@@ -240,13 +247,13 @@ class DeviceCommand:
 
 
 def kill(process: subprocess.Popen[bytes]) -> None:
-    """Kill a command and all that it has started; from any thread."""
+    """Kill a command and its child processes; thread-safe."""
     with contextlib.suppress(OSError):  # it has ended, or belongs to root
         os.killpg(process.pid, signal.SIGKILL)
 
 
 def end(process: subprocess.Popen[bytes]) -> None:
-    """Kill a command and close its input, which the remote process sees as end of file."""
+    """Kill a command and close its standard input; the remote process then reads end of file."""
     kill(process)
     with contextlib.suppress(OSError):
         assert process.stdin is not None
@@ -262,7 +269,7 @@ def _send(process: subprocess.Popen[bytes], text: str) -> None:
 
 
 def target_of(machine: str) -> str:
-    """The harness's target for the output of `uname -m`. Raises ViaError."""
+    """Return the harness target for the output of `uname -m`. Raises ViaError."""
     family = family_of(machine.strip())
     if family is None or family.name not in TARGETS:
         raise ViaError(f"there is no harness for a device of '{machine.strip()[:40]}'")

@@ -1,8 +1,8 @@
-"""The harness of a device that a command reaches, driven through standard input and output.
+"""Drives the harness of a device through the standard input and output of a command.
 
-`serve.c` documents the protocol. The device needs no NumPy: requests are expanded here. The device
-is not trusted: it gets only the blobs that a request names, and its messages are validated as
-strictly as a worker's messages to the service.
+`serve.c` documents the protocol. The device needs no NumPy, because this module expands the
+requests (`tuner.measure.plain_form`). The device is not trusted: it gets only the blobs that a
+request names, and its messages are validated as strictly as a worker's messages to the service.
 """
 
 from __future__ import annotations
@@ -87,7 +87,9 @@ SANDBOX_USERS = (61_000, 61_255)
 
 
 def is_complete(result: WorkResult) -> bool:
-    """Whether no candidate of a batch has the status CANCELLED; always true for a run."""
+    """Whether no candidate of a batch has the status CANCELLED; always true for the result of a
+    run.
+    """
     return isinstance(result, RunResult) or all(
         measured.status is not Status.CANCELLED for _, measured in result.measurements
     )
@@ -95,7 +97,9 @@ def is_complete(result: WorkResult) -> bool:
 
 @dataclass(slots=True)
 class _Blobs:
-    """The blobs that requests name: the given ones, and those made when requests were expanded."""
+    """The blobs that requests name: blobs of the caller, and blobs created by expanding
+    requests.
+    """
 
     given: Blob
     made: dict[str, bytes] = field(default_factory=dict)
@@ -111,10 +115,11 @@ class _Connection:
     """A connection to a running harness.
 
     Attributes:
-        said: its unread answers to requests.
+        said: its unread replies to requests.
         ended: set when no more messages will come.
         heard_at: the time of its last message, by time.monotonic().
-        sending_since: the time at which the last piece of a message was begun, or infinity.
+        sending_since: the time at which sending the current piece of a message began; infinity if
+            nothing is being sent.
         cancelled: whether its work in flight was cancelled; None without work.
     """
 
@@ -128,15 +133,15 @@ class _Connection:
 
 @dataclass(frozen=True, slots=True)
 class HarnessLimits:
-    """Settings of a harness that its user states.
+    """Settings of a harness that its user chooses.
 
     Attributes:
-        cache_bytes: the size of the device's cache of blobs.
-        sandbox_bytes: the most memory of candidates; 0 for all memory of the device.
-        sandbox_users: the first and last id of the users that candidates run as if the harness is
-            root, one user per harness of a machine; None for root.
+        cache_bytes: the size of the device's blob cache.
+        sandbox_bytes: the memory limit of candidates; 0 for all memory of the device.
+        sandbox_users: the first and the last user id for candidates if the harness runs as root;
+            each harness of a machine uses one of them. None for root.
         cores: the logical cores that candidates run on; empty for the cores of the fastest kind.
-        all_cores: whether they run on every core instead.
+        all_cores: whether candidates run on all cores instead.
     """
 
     cache_bytes: int = 1 << 30
@@ -147,7 +152,7 @@ class HarnessLimits:
 
     @property
     def arguments(self) -> list[str]:
-        """The command line of a harness that serves."""
+        """The command-line arguments of a harness that serves requests."""
         users = "none" if self.sandbox_users is None else "{}-{}".format(*self.sandbox_users)
         made = ["--serve", FOLDER, "--cache-mib", str(self.cache_bytes >> 20)]
         made += ["--sandbox-users", users]
@@ -159,7 +164,7 @@ class HarnessLimits:
 
 
 class Harness:
-    """Drives a harness: starts it on first use, and again after it is lost.
+    """Drives a harness: starts it on first use, and again if it is lost.
 
     Only one thread may call `work` and `look`.
 
@@ -167,9 +172,8 @@ class Harness:
         command: the command that reaches the device.
         limits: the settings of the harness.
         log: receives log lines for the user.
-        facts: the facts of the device in its registration; None for the facts that the harness
-            finds.
-        device: the facts that go into every measurement; None for the facts that the harness finds.
+        facts: the device's properties for its registration; None to let the harness detect them.
+        device: the properties stored in every measurement; None to let the harness detect them.
     """
 
     most_together = MOST_TOGETHER
@@ -196,7 +200,9 @@ class Harness:
         self._room = 0
 
     def facts(self) -> Mapping[str, Any]:
-        """The device's facts, as a worker's registration holds them. Raises DeviceLost."""
+        """Return the device's properties in the form of a worker's registration. Raises
+        DeviceLost.
+        """
         if self._given_facts is not None:
             return self._given_facts
         if not self._facts:
@@ -208,7 +214,12 @@ class Harness:
         return self._state
 
     def begin(self, worker_id: str) -> None:
-        """Set the worker in whose name the harness measures. Raises DeviceLost, HarnessError."""
+        """Set the worker id for measurements, and start the harness.
+
+        Raises:
+            DeviceLost, HarnessError: if the device is unreachable, or the harness cannot be
+                started.
+        """
         self._worker_id = worker_id
         self._connected()
         self.look()
@@ -218,13 +229,14 @@ class Harness:
     ) -> Sequence[WorkResult | None]:
         """Execute one run, or several batches that are measured together, and return the results.
 
-        A result is None if the work was cancelled before it began, or if the run was cancelled. In
-        a batch that is cancelled later, unfinished candidates have the status CANCELLED.
+        `blob` returns the bytes of a blob by digest. A result is None if the work was cancelled
+        before it began, or if the run was cancelled. In a batch that is cancelled later, unfinished
+        candidates have the status CANCELLED.
 
         Raises:
             DeviceLost: if the device is unreachable.
             ProtocolError: if the device cannot parse a request.
-            OSError, RuntimeError, ValueError: if the device cannot do it.
+            OSError, RuntimeError, ValueError: if the device cannot execute the request.
         """
         connection = self._connected()
         blobs = _Blobs(blob)
@@ -242,7 +254,8 @@ class Harness:
         return [None] * len(requests) if found is None else found
 
     def look(self) -> None:
-        """Have the harness time the reference kernel if that has not been done for a while.
+        """Have the harness time the reference kernel if the last reading is older than
+        PROBE_SECONDS.
 
         Call it between requests, to keep `state` up to date. Raises DeviceLost, HarnessError.
         """
@@ -256,7 +269,7 @@ class Harness:
         """Time the reference kernel `count` times under the same conditions as candidates.
 
         Raises:
-            HarnessError, OSError, RuntimeError: if the harness is missing, or runs no sandbox.
+            HarnessError, OSError, RuntimeError: if the harness is missing, or cannot run a sandbox.
         """
         self._send({"do": "probe", "times": count})
         ends = time.monotonic() + START_SECONDS + count
@@ -291,7 +304,9 @@ class Harness:
         return plain
 
     def _most_elements(self) -> int:
-        """The most elements of random arrays, which are float32, in the device's memory."""
+        """Return the number of float32 elements of random arrays that fit into the
+        device's memory.
+        """
         match self._facts.get("memory_bytes"):
             case int(memory) if memory > 0:
                 return memory // 4
@@ -299,7 +314,9 @@ class Harness:
                 return MOST_ELEMENTS
 
     def _refusal(self, request: Request) -> RunResult | None:
-        """The refusal of a run whose blobs are larger than the device's cache."""
+        """Return the REFUSED result of a run whose blobs exceed the device's cache; None
+        otherwise.
+        """
         if not isinstance(request, RunRequest) or request.blob_bytes <= self._room:
             return None
         why = (
@@ -312,7 +329,9 @@ class Harness:
     def _answer(
         self, requests: Sequence[Request], blobs: _Blobs, cancelled: Callable[[], bool]
     ) -> Sequence[WorkResult] | None:
-        """The results of work that the harness was given; None if it was cancelled without any."""
+        """Wait for the results of the work in flight; None if it was cancelled without
+        any result.
+        """
         over_at: float | None = None  # when it must have ended that is not wanted any more
         while True:
             said = self._heard(LOOK_SECONDS)
@@ -345,8 +364,10 @@ class Harness:
     def _given(
         self, digests: Sequence[object], blobs: _Blobs, cancelled: Callable[[], bool]
     ) -> bool:
-        """Send blobs as `_give` does. The harness waits for each blob, so a blob that cannot be
-        read ends the harness."""
+        """Send blobs as `_give` does, and end the harness if a blob cannot be read.
+
+        The harness would otherwise wait for the missing blob.
+        """
         try:
             return self._give(digests, blobs, cancelled)
         except BaseException:
@@ -356,8 +377,9 @@ class Harness:
     def _give(
         self, digests: Sequence[object], blobs: _Blobs, cancelled: Callable[[], bool]
     ) -> bool:
-        """Send the blobs that the device lacks; returns False if the work was cancelled
-        meanwhile."""
+        """Send the blobs that the device lacks. Return False if the work was cancelled
+        meanwhile.
+        """
         for digest in digests:
             if not isinstance(digest, str) or digest not in blobs.named:
                 raise self._lost("it requested a blob that is not part of the request")
@@ -388,7 +410,7 @@ class Harness:
         return found
 
     def _connected(self) -> _Connection:
-        """The running harness; starts one if necessary. Raises DeviceLost."""
+        """Return the connection to the harness; start a harness if necessary. Raises DeviceLost."""
         if self._connection is not None:
             return self._connection
         for again in (False, True):
@@ -415,7 +437,9 @@ class Harness:
         raise self._command.failure("the harness does not start there")
 
     def _met(self, facts: Mapping[str, Any]) -> None:
-        """Note the facts of the device. Raises DeviceLost if another device was met before."""
+        """Store the device's properties. Raises DeviceLost if an earlier connection had another
+        device.
+        """
         changed = [name for name in _SAME if facts.get(name) != self._facts.get(name)]
         if self._facts and changed:
             raise self._lost(f"another device answers: its {changed[0]} differs")
@@ -423,8 +447,10 @@ class Harness:
         self._looked_at = float("-inf")
 
     def _send(self, message: Mapping[str, Any], data: Bytes = b"") -> None:
-        """Send a message and the data of its blob. A device that does not read is killed by the
-        watch, which ends this call too."""
+        """Send a message and the data of its blob.
+
+        If the device does not read, `_watch` kills the harness, which also ends this call.
+        """
         connection = self._connected()
         text = json.dumps(message, separators=(",", ":")).encode()
         assert connection.process.stdin is not None
@@ -440,7 +466,7 @@ class Harness:
             connection.sending_since = float("inf")
 
     def _heard(self, seconds: float) -> Mapping[str, Any] | None:
-        """The next message of the harness; None if none comes for `seconds`."""
+        """Return the next message of the harness; None if none arrives within `seconds`."""
         assert self._connection is not None
         said = self._said(self._connection, seconds)
         if said is None and self._connection.ended.is_set() and self._connection.said.empty():
@@ -448,7 +474,7 @@ class Harness:
         return said
 
     def _said(self, connection: _Connection, seconds: float) -> Mapping[str, Any] | None:
-        """The same, also of one that has ended."""
+        """Return the next message as `_heard` does, but None if the harness has ended."""
         until = time.monotonic() + seconds
         while True:
             try:
@@ -460,7 +486,7 @@ class Harness:
                 return None
 
     def _lost(self, why: str) -> DeviceLost:
-        """End the connection; return the exception that reports it."""
+        """End the connection; return the exception that reports the loss."""
         self._end()
         return self._command.failure(why)
 
@@ -470,7 +496,7 @@ class Harness:
             self._connection = None
 
     def _watch(self, connection: _Connection) -> None:
-        """The body of a thread: end a harness that has fallen silent, whatever waits for it."""
+        """The body of a thread: end a harness that sends nothing for too long."""
         while not connection.ended.wait(1.0):
             now = time.monotonic()
             if now >= connection.heard_at + SILENT_SECONDS:
@@ -485,7 +511,7 @@ class Harness:
             return
 
     def _listen(self, connection: _Connection) -> None:
-        """The body of a thread: note the harness's messages, until one is malformed."""
+        """The body of a thread: receive the harness's messages, until one is malformed."""
         assert connection.process.stdout is not None
         try:
             with connection.process.stdout:

@@ -1,4 +1,4 @@
-"""The harness of this machine, whose blobs are removed when it ends."""
+"""The harness for this machine; its blobs are removed when it ends."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ HERE = "{}"
 
 @contextmanager
 def harness_here(log: Log, device: Mapping[str, Any] | None = None) -> Iterator[Harness]:
-    """Yield a harness of this machine whose candidates may use all cores.
+    """Start a harness on this machine whose candidates may use all cores, and yield it.
 
     Args:
         log: receives log lines for the user.
-        device: facts that go into every measurement; None for the facts that the harness finds.
+        device: properties stored in every measurement; None to let the harness detect them.
 
     Raises:
         HarnessError: if this machine has no harness; the message names the remedy.
@@ -53,10 +53,10 @@ def harness_here(log: Log, device: Mapping[str, Any] | None = None) -> Iterator[
 
 
 def cache_room(folder: Path) -> int:
-    """Return a size in bytes for the cache of blobs: the free disk space, at most this machine's
+    """Return the size in bytes for a blob cache: the free disk space, at most this machine's
     memory.
 
-    No run needs more blobs than fit into memory.
+    A run never needs more blobs than fit into memory.
     """
     free = free_bytes(folder) - SPARE_BYTES
     memory = total_bytes()
@@ -64,7 +64,7 @@ def cache_room(folder: Path) -> int:
 
 
 def free_bytes(folder: Path) -> int:
-    """Bytes of the folder's disk that this user may fill."""
+    """Return the number of free bytes on the folder's file system that this user may fill."""
     return shutil.disk_usage(folder).free
 
 
@@ -85,7 +85,7 @@ def local_readings(count: int) -> Sequence[Speed]:
     candidates.
 
     Raises:
-        HarnessError, OSError, RuntimeError: if the harness is missing, or runs no sandbox.
+        HarnessError, OSError, RuntimeError: if the harness is missing, or cannot run a sandbox.
     """
     with harness_here(_ignored) as harness:
         return harness.readings(count)
