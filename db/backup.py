@@ -1,4 +1,4 @@
-"""Saves the whole database and restores it: one archive with all rows and blobs.
+"""Backup and restore of the whole database: one tar archive with all rows and blobs.
 
     manifest.json        format, revision of the schema, time, rows of each table, blobs
     tables/NAME.jsonl    one JSON array per row, in the order of the first line's column names;
@@ -40,7 +40,7 @@ _MANIFEST, _TABLES, _BLOBS = "manifest.json", "tables/", "blobs/"
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """Contents of an archive."""
+    """The contents of an archive: format, schema revision, time, rows per table, and blobs."""
 
     format: int
     revision: str
@@ -56,7 +56,7 @@ class NotEmptyError(DatabaseError):
 
 
 class BackupError(DatabaseError):
-    """The file is not an archive of a database, or is damaged; nothing was restored."""
+    """The file is not a backup archive, or is damaged; nothing was restored."""
 
 
 def backup(
@@ -114,7 +114,7 @@ def restore(engine: sa.Engine, place: BlobBytes, file: Path) -> Manifest:
         BackupError: if the file is not an archive, or a blob in it is damaged.
         NotEmptyError: if the database has rows.
         SchemaVersionError: if a newer release made the archive, or it is too old to be migrated.
-        StorageError: if something cannot be read or written.
+        StorageError: if the file cannot be read, or the database or the blobs cannot be written.
     """
     with _opened(file) as archive:
         manifest = _manifest(archive, file)
@@ -133,7 +133,10 @@ def restore(engine: sa.Engine, place: BlobBytes, file: Path) -> Manifest:
 
 
 def _save_rows(engine: sa.Engine, archive: tarfile.TarFile) -> tuple[dict[str, int], list[str]]:
-    """Rows of each table, as of one moment; the digests of all blobs."""
+    """Write the rows of all tables from one snapshot.
+
+    Return the number of rows per table, and the digests of all blobs.
+    """
     counts: dict[str, int] = {}
     digests: list[str] = []
     with translated_errors(engine), engine.connect() as connection:
@@ -196,7 +199,7 @@ def _manifest(archive: tarfile.TarFile, file: Path) -> Manifest:
 
 
 def _make_ready(engine: sa.Engine, revision: str) -> None:
-    """An empty database at that revision. Raises NotEmptyError, SchemaVersionError."""
+    """Create an empty database at this revision. Raises NotEmptyError, SchemaVersionError."""
     current = current_revision(engine)
     if current is not None:
         where = engine.url.render_as_string(hide_password=True)
@@ -255,7 +258,7 @@ def _restore_rows(
 
 
 def _continue_numbers(connection: sa.Connection, table: sa.Table) -> None:
-    """Let PostgreSQL number new rows after the restored rows."""
+    """Set PostgreSQL's sequences to continue after the restored rows."""
     if connection.dialect.name != "postgresql":
         return
     for column in table.primary_key.columns:
@@ -267,7 +270,7 @@ def _continue_numbers(connection: sa.Connection, table: sa.Table) -> None:
 
 
 def _read(archive: tarfile.TarFile, name: str) -> IO[bytes]:
-    """A file of the archive. Raises BackupError if none has that name."""
+    """Return a file of the archive. Raises BackupError if none has this name."""
     try:
         found = archive.extractfile(name)
     except KeyError:

@@ -1,8 +1,9 @@
-"""Invalidation of cached lookups: a cached answer is valid until its key appears in a table.
+"""Invalidation of cached lookups of records and models, across processes.
 
 A transaction that changes served records or models adds their keys to the table `lookup_changes`,
-which keeps the last few rows. A cache reads the rows added since its last read before it answers.
-So no answer is older than the last commit before the query, whichever process committed.
+which keeps the last few rows. A cache reads the rows added since its last read before it answers,
+and drops the entries with these keys. So no cached answer is older than the last commit before the
+query, whichever process committed.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ _SINCE = "SELECT serial, key FROM lookup_changes WHERE serial > {} ORDER BY seri
 
 
 def invalidate_lookups(connection: sa.Connection, keys: Iterable[str]) -> None:
-    """Add keys of workloads or models to `lookup_changes`, which makes caches drop their lookups.
+    """Add keys of workloads or models to `lookup_changes`, so that caches drop their entries.
 
     It takes effect when the connection's transaction commits.
     """
@@ -48,23 +49,23 @@ def invalidate_lookups(connection: sa.Connection, keys: Iterable[str]) -> None:
 
 
 class LookupChanges(Protocol):
-    """Reads which lookups a database's transactions have invalidated, for one event loop."""
+    """A reader of the invalidated lookup keys, for one event loop."""
 
     def unchanged(self) -> bool:
-        """Whether it is certain that nothing has changed since the last `read`.
+        """Whether it is certain that no key has been invalidated since the last `read`.
 
-        It never waits: if the answer is not known at once, it returns False.
+        The call never waits: if the answer is not known at once, it returns False.
         """
 
     async def read(self) -> Collection[str] | None:
-        """Return the keys that have changed since the last call. Calls must not overlap.
+        """Return the keys that were invalidated since the last call. Calls must not overlap.
 
-        None means that any key may have changed: at the first call, after a connection broke, or
+        None means that any key may be invalid: at the first call, after a connection broke, or
         after too many changes. Raises StorageError.
         """
 
     async def close(self) -> None:
-        """End the connection."""
+        """Close the database connection."""
 
 
 def open_changes(engine: sa.Engine) -> LookupChanges:
@@ -73,14 +74,16 @@ def open_changes(engine: sa.Engine) -> LookupChanges:
 
 
 class _Rows:
-    """The changed keys, read from the rows."""
+    """A position in `lookup_changes`: the number of the last row read."""
 
     def __init__(self) -> None:
         self.last = 0
 
     def keys(self, rows: Collection[tuple[int, str]]) -> Collection[str] | None:
-        """The keys of all rows after the last one read; None if some of these rows are already
-        deleted."""
+        """Return the keys of rows read since the last position, and advance the position.
+
+        Return None if some rows after the last position are already deleted.
+        """
         if not rows:
             return ()
         serials, keys = zip(*rows, strict=True)
@@ -89,7 +92,10 @@ class _Rows:
 
 
 class SqliteChanges:
-    """Changes on SQLite, which reports any commit of another connection without reading a table."""
+    """Reads invalidated keys on SQLite.
+
+    SQLite reports commits of other connections without reading a table (`PRAGMA data_version`).
+    """
 
     def __init__(self, engine: sa.Engine) -> None:
         self._engine = engine
@@ -116,7 +122,9 @@ class SqliteChanges:
         self._own = self._version = None
 
     def _read(self) -> tuple[bool, int | None, list[Any]]:
-        """Whether the connection is new, the version of the file, and the rows; in a thread."""
+        """Return whether the connection is new, the file's data version, and the rows; runs in a
+        thread.
+        """
         with translated_errors(self._engine):
             anew = self._own is None
             if self._own is None:
@@ -132,8 +140,10 @@ class SqliteChanges:
                 return anew, version, [tuple(row) for row in found]
 
     def _version_now(self) -> int | None:
-        """The version of the file, which differs after each commit of others; None if it is
-        locked."""
+        """Return the file's data version, which changes with each commit of another connection.
+
+        Return None if the file is locked.
+        """
         own = self._own
         try:
             if own is not None:
@@ -144,9 +154,7 @@ class SqliteChanges:
 
 
 class PostgresChanges:
-    """Changes on PostgreSQL, queried by the event loop itself on its own connection, without a
-    thread.
-    """
+    """Reads invalidated keys on PostgreSQL, in the event loop on a separate connection."""
 
     def __init__(self, engine: sa.Engine) -> None:
         self._engine = engine

@@ -1,4 +1,4 @@
-"""Check that a database and its blobs agree with each other and with this release."""
+"""Checks the consistency of a database, its blobs, and this release's schema."""
 
 from __future__ import annotations
 
@@ -37,10 +37,11 @@ class Finding:
 def check(engine: sa.Engine, place: BlobBytes, *, deep: bool = False) -> Iterator[Finding]:
     """Check the database and the blobs without changing them, and yield each finding at once.
 
-    With `deep`, every blob is read and its digest computed, and SQLite checks its file.
+    With `deep`, every blob is read and its digest computed, and SQLite checks the integrity of its
+    file.
 
     Raises:
-        StorageError: if the database or the place of the blobs cannot be read.
+        StorageError: if the database or the blobs cannot be read.
     """
     current, head = current_revision(engine), head_revision()
     if current != head:
@@ -82,7 +83,7 @@ def check(engine: sa.Engine, place: BlobBytes, *, deep: bool = False) -> Iterato
 
 
 def _digest(place: BlobBytes, digest: str) -> str | None:
-    """The digest of the bytes; None if the sweep has removed them."""
+    """Return the digest of the stored bytes; None if the sweep has removed them."""
     hasher = hashlib.sha256()
     try:
         for chunk in place.read(digest):

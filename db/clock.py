@@ -1,8 +1,8 @@
 """Two clocks: the database's, for times that several processes compare, and this machine's.
 
-Times in the database are seconds since the epoch, UTC, float64. A deadline that one machine sets
-and another one reads must not depend on the clock of either: both use the database's. Tests can
-replace both clocks.
+Times in the database are seconds since the epoch, UTC, float64. If one machine sets a deadline and
+another one reads it, both use the database's clock, so that their own clocks do not matter. Tests
+can replace both clocks.
 """
 
 from __future__ import annotations

@@ -69,8 +69,16 @@ def open_engine(url: str, *, busy_seconds: float = 15.0, pool_size: int = 10) ->
     """Create an engine for "sqlite:////path/file.db" or "postgresql://user:password@host/name".
 
     Missing SQLite files and folders are created, readable by the owner only. The schema is not
-    migrated: call `db.migrate.upgrade(engine)`. Raises StorageError (unknown server, unwritable
-    folder, unknown kind of database, in-memory SQLite).
+    migrated: call `db.migrate.upgrade(engine)`.
+
+    Args:
+        url: the database.
+        busy_seconds: the longest wait for a lock or for a pooled connection.
+        pool_size: number of pooled connections. Up to twice as many may be open.
+
+    Raises:
+        StorageError: if the server is unknown, the folder is not writable, the kind of database is
+            not supported, or SQLite is in memory.
     """
     try:
         parsed = sa.make_url(url)
@@ -105,11 +113,10 @@ def writing(engine: sa.Engine) -> Iterator[sa.Connection]:
 
 @contextmanager
 def together(engine: sa.Engine) -> Iterator[None]:
-    """Join all reads and writes of this thread within the context into one transaction, for any
-    store.
+    """Join all reads and writes of this thread within the context into one transaction.
 
-    It commits at the end; if anything fails, nothing is saved. Keep it short: on SQLite no other
-    transaction can write during it.
+    It applies to all stores of the engine. It commits at the end; if anything fails, nothing is
+    saved. Keep it short: on SQLite no other transaction can write during it.
     """
     with writing(engine) as connection:
         token = _joined.set((engine, connection, threading.get_ident()))
@@ -125,8 +132,7 @@ _joined: ContextVar[tuple[sa.Engine, sa.Connection, int] | None] = ContextVar(
 
 
 def _joined_in(engine: sa.Engine) -> sa.Connection | None:
-    """The connection of the transaction that this thread has joined, if it belongs to this
-    engine."""
+    """Return the connection of this thread's `together` context, if it belongs to this engine."""
     joined = _joined.get()
     if joined is None or joined[0] is not engine or joined[2] != threading.get_ident():
         return None
@@ -142,8 +148,8 @@ def write_immediately(connection: sa.Connection) -> None:
 def reading(engine: sa.Engine) -> Iterator[sa.Connection]:
     """Open a transaction that only reads, with one snapshot on SQLite. Raises StorageError.
 
-    On PostgreSQL each statement sees all earlier commits, with or without a transaction. So none is
-    begun, which saves two round trips to the server.
+    On PostgreSQL each statement sees all earlier commits, with or without a transaction. So no
+    transaction is begun, which saves two round trips to the server.
     """
     joined = _joined_in(engine)
     if joined is not None:
@@ -162,7 +168,7 @@ class OwnConnection:
     """A database connection outside the pool, in autocommit mode, with the pool's settings.
 
     Attributes:
-        driver: the connection of the database driver.
+        driver: the database driver's connection.
     """
 
     def __init__(self, engine: sa.Engine) -> None:
@@ -185,9 +191,9 @@ def ping(engine: sa.Engine) -> None:
 
 @contextmanager
 def translated_errors(engine: sa.Engine) -> Iterator[None]:
-    """Turn errors that the environment causes in database calls into StorageError.
+    """Turn database errors caused by the environment, such as a full disk, into StorageError.
 
-    A violated constraint or wrong SQL is a bug: its error passes unchanged.
+    A violated constraint or invalid SQL is a bug: its error passes unchanged.
     """
     try:
         yield
@@ -278,10 +284,10 @@ def _open_sqlite(url: sa.URL, busy_seconds: float, pool_size: int) -> sa.Engine:
 
 
 def _use_wal(path: Path, engine: sa.Engine, busy_seconds: float) -> None:
-    """Switch the file to write-ahead logging for good, so that readers never wait.
+    """Switch the file permanently to write-ahead logging, so that readers never wait.
 
-    SQLite does not call its busy handler for the switch: two processes that start together need
-    this loop.
+    SQLite does not call its busy handler for the switch, so this function retries if two processes
+    start together.
     """
     deadline = time.monotonic() + busy_seconds
     with translated_errors(engine):
@@ -322,9 +328,10 @@ def _open_postgresql(url: sa.URL, busy_seconds: float, pool_size: int) -> sa.Eng
 
 
 def _ping_after_a_pause(engine: sa.Engine) -> None:
-    """Test connections that lay idle: the server may have been restarted since. One that was used a
-    moment ago is used again without a test, which would be one more round trip to the server for
-    each transaction of a busy process.
+    """Test a pooled connection before its use if it was idle for PING_SECONDS.
+
+    The server may have been restarted since. Recently used connections are not tested, because that
+    would cost a busy process one more round trip per transaction.
     """
 
     @event.listens_for(engine, "checkin")
@@ -343,7 +350,7 @@ def _ping_after_a_pause(engine: sa.Engine) -> None:
 
 
 def os_storage_error(error: OSError, path: Path) -> StorageError:
-    """An error of the file system as a StorageError that names the path."""
+    """Convert an error of the file system to a StorageError that names the path."""
     match error.errno:
         case errno.ENOSPC | errno.EDQUOT | errno.EFBIG:
             return StorageError(f"the disk is full: '{path}' was not written", StorageKind.FULL)

@@ -6,7 +6,7 @@ from enum import StrEnum
 
 
 class StorageKind(StrEnum):
-    """Reason why storage failed; the service maps it to an HTTP status code."""
+    """The reason why storage failed; the service maps it to an HTTP status code."""
 
     FULL = "full"  # no space on the disk, or a quota
     LOCKED = "locked"  # another writer held the database for too long: try again
@@ -17,7 +17,7 @@ class StorageKind(StrEnum):
 
 
 class DatabaseError(Exception):
-    """Base class of all errors that the stores raise on purpose."""
+    """Base class of all errors that the stores raise deliberately."""
 
 
 class StorageError(DatabaseError):
@@ -29,7 +29,7 @@ class StorageError(DatabaseError):
 
     @property
     def retryable(self) -> bool:
-        """Whether the same call may succeed a moment later."""
+        """Whether the same call may succeed if repeated soon."""
         return self.kind in (StorageKind.LOCKED, StorageKind.UNREACHABLE)
 
 
@@ -51,7 +51,7 @@ class AmbiguousIdError(NotFoundError):
 
 
 class PositionError(DatabaseError):
-    """A page was requested after a position that no row of the list can have."""
+    """A page was requested at a position that no row of the list can have."""
 
 
 class KeyMismatchError(DatabaseError):
@@ -77,15 +77,15 @@ class QuotaError(DatabaseError):
 
 
 class StateError(DatabaseError):
-    """The transition table does not allow this change of state, such as from a finished job."""
+    """A change of state that the transition table does not allow, such as from a finished job."""
 
 
 class StaleLeaseError(DatabaseError):
     """The caller's lease or claim has ended: another holder has it now, or the work is finished.
 
-    The holder stops at once and saves nothing more under this lease.
+    The caller must stop at once, and cannot save anything under this lease.
     """
 
 
 class SchemaVersionError(DatabaseError):
-    """The database was never migrated, is of a newer release, or is too old to be migrated."""
+    """The database was never migrated, is from a newer release, or is too old to be migrated."""

@@ -1,4 +1,4 @@
-"""The states of a tuning job and every step between them, in one table."""
+"""The states of a tuning job, and the table of all allowed transitions."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from tilewright.db.errors import StateError
 
 
 class JobState(StrEnum):
-    """State of a job. The last four are final."""
+    """The state of a job. The last four are final."""
 
     QUEUED = "queued"  # waits for a tuner
     WAITING = "waiting_for_worker"  # no living worker runs its target; no tuner holds it
@@ -65,6 +65,6 @@ HELD_STATES = frozenset({JobState.RUNNING, JobState.VERIFYING})  # a tuner holds
 
 
 def check_transition(job_id: str, old: JobState, new: JobState) -> None:
-    """Raise StateError unless `TRANSITIONS` allows the step from `old` to `new`."""
+    """Raise StateError unless `TRANSITIONS` allows the change from `old` to `new`."""
     if new not in TRANSITIONS[old]:
         raise StateError(f"job '{job_id}' is {old}, which cannot become {new}")

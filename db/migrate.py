@@ -1,6 +1,6 @@
 """Migrates a database to the schema of this release.
 
-A new database gets the tables of `db.models`, and is marked with the newest revision. A database of
+A new database gets the tables of `db.models`, and is marked with the newest revision. A database at
 an earlier revision gets the missing migrations. Both happen in one transaction, also on SQLite.
 Other processes that start at the same time wait: on PostgreSQL for an advisory lock, on SQLite for
 the write lock.
@@ -35,14 +35,15 @@ _VERSION = sa.Table(
 def upgrade(engine: sa.Engine, revision: str | None = None) -> None:
     """Bring a database to a revision; safe if several processes start at once.
 
-    A database that has the revision already is only read, so the call need not wait for writers.
+    If the database already has the revision, it is only read, so the call need not wait for
+    writers.
 
     Args:
         engine: the database, which may be empty.
         revision: a revision that this release knows; by default the newest.
 
     Raises:
-        SchemaVersionError: if the database is of a newer release, or too old to be migrated.
+        SchemaVersionError: if the database is from a newer release, or too old to be migrated.
         StorageError: if it cannot be read or written.
     """
     wanted = revision or head_revision()
@@ -61,7 +62,7 @@ def upgrade(engine: sa.Engine, revision: str | None = None) -> None:
 
 
 def current_revision(engine: sa.Engine) -> str | None:
-    """The revision of the database; None if it was never migrated."""
+    """Return the revision of the database; None if it was never migrated."""
     with reading(engine) as connection:
         return _revision(connection)
 
@@ -107,7 +108,7 @@ def _revision(connection: sa.Connection) -> str | None:
 
 
 def _create(connection: sa.Connection) -> None:
-    """Create all tables, at this release's revision."""
+    """Create all tables and indexes, and mark the database with this release's revision."""
     for table in (*Base.metadata.sorted_tables, _VERSION):
         connection.execute(CreateTable(table))
         for index in sorted(table.indexes, key=_turn):
@@ -116,9 +117,10 @@ def _create(connection: sa.Connection) -> None:
 
 
 def _turn(index: sa.Index) -> tuple[bool, str]:
-    """The order of indexes: if two cost the same, SQLite uses the one created last.
+    """Return a sort key for creating indexes: partial indexes last.
 
-    That shall be a partial index, which is smaller. `table.indexes` is a set, in no order.
+    If two indexes cost the same, SQLite uses the one created last, which should be the smaller,
+    partial one. `table.indexes` is an unordered set.
     """
     return index.dialect_options["sqlite"]["where"] is not None, str(index.name)
 
@@ -139,7 +141,7 @@ def _migrate(connection: sa.Connection, revision: str) -> None:
 
 @contextmanager
 def _exclusive(engine: sa.Engine) -> Iterator[sa.Connection]:
-    """A transaction during which no other migration runs."""
+    """Open a transaction during which no other migration runs."""
     with engine.connect() as connection:
         write_immediately(connection)
         sqlite = engine.dialect.name == "sqlite"

@@ -1,11 +1,11 @@
-"""Notices between processes: a transaction names what it changed, and its commit wakes the waiters.
+"""Notices between processes: a transaction publishes topics, and its commit wakes the waiters.
 
-On PostgreSQL, notices are LISTEN and NOTIFY. SQLite has neither: there a transaction adds a row to
-the table `notices`, which keeps the last few. One poller in each process sees that the file has
-changed (`PRAGMA data_version`, which reads no table) and reads the new rows.
+On PostgreSQL, notices use LISTEN and NOTIFY. SQLite has neither: there a transaction adds a row to
+the table `notices`, which keeps the last few rows. One poller in each process detects that the file
+has changed (`PRAGMA data_version`, which reads no table) and reads the new rows.
 
-A notice may be lost (a connection broke, the reader was away for too long). So waiters also query
-`topic_states` now and then.
+A notice may be lost, for example if a connection breaks. So waiters also query `topic_states` from
+time to time.
 """
 
 from __future__ import annotations
@@ -52,12 +52,12 @@ def job_topic(job_id: str) -> str:
 
 
 def queue_topic(target_key: str) -> str:
-    """Return the topic of claimable requests for a target."""
+    """Return the topic of requests for a target that workers can claim."""
     return f"queue:{target_key}"
 
 
 def worker_topic(worker_id: str) -> str:
-    """Return the topic of a worker's state: drained, resumed or removed."""
+    """Return the topic of changes to a worker's state: drained, resumed or removed."""
     return f"worker:{worker_id}"
 
 
@@ -76,7 +76,7 @@ def announce(connection: sa.Connection, topics: Iterable[str]) -> None:
 
 
 def topic_states(engine: sa.Engine, topics: Collection[str]) -> Mapping[str, int]:
-    """Return a number for each topic, which changes if anything happens to the topic.
+    """Return a number for each topic that changes with every event of the topic.
 
     Topics without a row in the database are left out. Raises StorageError.
     """
@@ -105,15 +105,15 @@ _names: sa.BindParameter[Any] = sa.bindparam("names", expanding=True)
 
 
 def is_queued() -> sa.ColumnElement[bool]:
-    """Return the SQL condition for queued requests, in the form that their index has.
+    """Return the SQL condition for queued requests, in the form that matches their index.
 
-    The state is a literal: with a bound value, no planner would use the index.
+    The state is a literal: with a bound parameter, no query planner would use the partial index.
     """
     return _requests.c.state == sa.literal_column("'queued'")
 
 
 class NoticeSource(Protocol):
-    """Receives a process's notices. Only one thread may use it."""
+    """The notices that a process receives. Only one thread may use it."""
 
     def wait(self, seconds: float) -> Sequence[str] | None:
         """Wait up to `seconds` for notices, and return their topics; empty at the timeout.
@@ -123,7 +123,7 @@ class NoticeSource(Protocol):
         """
 
     def close(self) -> None:
-        """End the connection."""
+        """Close the database connection."""
 
 
 def open_source(engine: sa.Engine) -> NoticeSource:
@@ -132,7 +132,7 @@ def open_source(engine: sa.Engine) -> NoticeSource:
 
 
 class PostgresSource:
-    """Receives notices by LISTEN, on its own connection to PostgreSQL."""
+    """Receives notices by LISTEN, on a separate connection to PostgreSQL."""
 
     def __init__(self, engine: sa.Engine) -> None:
         self._engine = engine
@@ -158,7 +158,7 @@ class PostgresSource:
 
 
 class SqliteSource:
-    """Receives notices on SQLite: when the file has changed, it reads the new rows of `notices`."""
+    """Receives notices on SQLite: reads the new rows of `notices` when the file has changed."""
 
     def __init__(self, engine: sa.Engine) -> None:
         self._engine = engine

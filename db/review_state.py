@@ -1,11 +1,11 @@
-"""The rules of trust: the states of a claim, and how well independent reports support it.
+"""The review rules for claims: their states, and the trustworthiness of their reports.
 
 A claim is a statement about speed: a schedule is the fastest of its record key, or the tuned
 program beats the untuned one in a race. Both kinds pass through the states of one table,
 `TRANSITIONS`. A claim by a device outside the service is provisional: only the job that requested
 the measurement uses it. A review is a second measurement, which confirms or disputes the claim. The
-service serves a confirmed claim to all jobs. The attestation of a claim says who measured: one
-worker twice, two workers of one owner, or workers of two owners.
+service serves a confirmed claim to all jobs. The attestation of a claim describes its reporters,
+the workers that measured: one worker twice, two workers of one owner, or workers of two owners.
 """
 
 from __future__ import annotations
@@ -66,12 +66,12 @@ TRANSITIONS: dict[ReviewState, frozenset[ReviewState]] = {
 
 
 def before(state: ReviewState) -> list[str]:
-    """Return the states from which a claim may change to `state`, as values for SQL."""
+    """Return the states from which a claim may change to `state`, as SQL values."""
     return [old.value for old, following in TRANSITIONS.items() if state in following]
 
 
 class Attestation(StrEnum):
-    """How far the reports behind a claim can be trusted, in increasing order."""
+    """The trustworthiness of the reports behind a claim, in increasing order."""
 
     ONCE = "once"
     ONE_WORKER = "one-worker"
@@ -86,7 +86,7 @@ class Attestation(StrEnum):
 
     @property
     def weak(self) -> bool:
-        """Whether one owner's workers alone could have made up the claim."""
+        """Whether the workers of one owner could have forged the claim on their own."""
         return self.rank < Attestation.TWO_OWNERS.rank
 
     @property
@@ -107,7 +107,8 @@ _SENTENCES = {
 
 @dataclass(frozen=True, slots=True)
 class ClaimReporter:
-    """The worker that reported a measurement, and its owner: the id of its token at that time.
+    """The worker that reported a measurement, and its owner: the id of the worker's token at that
+    time.
 
     Both are empty for the service's own machine.
     """
@@ -118,7 +119,7 @@ class ClaimReporter:
     def second(self, other: ClaimReporter) -> Attestation:
         """Return the attestation of this reporter's claim after a second measurement by `other`.
 
-        `other` may be the same reporter.
+        `other` may be equal to this reporter.
         """
         if other.worker == self.worker:
             return Attestation.ONE_WORKER
@@ -128,7 +129,7 @@ class ClaimReporter:
 def initial(ours: bool) -> tuple[ReviewState, Attestation]:
     """Return the state and the attestation of a new claim.
 
-    `ours` says whether the service's own machine measured it.
+    `ours` is true if the service's own machine measured it.
     """
     if ours:
         return ReviewState.CONFIRMED, Attestation.OWN

@@ -1,4 +1,4 @@
-"""All stores over one database and one folder of blobs."""
+"""All stores of one database and one place for blobs."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ WORKER_LOST_SECONDS = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Storage:
-    """All stores of one database and its blobs, for the service's processes and local commands."""
+    """The stores of one database and its blobs, for the service's processes and local commands."""
 
     engine: sa.Engine
     clock: Clock
@@ -83,17 +83,18 @@ class Storage:
 
         Args:
             database_url: `sqlite:///FILE` or `postgresql://user:password@host/name`.
-            blob_folder: holds large bytes; created if it does not exist.
-            blob_url: `s3://bucket/prefix`, for bytes that lie there instead; the folder then holds
-                what is on its way.
+            blob_folder: the folder for blobs; created if it does not exist.
+            blob_url: `s3://bucket/prefix` to store blobs in a bucket instead; the folder then only
+                has temporary files.
             clock: the time in seconds since the epoch, for tests. Without one, decisions of several
                 processes use the database's time, and everything else this machine's.
-            worker_lost_seconds: silence after which a worker counts as lost.
+            worker_lost_seconds: time without a heartbeat after which a worker counts as lost.
             worker_failures: number of failures caused by a worker within an hour that put it into
                 quarantine.
 
         Raises:
-            DatabaseError: if it cannot be opened, is of a newer release, or is too old to migrate.
+            DatabaseError: if the database cannot be opened, is from a newer release, or is too old
+                to migrate.
         """
         engine = open_engine(database_url)
         upgrade(engine)
@@ -133,18 +134,18 @@ class Storage:
         )
 
     def together(self) -> AbstractContextManager[None]:
-        """Run all work of this thread with stores inside one transaction (`db.engine.together`)."""
+        """Join all reads and writes of this thread into one transaction (`db.engine.together`)."""
         return together(self.engine)
 
     def close(self) -> None:
-        """Close the connections."""
+        """Close all database connections."""
         self.engine.dispose()
 
 
 def open_place(folder: Path, url: str) -> BlobBytes:
     """Open the place for the bytes of blobs: the bucket of `url`, or `folder` if `url` is empty.
 
-    Raises StorageError.
+    With a bucket, `folder` is used for temporary files. Raises StorageError.
     """
     if not url:
         return BlobFolder(folder)

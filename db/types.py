@@ -1,7 +1,7 @@
 """Column types that behave alike on SQLite and PostgreSQL, and the JSON encoding of columns.
 
-A crashed kernel or a foreign device may report any text. PostgreSQL refuses NUL in text and NaN in
-JSON, and UTF-8 has no lone surrogates. No measurement may be lost because of that.
+A crashed kernel or a foreign device may report any text. PostgreSQL rejects NUL in text and NaN in
+JSON, and UTF-8 has no lone surrogates. A measurement must not be lost because of that.
 """
 
 from __future__ import annotations
@@ -46,9 +46,7 @@ def dump_json(value: Any) -> str:
 
 
 def canonical_json(value: Any) -> str:
-    """Encode a value as JSON with sorted keys and without blanks, so that equal values give equal
-    text.
-    """
+    """Encode a value as JSON with sorted keys and without blanks: equal values give equal text."""
     return json.dumps(_finite(value), allow_nan=False, separators=(",", ":"), sort_keys=True)
 
 

@@ -1,4 +1,4 @@
-"""Alembic's entry point: migrate over the connection of `db.migrate`, in its transaction."""
+"""Alembic's entry point: migrates on the connection and in the transaction of `db.migrate`."""
 
 from __future__ import annotations
 

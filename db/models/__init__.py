@@ -1,10 +1,10 @@
-"""The tables, one file per area. Times are seconds since the epoch (UTC); names ending in _seconds
-are durations.
+"""The database tables, one file per area.
 
-Keys and digests are SHA-256 in hex. Trials and claims name workloads and targets by key without
-a foreign key: a measurement is saved whether or not the text behind its key has arrived.
+Times are seconds since the epoch (UTC); names ending in _seconds are durations. Keys and digests
+are SHA-256 in hex. Trials and claims name workloads and targets by key without a foreign key: a
+measurement is saved whether or not the text behind its key has arrived.
 
-Import tables from here: so `Base.metadata` always has all of them.
+Import tables from this package, so that `Base.metadata` always has all of them.
 """
 
 from tilewright.db.models.access import AuditRow, IdempotencyRow, RateLimitRow, TokenRow

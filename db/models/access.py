@@ -1,4 +1,4 @@
-"""Tables of access: permissions, rates, and the log of actions."""
+"""Tables for access control: tokens, rate limits, idempotency keys, and the audit log."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class TokenRow(Base):
 
 
 class RateLimitRow(Base):
-    """A token bucket: its content at a time."""
+    """A token bucket: its level at a point in time."""
 
     __tablename__ = "rate_limits"
 
@@ -58,7 +58,7 @@ class IdempotencyRow(Base):
 
 
 class AuditRow(Base):
-    """A logged action: actor, action, time, address."""
+    """An action in the audit log: actor, action, time, address."""
 
     __tablename__ = "audit"
 

@@ -1,4 +1,4 @@
-"""Definitions shared by all tables: names of constraints, and types of columns."""
+"""Definitions shared by all tables: constraint names and column types."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Models, and the bytes that rows name."""
+"""Tables of models, and of the blobs that rows refer to."""
 
 from __future__ import annotations
 
@@ -33,7 +33,9 @@ class BlobRow(Base):
 
 
 class BlobReferenceRow(Base):
-    """A reference to a blob. The blob is kept as long as the row of its holder exists."""
+    """A reference from a row, the holder, to a blob. The blob is kept as long as its
+    holder exists.
+    """
 
     __tablename__ = "blob_references"
 
@@ -43,7 +45,7 @@ class BlobReferenceRow(Base):
 
 
 class ModelUploadRow(Base):
-    """An owner's upload of a model, with this owner's name for it."""
+    """An upload of a model by an owner, with the owner's name for it."""
 
     __tablename__ = "model_uploads"
 
@@ -56,7 +58,7 @@ class ModelUploadRow(Base):
 
 
 class SampleUploadRow(Base):
-    """An owner's upload of samples, which this owner's jobs may use."""
+    """An upload of sample inputs by an owner, for the owner's jobs."""
 
     __tablename__ = "sample_uploads"
 

@@ -1,4 +1,4 @@
-"""Claims about speed, and the jobs whose artifacts use them."""
+"""Tables of claims, which are statements about speed, and of the jobs whose artifacts use them."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ _RACE = "kind = 'race'"
 
 
 class ClaimRow(Base):
-    """A claim about speed, its evidence, and the state of its review.
+    """A statement about speed by a device, its evidence, and the state of its review.
 
-    The newest `confirmed` claim of a subject is served. The subject of a schedule is its workload,
-    and that of a race the digest of the programs that ran.
+    The newest `confirmed` claim of a subject is served. The subject of a claim about a schedule is
+    its workload; the subject of a race is the digest of the programs that ran.
     """
 
     __tablename__ = "claims"

@@ -1,4 +1,4 @@
-"""Tables of decisions about whole models, and of the data from which tuner runs start."""
+"""Tables of tuned sizes, cost models, and recordings of tuning runs."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class TunedSizesRow(Base):
 
 
 class CostModelRow(Base):
-    """A trained cost model; its bytes are the blob of that digest."""
+    """A trained cost model; its bytes are the blob with this digest."""
 
     __tablename__ = "cost_models"
 
@@ -43,7 +43,7 @@ class CostModelRow(Base):
 
 
 class TuningRunRow(Base):
-    """The recording from which a run of the tune loop is repeated, and its forecast."""
+    """The recording of a tuning run, from which it can be repeated, and its forecast."""
 
     __tablename__ = "tuning_runs"
 

@@ -90,8 +90,10 @@ class TaskRow(Base):
 
 
 class OpenTaskRow(Base):
-    """A task that a job is tuning, so that no other job does. A row is valid as long as the claim
-    under which the job took the task."""
+    """A task that a job is tuning, so that no other job tunes it.
+
+    A row is valid as long as the claim on the job under which the task was taken.
+    """
 
     __tablename__ = "open_tasks"
 

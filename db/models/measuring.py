@@ -1,4 +1,4 @@
-"""The queue between tuners and workers."""
+"""Tables of workers and of the measurement queue between tuners and workers."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class WorkerRow(Base):
 
 
 class WorkerOutcomeRow(Base):
-    """Number of a worker's trials that ended in a status."""
+    """Number of a worker's trials with a status."""
 
     __tablename__ = "worker_outcomes"
 
@@ -46,7 +46,7 @@ class WorkerOutcomeRow(Base):
 
 
 class RequestRow(Base):
-    """A batch of candidates to measure: the queue between tuner and workers."""
+    """A batch of candidates to measure: an entry of the queue between tuners and workers."""
 
     __tablename__ = "measure_requests"
     __table_args__ = (
@@ -92,7 +92,7 @@ class RequestRow(Base):
 
 
 class LeaseRow(Base):
-    """A lease of a request: one row per claim by a worker."""
+    """A lease on a request: one row for each time that a worker claimed it."""
 
     __tablename__ = "leases"
     __table_args__ = (

@@ -9,8 +9,10 @@ from tilewright.db.types import SerialId
 
 
 class SweepRow(Base):
-    """A turn: work that one process does for all, its holder, the end of the hold, and when the
-    work was last done."""
+    """A turn: a lock on periodic work that one process does at a time.
+
+    It has the name of the work, its holder, the end of the hold, and the time of the last run.
+    """
 
     __tablename__ = "sweeps"
 
@@ -21,8 +23,7 @@ class SweepRow(Base):
 
 
 class NoticeRow(Base):
-    """The last notices of SQLite transactions (`tilewright.db.notices`). PostgreSQL uses NOTIFY
-    instead."""
+    """A recent notice of a SQLite transaction (`tilewright.db.notices`). PostgreSQL uses NOTIFY."""
 
     __tablename__ = "notices"
     # numbers that were given once are not given again: a gap shows that rows were missed
@@ -33,7 +34,7 @@ class NoticeRow(Base):
 
 
 class LookupChangeRow(Base):
-    """The last keys with changed look-ups, a limited number of them (`tilewright.db.changes`)."""
+    """A recently invalidated lookup key (`tilewright.db.changes`); only the last rows are kept."""
 
     __tablename__ = "lookup_changes"
     # numbers that were given once are not given again: they show how far behind a reader is

@@ -1,4 +1,4 @@
-"""Measured candidates."""
+"""Tables of measured candidates."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class TrialRow(Base):
 
 
 class RetiredTrialsRow(Base):
-    """A record key with trials deleted by age, and the arrival of the oldest of them."""
+    """A record key whose trials were deleted by age, and the arrival time of the oldest of them."""
 
     __tablename__ = "retired_trials"
 

@@ -1,4 +1,4 @@
-"""Tables of workloads and targets: the texts behind the keys."""
+"""Tables of workloads and targets: the texts that the keys are hashes of."""
 
 from __future__ import annotations
 
@@ -20,8 +20,10 @@ class WorkloadRow(Base):
 
 
 class WorkloadShapeRow(Base):
-    """Derived facts of a workload, computed when first needed: its structure without sizes, the
-    sizes, its readable name, and the key that it shares with workloads that differ only in numbers.
+    """Derived properties of a workload, computed when first needed.
+
+    They are its structure without sizes, the sizes, its readable name, and the key of its family:
+    workloads that differ only in numbers.
     """
 
     __tablename__ = "workload_shapes"

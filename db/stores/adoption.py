@@ -28,11 +28,11 @@ def adopt(
 ) -> Sequence[ReviewState | None]:
     """Store imported records, and serve each unless a faster record of its key exists.
 
-    If the served record of a range was measured at other sizes, the times are not comparable, and
-    that record remains served. The number of statements does not depend on the number of records.
-    Call it within a transaction of `changing`.
+    If the served record of a workload with open sizes was measured at other sizes, the times are
+    not comparable, and that record remains served. The number of SQL statements does not depend on
+    the number of records. Call it within a transaction of `changing`.
 
-    Returns the new state of each record, in order; None for a record that was stored before, which
+    Return the new state of each record, in order; None for a record that was already stored, which
     does not change.
     """
     rows = [_values(record, confirmation, now) for record, confirmation in new]

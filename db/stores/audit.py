@@ -1,4 +1,4 @@
-"""The audit log: who did what to which object, when, and from which address."""
+"""The audit log: actor, action, subject, time and address of administrative actions."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _newest_first = PageOrder((_audit.c.serial,))
 
 
 class Action(StrEnum):
-    """Actions that are logged. Reading, submitting and measuring are not."""
+    """The actions that are logged. Reading, submitting and measuring are not."""
 
     TOKEN_CREATED = "token.created"
     TOKEN_REVOKED = "token.revoked"
@@ -94,9 +94,9 @@ class AuditStore:
         actor: str | None = None,
         subject: str | None = None,
     ) -> Page[Entry]:
-        """Return a page of entries, newest first, after the `next` of the previous page.
+        """Return a page of entries that match all given filters, newest first.
 
-        Raises PositionError.
+        `after` is the `next` of the previous page. Raises PositionError.
         """
         query = sa.select(_audit)
         wanted = ((_audit.c.action, action), (_audit.c.actor, actor), (_audit.c.subject, subject))

@@ -1,18 +1,19 @@
-"""Consequences of a lease that ended without a result: for its request, and for its worker.
+"""Consequences of a lease that ended without a result, for its request and for its worker.
 
-A candidate under which several workers died is quarantined. They must be workers of several tokens
-if several tokens have workers that could take it, because one token can have any number of workers.
+A candidate under which several workers died is set aside. If workers of several tokens could take
+the candidate, the dead workers must belong to several tokens, because one token can have any number
+of workers.
 
 A worker with several failures of its own is put into quarantine. It gets no requests for a pause,
 and then one at a time: the canary. An accepted canary result ends the quarantine; a failed canary
 doubles the pause.
 
-Attempts are counted by owner. If the workers of one token have failed a request as often as it may
-be tried, it is reserved for others, as long as one of them is alive. A late result, which arrived
-while another worker had the request, is accepted if that worker fails: the work is not repeated.
+Attempts are counted by owner. If the workers of one token have used up the attempts of a request,
+it is reserved for others, as long as one of them is alive. A late result, which arrived while
+another worker had the request, is accepted if that worker fails, so the work is not repeated.
 
-A worker shares the failures that its token had before its registration, and all failures of its
-token until a result of its own is accepted: otherwise a new name would evade a quarantine.
+A new registration must not evade a quarantine. So a worker inherits the failures of its token
+before its registration. Until a result of its own is accepted, it shares all failures of its token.
 """
 
 from __future__ import annotations
@@ -61,12 +62,13 @@ def end_some(
     heard_since: float,
     most_failures: int,
 ) -> Sequence[tuple[str, RequestState]]:
-    """End at most `MOST_TOGETHER` leases that meet the condition `over`: their workers went silent.
+    """End at most `MOST_TOGETHER` leases that meet the condition `over`, and blame their workers.
 
-    Their workers are blamed. Rows that another transaction has locked are skipped. Returns the ids
-    of the requests with their new states.
+    Their workers stopped sending heartbeats. Rows that another transaction has locked are skipped.
+    Return the ids of the requests with their new states.
 
     Args:
+        connection: in a writing transaction.
         over: the condition for a lease to end.
         now: the present time.
         heard_since: workers with a heartbeat since this time count as alive.
@@ -107,11 +109,11 @@ def end_without_result(
     """End a lease without a result. Return the new state of its request: queued again, or ended.
 
     Args:
-        request: the row of the leased request, locked.
-        lease_id: the lease.
-        outcome, blame, error: how the lease ended, its cause, and a message.
+        request: the locked row of the leased request.
+        lease_id: the id of the lease.
+        outcome, blame, error: the end of the lease, its cause, and a message.
         now: the present time.
-        alive: the `eligible_workers`.
+        alive: the result of `eligible_workers`.
     """
     ended = {
         "ended_at": now,
@@ -169,7 +171,10 @@ def end_without_result(
 
 
 def _answer_late(connection: sa.Connection, request: sa.Row[Any], now: float) -> bool:
-    """Accept a late result for a request, if one exists whose worker is still trusted."""
+    """Accept a late result for a request if one from a trusted worker exists.
+
+    Return whether one was accepted.
+    """
     query = (
         sa.select(leases.c.id, leases.c.worker_id, leases.c.late_result)
         .join(workers, workers.c.id == leases.c.worker_id, isouter=True)
@@ -208,10 +213,11 @@ def _answer_late(connection: sa.Connection, request: sa.Row[Any], now: float) ->
 
 @dataclass(frozen=True, slots=True)
 class EligibleWorker:
-    """A worker that can get requests for its targets.
+    """A worker that may get requests for its targets.
 
     Attributes:
         owner: the id of its token.
+        targets: the keys of its targets.
     """
 
     id: str
@@ -222,7 +228,7 @@ class EligibleWorker:
 def eligible_workers(connection: sa.Connection, heard_since: float) -> Sequence[EligibleWorker]:
     """Return workers with a heartbeat since `heard_since` that may get requests.
 
-    They are not drained, gone or in quarantine.
+    Drained, unregistered and quarantined workers are left out.
     """
     query = sa.select(workers.c.id, workers.c.owner, workers.c.target_keys).where(
         workers.c.gone.is_(False),
@@ -238,7 +244,9 @@ def eligible_workers(connection: sa.Connection, heard_since: float) -> Sequence[
 
 @dataclass(frozen=True, slots=True)
 class Failures:
-    """How often one owner's workers failed a request, and when they last did."""
+    """The number of times that one owner's workers failed a request, and the time of the last
+    failure.
+    """
 
     count: int = 0
     last_at: float = 0.0
@@ -247,8 +255,9 @@ class Failures:
 def failures_by_owner(
     connection: sa.Connection, request_ids: Collection[str]
 ) -> Mapping[str, Mapping[str | None, Failures]]:
-    """Return the failures of each request by owner (a token's id); owners without failures are
-    missing.
+    """Return the failures of each request by owner, the id of a token.
+
+    Owners without failures are left out.
     """
     ends = (LeaseOutcome.FAILED, LeaseOutcome.REFUSED, LeaseOutcome.LOST)
     query = (
@@ -341,8 +350,11 @@ def judge(connection: sa.Connection, worker_id: str, now: float, most_failures: 
 
 
 def _answerable_for(connection: sa.Connection, worker: sa.Row[Any]) -> sa.ColumnElement[bool]:
-    """Failed leases that count against a worker: its own, those of its token before its
-    registration, and all of its token while it is new."""
+    """Return the SQL condition for the failed leases that count against a worker.
+
+    They are its own leases, those of its token before its registration, and all of its token until
+    a result of the worker is accepted.
+    """
     own: sa.ColumnElement[bool] = leases.c.worker_id == worker.id
     if worker.owner is None or worker.quarantined_at is not None:
         return own
@@ -360,7 +372,7 @@ def _answerable_for(connection: sa.Connection, worker: sa.Row[Any]) -> sa.Column
 def inherited(connection: sa.Connection, owner: str | None) -> dict[str, Any]:
     """Return the quarantine columns for a token's new worker; empty without a quarantine.
 
-    They are those of the token's worker that waits longest for its canary.
+    They are copied from the token's worker with the latest canary time.
     """
     columns = ("quarantined_at", "quarantine_reason", "canary_at", "quarantines")
     query = (
@@ -374,7 +386,7 @@ def inherited(connection: sa.Connection, owner: str | None) -> dict[str, Any]:
 
 
 def _count(failed: Any) -> int:
-    """Number of failures. All leases that a worker held when it died count as one failure."""
+    """Count failures. All leases that a worker held when it died count as one failure."""
     own = {row.request_id for row in failed if row.outcome != LeaseOutcome.LOST.value}
     lost = [row for row in failed if row.outcome == LeaseOutcome.LOST.value]
     deaths = min(
@@ -387,9 +399,11 @@ def readmit(connection: sa.Connection, worker_id: str, taken_at: float | None, n
     """Take a worker out of quarantine.
 
     Args:
-        taken_at: when it claimed the canary that succeeded. The quarantine ends only if it began
-            before. None if an admin ends it.
-        worker_id, now: the worker, and the present time.
+        connection: in a writing transaction.
+        worker_id: the worker.
+        taken_at: the time at which it claimed the canary that succeeded; a quarantine that began
+            later does not end. None if an admin ends the quarantine.
+        now: the present time.
     """
     update = sa.update(workers).where(
         workers.c.id == worker_id, workers.c.quarantined_at.is_not(None)
@@ -404,10 +418,10 @@ def readmit(connection: sa.Connection, worker_id: str, taken_at: float | None, n
 
 
 def blame_others(connection: sa.Connection, request_id: str, worker_id: str) -> set[str]:
-    """Blame the other workers for their failures at a request that `worker_id` has completed.
+    """Blame other workers for their failures of a request that `worker_id` has completed.
 
     The completed request shows that neither the service nor the candidate caused these failures.
-    Returns the ids of the blamed workers, for `judge`.
+    Return the ids of the blamed workers, for `judge`.
     """
     update = (
         sa.update(leases)

@@ -1,4 +1,4 @@
-"""Protocol of the places that store the bytes of blobs, and a buffer for arriving bytes.
+"""The interface of places that store the bytes of blobs, and temporary files for arriving bytes.
 
 A place maps digests to bytes. The purpose, age and deletion of a blob are decided by
 `db.stores.blobs`.
@@ -26,7 +26,7 @@ _DIGEST = re.compile(r"[0-9a-f]{64}")
 
 
 def is_digest(text: str) -> bool:
-    """Whether a text is a SHA-256 in hex."""
+    """Whether a text is a SHA-256 in lower-case hex."""
     return _DIGEST.fullmatch(text) is not None
 
 
@@ -50,7 +50,7 @@ class Staged:
 
 @dataclass(frozen=True, slots=True)
 class QuarantinedBytes:
-    """The name of bytes that a sweep has moved out of the way before it deletes them.
+    """The name of bytes that a sweep has moved aside before it deletes them.
 
     Lookups by digest do not find these bytes, but they can be restored.
     """
@@ -90,7 +90,9 @@ class BlobBytes(Protocol):
         ...
 
     def keep(self, staged: Staged) -> None:
-        """Store staged bytes under their digest, completely or not at all. It may move the file."""
+        """Store staged bytes under their digest, completely or not at all. The file may
+        be moved.
+        """
         ...
 
     def size(self, digest: str) -> int | None:
@@ -114,14 +116,15 @@ class BlobBytes(Protocol):
     def quarantine(self, digests: Sequence[str]) -> Sequence[QuarantinedBytes]:
         """Move bytes to new, unique names, so that lookups by digest miss them; return the names.
 
-        Missing bytes are skipped. `restore_quarantined` undoes it, `discard` deletes the bytes.
+        Missing bytes are skipped. `restore_quarantined` reverts it, and `discard` deletes the
+        bytes.
         """
         ...
 
     def restore_quarantined(self, aside: Sequence[QuarantinedBytes]) -> None:
         """Store quarantined bytes under their digests again.
 
-        If bytes exist there already, they are equal.
+        Bytes that already exist under the digest are equal.
         """
         ...
 
@@ -134,18 +137,19 @@ class BlobBytes(Protocol):
         ...
 
     def list(self) -> Iterator[StoredBytes]:
-        """All stored blobs, ordered by digest."""
+        """Yield all stored blobs, ordered by digest."""
         ...
 
     def remove_left_overs(self, older_than: float) -> int:
-        """Delete unfinished files from before a time, left by killed processes. Return the freed
-        bytes.
+        """Delete temporary files from before a time, left by killed processes.
+
+        Return the freed bytes.
         """
         ...
 
 
 class Staging:
-    """A temporary file for bytes that arrive in pieces. It is deleted at the end unless moved.
+    """A temporary file for bytes that arrive in chunks. It is deleted at the end unless moved.
 
     Every method raises StorageError if the disk fails.
     """
@@ -183,7 +187,7 @@ class Staging:
 
 @contextmanager
 def stage(folder: Path, chunks: Iterable[bytes], max_bytes: int | None = None) -> Iterator[Staged]:
-    """Open a context that yields the joined chunks in a temporary file.
+    """Open a context that yields the concatenated chunks in a temporary file.
 
     The file is deleted at the end unless it was moved. Errors of the iterable pass unchanged.
 
@@ -201,8 +205,9 @@ def stage(folder: Path, chunks: Iterable[bytes], max_bytes: int | None = None) -
 
 
 def remove_old_files(folder: Path, older_than: float) -> int:
-    """Remove files that were modified before a time; returns the freed bytes. Raises
-    StorageError."""
+    """Delete files that were modified before a time. Return the freed bytes. Raises
+    StorageError.
+    """
     freed = 0
     for path in folder.iterdir():
         try:
@@ -226,8 +231,9 @@ def os_errors(path: Path) -> Iterator[None]:
 
 
 def _write_all(file: FileIO, chunk: bytes) -> None:
-    """Write all bytes. One unbuffered write may write only a part of them, mainly if the disk is
-    almost full."""
+    """Write all bytes; a single unbuffered write may be partial, mainly if the disk is
+    almost full.
+    """
     rest = memoryview(chunk)
     while rest:
         rest = rest[file.write(rest) :]

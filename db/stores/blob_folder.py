@@ -1,4 +1,4 @@
-"""The bytes of blobs as files in a folder: `folder/ab/cdef...`."""
+"""Stores the bytes of blobs as files in a folder: `folder/ab/cdef...`."""
 
 from __future__ import annotations
 
@@ -26,11 +26,12 @@ _TEMPORARY, _ASIDE = "incoming", "aside"
 class BlobFolder:
     """Stores the bytes of blobs as files in a folder.
 
-    A blob appears completely or not at all: its file is fsynced, renamed, and the folder fsynced.
+    A blob appears completely or not at all: its file is synced to disk, renamed, and the folder
+    synced.
     """
 
     def __init__(self, folder: str | Path) -> None:
-        """Makes the folder if it is missing, owner-only. Raises StorageError."""
+        """Create the folder if it is missing, readable by the owner only. Raises StorageError."""
         self.folder = Path(folder)
         with os_errors(self.folder):
             self.folder.mkdir(parents=True, mode=0o700, exist_ok=True)
@@ -39,7 +40,9 @@ class BlobFolder:
 
     @property
     def staging(self) -> Path:
-        """Return a folder inside the blob folder, because a rename must not cross file systems."""
+        """Return the folder for temporary files, inside the blob folder, so that they can be
+        renamed.
+        """
         return self.folder / _TEMPORARY
 
     @property

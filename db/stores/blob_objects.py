@@ -1,4 +1,4 @@
-"""The bytes of blobs as objects of an S3-compatible store: `prefix/ab/cdef...`."""
+"""Stores the bytes of blobs as objects of an S3-compatible store: `prefix/ab/cdef...`."""
 
 from __future__ import annotations
 
@@ -35,14 +35,17 @@ RETRY_SECONDS = 20
 class BlobObjects:
     """Stores the bytes of blobs as objects in an S3 bucket, or below a prefix of it.
 
-    An object appears completely or not at all; large ones are uploaded in parts. The `AWS_...`
-    variables give the address and the keys, as for every client of S3 (`AWS_ENDPOINT_URL`,
+    An object appears completely or not at all; large ones are uploaded in parts. The usual
+    environment variables of S3 clients set the address and the keys (`AWS_ENDPOINT_URL`,
     `AWS_REGION`, `AWS_ACCESS_KEY_ID`, ...). The bucket's own lifecycle rules must delete the parts
     of interrupted uploads.
     """
 
     def __init__(self, url: str, staging: Path) -> None:
-        """A store behind `s3://bucket/prefix`. Raises StorageError if the URL has another form."""
+        """Create a store for `s3://bucket/prefix`. Raises StorageError if the URL has another form.
+
+        `staging` is the local folder for arriving bytes.
+        """
         try:
             import obstore.exceptions
             from obstore.store import S3Store
@@ -69,7 +72,9 @@ class BlobObjects:
 
     @property
     def staging(self) -> Path:
-        """Return a local folder. Arriving bytes are uploaded from it once their digest is known."""
+        """Return the local folder from which arriving bytes are uploaded, once their digest is
+        known.
+        """
         return self._staging
 
     def keep(self, staged: Staged) -> None:
@@ -164,7 +169,7 @@ class BlobObjects:
         return [one for one in found if one is not None]
 
     def _move(self, source: str, place: str) -> bool:
-        """Move an object; False if it does not exist."""
+        """Move an object. Return False if it does not exist."""
         import obstore
 
         try:
@@ -192,8 +197,8 @@ class BlobObjects:
     def _errors(self, *, key: bool = False) -> Iterator[None]:
         """Turn errors of the object store into StorageError.
 
-        The error for a missing `key` passes unchanged. Without a `key`, the same error means that
-        the bucket is missing.
+        With `key`, the error for a missing object passes unchanged. Without it, that error means
+        that the bucket is missing.
         """
         import obstore.exceptions as errors
 

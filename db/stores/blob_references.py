@@ -1,7 +1,7 @@
-"""References from rows to blobs. A reference is written in the transaction that writes its row.
+"""References from rows to blobs, written in the same transaction as the row.
 
-The row that names a blob is its holder. The sweep queries the tables to see whether a holder still
-exists, so code that deletes a row need not handle blobs.
+The row that refers to a blob is its holder. The sweep queries the tables to see whether a holder
+still exists, so code that deletes a row need not handle blobs.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _LOCK = (
 
 
 class BlobKind(StrEnum):
-    """Purpose of a blob, which also determines the table of its holder."""
+    """The purpose of a blob, which also determines the table of its holder."""
 
     MODEL = "model"  # an ONNX file; held by its row
     ARTIFACT = "artifact"  # held by the job that made it
@@ -49,23 +49,23 @@ class BlobKind(StrEnum):
 
 
 def cost_model_holder(target_key: str, version: int) -> str:
-    """Return the name of a cost model's version as a holder."""
+    """Return the holder name for a version of a target's cost model."""
     return f"{target_key}/{version}"
 
 
 def refer(connection: sa.Connection, kind: BlobKind, holder: str, digests: Sequence[str]) -> None:
-    """Keep blobs from the sweep while their holder's row exists: `refer_all` for one holder."""
+    """Keep blobs from the sweep while their holder's row exists; see `refer_all`."""
     refer_all(connection, kind, {holder: digests})
 
 
 def refer_all(
     connection: sa.Connection, kind: BlobKind, named: Mapping[str, Collection[str]]
 ) -> None:
-    """Keep blobs from the sweep as long as the rows of their holders exist.
+    """Keep blobs from the sweep while the rows of their holders exist.
 
-    `named` maps each holder to the digests that it names. The blobs' rows are locked against a
-    sweep until the transaction ends. A sweep does not delete a blob without a row; `db check`
-    reports it.
+    `named` maps each holder to the digests that it refers to. The blobs' rows are locked against a
+    sweep until the transaction ends. A reference to a digest without a row is written, too; the
+    sweep ignores it, and `db check` reports it.
     """
     wanted = sorted({(digest, holder) for holder, digests in named.items() for digest in digests})
     for some in chunks(sorted({digest for digest, _ in wanted})):
@@ -105,7 +105,9 @@ def _holds(kind: BlobKind) -> sa.ColumnElement[bool]:
 
 
 def named_by_rows(connection: sa.Connection) -> Iterator[tuple[str, str, str]]:
-    """Yield (kind, holder, digest) of every blob that a row names, with or without a reference."""
+    """Yield (kind, holder, digest) of every blob that a row refers to, with or without a
+    reference.
+    """
     for digest in connection.execute(sa.select(_models.c.digest)).scalars():
         yield BlobKind.MODEL.value, digest, digest
     artifacts = sa.select(_jobs.c.id, _jobs.c.artifact_digest)

@@ -1,15 +1,15 @@
 """Blobs: immutable bytes named by their SHA-256, each with a row.
 
-The bytes are stored separately (`BlobBytes`): in a folder, or an object store. Rows that name a
-blob write a reference to it in the same transaction. Only the sweep deletes a blob: if nothing
-refers to it, and it was not touched for long.
+The bytes are stored separately (`BlobBytes`): in a folder, or an object store. Rows that refer to a
+blob write a reference to it in the same transaction. Only the sweep deletes a blob: if it has no
+references, and was not touched for long.
 
 Bytes are deleted outside of transactions: an object store may be slow, and on SQLite no other
 transaction could write. So the sweep marks the rows, commits, quarantines the bytes, removes the
-rows that still have its mark, and then deletes. A process that saves the same bytes at this time
-waits until the row is gone. If the sweep is killed in between, or sleeps, its marks expire, and the
-blobs may be used again. Then the same sweep restores their bytes when it wakes, or the next sweep
-does.
+rows that still have its mark, and then deletes the bytes. A process that saves the same bytes at
+this time waits until the row is gone. If the sweep is killed in between, or sleeps, its marks
+expire, and the blobs may be used again. Then the same sweep restores their bytes when it continues,
+or the next sweep does.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ _YOUNG = sa.select(_blobs.c.digest, _blobs.c.bytes).where(
 
 
 class BlobStore:
-    """Stores blobs: their rows in the database, their bytes in a `BlobBytes`.
+    """Stores blobs: rows in the database, bytes in a `BlobBytes`.
 
     Only `get` checks the bytes against their digest.
     """
@@ -66,8 +66,7 @@ class BlobStore:
         self.place = place
 
     def put(self, data: bytes) -> str:
-        """Save bytes, and return their SHA-256 in hex. Bytes that exist already are not written
-        again.
+        """Save bytes, and return their SHA-256 in hex. Existing bytes are not written again.
 
         Raises StorageError: FULL, DENIED, or LOCKED if a sweep is about to delete the same bytes.
         """
@@ -80,7 +79,8 @@ class BlobStore:
         return digest
 
     def put_stream(self, chunks: Iterable[bytes], max_bytes: int | None = None) -> tuple[str, int]:
-        """Save the joined chunks without holding them in memory. Return their digest and size.
+        """Save the concatenated chunks without keeping them in memory. Return their digest and
+        size.
 
         Raises StorageError, or TooManyBytesError if there are more than `max_bytes`.
         """
@@ -91,7 +91,7 @@ class BlobStore:
     def staged(
         self, chunks: Iterable[bytes], max_bytes: int | None = None
     ) -> AbstractContextManager[Staged]:
-        """Open a context that yields the joined chunks in a temporary file.
+        """Open a context that yields the concatenated chunks in a temporary file.
 
         The caller may inspect it and save it with `keep`; otherwise it is deleted at the end.
         Raises StorageError, or TooManyBytesError if there are more than `max_bytes`.
@@ -137,7 +137,7 @@ class BlobStore:
         return self.place.local(digest)
 
     def size(self, digest: str) -> int:
-        """The size of a blob in bytes. Raises NotFoundError."""
+        """Return the size of a blob in bytes. Raises NotFoundError."""
         size = self.place.size(digest)
         if size is None:
             raise NotFoundError("blob", digest)
@@ -147,18 +147,18 @@ class BlobStore:
         return self.place.size(digest) is not None
 
     def digests(self) -> Iterator[str]:
-        """The digests of all stored bytes."""
+        """Return an iterator over the digests of all stored bytes."""
         return (stored.digest for stored in self.place.list())
 
     def sweep(self, keep_seconds: float) -> int:
         """Delete blobs without references that were not touched for `keep_seconds`.
 
-        Returns the freed bytes. Several processes may call it concurrently. A blob that is about to
-        be named by a row is protected by its age, which saving or touching it renews.
+        Return the freed bytes. Several processes may call it concurrently. Saving or touching a
+        blob renews its age, which protects it until a row refers to it.
 
         Raises:
-            StorageError: if the place fails; blobs removed by then are gone with their rows. The
-                rest stays marked for a while, as the place may still execute the command.
+            StorageError: if the place fails. The rows of deleted blobs are deleted, too. The
+                remaining blobs stay marked for a while, because the place may still delete them.
         """
         limit = self._clock() - keep_seconds
         freed = self.place.remove_left_overs(limit)
@@ -170,7 +170,10 @@ class BlobStore:
         return freed
 
     def _need(self, sizes: Mapping[str, int]) -> None:
-        """Create or renew the rows of blobs. Waits while a sweep is about to delete their bytes."""
+        """Create or renew the rows of blobs; wait while a sweep is about to delete their bytes.
+
+        Raises StorageError(LOCKED) if the wait takes too long.
+        """
         now = self._clock()
         left = dict(sizes)
         if not left:
@@ -195,8 +198,7 @@ class BlobStore:
                 time.sleep(_POLL_SECONDS)
 
     def _make_young(self, rows: Sequence[dict[str, Any]]) -> Sequence[str]:
-        """Write the rows of blobs, except those that a sweep has marked; returns the digests
-        written."""
+        """Write the rows of blobs that no sweep has marked. Return the digests written."""
         with writing(self._engine) as connection:
             insert = upsert(connection, _blobs)
             again = {name: insert.excluded[name] for name in ("bytes", "touched_at")}
@@ -209,7 +211,7 @@ class BlobStore:
             return written.scalars().all()
 
     def _doomed(self) -> sa.ColumnElement[bool]:
-        """Whether a sweep has marked a blob for deletion, and the mark has not expired."""
+        """Return the SQL condition that a sweep has marked a blob, and the mark has not expired."""
         return sa.and_(_blobs.c.doomed_until.is_not(None), _blobs.c.doomed_until > self._now())
 
     def _bring_back(self) -> None:
@@ -226,7 +228,7 @@ class BlobStore:
             self.place.discard([one for one in some if one.digest not in doomed])
 
     def _adopt(self) -> None:
-        """Add rows for bytes without a row, such as those of a copied folder."""
+        """Add rows for bytes that have none, such as bytes in a copied folder."""
         with reading(self._engine) as connection:
             known = set(connection.execute(sa.select(_blobs.c.digest)).scalars())
         rows = [
@@ -244,7 +246,7 @@ class BlobStore:
                 insert_new(connection, _blobs, list(some))
 
     def _release(self) -> None:
-        """Drop references whose holder is gone."""
+        """Delete references whose holder no longer exists."""
         with reading(self._engine) as connection:  # mostly nothing is due: take no write lock
             first = sa.select(_references.c.digest).where(stale()).limit(1)
             if connection.execute(first).first() is None:
@@ -253,7 +255,7 @@ class BlobStore:
             connection.execute(sa.delete(_references).where(stale()))
 
     def _remove_some(self, limit: float) -> int | None:
-        """Delete a batch of blobs; returns the freed bytes, or None if no blob is left."""
+        """Delete a batch of blobs. Return the freed bytes, or None if no blob is left."""
         unwanted = (
             sa.select(_blobs.c.digest)
             .where(

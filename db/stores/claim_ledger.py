@@ -1,8 +1,9 @@
-"""The history of all claims: proposed, confirmed or disputed, superseded, withdrawn.
+"""The store of claims, which are devices' statements about speed, and of their reviews.
 
-The claim of a device outside the service is provisional. The ledger serves it to other jobs after a
-second measurement has confirmed it (`db.review_state` has the rules). Claims about schedules are
-never deleted. So if a claim is withdrawn, the jobs that used it get an event.
+A claim is proposed, then confirmed or disputed, and possibly superseded or withdrawn. The claim of
+a device outside the service is provisional. The ledger serves it to other jobs after a second
+measurement has confirmed it (`db.review_state` has the rules). Claims about schedules are never
+deleted. So if a claim is withdrawn, the jobs that used it get an event.
 """
 
 from __future__ import annotations
@@ -60,9 +61,9 @@ _shapes = table_of(WorkloadShapeRow)
 
 
 class ClaimLedger:
-    """Stores claims and their reviews, and determines which claims are served.
+    """Stores claims and their reviews, and selects the claims that are served.
 
-    All methods are safe to repeat.
+    All methods are idempotent.
     """
 
     def __init__(self, engine: sa.Engine, clock: Clock = system_clock) -> None:
@@ -93,14 +94,14 @@ class ClaimLedger:
     ) -> StoredRace:
         """Store the verdict of a race that a job requested.
 
-        If the service's own machine raced (no `worker`), the verdict is served at once.
+        If the service's own machine raced (`worker` is None), the verdict is served at once.
 
         Args:
-            identity: identifies the programs that ran.
+            identity: the digest of the programs that ran.
             mode: target key, threads and numerics of the programs.
             codegen_version: the code generation of the programs.
             job_id: the job; "" without one.
-            served: which schedules win.
+            served: the schedules that win.
             verdict: the verdict as JSON.
             worker: the id of the worker that raced.
         """
@@ -124,7 +125,9 @@ class ClaimLedger:
             return stored_race(connection.execute(query).one())
 
     def race(self, identity: str, job_id: str = "") -> StoredRace | None:
-        """Return the newest verdict on `identity` that is confirmed, or the job's own."""
+        """Return the newest verdict on `identity` that is confirmed, or the job's own provisional
+        one.
+        """
         believed: sa.ColumnElement[bool] = is_confirmed
         if job_id:
             provisional = claims.c.state == ReviewState.PROVISIONAL.value
@@ -140,7 +143,7 @@ class ClaimLedger:
         return None if row is None else stored_race(row)
 
     def race_by_id(self, claim_id: str) -> StoredRace | None:
-        """The verdict with this id; None if retention has deleted it."""
+        """Return the verdict with this id; None if retention has deleted it."""
         query = sa.select(claims).where(is_race, claims.c.id == claim_id)
         with reading(self._engine) as connection:
             row = connection.execute(query).first()
@@ -176,11 +179,11 @@ class ClaimLedger:
     def confirm(
         self, claim_id: str, review: Mapping[str, Any], worker: str, *, ours: bool = False
     ) -> bool:
-        """Record a review that agrees with a claim: serve it, or raise its attestation if it is
-        served.
+        """Record a review that agrees with a claim.
 
-        A provisional schedule is superseded at once if a newer and faster one with at least the
-        same attestation is served. It is served if that one is withdrawn later.
+        A provisional claim is then served; the attestation of a served claim is raised. But a
+        provisional schedule is superseded at once if a newer and faster schedule with at least the
+        same attestation is served. It is served if that schedule is withdrawn later.
 
         Args:
             claim_id: the claim.
@@ -216,10 +219,11 @@ class ClaimLedger:
         return True
 
     def dispute(self, claim_id: str, review: Mapping[str, Any], reason: str) -> bool:
-        """Record a review that contradicts a claim: serve the previous claim instead.
+        """Record a review that contradicts a claim, and serve the previous claim instead.
 
-        The trials of its reporters for this workload are withdrawn, too: a time that is too good
-        would stay the best of every later run.
+        The trials for this workload are withdrawn, too, if they are from the claim's reporter or
+        from an earlier reviewer: otherwise a time that is too good would remain the best of every
+        later run.
 
         Args:
             claim_id: the claim.
@@ -261,8 +265,8 @@ class ClaimLedger:
         """Return records whose attestation a measurement by one of `others` could raise, newest
         first.
 
-        They are served. Or they are provisional, their job has ended, and no later record of their
-        key exists.
+        A record qualifies if it is served. It also qualifies if it is provisional, its job has
+        ended, and no later record of its key exists.
 
         Args:
             target_key, codegen_version: the target and the code generation of the records.
@@ -283,10 +287,10 @@ class ClaimLedger:
     ) -> Withdrawn:
         """Withdraw the named records, and all claims that these workers reported.
 
-        The newest predecessor of each served claim is served again. The trials of the workers, and
-        those behind the named records, are withdrawn. Claims of others that only these workers
-        confirmed become provisional. Races of jobs that used a withdrawn record, or for which the
-        workers measured, are also withdrawn, so that they are run again.
+        The newest predecessor of each withdrawn served claim is served again. The trials of the
+        workers, and the trials behind the named records, are withdrawn. Claims of other workers
+        become provisional if only these workers confirmed them. Races are also withdrawn, and thus
+        repeated, if their job used a withdrawn record or measurements of these workers.
 
         Raises:
             NotFoundError: if a named record does not exist.
@@ -300,7 +304,7 @@ class ClaimLedger:
     def adopting(self) -> Iterator[None]:
         """Open one transaction for all records adopted in it, and for rows of other stores.
 
-        Transactions that change the served claims run one after the other.
+        Transactions that change the served claims are serialised.
         """
         with together(self._engine), changing(self._engine):
             yield
@@ -308,7 +312,7 @@ class ClaimLedger:
     def adopt(self, new: Sequence[Foreign]) -> Sequence[ReviewState | None]:
         """Store records of other services, and serve each unless a faster one exists.
 
-        Returns the state of each, in order; None for a record that was stored before, which does
+        Return the state of each, in order; None for a record that was already stored, which does
         not change.
         """
         with changing(self._engine) as connection:
@@ -317,7 +321,7 @@ class ClaimLedger:
     def revalidate(
         self, record_ids: Collection[str], codegen_version: str, compiler_version: str
     ) -> None:
-        """Assign records to a newer code generation, which emits the same code for them.
+        """Assign records to a newer code generation that generates the same code for them.
 
         It waits for concurrent reviews, because confirming a record rewrites its row.
         """
@@ -336,8 +340,8 @@ class ClaimLedger:
     def use(self, claim_ids: Collection[str], job_id: str) -> bool:
         """Record that a job's artifact uses these claims.
 
-        Returns False if one was withdrawn or disputed since the job found it. Then the job has to
-        look up the served claims again.
+        Return False if one of them was withdrawn or disputed since the job found it. Then the job
+        has to look up the served claims again.
         """
         names = sorted(set(claim_ids))
         gone_states = [ReviewState.WITHDRAWN.value, ReviewState.DISPUTED.value]
@@ -429,7 +433,7 @@ class ClaimLedger:
 
 
 class JobRecords:
-    """The record store of a job on a worker's device: its new records are provisional.
+    """The record store for a job on a worker's device: its new records are provisional.
 
     It reads the served records, and the trials of all jobs.
     """
@@ -440,7 +444,7 @@ class JobRecords:
         self._job_id = job_id
 
     def best_record(self, key: RecordKey) -> TuningRecord | None:
-        """The served record, or None."""
+        """Return the served record of a key, or None."""
         return self._served.best_record(key)
 
     def add_record(self, record: TuningRecord) -> None:
@@ -452,7 +456,7 @@ class JobRecords:
         self._served.add_trials(trials)
 
     def trials(self, key: RecordKey) -> list[Trial]:
-        """Every trial of a record key, in the order of their arrival."""
+        """Return all trials of a record key, in the order of their arrival."""
         return self._served.trials(key)
 
 
@@ -461,14 +465,17 @@ def _reviewable(row: sa.Row[Any]) -> bool:
 
 
 def _locked(connection: sa.Connection, claim_id: str) -> sa.Row[Any] | None:
-    """The row of a claim; None if retention has deleted it."""
+    """Lock and return the row of a claim; None if retention has deleted it."""
     query = sa.select(claims).where(claims.c.id == claim_id).with_for_update()
     return connection.execute(query).first()
 
 
 def _beaten(connection: sa.Connection, row: sa.Row[Any], attestation: Attestation) -> bool:
-    """Whether a newer served schedule is faster than a provisional one, has the same code
-    generation and sizes, and at least the attestation that the provisional one would get."""
+    """Whether a newer served schedule is faster than a provisional one.
+
+    Both must have the same code generation and sizes. The served one must have at least
+    `attestation`, which the provisional one would get.
+    """
     if row.kind != ClaimKind.SCHEDULE.value or row.state != ReviewState.PROVISIONAL.value:
         return False
     query = sa.select(claims).where(

@@ -1,4 +1,4 @@
-"""Rows of the table of claims: how a claim is written, read, and served.
+"""Conversion between claims and rows of their table, and serving of a claim.
 
 The two kinds of claims differ only in their statement and their evidence. A schedule claims to be
 the fastest of its record key; the evidence is a Measurement. A race claims which schedules of a
@@ -44,17 +44,17 @@ is_confirmed = claims.c.state == ReviewState.CONFIRMED.value
 
 @dataclass(frozen=True, slots=True)
 class StoredClaim:
-    """A claim, its reporter, and the state of its review.
+    """A claim, the worker that reported it, and the state of its review.
 
     Attributes:
-        id: names the evidence.
-        state: whether it is served.
-        reason: why it is disputed or withdrawn.
+        id: for a record, derived from the evidence (`record_id`); for a race, random.
+        state: the state of the review; a confirmed claim is served.
+        reason: the reason for a dispute or withdrawal.
         job_id: the job that requested the measurement; "" without one.
         reporter: the worker that measured.
-        attestation: how far its reports can be trusted.
+        attestation: the trustworthiness of its reports.
         review: the second report as JSON, if there is one.
-        stored_at: in Unix seconds.
+        stored_at: Unix time in seconds.
     """
 
     id: str
@@ -69,13 +69,13 @@ class StoredClaim:
 
 @dataclass(frozen=True, slots=True)
 class StoredRecord(StoredClaim):
-    """The claim that a schedule is the fastest of its key: a tuning record."""
+    """A tuning record: the claim that a schedule is the fastest of its key."""
 
     record: TuningRecord
 
     @property
     def worker(self) -> str:
-        """The id of the worker that measured it."""
+        """The id of the worker that measured the schedule."""
         return self.reporter.worker
 
     @property
@@ -86,11 +86,11 @@ class StoredRecord(StoredClaim):
 
 @dataclass(frozen=True, slots=True)
 class StoredRace(StoredClaim):
-    """The claim that some schedules of a model win a race.
+    """The claim that certain schedules of a model win a race.
 
     Attributes:
-        identity: identifies the programs that ran.
-        served: which schedules win.
+        identity: the digest of the programs that ran.
+        served: the schedules that win.
         verdict: the verdict as JSON.
     """
 
@@ -100,12 +100,12 @@ class StoredRace(StoredClaim):
 
 
 def key_of(row: sa.Row[Any]) -> RecordKey:
-    """Return the record key of a schedule's claim."""
+    """Return the record key from the row of a claim about a schedule."""
     return RecordKey(row.subject, row.target_key, row.threads, row.numerics)
 
 
 def record_of(row: sa.Row[Any]) -> TuningRecord:
-    """Convert the row of a schedule's claim to the tuning record."""
+    """Convert the row of a claim about a schedule to a tuning record."""
     return TuningRecord(
         key=key_of(row),
         schedule=Schedule.from_json(row.statement),
@@ -117,18 +117,18 @@ def record_of(row: sa.Row[Any]) -> TuningRecord:
 
 
 def stored_record(row: sa.Row[Any]) -> StoredRecord:
-    """Convert the row of a schedule's claim to the claim."""
+    """Convert the row of a claim about a schedule to a StoredRecord."""
     return StoredRecord(**_claim(row), record=record_of(row))
 
 
 def stored_race(row: sa.Row[Any]) -> StoredRace:
-    """Convert the row of a race's claim to the claim."""
+    """Convert the row of a claim about a race to a StoredRace."""
     served = row.statement["served"]
     return StoredRace(**_claim(row), identity=row.subject, served=served, verdict=row.evidence)
 
 
 def _claim(row: sa.Row[Any]) -> dict[str, Any]:
-    """The fields of `StoredClaim`."""
+    """Return the fields of `StoredClaim` from a row."""
     return {
         "id": row.id,
         "state": ReviewState(row.state),
@@ -144,8 +144,8 @@ def _claim(row: sa.Row[Any]) -> dict[str, Any]:
 def record_id(key: RecordKey, schedule_digest: str, trial_id: str) -> str:
     """Return the id of a record, 32 hexadecimal digits, derived from its evidence.
 
-    The id does not depend on the code generation, because a record stays valid while the code is
-    the same.
+    The id does not depend on the code-generation version, because a record stays valid while the
+    code is the same.
     """
     parts = (*map(str, key.to_json().values()), schedule_digest, trial_id)
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:32]
@@ -196,12 +196,12 @@ def race_values(
     """Return the columns of a new claim about a race.
 
     Args:
-        identity: identifies the programs that ran.
+        identity: the digest of the programs that ran.
         mode: target key, threads and numerics of the programs.
         codegen_version: the code generation of the programs.
-        served: which schedules win.
+        served: the schedules that win.
         verdict: the verdict as JSON.
-        now: in Unix seconds.
+        now: the present time in Unix seconds.
         job_id: the job that requested the race.
         reporter: the worker that raced; None for the service's own machine.
     """
@@ -249,7 +249,7 @@ def served_rows(connection: sa.Connection, keys: Sequence[RecordKey]) -> Iterato
 def by_mode(keys: Sequence[RecordKey]) -> Iterator[tuple[dict[str, Any], Sequence[str]]]:
     """Group keys that differ only in the workload.
 
-    Yield the common columns by name, and at most as many workload keys as fit one statement.
+    Yield their common columns by name, and at most as many workload keys as fit into one statement.
     """
     workloads: dict[tuple[str, int, str], list[str]] = {}
     for key in dict.fromkeys(keys):
@@ -262,10 +262,10 @@ def by_mode(keys: Sequence[RecordKey]) -> Iterator[tuple[dict[str, Any], Sequenc
 
 @contextmanager
 def changing(engine: sa.Engine) -> Iterator[sa.Connection]:
-    """Open a transaction that changes the served claims; these run one after the other.
+    """Open a transaction that changes the served claims; such transactions are serialised.
 
     Serving a claim rewrites its row. On PostgreSQL, a concurrent transaction that waited for the
-    old row would miss the new one: a withdrawal would leave it served.
+    old row would miss the new one, and a withdrawal would leave the claim served.
     """
     with writing(engine) as connection:
         one_at_a_time(connection, "claims")
@@ -273,12 +273,12 @@ def changing(engine: sa.Engine) -> Iterator[sa.Connection]:
 
 
 def same_subject(values: Columns) -> sa.ColumnElement[bool]:
-    """Return the SQL condition that a claim has the subject in these columns."""
+    """Return the SQL condition that a claim has the same subject as these columns."""
     return sa.and_(*(claims.c[name] == values[name] for name in SUBJECT))
 
 
 def serve(connection: sa.Connection, values: dict[str, Any]) -> None:
-    """Insert a confirmed claim as the newest of its subject, and supersede the one before.
+    """Insert a confirmed claim as the newest of its subject, and supersede the previous one.
 
     A row with the same id is replaced. Call it in a transaction of `changing`.
     """
@@ -290,6 +290,6 @@ def serve(connection: sa.Connection, values: dict[str, Any]) -> None:
 
 
 def invalidate_schedule_lookups(connection: sa.Connection, rows: Iterable[Columns]) -> None:
-    """Invalidate the cached lookups of the schedules among these claims."""
+    """Invalidate cached lookups of the schedules among these claims."""
     changed = {row["subject"] for row in rows if row["kind"] == ClaimKind.SCHEDULE.value}
     invalidate_lookups(connection, changed)

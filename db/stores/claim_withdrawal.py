@@ -1,4 +1,4 @@
-"""Withdrawal of claims: those of a faulty device, or by id.
+"""Withdrawal of claims: by id, or all claims of faulty workers.
 
 The functions run in a transaction of `claim_rows.changing`.
 """
@@ -40,7 +40,8 @@ class Withdrawn:
         restored: records that are served again in place of withdrawn ones.
         races: number of withdrawn verdicts of races.
         trials: number of withdrawn trials.
-        jobs: the jobs whose artifact used a withdrawn record, or for which the workers measured.
+        jobs: ids of the jobs whose artifact used a withdrawn record, or for which the workers
+            measured.
         named: the complete ids of the named records.
     """
 
@@ -82,11 +83,13 @@ def withdraw(
 
 
 def restore(connection: sa.Connection, rows: Sequence[sa.Row[Any]]) -> tuple[str, ...]:
-    """Serve the newest superseded claim of each subject that lost its served one. Return their ids.
+    """Serve the newest superseded claim of each subject that lost its served claim.
+
+    Return the ids of the claims served again.
 
     Args:
         connection: in a transaction of `claim_rows.changing`.
-        rows: the claims that are no longer served, as they were before.
+        rows: the claims that are no longer served, with their previous columns.
     """
     restored = []
     lost = [row for row in rows if row.state == ReviewState.CONFIRMED.value]
@@ -114,8 +117,10 @@ def _is_schedule(row: sa.Row[Any]) -> bool:
 def _chosen(
     connection: sa.Connection, record_ids: Collection[str], workers: Collection[str]
 ) -> tuple[list[sa.Row[Any]], set[str]]:
-    """The claims, and the whole ids of the named records. Raises NotFoundError for an unknown
-    record."""
+    """Lock and return the claims to withdraw, and the complete ids of the named records.
+
+    Raises NotFoundError for an unknown record.
+    """
     found: dict[str, sa.Row[Any]] = {}
     for column, values in ((claims.c.id, record_ids), (claims.c.reporter, workers)):
         for some in chunks(sorted(values)):
@@ -132,7 +137,7 @@ def _chosen(
 
 
 def _races_of(connection: sa.Connection, jobs: Collection[str]) -> list[sa.Row[Any]]:
-    """The races that these jobs requested."""
+    """Lock and return the races that these jobs requested."""
     found: list[sa.Row[Any]] = []
     for some in chunks(sorted(jobs)):
         query = sa.select(claims).where(is_race, claims.c.job_id.in_(some))
@@ -149,10 +154,10 @@ def _jobs_built_on(connection: sa.Connection, claim_ids: Sequence[str]) -> set[s
 
 
 def _lose_reviews(connection: sa.Connection, workers: Collection[str]) -> list[sa.Row[Any]]:
-    """Discard the reviews of these workers. Returns the claims whose attestation decreases, as they
-    were before.
+    """Discard the reviews by these workers.
 
-    A confirmed claim is provisional again. A superseded one stays so, and cannot be restored.
+    Return the claims whose attestation decreases, with their previous columns. A confirmed claim
+    becomes provisional again. A superseded one stays superseded, and cannot be restored.
     """
     fallen: list[sa.Row[Any]] = []
     held = [ReviewState.CONFIRMED.value, ReviewState.SUPERSEDED.value]
@@ -172,8 +177,10 @@ def _lose_reviews(connection: sa.Connection, workers: Collection[str]) -> list[s
 def _withdraw_trials(
     connection: sa.Connection, trial_ids: Sequence[str], workers: Collection[str]
 ) -> tuple[int, set[str]]:
-    """Withdraw trials. Returns the number of newly withdrawn ones, and the jobs that the workers
-    measured for."""
+    """Withdraw trials by id and by worker.
+
+    Return the number of newly withdrawn trials, and the jobs for which the workers measured.
+    """
     count, jobs = 0, set[str]()
     named = [name for name in trial_ids if name]
     for column, values in ((_trials.c.id, named), (_trials.c.worker, sorted(workers))):

@@ -1,8 +1,7 @@
 """Trained cost models: one row per version, with the bytes of the model as a blob.
 
 Versions of a target are numbered from 1. At most one of them is promoted, and tuning runs start
-from it. `promote` promotes another version instead, and `roll_back` promotes the previous one
-again.
+from it. `promote` replaces it by another version, and `roll_back` returns to the previous one.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ _newest_first = PageOrder((_models.c.created_at, _models.c.target_key, _models.c
 
 
 class CostModelState(StrEnum):
-    """The state of a version: whether tuning runs of its target use it."""
+    """The state of a version, which determines whether tuning runs of its target use it."""
 
     CANDIDATE = "candidate"
     """Trained, and never in use."""
@@ -43,7 +42,7 @@ class StoredCostModel:
 
     Attributes:
         scores: its scores on held-out tasks.
-        chance: the scores of a random order on these tasks.
+        chance: the scores of a random ranking on these tasks.
         trials: number of trials that the target had when the model was trained.
     """
 
@@ -119,7 +118,7 @@ class CostModelStore:
             return _get(connection, target_key, version)
 
     def data(self, model: StoredCostModel) -> bytes:
-        """The bytes given to `add`. Raises NotFoundError, StorageError(CORRUPT)."""
+        """Return the bytes of a model. Raises NotFoundError, StorageError(CORRUPT)."""
         return self._blobs.get(model.digest)
 
     def list(
@@ -142,14 +141,14 @@ class CostModelStore:
             )
 
     def promoted(self, target_key: str) -> StoredCostModel | None:
-        """The version from which tuning runs of a target start, or None."""
+        """Return the version from which tuning runs of a target start, or None."""
         with reading(self._engine) as connection:
             return _promoted(connection, target_key)
 
     def promote(self, target_key: str, version: int) -> StoredCostModel:
-        """Let tuning runs start from this version, and retire the one before it.
+        """Make tuning runs start from this version, and retire the previously promoted one.
 
-        Nothing happens if it is promoted already. Raises NotFoundError.
+        Nothing changes if it is already promoted. Raises NotFoundError.
         """
         with writing(self._engine) as connection:
             _lock(connection, target_key)
@@ -200,7 +199,7 @@ class CostModelStore:
 
 
 def _lock(connection: sa.Connection, target_key: str) -> None:
-    """Let one writer change a target's versions at a time; on SQLite, any transaction does."""
+    """Serialise changes to a target's versions; on SQLite, only one transaction writes anyway."""
     if connection.dialect.name == "postgresql":
         connection.execute(sa.select(sa.func.pg_advisory_xact_lock(sa.func.hashtext(target_key))))
 

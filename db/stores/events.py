@@ -1,4 +1,4 @@
-"""A job's events, numbered from 1 without gaps, so that a stream can be resumed anywhere."""
+"""Events of jobs, numbered from 1 without gaps, so that a stream can be resumed anywhere."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class EventStore:
         self._clock = clock
 
     def append(self, job_id: str, events: Sequence[EventData]) -> int:
-        """Add (kind, data) events in order; return the last sequence number. Raises NotFoundError.
+        """Add (kind, data) events in order. Return the last sequence number. Raises NotFoundError.
 
         The job's row is locked, so that a number becomes visible only after all smaller ones.
         """
@@ -47,9 +47,9 @@ class EventStore:
             return append_events(connection, job_id, events, self._clock())
 
     def spread(self, job_id: str, kind: str, most: int) -> Sequence[JobEvent]:
-        """Return the events of one kind, in order; if they are many, a sample.
+        """Return the events of one kind, in order, or a sample of them.
 
-        If there are more than `most`, return at most `most` evenly spaced ones and the last one.
+        If there are more than `most`, return at most `most` evenly spaced events and the last one.
         """
         # by its place among its kind: sequence numbers of one kind may all be odd
         place = sa.func.row_number().over(order_by=_events.c.sequence)
@@ -67,7 +67,7 @@ class EventStore:
     def list(
         self, job_id: str, *, but: str, limit: int, after: Position | None = None
     ) -> Page[JobEvent]:
-        """Return a page of a job's events, newest first, except those of kind `but`.
+        """Return a page of a job's events, newest first, except events of the kind `but`.
 
         Raises PositionError.
         """
@@ -94,7 +94,7 @@ def _event(row: sa.Row[Any]) -> JobEvent:
 def append_events(
     connection: sa.Connection, job_id: str, events: Sequence[EventData], now: float
 ) -> int:
-    """Do `EventStore.append` within a transaction of another store."""
+    """Add events like `EventStore.append`, within a transaction of another store."""
     counted = (
         sa.update(_jobs)
         .where(_jobs.c.id == job_id)

@@ -1,4 +1,4 @@
-"""Figures of the whole database, for metrics."""
+"""Counts and ages over the whole database, for metrics."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Figures:
 
 
 class GaugeStore:
-    """Queries over all rows at once. `clock` is for tests."""
+    """Computes metrics by queries over all rows. `clock` is for tests."""
 
     def __init__(self, engine: sa.Engine, clock: Clock | None = None) -> None:
         self._engine = engine

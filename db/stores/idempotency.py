@@ -1,4 +1,4 @@
-"""Requests with an idempotency key: a client may repeat them, and each is executed once.
+"""Idempotency keys: a client may repeat a request with a key, and it is executed once.
 
 A row is in flight until its answer is stored. The process that executes the request holds the row
 for a limited time, and renews this hold; if the process dies, the next repetition of the request
@@ -26,7 +26,7 @@ HELD_SECONDS = 30.0
 
 @dataclass(frozen=True, slots=True)
 class HeldKey:
-    """The right to execute the request of an idempotency key, which one process has at a time."""
+    """The right to execute the request with an idempotency key, which one process has at a time."""
 
     token_id: str
     key: str
@@ -35,7 +35,7 @@ class HeldKey:
 
 @dataclass(frozen=True, slots=True)
 class Answered:
-    """The stored answer to the first request with a key."""
+    """The stored answer to the first request with an idempotency key."""
 
     status: int
     answer: bytes
@@ -87,11 +87,11 @@ class IdempotencyStore:
         return Answered(row.status, row.answer)
 
     def renew(self, held: HeldKey) -> None:
-        """Extend the hold on a request."""
+        """Extend the hold on a key."""
         self._update(held, until=self._now() + HELD_SECONDS)
 
     def finish(self, held: HeldKey, status: int, answer: bytes) -> None:
-        """Store the answer. This has no effect if another process has taken over the hold."""
+        """Store the answer. It has no effect if another process has taken over the request."""
         self._update(held, status=status, answer=answer)
 
     def release(self, held: HeldKey) -> None:

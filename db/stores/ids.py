@@ -1,4 +1,4 @@
-"""Look-up of rows by id, or by the first characters of an id."""
+"""Lookup of rows by id, or by a prefix of an id."""
 
 from __future__ import annotations
 

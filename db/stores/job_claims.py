@@ -1,4 +1,4 @@
-"""Operations of tuners on jobs: claim in a fair order, report, change the state, give back."""
+"""Operations of tuners on jobs: claim in a fair order, report progress, change state, release."""
 
 from __future__ import annotations
 
@@ -44,10 +44,10 @@ _jobs = jobs_table
 
 
 class JobClaims:
-    """The operations of tuners on the queue of jobs. Every write requires a valid claim.
+    """The operations of tuners on the job queue. Every write requires a valid claim.
 
-    `clock` is for tests. Without one, times are the database's, so that no tuner takes another's
-    jobs because its clock is ahead.
+    `clock` is for tests. Without one, times are the database's, so that a tuner whose clock is
+    ahead does not take jobs from others.
     """
 
     def __init__(self, engine: sa.Engine, clock: Clock | None = None) -> None:
@@ -55,7 +55,7 @@ class JobClaims:
         self._now = instant(clock)
 
     def _clock(self, connection: sa.Connection) -> float:
-        """Seconds since the epoch, as this transaction sees it."""
+        """Return the present time in seconds since the epoch, by the database or by `clock`."""
         return connection.execute(sa.select(self._now())).scalar_one()
 
     def claim(
@@ -71,18 +71,19 @@ class JobClaims:
     ) -> tuple[JobClaim, Job] | None:
         """Claim the next job for a tuner; None if no job can be claimed.
 
-        The next job is that of the owner with the fewest running jobs; among these the one with the
-        highest priority, then the oldest. The job becomes running with a higher fencing token. A
-        job that was claimed `max_attempts` times without a trial becomes failed instead.
+        The next job belongs to the owner with the fewest running jobs. Among these jobs, it is the
+        one with the highest priority, then the oldest. The job becomes running with a higher
+        fencing token. A job that was claimed `max_attempts` times in a row without a new trial
+        fails instead.
 
         Args:
             tuner: the name of the tuner.
             lease_seconds: time until the claim ends unless it is renewed.
-            max_attempts: number of tuners in a row that may be lost with a job.
+            max_attempts: number of consecutive tuners that may be lost while they hold a job.
             max_running: limit of running jobs per owner, unless the owner's token has its own.
-            wait_seconds: how long a job waits for a worker by default; after that it is claimed
-                without one, to end with the known records.
-            stall_seconds: a job without progress for this time is taken from its tuner.
+            wait_seconds: the default time that a job waits for a worker. After that it is claimed
+                without one, and ends with the known records.
+            stall_seconds: time without progress after which a job is taken from its tuner.
             shared: whether the tuner holds other jobs (see SHARED_ATTEMPTS and ALONE_SECONDS).
         """
         with reading(self._engine) as connection:
@@ -165,15 +166,16 @@ class JobClaims:
         *,
         only_wake: bool = False,
     ) -> int:
-        """Make queued jobs wait if they have no worker, and queue waiting jobs that have one.
+        """Move jobs without a live worker from queued to waiting, and jobs with one back to queued.
 
-        Returns the number of jobs whose state changed. The reason of jobs that wait for one
-        specific worker is updated. Any process may call it at any time.
+        Return the number of jobs whose state changed. The reason of jobs that wait for one specific
+        worker is updated. Any process may call it at any time.
 
         Args:
-            served: whether a worker for a target key, or the named worker, is alive.
-            reason: why a job waits, and what would help.
-            only_wake: only queue waiting jobs.
+            served: whether a worker is alive, given a target key and, for a job that needs one
+                specific worker, the worker's id.
+            reason: returns the reason why a job waits, with a remedy, given the same arguments.
+            only_wake: only move waiting jobs to queued.
         """
         places = (_jobs.c.state, _jobs.c.target_key, _jobs.c.worker_id, _jobs.c.reason)
         moved = {JobState.WAITING: JobState.QUEUED}
@@ -270,8 +272,8 @@ class JobClaims:
     ) -> Job:
         """Change the state of a job, and add an event "state".
 
-        The claim ends unless tuners hold jobs in the new state. Raises StateError if the transition
-        table does not allow the step, or StaleLeaseError.
+        The claim ends, except in states in which a tuner holds the job. Raises StateError if the
+        transition table does not allow the change, or StaleLeaseError.
         """
         values: dict[str, Any] = {"reason": reason}
         if error is not None:
@@ -287,9 +289,10 @@ class JobClaims:
             return step(connection, job, state, self._clock(connection), **values)
 
     def release(self, claim: JobClaim, *, waits: str | None = None) -> None:
-        """Give an unfinished job back; the claim does not count as an attempt.
+        """Release an unfinished job; the claim does not count as an attempt.
 
-        The job is queued; or it waits for a worker, for the reason `waits`. Raises StaleLeaseError.
+        The job is queued again; if `waits` is given, it waits for a worker for this reason instead.
+        Raises StaleLeaseError.
         """
         state = JobState.QUEUED if waits is None else JobState.WAITING
         with writing(self._engine) as connection:

@@ -1,4 +1,4 @@
-"""The values of jobs, and the function through which all changes of a job's state go."""
+"""The value classes of jobs, and the function that makes all changes of a job's state."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ held_states = sorted(state.value for state in HELD_STATES)
 
 @dataclass(frozen=True, slots=True)
 class JobProgress:
-    """Progress of a job, as its tuner reports it. Seconds of the model are weighted sums over
-    tasks.
+    """Progress of a job, reported by its tuner. Seconds of the model are weighted sums
+    over tasks.
     """
 
     phase: str = ""  # one word for people: "importing", "tuning", ...
@@ -73,7 +73,7 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class JobClaim:
-    """Proof that a tuner holds a job, required for every write of the tuner.
+    """A tuner's exclusive hold on a job, required for every write of the tuner.
 
     `fencing_token` grows with each claim, so that writes under an earlier claim are rejected.
     """
@@ -84,7 +84,7 @@ class JobClaim:
 
 
 def seen_jobs(sees: str | None) -> tuple[sa.ColumnElement[bool], ...]:
-    """Return SQL conditions that select the jobs of an owner, by name; none for None."""
+    """Return SQL conditions that select the jobs of the owner with this name; empty for None."""
     if sees is None:
         return ()
     return (jobs_table.c.owner.in_(sa.select(_tokens.c.id).where(_tokens.c.name == sees)),)
@@ -95,8 +95,8 @@ def get_job(
 ) -> Job:
     """Return the job with this id, or the only one whose id starts with it.
 
-    Only the jobs of the owner `sees` are visible; None: all. With `lock`, the row is locked. Raises
-    NotFoundError.
+    `sees` is the name of an owner, whose jobs alone are visible; None for all jobs. With `lock`,
+    the row is locked. Raises NotFoundError.
     """
     query = sa.select(jobs_table).where(*seen_jobs(sees))
     query = query.with_for_update() if lock else query
@@ -120,7 +120,7 @@ def step(connection: sa.Connection, job: Job, state: JobState, now: float, **val
     """Change the state of a job by the transition table, add an event, and return the job.
 
     The caller has locked the job's row; `values` are further columns to set. If the job ends or is
-    paused, its requests are cancelled. Raises StateError.
+    paused, its measurement requests are cancelled. Raises StateError.
     """
     check_transition(job.id, job.state, state)
     values.setdefault("reason", None)

@@ -1,4 +1,4 @@
-"""Jobs: requests of users to tune a model, and the operations of users on them."""
+"""Jobs, which are users' requests to tune a model, and the operations of users on them."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ _ended = sorted(state.value for state in FINAL_STATES)
 
 
 class JobStore(JobClaims):
-    """The queue of jobs, with the operations of users and of tuners."""
+    """The job queue, with the operations of users and of tuners."""
 
     def create(
         self,
@@ -64,11 +64,10 @@ class JobStore(JobClaims):
         max_open: int | None = None,
         idempotency_key: str | None = None,
     ) -> Job:
-        """Create a job with its first event. It is queued; or it waits for a worker, for the reason
-        `waits`.
+        """Create a job with its first event.
 
-        If the owner has used the idempotency key before, returns the first job, regardless of
-        quotas.
+        The job is queued; if `waits` is given, it waits for a worker for this reason instead. If
+        the owner has used the idempotency key before, return the first job, regardless of quotas.
 
         Args:
             samples: digests of sample inputs, which are kept while the job is open.
@@ -185,11 +184,10 @@ class JobStore(JobClaims):
         return {state: found.get(state.value, 0) for state in JobState}
 
     def cancel(self, job_id: str) -> Job:
-        """End a job at once, and cancel its requests. A tuner that holds it notices at its next
-        write.
+        """End a job at once, and cancel its measurement requests.
 
-        A job that has ended does not change (cancelling twice is not an error). Raises
-        NotFoundError.
+        A tuner that holds the job notices at its next write. A job that has ended does not change
+        (cancelling twice is not an error). Raises NotFoundError.
         """
         with writing(self._engine) as connection:
             job = get_job(connection, job_id, lock=True)
@@ -198,7 +196,8 @@ class JobStore(JobClaims):
             return step(connection, job, JobState.CANCELLED, self._clock(connection))
 
     def pause(self, job_id: str) -> Job:
-        """Stop a job at once until `resume`, and cancel its requests; its trials are kept.
+        """Stop a job at once until `resume`, and cancel its measurement requests; its trials are
+        kept.
 
         Pausing twice is not an error. Raises NotFoundError, or StateError if the job has ended.
         """
@@ -222,8 +221,10 @@ class JobStore(JobClaims):
 
 
 def _check_quota(connection: sa.Connection, owner: str, max_open: int | None) -> None:
-    """Raises QuotaError if one more open job is too many. The owner's row is locked: two concurrent
-    requests cannot both count the same jobs."""
+    """Raise QuotaError if the owner may not have one more open job.
+
+    The owner's row is locked, so that two concurrent requests cannot both count the same jobs.
+    """
     token = sa.select(_tokens.c.name, _tokens.c.max_open_jobs).where(_tokens.c.id == owner)
     row = connection.execute(token.with_for_update()).first()
     name, limit = owner, max_open

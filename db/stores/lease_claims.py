@@ -1,7 +1,7 @@
-"""Leases for all workers that claim at the same moment. Facts common to the claims are read once.
+"""Leases measurement requests to several workers at once, in two steps: `survey` and `take`.
 
-Claims are served in the order of their arrival. The first requests of the queue are distributed one
-at a time, so that a few requests go to many workers.
+Data common to the claims are read once. Claims are served in the order of their arrival. The first
+requests of the queue are distributed one at a time, so that a few requests go to many workers.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ Now = sa.ColumnElement[float]
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """A worker's claim of up to `limit` requests.
+    """A worker's call for up to `limit` measurement requests.
 
     Attributes:
-        claim_id: the worker's own name for this claim. If the answer was lost, the worker repeats
+        claim_id: the worker's own name for this claim. If the answer is lost, the worker repeats
             the claim with the same name, and gets the same leases while they are valid.
     """
 
@@ -52,8 +52,9 @@ class Found:
 
 @dataclass(slots=True)
 class _Claimant:
-    """A claim during the distribution: the number of requests that it may still get, and those that
-    it has."""
+    """A claim during the distribution: the requests given to it, and the number that it may still
+    get.
+    """
 
     claim: Claim
     owner: str | None
@@ -72,7 +73,8 @@ class _Claimant:
 
 @dataclass(frozen=True, slots=True)
 class Survey:
-    """Facts for several claims, read before any request is leased. Claims are named by their index.
+    """Data for several claims, read before any request is leased. A claim is identified by its
+    index.
 
     Attributes:
         found: the results of claims that get no new leases.
@@ -124,10 +126,10 @@ def take(
 
     Args:
         claims: the admitted claims, in the order of their arrival.
-        seen: the survey.
+        seen: the result of `survey`.
         now: the present time.
-        lost_after_seconds: silence after which a worker counts as lost.
-        lease_seconds: the time until the leases end.
+        lost_after_seconds: time without a heartbeat after which a worker counts as lost.
+        lease_seconds: the duration of the leases.
     """
     claimants = [_Claimant(claim, seen.owners[claim.worker_id], claim.limit) for claim in claims]
     _try_canaries(connection, claimants, seen.in_quarantine, now)
@@ -158,7 +160,7 @@ def _facts(
 def _again(
     connection: sa.Connection, claims: Iterable[Claim]
 ) -> Mapping[tuple[str, str | None], Sequence[Lease]]:
-    """The live leases of earlier claims with the same name."""
+    """Return the live leases of earlier claims with the same worker and name."""
     names = sorted({claim.claim_id for claim in claims if claim.claim_id is not None})
     found: dict[tuple[str, str | None], list[Lease]] = {}
     if names:
@@ -176,7 +178,7 @@ def _again(
 
 
 def _targets_that_wait(connection: sa.Connection, claims: Sequence[Claim], now: Now) -> Set[str]:
-    """The targets with a queued request that one of these workers may get."""
+    """Return the targets with a queued request that one of these workers may get."""
     asked = sorted({target for claim in claims for target in claim.target_keys})
     names = sorted({claim.worker_id for claim in claims})
     looks = [
@@ -205,10 +207,10 @@ def _takeable(
 def _try_canaries(
     connection: sa.Connection, claimants: Iterable[_Claimant], ill: Collection[str], now: float
 ) -> None:
-    """A worker in quarantine gets one request at a time, after its pause.
+    """Limit workers in quarantine to one request at a time, after their pause.
 
-    Its row is locked: two concurrent claims of the worker, here or in another process, get one
-    canary.
+    The worker's row is locked, so that two concurrent claims of the worker, in this process or
+    another, get only one canary.
     """
     tried = {each.claim.worker_id: each for each in claimants if each.claim.worker_id in ill}
     if not tried:
@@ -228,11 +230,11 @@ def _try_canaries(
 
 
 def _avoid(connection: sa.Connection, claimants: Iterable[_Claimant], heard_since: float) -> None:
-    """Record the requests that each worker recently failed, and that another live worker has not
-    failed yet.
+    """Set the requests that each claim avoids: those that its worker recently failed.
 
-    Other workers come first, but only for the time in which a silent worker counts as alive: a
-    worker that is alive but claims nothing must not block a request.
+    A request is avoided only if another live worker has not failed it yet, and only for the time in
+    which a silent worker counts as alive. A worker that is alive but claims nothing must not block
+    a request.
     """
     able = {each.claim.worker_id for each in claimants if each.room}
     others = leases.alias()
@@ -279,8 +281,7 @@ def _deal(
     now: float,
     heard_since: float,
 ) -> Set[str]:
-    """Assign requests to claims that may get more; returns the targets that may have further
-    requests."""
+    """Assign requests to claims. Return the targets that may have further requests."""
     left: set[str] = set()
     seen: list[int] = []
     unread = sorted(targets)
@@ -315,8 +316,10 @@ def _first(
     seen: Sequence[int],
     now: float,
 ) -> Sequence[sa.Row[Any]]:
-    """The first queued requests for a target, locked, up to the wanted number. Requests that were
-    seen before, or that none of these workers should get, are left out."""
+    """Lock and return the first queued requests for a target, up to the wanted number.
+
+    Requests in `seen`, and requests that all of these workers avoid (`nobodys`), are left out.
+    """
     query: sa.Select[Any] = (
         sa.select(*_taken_columns, requests.c.only_worker, requests.c.priority)
         .where(
@@ -333,8 +336,7 @@ def _first(
 def _deal_out(
     rows: list[sa.Row[Any]], claimants: Sequence[_Claimant], spent: Set[tuple[str, str | None]]
 ) -> None:
-    """Assign to each claim the first request that it may get, in turns, until no claim gets
-    more."""
+    """Assign to each claim in turn the first request that it may get, until no claim gets more."""
     turn = [each for each in claimants if each.room]
     while rows and turn:
         next_turn = []
@@ -355,7 +357,7 @@ def _insert(
     now: float,
     lease_seconds: float,
 ) -> Sequence[Sequence[Lease]]:
-    """Insert a lease for each given request."""
+    """Insert a lease for each assigned request. Return the leases of each claim."""
     deadline = now + lease_seconds
     made: list[list[Lease]] = []
     rows: list[dict[str, Any]] = []

@@ -1,9 +1,9 @@
-"""The queue of measurements for workers: claim, renew, report, return.
+"""The measurement queue for workers: claim, renew, report, release.
 
 A lease is a separate row, named by 128 random bits. Operations name the lease and its worker
-together, so that other workers can neither end nor revive it. A request has at most one lease that
-has not ended. Rows are locked in a fixed order, requests before leases before workers, so that two
-processes cannot deadlock.
+together, so that other workers can neither end nor revive it. A request has at most one live lease.
+Rows are locked in a fixed order, requests before leases before workers, so that two processes
+cannot deadlock.
 """
 
 from __future__ import annotations
@@ -67,12 +67,12 @@ MOST_FAILURES = 5
 
 
 class LeaseStore(MeasureQueue):
-    """The queue of measurements, for workers and for tuners.
+    """The measurement queue, with the operations of workers and of tuners.
 
     Args:
         engine: the database.
         clock: for tests; without one, times are the database's.
-        lost_after_seconds: silence after which a worker counts as lost.
+        lost_after_seconds: time without a heartbeat after which a worker counts as lost.
         most_failures: number of failures caused by a worker within an hour that put it into
             quarantine.
     """
@@ -115,12 +115,12 @@ class LeaseStore(MeasureQueue):
     ) -> Sequence[Found | NotFoundError]:
         """Lease requests to several claims in one transaction. Return a result per claim.
 
-        The result for an unknown worker is a NotFoundError. A worker that left or is drained gets
-        nothing, and one in quarantine at most a canary. A request that a worker failed is offered
-        to other workers first, if there are any, for `lost_after_seconds`. A repeated claim gets
-        its valid leases again.
+        The result for an unknown worker is a NotFoundError. A worker that is unregistered or
+        drained gets nothing, and a worker in quarantine at most a canary. A request that a worker
+        failed is offered to other live workers first, for `lost_after_seconds`. A repeated claim
+        gets its valid leases again.
 
-        No request is in two claims: PostgreSQL locks and skips rows, and SQLite has one writer.
+        No request goes to two claims: PostgreSQL locks and skips rows, and SQLite has one writer.
         """
         with reading(self._engine) as connection:  # mostly there is nothing: take no write lock
             seen = survey(connection, claims, self._now())
@@ -142,7 +142,7 @@ class LeaseStore(MeasureQueue):
     def renew(
         self, worker_id: str, lease_ids: Sequence[str], lease_seconds: float
     ) -> Mapping[str, float]:
-        """Extend leases of a worker; return the new deadline by lease. See `renew_all`."""
+        """Extend leases of a worker. Return the new deadline by lease. See `renew_all`."""
         return self.renew_all([(worker_id, lease_ids)], lease_seconds)[0]
 
     def renew_all(
@@ -182,14 +182,16 @@ class LeaseStore(MeasureQueue):
         return payload
 
     def held(self, lease_id: str, worker_id: str) -> Held:
-        """Return the facts for checking a result of this lease. Raises NotFoundError."""
+        """Return the request of a worker's lease, to check the result against. Raises
+        NotFoundError.
+        """
         (found,) = self.held_all([(lease_id, worker_id)])
         if found is None:
             raise NotFoundError("lease", lease_id)
         return found
 
     def held_all(self, named: Sequence[tuple[str, str]]) -> Sequence[Held | None]:
-        """Return the facts for checking results, for each pair of a lease and its worker.
+        """Return the request for each pair of a lease and its worker, to check results against.
 
         The entry of an unknown pair is None.
         """
@@ -212,17 +214,17 @@ class LeaseStore(MeasureQueue):
     def complete_all(
         self, reports: Sequence[Report]
     ) -> Sequence[Completion | NotFoundError | StaleLeaseError]:
-        """Save several results in one transaction. Return for each whether it counts, or its error.
+        """Save several results in one transaction. Return the Completion of each, or its error.
 
         A result after the end of its lease is still accepted while no other worker has the request.
-        Once another worker has it, or it is cancelled, the result is LATE: stored with the lease,
-        and counted only if the other worker fails.
+        If another worker has it, or it is cancelled, the result is LATE: stored with the lease, and
+        accepted only if the other worker fails.
         """
         with writing(self._engine) as connection:
             return save(connection, reports, self._time(connection), self._most_failures)
 
     def fail(self, lease_id: str, worker_id: str, cause: Cause, error: str) -> RequestState:
-        """End a lease that the worker gives up, and return the new state of its request.
+        """End a lease that the worker gives up. Return the new state of its request.
 
         Other workers may try the request as long as attempts are left. Raises NotFoundError, or
         StaleLeaseError if the lease has ended.
@@ -239,7 +241,7 @@ class LeaseStore(MeasureQueue):
         return self._give_up(lease_id, worker_id, outcome, blame, error)
 
     def refuse(self, lease_id: str, worker_id: str, error: str) -> RequestState:
-        """Reject the result of a lease, and return the new state of its request.
+        """Reject the result of a lease. Return the new state of its request.
 
         Another worker gets the request. Raises NotFoundError, or StaleLeaseError if the lease has
         ended.
@@ -247,7 +249,7 @@ class LeaseStore(MeasureQueue):
         return self._give_up(lease_id, worker_id, LeaseOutcome.REFUSED, Blame.WORKER, error)
 
     def release(self, worker_id: str, lease_ids: Sequence[str]) -> int:
-        """Give back leases of a worker that shuts down; return their number.
+        """Release leases of a worker that shuts down. Return their number.
 
         Their requests are queued again, and the leases do not count as attempts.
         """
@@ -277,10 +279,11 @@ class LeaseStore(MeasureQueue):
         return len(free)
 
     def expire(self) -> Expiry:
-        """End leases whose deadline has passed: their requests are queued again, or end.
+        """End leases whose deadline has passed. Return the affected requests.
 
-        Several processes may call it concurrently. If thousands expire together, each transaction
-        ends a part of them, so that others do not wait long for its locks.
+        Their requests are queued again, or end. Several processes may call it concurrently. If
+        thousands expire together, each transaction ends only some of them, so that others do not
+        wait long for its locks.
         """
         over = sa.and_(leases.c.ended_at.is_(None), leases.c.deadline <= self._now())
         with reading(self._engine) as connection:  # mostly there is nothing: take no write lock
@@ -306,7 +309,7 @@ class LeaseStore(MeasureQueue):
     def wake(self) -> int:
         """Wake waiting claims for requests whose pause before another attempt has ended.
 
-        Returns the number of these requests. Several processes may call it concurrently.
+        Return the number of these requests. Several processes may call it concurrently.
         """
         over = sa.and_(
             is_queued(), requests.c.not_before > 0.0, requests.c.not_before <= self._now()
@@ -323,14 +326,16 @@ class LeaseStore(MeasureQueue):
     def extend(self, seconds: float) -> int:
         """Extend the deadlines of all leases, after a time in which no worker could renew.
 
-        Returns the number of leases.
+        Return the number of leases.
         """
         update = sa.update(leases).where(leases.c.ended_at.is_(None))
         with writing(self._engine) as connection:
             return connection.execute(update.values(deadline=leases.c.deadline + seconds)).rowcount
 
     def in_hand(self) -> dict[str, int]:
-        """Count the requests that each worker holds, by worker; drained workers are included."""
+        """Return the number of live leases of each worker, by worker id; drained workers are
+        included.
+        """
         query = (
             sa.select(leases.c.worker_id, sa.func.count())
             .where(leases.c.ended_at.is_(None))
@@ -340,7 +345,7 @@ class LeaseStore(MeasureQueue):
             return {row[0]: row[1] for row in connection.execute(query)}
 
     def names_blob(self, token_id: str, digest: str) -> bool:
-        """Whether a valid lease of one of this token's workers names the blob."""
+        """Whether a valid lease of one of this token's workers refers to the blob."""
         query = (
             sa.select(requests.c.blob_digests)
             .join(leases, leases.c.id == requests.c.lease_id)
@@ -388,7 +393,7 @@ class LeaseStore(MeasureQueue):
         return state
 
     def _time(self, connection: sa.Connection) -> float:
-        """One time for all rows that a transaction writes."""
+        """Return the time that all rows of one transaction share."""
         now = connection.execute(sa.select(self._now())).scalar_one()
         return float(now)
 
@@ -396,7 +401,7 @@ class LeaseStore(MeasureQueue):
 def _locked(
     connection: sa.Connection, lease_id: str, worker_id: str
 ) -> tuple[sa.Row[Any], sa.Row[Any]]:
-    """The request of a worker's lease, locked, and the current state of the lease."""
+    """Lock the request of a worker's lease. Return its row and the row of the lease."""
     mine = sa.and_(leases.c.id == lease_id, leases.c.worker_id == worker_id)
     name = sa.select(leases.c.request_id).where(mine).scalar_subquery()
     query = sa.select(requests).where(requests.c.id == name).with_for_update()

@@ -1,7 +1,7 @@
-"""The queue of measurements for tuners: submit, query, acknowledge, cancel.
+"""The measurement queue for tuners: submit, query, acknowledge, cancel.
 
 States: queued -> leased -> done | failed | expired | set_aside | cancelled, and back from leased to
-queued when a lease ended without a result. `attempt` counts the leases that were not returned.
+queued if a lease ends without a result. `attempt` counts the leases that were not released.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _UNSTORED = sa.text("state NOT IN ('queued', 'leased') AND NOT acknowledged")
 
 
 class MeasureQueue:
-    """The queue of measurements, with the operations of tuners.
+    """The measurement queue, with the operations of tuners.
 
     `clock` is for tests; without one, times are the database's.
     """
@@ -56,11 +56,11 @@ class MeasureQueue:
         self._insert_made: postgresql.Insert | sqlite.Insert | None = None
 
     def submit(self, new: Sequence[NewRequest], stored: Collection[str] = ()) -> Sequence[str]:
-        """Queue requests in one transaction; return the ids of the new ones. Existing ones do not
-        change.
+        """Queue requests in one transaction. Return the ids of the new ones.
 
-        A cancelled request counts as new: its job was paused, and continues. `stored` are other
-        requests whose outcomes the tuner has stored; they are acknowledged in the same transaction.
+        Existing requests do not change, except that cancelled ones are queued again and count as
+        new: their job was paused, and continues. `stored` are other requests whose outcomes the
+        tuner has stored; they are acknowledged in the same transaction.
 
         Raises StaleLeaseError if a job of the requests is paused or has ended, even if its tuner
         has not noticed yet. Then nothing is queued or acknowledged.
@@ -96,7 +96,7 @@ class MeasureQueue:
         return [name for name in dict.fromkeys(r.request_id for r in new) if name in known]
 
     def _insert(self, connection: sa.Connection, columns: tuple[str, ...]) -> sa.Executable:
-        """Queue new requests, and cancelled ones again; returns their ids."""
+        """Return the statement that inserts new requests and queues cancelled ones again."""
         if self._insert_made is None:  # to make it takes as long as to run it
             insert = upsert(connection, requests)
             again = {name: insert.excluded[name] for name in columns if name != "id"}
@@ -109,7 +109,7 @@ class MeasureQueue:
         return self._insert_made.values(created_at=self._now()).returning(requests.c.id)
 
     def status(self, request_ids: Sequence[str]) -> Mapping[str, RequestStatus]:
-        """Return the status of each of these requests, for polling. Unknown ids are left out."""
+        """Return the status of each of these requests, by id. Unknown ids are left out."""
         found: dict[str, RequestStatus] = {}
         with reading(self._engine) as connection:
             for some in chunks(request_ids):
@@ -123,10 +123,10 @@ class MeasureQueue:
         """Return the requests of a job, oldest first.
 
         Args:
-            unfinished: only requests that are not final.
-            unacknowledged: only requests whose outcome the tuner has not stored. A restarted tuner
-                resumes these.
             job_id: the job.
+            unfinished: only requests that are not final.
+            unacknowledged: only requests whose outcome the tuner has not stored; a restarted tuner
+                resumes them.
         """
         query = sa.select(*_status_columns).where(requests.c.job_id == job_id)
         if unfinished:
@@ -138,8 +138,7 @@ class MeasureQueue:
             return [_status(row) for row in rows.all()]
 
     def unstored(self, job_id: str) -> Sequence[str]:
-        """Return the ids of a job's requests whose outcome exists but has not been stored by a
-        tuner.
+        """Return the ids of a job's final requests whose outcomes no tuner has stored.
 
         Tuners call it often, so an index contains only these requests.
         """
@@ -161,8 +160,7 @@ class MeasureQueue:
             return [_status(row) for row in rows.all()]
 
     def unfinished(self, jobs: str) -> Sequence[str]:
-        """Return the ids of requests that are not final, of all jobs whose ids have the prefix
-        `jobs`.
+        """Return the ids of requests that are not final, for all jobs with the id prefix `jobs`.
 
         The query uses the indexes of queued and of leased requests.
         """
@@ -188,7 +186,7 @@ class MeasureQueue:
     def acknowledge(self, request_ids: Collection[str]) -> int:
         """Record that the tuner has stored the outcomes of these requests.
 
-        Requests that are not final are ignored. Returns the number of the others.
+        Requests that are not final are ignored. Return the number of the others.
         """
         if not request_ids:
             return 0
@@ -196,7 +194,7 @@ class MeasureQueue:
             return _acknowledge(connection, request_ids)
 
     def cancel(self, *, job_id: str | None = None, request_ids: Sequence[str] | None = None) -> int:
-        """Cancel the requests of a job or of a list that are not final; return their number.
+        """Cancel the unfinished requests of a job, or those of a list. Return their number.
 
         Their workers notice when they renew the leases.
         """
@@ -209,7 +207,7 @@ class MeasureQueue:
             return sum(_cancel(connection, which, self._now()) for which in wanted)
 
     def hand_on(self, request_ids: Sequence[str], worker_id: str) -> Sequence[str]:
-        """Reserve queued requests for a worker, instead of an earlier one; return their ids.
+        """Reserve queued requests for another worker than before. Return their ids.
 
         Requests that are leased or final do not change.
         """
@@ -228,10 +226,10 @@ class MeasureQueue:
         return names
 
     def prune(self, older_than_seconds: float) -> int:
-        """Delete old final requests with their leases; return their number.
+        """Delete old final requests with their leases. Return their number.
 
-        An outcome that the tuner of an open job has not stored is kept, however old: no finished
-        measurement is lost because its tuner was away.
+        An outcome that the tuner of an open job has not stored is kept, however old, so that no
+        finished measurement is lost while the tuner is away.
         """
         limit = self._now() - older_than_seconds
         open_jobs = sa.select(_jobs.c.id).where(_jobs.c.state.in_(_open_job))
@@ -279,8 +277,10 @@ _WANTED = (
 
 
 def _check_wanted(connection: sa.Connection, job_ids: Collection[str]) -> None:
-    """Raise StaleLeaseError if a job of these is paused or has ended. Locks their rows until the
-    transaction ends, so that no job is stopped meanwhile."""
+    """Raise StaleLeaseError if one of these jobs is paused or has ended.
+
+    The jobs' rows stay locked until the transaction ends, so that no job is stopped meanwhile.
+    """
     for row in connection.execute(_WANTED, {"names": sorted(job_ids)}):
         if row.state == JobState.PAUSED.value or row.state not in _open_job:
             raise StaleLeaseError(f"job '{row.id}' is {row.state}: nothing is measured for it")
@@ -296,9 +296,9 @@ def _acknowledge(connection: sa.Connection, request_ids: Collection[str]) -> int
 
 
 def cancel_requests(connection: sa.Connection, job_id: str, now: float) -> int:
-    """Cancel a job's requests that are not final, within a transaction of another store.
+    """Cancel a job's unfinished requests, within a transaction of another store.
 
-    Returns their number.
+    Return their number.
     """
     return _cancel(connection, requests.c.job_id == job_id, sa.literal(now, sa.Double()))
 

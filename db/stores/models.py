@@ -49,15 +49,15 @@ class ModelStore:
     def register(
         self, digest: str, size: int, name: str, owner: str | None = None
     ) -> UploadedModel:
-        """Register a model whose blob of `size` bytes is already stored, under the owner's name for
-        it.
+        """Register a model whose blob of `size` bytes is already stored.
 
-        A later name by the same owner replaces the name. Raises NotFoundError if the blob does not
-        exist.
+        If the owner has registered it before, the new name replaces the old one. Raises
+        NotFoundError if the blob does not exist.
 
         Args:
-            owner: the id of a token, whose name stands for all tokens of the owner.
-            digest, size, name: the model.
+            digest, size: the model's blob.
+            name: the owner's name for the model.
+            owner: the id of a token. All tokens with the same name are one owner.
         """
         if digest not in self._blobs:
             raise NotFoundError("blob", digest)
@@ -80,15 +80,14 @@ class ModelStore:
     def get(self, digest: str, sees: str | None = None) -> UploadedModel:
         """Return the model with this digest, or the only one whose digest starts with it.
 
-        With an owner in `sees` (`Token.sees`), only models that this owner uploaded are visible,
-        under the owner's names. Raises NotFoundError.
+        `sees` is the name of an owner (`Token.sees`). Then only models that this owner uploaded are
+        visible, with the owner's names for them. Raises NotFoundError.
         """
         with reading(self._engine) as connection:
             return _get(connection, digest, sees)
 
     def names(self, wanted: Collection[tuple[str, str]]) -> Mapping[tuple[str, str], str]:
-        """Return, by (digest, owner), the owner's name for the model, or else the model's first
-        name.
+        """Return the owner's name for each model, by (digest, owner); else the model's first name.
 
         Unknown models are left out.
         """
@@ -104,12 +103,14 @@ class ModelStore:
         return {each: own.get(each, first[each[0]]) for each in wanted if each[0] in first}
 
     def register_samples(self, digest: str, owner: str) -> None:
-        """Record that an owner (a name) uploaded sample inputs, whose blob is already stored."""
+        """Record that the owner with this name uploaded sample inputs; their blob is already
+        stored.
+        """
         with writing(self._engine) as connection:
             insert_new(connection, _samples, [{"digest": digest, "owner": owner}])
 
     def touch_samples(self, digests: Collection[str], sees: str | None) -> Collection[str]:
-        """Protect sample inputs from the next sweeps; return the digests that exist.
+        """Protect sample inputs from the next sweeps. Return the digests that exist.
 
         `sees` is as in `get`. Raises StorageError.
         """
@@ -138,7 +139,7 @@ class ModelStore:
 
 
 def _query(sees: str | None) -> sa.Select[Any]:
-    """All models; or those of an owner, under the owner's names."""
+    """Select all models; with `sees`, an owner's models with the owner's names for them."""
     if sees is None:
         return sa.select(_models)
     columns = [_uploads.c.name if c is _models.c.name else c for c in _models.columns]

@@ -1,4 +1,4 @@
-"""Tasks being tuned: one job at a time per workload, target, threads, numerics and code."""
+"""Tasks being tuned: one job at a time per workload, target, threads, numerics and code version."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ class OpenTask:
 
 
 class OpenTaskStore:
-    """Stores which job holds which task, so that two jobs do not tune the same task.
+    """Stores which job is tuning which task, so that two jobs do not tune the same task.
 
-    A job holds its tasks as long as the claim under which it took them.
+    A job holds a task as long as the claim on the job under which it took the task.
     """
 
     def __init__(self, engine: sa.Engine, clock: Clock | None = None) -> None:
@@ -39,7 +39,7 @@ class OpenTaskStore:
         self._now = instant(clock)
 
     def take(self, claim: JobClaim, wanted: Sequence[OpenTask]) -> frozenset[OpenTask]:
-        """Reserve the tasks for a job that no other running job holds; return the reserved tasks.
+        """Reserve the tasks that no other running job holds. Return the reserved tasks.
 
         Raises StaleLeaseError.
         """

@@ -1,8 +1,8 @@
-"""Lists that are read page by page.
+"""Paging of lists by position (keyset pagination).
 
 A page starts after the position of the previous page's last row: its values in the columns that
-order the list. So rows added or removed in between neither hide nor repeat others, and a late page
-costs as much as the first.
+order the list. So rows added or removed in between neither hide nor repeat other rows, and a late
+page costs as much as the first.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _LARGEST = (1 << 63) - 1
 class Page(list[T]):
     """One page of a list.
 
-    A page may have fewer rows than the limit, even none, without being the last.
+    A page may have fewer rows than the limit, or none, without being the last.
 
     Attributes:
         next: the position of the next page; None after the last.
@@ -42,11 +42,10 @@ class Page(list[T]):
 
 @dataclass(frozen=True, slots=True)
 class PageOrder:
-    """The order of a list that is read page by page.
+    """The sort order of a paged list.
 
     Attributes:
-        columns: the columns that order the list. No two rows agree in all of them, and none is
-            NULL.
+        columns: the columns that order the list. Together they are unique, and none is NULL.
     """
 
     columns: tuple[sa.Column[Any], ...]
@@ -70,7 +69,7 @@ class PageOrder:
             after: the position; None for the first page.
 
         Raises:
-            PositionError: if no row of such a list can have this position.
+            PositionError: if no row of this list can have this position.
         """
         query = query.order_by(*(c.desc() if self.descending else c for c in self.columns))
         if after is not None:

@@ -1,7 +1,7 @@
 """Rate limits as token buckets in the database, so that they hold across replicas.
 
-A bucket is one row. Taking from it is one statement on the database's clock: two replicas that take
-at the same time are served one after the other, and a wrong clock of a replica has no effect.
+A bucket is one row. Taking from it is one statement on the database's clock. So replicas that take
+at the same time are serialised, and a replica's wrong clock has no effect.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _buckets = table_of(RateLimitRow)
 
 @dataclass(frozen=True, slots=True)
 class Rate:
-    """A rate limit: at most `burst` (1 or more) at once, and `per_second` in the long run."""
+    """A rate limit: a burst of at most `burst` (1 or more), and `per_second` in the long run."""
 
     burst: float
     per_second: float
@@ -61,9 +61,9 @@ class RateLimitStore:
         return max(0.0, float(short or 0.0)) / rate.per_second
 
     def remove_full(self, idle_seconds: float) -> int:
-        """Delete buckets that were not used for `idle_seconds`; return their number.
+        """Delete buckets that were not used for `idle_seconds`. Return their number.
 
-        After this time they must be full, so that a new bucket is equivalent.
+        After this time, every bucket must be full. A new bucket, which is full, is then equivalent.
         """
         idle = _buckets.c.at < self._now() - idle_seconds
         with reading(self._engine) as connection:  # mostly nothing is due: take no write lock

@@ -1,7 +1,7 @@
-"""Trials, failed ones included, and the served records.
+"""Trials, including failed ones, and the served records.
 
 The states of records are in `claim_ledger`: a record is served while it is the newest confirmed one
-of its key. Withdrawn trials are kept, and marked.
+of its key. Withdrawn trials are marked, not deleted.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class SqlRecordStore:
             return set(connection.execute(query).scalars())
 
     def trials_of_job(self, job_id: str) -> list[Trial]:
-        """Every trial of a job, in the order of their arrival."""
+        """Return all trials of a job, in the order of their arrival."""
         query = sa.select(_trials).where(_trials.c.job_id == job_id).order_by(_trials.c.serial)
         with reading(self._engine) as connection:
             return [trial_of(row) for row in connection.execute(query)]
@@ -100,7 +100,7 @@ class SqlRecordStore:
         return {status: found.get(status.value, 0) for status in Status}
 
     def count_screened(self, keys: Sequence[RecordKey], but_of_job: str) -> int:
-        """Count the screening trials for these keys, without those of job `but_of_job`."""
+        """Count the screening trials for these keys, except those of the job `but_of_job`."""
         count = 0
         with reading(self._engine) as connection:
             for mode, some in by_mode(keys):
@@ -196,7 +196,7 @@ def _trial_row(trial: Trial, now: float) -> dict[str, Any]:
 
 
 def trial_of(row: sa.Row[Any]) -> Trial:
-    """Convert a row to a trial. Each field of its measurement is a column of the same name."""
+    """Convert a row to a trial. Each field of its measurement is a column with the same name."""
     measured = {each.name: row._mapping[each.name] for each in fields(Measurement)}
     return Trial(
         id=row.id,

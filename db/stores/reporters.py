@@ -1,4 +1,4 @@
-"""Reporters of claims, read from the table of workers."""
+"""Reporters of claims, the workers that measured, read from the table of workers."""
 
 from __future__ import annotations
 
@@ -12,6 +12,6 @@ _workers = table_of(WorkerRow)
 
 
 def reporter_of(connection: sa.Connection, worker: str) -> ClaimReporter:
-    """Return the ClaimReporter for a worker's id, with the present token of the worker as owner."""
+    """Return the ClaimReporter for a worker id; its owner is the worker's present token."""
     query = sa.select(_workers.c.owner).where(_workers.c.id == worker)
     return ClaimReporter(worker, connection.execute(query).scalar() or "")

@@ -1,4 +1,4 @@
-"""Results of leases; results that arrive together are saved in one transaction."""
+"""Saves the results of leases; results that arrive together share one transaction."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Report:
     """A worker's result for a lease.
 
     Attributes:
-        result_key: identifies the result, so that a repeated report is not an error.
+        result_key: the worker's own key for the result, so that a repeated report is not an error.
     """
 
     lease_id: str
@@ -32,9 +32,7 @@ class Report:
 
 
 def held(connection: sa.Connection, named: Iterable[tuple[str, str]]) -> Sequence[Held | None]:
-    """Return the facts for checking results, for each pair of a lease and its worker; None if
-    unknown.
-    """
+    """Return the request for each pair of a lease and its worker; None for an unknown pair."""
     wanted = list(named)
     query = (
         sa.select(
@@ -53,7 +51,7 @@ def held(connection: sa.Connection, named: Iterable[tuple[str, str]]) -> Sequenc
 def save(
     connection: sa.Connection, reports: Sequence[Report], now: float, most_failures: int
 ) -> Sequence[Completion | NotFoundError | StaleLeaseError]:
-    """Save results in the order of their arrival. Return for each whether it counts, or its error.
+    """Save results in the order of their arrival. Return the Completion of each, or its error.
 
     `most_failures` is the number of failures that put a worker into quarantine.
     """
@@ -64,8 +62,7 @@ def save(
 
 
 class _Batch:
-    """The locked rows of leases and their requests, which the results change one after the
-    other."""
+    """The locked rows of leases and their requests, which the results change in turn."""
 
     def __init__(self, connection: sa.Connection, names: Collection[str], now: float) -> None:
         of = sa.select(leases.c.request_id).where(leases.c.id.in_(sorted(names)))
@@ -81,7 +78,7 @@ class _Batch:
         self._late: list[Report] = []
 
     def judge(self, report: Report) -> Completion | NotFoundError | StaleLeaseError:
-        """Whether a result counts."""
+        """Decide whether a result is accepted."""
         lease = self._leases.get(report.lease_id)
         request = self._requests.get(lease["request_id"]) if lease else None
         if lease is None or request is None or lease["worker_id"] != report.worker_id:
@@ -129,8 +126,9 @@ class _Batch:
         return self._requests[self._leases[report.lease_id]["request_id"]]
 
     def _judge_workers(self, connection: sa.Connection, most_failures: int) -> None:
-        """Readmit workers whose canary succeeded, and judge workers that failed requests which
-        others completed."""
+        """Readmit workers whose canary succeeded, and judge workers whose failed requests others
+        completed.
+        """
         names = sorted({report.worker_id for report in self._accepted})
         ill = sa.select(workers.c.id).where(
             workers.c.id.in_(names), workers.c.quarantined_at.is_not(None)

@@ -1,4 +1,4 @@
-"""The values of the measurement queue: submitted requests, leases and reports."""
+"""The value classes of the measurement queue: requests, leases and reports."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class RequestState(StrEnum):
 
 
 class LeaseOutcome(StrEnum):
-    """How a lease ended."""
+    """The end of a lease."""
 
     COMPLETED = "completed"  # its result is that of the request
     FAILED = "failed"  # the worker said that it cannot work on the request
@@ -57,8 +57,8 @@ class Cause(StrEnum):
 class NewRequest:
     """A request that a tuner submits.
 
-    The tuner chooses `request_id`. So a restarted tuner that submits it again finds the old request
-    and its result.
+    The tuner chooses `request_id`, so a restarted tuner that submits it again finds the earlier
+    request and its result.
     """
 
     request_id: str
@@ -73,7 +73,7 @@ class NewRequest:
 
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """A request that a worker has leased."""
+    """A measurement request that a worker has leased."""
 
     lease_id: str
     request_id: str
@@ -97,7 +97,7 @@ class Held:
 
 @dataclass(frozen=True, slots=True)
 class LeaseStatus:
-    """A lease in the history of a request: its worker, and how it ended."""
+    """A lease in the history of a request: its worker and its end."""
 
     lease_id: str
     request_id: str
@@ -137,7 +137,7 @@ class Completion(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Expiry:
-    """The requests whose leases `LeaseStore.expire` ended: ids, by the new state."""
+    """The requests whose leases `LeaseStore.expire` ended: ids by new state."""
 
     requeued: tuple[str, ...] = ()
     lost: tuple[str, ...] = ()  # that have no attempt left

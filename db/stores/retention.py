@@ -1,7 +1,7 @@
 """Deletion by age: trials, finished jobs, artifacts, models and audit entries.
 
 The best record and its evidence are kept regardless of age, until a better one replaces them. Rows
-of open jobs are kept. Blobs are not deleted here: the sweep deletes those without references.
+of open jobs are kept. Blobs are not deleted here: the sweep deletes blobs without references.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ _open_jobs = sa.select(_jobs.c.id).where(sa.not_(_ended))
 
 @dataclass(frozen=True, slots=True)
 class Retention:
-    """For each kind of row, the days after which it is deleted; 0 keeps it for ever."""
+    """The days after which each kind of row is deleted; 0 keeps it for ever."""
 
     trials: float = 0.0
     jobs: float = 0.0
@@ -77,7 +77,7 @@ class RetentionStore:
         self._now = instant(clock)
 
     def apply(self, policy: Retention) -> Mapping[str, int]:
-        """Delete rows that are older than the policy allows; return their number by kind.
+        """Delete rows that are older than the policy allows. Return their number by kind.
 
         Several processes may call it concurrently. Raises StorageError.
         """
@@ -94,8 +94,9 @@ class RetentionStore:
         }
 
     def retired(self, keys: Sequence[RecordKey], until: float) -> Sequence[RecordKey]:
-        """Return the keys of which `apply` has deleted a trial that had arrived by the time
-        `until`.
+        """Return the keys for which `apply` has deleted a trial stored no later than `until`.
+
+        `until` is a Unix time in seconds.
         """
         found = set()
         with reading(self._engine) as connection:
@@ -110,7 +111,7 @@ class RetentionStore:
         return [key for key in keys if key in found]
 
     def _forget(self, key: Key, old: Condition, forget: Forget) -> int:
-        """Delete old rows, in batches; returns their number."""
+        """Delete old rows in batches. Return their number."""
         count = 0
         for _ in range(MOST_BATCHES):
             some = sa.select(key).where(old).order_by(key).limit(BATCH)
@@ -130,7 +131,7 @@ class RetentionStore:
 
 
 def _old_artifact(limit: sa.ColumnElement[float]) -> Condition:
-    """Condition of artifacts of ended jobs, except the newest of each kind."""
+    """Return the condition for artifacts of ended jobs, except the newest of each kind."""
     return sa.and_(
         _jobs.c.artifact_digest.is_not(None),
         _ended,
@@ -140,7 +141,9 @@ def _old_artifact(limit: sa.ColumnElement[float]) -> Condition:
 
 
 def _old_job(limit: sa.ColumnElement[float]) -> Condition:
-    """Condition of ended jobs without the newest artifact of a kind or a served record."""
+    """Return the condition for ended jobs, except those with a newest artifact or a
+    served record.
+    """
     serving = sa.select(_uses.c.job_id).join(claims, claims.c.id == _uses.c.claim_id)
     serving = serving.where(is_confirmed, is_schedule)
     return sa.and_(
@@ -152,8 +155,7 @@ def _old_job(limit: sa.ColumnElement[float]) -> Condition:
 
 
 def _old_trial(limit: sa.ColumnElement[float]) -> Condition:
-    """Trials that are not evidence for any record, and belong neither to an open job nor to its
-    tasks."""
+    """Return the condition for trials that no record, open job or task of an open job needs."""
     tuned = sa.select(_tasks.c.workload_key).where(_tasks.c.job_id.in_(_open_jobs))
     return sa.and_(
         _trials.c.stored_at < limit,
@@ -164,7 +166,9 @@ def _old_trial(limit: sa.ColumnElement[float]) -> Condition:
 
 
 def _old_model(limit: sa.ColumnElement[float]) -> Condition:
-    """Condition of models that no job names and that were not uploaded again since."""
+    """Return the condition for models that no job uses and that were not uploaded again
+    recently.
+    """
     young = sa.select(_blobs.c.digest).where(_blobs.c.touched_at >= limit)
     return sa.and_(
         _models.c.created_at < limit,
@@ -178,8 +182,10 @@ def _old_entry(limit: sa.ColumnElement[float]) -> Condition:
 
 
 def _newest_artifacts() -> sa.Select[tuple[str]]:
-    """The jobs that made the newest artifact of each model, target, threads, numerics, precision
-    and sizes."""
+    """Select the jobs with the newest artifact of each kind.
+
+    A kind is a model, target, number of threads, numerics, precision and sizes.
+    """
     same = (
         *(_jobs.c.model_digest, _jobs.c.target, _jobs.c.target_key),
         *(_jobs.c.threads, _jobs.c.numerics, _jobs.c.options["dims"].as_string()),
@@ -204,7 +210,7 @@ def _delete_models(connection: sa.Connection, key: Key, gone: Sequence[Any]) -> 
 
 
 def _delete_trials(connection: sa.Connection, key: Key, gone: Sequence[Any]) -> None:
-    """Delete trials, and store a note in their place that look-ups report."""
+    """Delete trials, and mark their record keys in `retired_trials`, which lookups report."""
     which = [_trials.c[name] for name in KEY]
     oldest = sa.func.min(_trials.c.stored_at).label("oldest_at")
     query = sa.select(*which, oldest).where(key.in_(gone)).group_by(*which)
@@ -228,9 +234,8 @@ def _clear_artifacts(connection: sa.Connection, key: Key, gone: Sequence[Any]) -
 def _delete_jobs(connection: sa.Connection, key: Key, gone: Sequence[Any]) -> None:
     """Delete jobs, and the rows that belong only to them.
 
-    The served verdict of a race stays, because other jobs may use it. So does a verdict that
-    another job uses. Verdicts that stayed behind are deleted with a later job, if they are neither
-    served nor used by then.
+    The verdict of a race is kept if it is served or used by another job, because other jobs may
+    need it. Kept verdicts are deleted with a later job once they are neither served nor used.
     """
     for table in (_events, _tasks, _uses):
         connection.execute(sa.delete(table).where(table.c.job_id.in_(gone)))

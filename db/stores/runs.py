@@ -1,4 +1,4 @@
-"""Recordings of tuning runs: their inputs, the order in which they went, and their forecasts."""
+"""Recordings of tuning runs: their inputs, the journal of their batches, and their forecasts."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _runs = table_of(TuningRunRow)
 
 @dataclass(frozen=True, slots=True)
 class StoredRun:
-    """A recorded run of the tune loop. Fields about its course are None until the run ends."""
+    """A recorded tuning run. Fields about its course are None until the run ends."""
 
     id: str  # the job's, with a number from the second run of a job on
     starts: int  # more than one: it was killed and taken up again
@@ -52,10 +52,10 @@ class RunStore:
         self._clock = clock
 
     def start(self, started: Started) -> str:
-        """Store the inputs of a job's run, and return the run's id: JOB, then JOB.2 and so on.
+        """Store the inputs of a job's run. Return the run's id: JOB, then JOB.2 and so on.
 
-        A run that did not end was killed. The next run of its job continues it, and its inputs
-        replace those of the killed run.
+        A run without an end was killed. The next run of its job continues it, and replaces its
+        inputs.
         """
         job_id = started.options.job_id
         values = {

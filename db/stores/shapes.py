@@ -1,4 +1,4 @@
-"""Index of workloads by structure, to find workloads that differ only in sizes.
+"""An index of workloads by structure, to find workloads that differ only in sizes.
 
 If a workload has no record, the records of these workloads are used.
 """
@@ -36,8 +36,8 @@ class WorkloadShape:
 
     Attributes:
         structure: equal for workloads that differ only in sizes.
-        family: equal for workloads that differ only in numbers (`Workload.family`).
-        sizes: the sizes that the structure leaves out.
+        family: equal for workloads that differ only in numbers such as scales (`Workload.family`).
+        sizes: the sizes, which `structure` leaves out.
         name: a readable name.
     """
 
@@ -53,9 +53,9 @@ ShapeOf = Callable[[str], WorkloadShape]
 
 
 def distance(one: Sequence[int], other: Sequence[int]) -> float:
-    """Return a distance of sizes: the root mean square of the log2 of their ratios.
+    """Return the distance of two lists of sizes: the root mean square of the log2 of their ratios.
 
-    It is infinite if the numbers of sizes differ.
+    It is infinite if the lists differ in length.
     """
     if len(one) != len(other):
         return math.inf
@@ -64,7 +64,7 @@ def distance(one: Sequence[int], other: Sequence[int]) -> float:
 
 
 def extent(sizes: Sequence[int]) -> float:
-    """Return the sum of the log2 of the sizes, an index for the search of near sizes.
+    """Return the sum of the log2 of the sizes, a database index for finding similar sizes.
 
     The extents of two lists of n sizes differ by at most n times their `distance`.
     """
@@ -81,7 +81,7 @@ class Relative:
 
 @dataclass(frozen=True, slots=True)
 class Coverage:
-    """The number of workloads with a served record, for an operator, target and number of threads.
+    """The number of workloads with a served record, per operator, target and number of threads.
 
     Attributes:
         operator: the operator; "" for workloads whose text this release cannot read.
@@ -98,9 +98,7 @@ class ShapeStore:
         self._engine = engine
 
     def index(self, shape_of: ShapeOf, most: int | None = None) -> int:
-        """Compute and store the shapes of at most `most` workloads that have none; return their
-        number.
-        """
+        """Compute and store missing shapes, of at most `most` workloads. Return their number."""
         missing = (
             sa.select(_workloads.c.key, _workloads.c.text)
             .where(_workloads.c.key.not_in(sa.select(_shapes.c.workload_key)))
@@ -157,12 +155,12 @@ class ShapeStore:
         numerics: str,
         most: int,
     ) -> list[tuple[float, Relative]]:
-        """Return (distance, workload) for the workloads of a structure nearest to `sizes`, nearest
-        first.
+        """Return (distance, workload) for the workloads nearest to `sizes`, nearest first.
 
-        They have a served record in this mode; `most` is their largest number. Only the `LOOKED_AT`
-        workloads with the nearest extents on each side are compared. The difference of extents is a
-        lower bound for the distance of the others.
+        Only workloads with the same structure and a served record in this mode count; `most` limits
+        their number. Only the `LOOKED_AT` workloads with the nearest extents on each side are
+        compared, because the difference of extents gives a lower bound for the distance of the
+        others.
         """
         at = extent(sizes)
         served = sa.exists().where(
@@ -193,7 +191,7 @@ class ShapeStore:
     ) -> list[str]:
         """Return the keys of a family's workloads with a served record in this mode.
 
-        The newest record is first. `most` is the largest number of keys.
+        The newest record is first. `most` limits the number of keys.
         """
         query = (
             sa.select(_shapes.c.workload_key)
@@ -217,7 +215,7 @@ class ShapeStore:
     ) -> dict[str, dict[str, float]]:
         """Return the fastest seconds of each schedule, by workload key and schedule digest.
 
-        Only successful trials of this mode count, without withdrawn ones.
+        Only successful trials in this mode count; withdrawn ones are left out.
         """
         found: dict[str, dict[str, float]] = {}
         fastest: Any = sa.func.min(_trials.c.run_seconds)

@@ -40,12 +40,12 @@ def _insert(dialect: str, table: sa.Table) -> postgresql.Insert | sqlite.Insert:
 
 
 def table_of(row: type[Base]) -> sa.Table:
-    """The table behind a class of `db.models`."""
+    """Return the table of a row class in `db.models`."""
     return cast(sa.Table, row.__table__)
 
 
 def insert_new(connection: sa.Connection, table: sa.Table, rows: Sequence[dict[str, Any]]) -> None:
-    """Insert rows, except those that violate a unique constraint because they exist already.
+    """Insert rows, except those that exist already according to a unique constraint.
 
     If several processes may insert the same rows, the caller sorts them by key. PostgreSQL waits
     for a concurrent insert of the same row, and a fixed order prevents deadlocks.
@@ -60,7 +60,7 @@ def insert_returning(
     rows: Sequence[dict[str, Any]],
     columns: Sequence[sa.Column[Any]],
 ) -> Sequence[sa.Row[Any]]:
-    """Insert rows as `insert_new` does, and return these columns of the new ones, in any order."""
+    """Insert rows like `insert_new`. Return these columns of the inserted rows, in any order."""
     if not rows:
         return ()
     insert = _insert_new(connection.dialect.name, table).returning(*columns)
@@ -73,9 +73,9 @@ def _insert_new(dialect: str, table: sa.Table) -> postgresql.Insert | sqlite.Ins
 
 
 def one_at_a_time(connection: sa.Connection, what: str) -> None:
-    """Make a transaction wait here until no other transaction holds the lock named `what`.
+    """Take the lock named `what` until the transaction ends; wait while another one holds it.
 
-    It holds the lock until it ends. On SQLite nothing is done, because only one transaction writes.
+    On SQLite nothing is done, because only one transaction writes.
     """
     if connection.dialect.name == "postgresql":
         number = zlib.crc32(what.encode())
@@ -83,5 +83,5 @@ def one_at_a_time(connection: sa.Connection, what: str) -> None:
 
 
 def chunks(values: Sequence[_T]) -> list[Sequence[_T]]:
-    """Split values into pieces that fit into the IN list of one statement."""
+    """Split values into chunks that fit into the IN list of one statement."""
     return [values[start : start + _CHUNK] for start in range(0, len(values), _CHUNK)]

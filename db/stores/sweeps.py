@@ -29,14 +29,14 @@ class Turn:
     """Proof that the caller holds a turn.
 
     Attributes:
-        away_seconds: how long the turn was free before; 0 if the previous holder had it until then.
+        away_seconds: the time for which no process held the turn before; 0 without such a gap.
     """
 
     away_seconds: float
 
 
 class SweepStore:
-    """Stores the turns, by name. `clock` is for tests; without one, times are the database's."""
+    """Stores turns by name. `clock` is for tests; without one, times are the database's."""
 
     def __init__(self, engine: sa.Engine, clock: Clock | None = None) -> None:
         self._engine = engine
@@ -82,7 +82,7 @@ class SweepStore:
             connection.execute(sa.delete(_sweeps).where(mine))
 
     def age(self, name: str) -> float | None:
-        """Return the seconds since a process held the turn; None if it is unused.
+        """Return the seconds since a process last held the turn; None if it is unused.
 
         The value is exact to half of TERM_SECONDS.
         """

@@ -51,7 +51,7 @@ class JobTask:
 
 @dataclass(frozen=True, slots=True)
 class StoredWorkload:
-    """A workload's text, and `key`, the hash of this text."""
+    """A workload's text, and `key`, the hash of the text."""
 
     key: str
     text: str
@@ -107,13 +107,17 @@ class TaskStore:
     def list(
         self, job_id: str, *, limit: int | None = None, after: Position | None = None
     ) -> Page[JobTask]:
-        """The tasks of a job, in the order in which they were first put. Raises PositionError."""
+        """Return a page of a job's tasks, in the order in which they were first saved.
+
+        Raises PositionError.
+        """
         query = sa.select(_tasks).where(_tasks.c.job_id == job_id)
         with reading(self._engine) as connection:
             return _as_put.page(connection, query, _task, limit, after)
 
     def get(self, job_id: str, workload_key: str) -> JobTask:
-        """The task of a job with this workload key, or the only one whose key has this prefix.
+        """Return the task of a job with this workload key, or the only one whose key has this
+        prefix.
 
         Raises NotFoundError.
         """
@@ -132,10 +136,9 @@ class TaskStore:
         limit: int = 100,
         after: Position | None = None,
     ) -> Page[tuple[str, JobTask]]:
-        """Return a page of (job id, task) for the tasks that match all given filters, ordered by
-        job.
+        """Return a page of (job id, task) for the tasks that match all given filters.
 
-        `sees` is as in `JobStore.get`. Raises PositionError.
+        They are ordered by job. `sees` is as in `JobStore.get`. Raises PositionError.
         """
         wanted = {
             _tasks.c.job_id: job_id,
@@ -176,7 +179,7 @@ class WorkloadStore:
             insert_new(connection, _workloads, sorted(rows, key=lambda row: str(row["key"])))
 
     def workload(self, key: str) -> str:
-        """The text of a workload. Raises NotFoundError."""
+        """Return the text of a workload. Raises NotFoundError."""
         return self.found_workload(key)[1]
 
     def found_workload(self, key: str) -> tuple[str, str]:
@@ -200,7 +203,7 @@ class WorkloadStore:
         return found
 
     def list_workloads(self, *, limit: int, after: Position | None = None) -> Page[StoredWorkload]:
-        """Workloads with their texts, the newest first. Raises PositionError."""
+        """Return a page of workloads with their texts, newest first. Raises PositionError."""
         query = sa.select(_workloads)
         with reading(self._engine) as connection:
             return _newest_workload_first.page(
@@ -208,7 +211,10 @@ class WorkloadStore:
             )
 
     def list_targets(self, *, limit: int, after: Position | None = None) -> Page[StoredTarget]:
-        """A page of the targets that jobs and workers use, ordered by key. Raises PositionError."""
+        """Return a page of the targets that jobs and workers use, ordered by key.
+
+        Raises PositionError.
+        """
         with reading(self._engine) as connection:
             return _by_key.page(
                 connection,
@@ -230,7 +236,7 @@ class WorkloadStore:
             insert_new(connection, _targets, [row])
 
     def target(self, key: str) -> tuple[str, Mapping[str, Any]]:
-        """The name and the JSON description of a target. Raises NotFoundError."""
+        """Return the name and the JSON description of a target. Raises NotFoundError."""
         with reading(self._engine) as connection:
             row = connection.execute(sa.select(_targets).where(_targets.c.key == key)).first()
         if row is None:

@@ -1,4 +1,4 @@
-"""Bearer tokens: 256 random bits, of which only the SHA-256 is kept."""
+"""Bearer tokens: 256 random bits, of which only the SHA-256 is stored."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Token:
     def sees(self) -> str | None:
         """Return the owner whose jobs and models the token may see; None for those of all owners.
 
-        The owner is the token's name.
+        The owner is identified by the token's name.
         """
         return None if self.all_owners or Scope.ADMIN in self.scopes else self.name
 
@@ -88,15 +88,17 @@ class TokenStore:
     ) -> tuple[str, Token]:
         """Create a token; return its secret, which is not stored, and the token.
 
-        If `secret` is the secret of an existing token, this token gets the name, the scopes and the
-        lifetime instead, but stays revoked if it was. The embedded mode uses this: it keeps its
-        secret in a file.
+        If `secret` belongs to an existing token, that token is changed instead: it gets the name,
+        the scopes and the lifetime, but stays revoked if it was. The embedded mode, which keeps its
+        secret in a file, uses this.
 
         Args:
-            all_owners: whether the token sees the jobs and models of all owners; otherwise only
-                those of tokens with its name.
-            max_open_jobs, max_running_jobs: its quotas; None for those of the service's settings.
-            name, scopes, lifetime_seconds, secret: of the token; a new secret by default.
+            all_owners: whether the token sees the jobs and models of all owners; otherwise it sees
+                only those of tokens with its name.
+            max_open_jobs, max_running_jobs: its quotas; None for the quotas of the service's
+                settings.
+            name, scopes, lifetime_seconds: properties of the token. secret: its secret; a new one
+                by default.
         """
         secret = secret if secret is not None else new_secret()
         now = self._clock()
@@ -119,7 +121,7 @@ class TokenStore:
         return secret, _token(row)
 
     def verify(self, secret: str) -> Token | None:
-        """Return the token of a secret; None if the secret is unknown, revoked or expired."""
+        """Return the token with this secret; None if the secret is unknown, revoked or expired."""
         found = self._find(secret)
         if found is None:
             return None
@@ -131,12 +133,14 @@ class TokenStore:
         return None if over or token.revoked_at is not None else token
 
     def find(self, secret: str) -> Token | None:
-        """Return the token with this present or previous secret, also if revoked or expired."""
+        """Return the token with this current or previous secret, even if it is revoked or
+        expired.
+        """
         found = self._find(secret)
         return None if found is None else found[0]
 
     def holds(self, secret: str) -> bool:
-        """Whether a secret is the present secret of a token that is not revoked."""
+        """Whether a secret is the current secret of a token that is not revoked."""
         found = self._find(secret)
         return found is not None and not found[1] and found[0].revoked_at is None
 
@@ -193,7 +197,7 @@ class TokenStore:
         return last is None or self._clock() - last >= USED_SECONDS
 
     def _find(self, secret: str) -> tuple[Token, bool] | None:
-        """The token of a secret, and whether it has a newer secret."""
+        """Return the token with a secret, and whether the token has a newer secret."""
         digest = _digest(secret)
         query = sa.select(_tokens).where(
             sa.or_(_tokens.c.digest == digest, _tokens.c.previous_digest == digest)
@@ -221,7 +225,9 @@ class TokenStore:
         return _token(row)
 
     def list(self, *, limit: int | None = None, after: Position | None = None) -> Page[Token]:
-        """A page of all tokens, oldest first, including revoked ones. Raises PositionError."""
+        """Return a page of all tokens, oldest first, including revoked ones. Raises
+        PositionError.
+        """
         with reading(self._engine) as connection:
             return _oldest_first.page(connection, sa.select(_tokens), _token, limit, after)
 

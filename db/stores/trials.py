@@ -1,4 +1,4 @@
-"""Queries of trials for lists: of a job or of a workload, with any outcome."""
+"""Queries for lists of trials, by job or workload, with any outcome."""
 
 from __future__ import annotations
 
@@ -109,9 +109,9 @@ class TrialStore:
             )
 
     def fastest(self, job_id: str, key: RecordKey) -> Trial | None:
-        """Return the fastest successful trial of a job and a record key; None without one.
+        """Return the fastest successful trial of a job for a record key; None without one.
 
-        Among equals, it is the first. Withdrawn trials do not count.
+        Among equal times, it is the first. Withdrawn trials do not count.
         """
         query = (
             sa.select(_trials)
@@ -130,11 +130,11 @@ class TrialStore:
         return None if row is None else trial_of(row)
 
     def _is(self, column: sa.Column[str], value: str) -> sa.ColumnElement[bool]:
-        """Condition: a column has a value, written so that PostgreSQL reads an index on the column.
+        """Return the condition that a column has a value, in a form that uses the column's index.
 
-        For `=` its planner may read the whole table from the end until enough rows are found. It
-        assumes that the rows of a job are spread evenly, but those of an old job are all at the
-        beginning.
+        With `=`, PostgreSQL's planner may scan the whole table from the end until it has found
+        enough rows. It assumes that the rows of a job are spread evenly, but those of an old job
+        are all at the beginning.
         """
         if self._engine.dialect.name == "postgresql":
             return column.between(value, value)

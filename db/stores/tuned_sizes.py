@@ -17,7 +17,7 @@ _sizes = table_of(TunedSizesRow)
 
 
 class TunedSizesStore:
-    """Stores the sizes at which jobs tuned models, by the model's digest and the mode."""
+    """Stores the sizes at which jobs tuned models, by model digest and mode."""
 
     def __init__(self, engine: sa.Engine) -> None:
         self._engine = engine

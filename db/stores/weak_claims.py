@@ -1,6 +1,7 @@
 """Query for schedules with a weak attestation, which an idle worker could measure again.
 
-They are served, or provisional with a job that has ended.
+A claim about a schedule is weak if workers of one owner alone reported it. The query finds served
+claims, and provisional claims whose job has ended.
 """
 
 from __future__ import annotations
@@ -24,9 +25,10 @@ _jobs = table_of(JobRow)
 def weak_schedules(
     target_key: str, codegen_version: str, others: Collection[ClaimReporter], but: Collection[str]
 ) -> sa.Select[tuple[object, ...]]:
-    """Return a statement that selects schedules whose attestation one of `others` could raise.
+    """Return a statement that selects claims whose attestation one of `others` could raise.
 
-    The newest are first, as in the index of weak claims. Claims named in `but` are left out.
+    They are claims about schedules, newest first, as in the index of weak claims. Claims named in
+    `but` are left out.
     """
     return (
         sa.select(claims)
@@ -60,9 +62,11 @@ _WEAK = sa.and_(
 
 
 def _left_behind() -> sa.ColumnElement[bool]:
-    """Condition: a claim is provisional, its job has ended, and no later claim has its subject.
+    """Return the condition for provisional claims of ended jobs without a later claim on their
+    subject.
 
-    An open job reviews its own claims. Confirming a claim serves it, so a later one must not exist.
+    An open job reviews its own claims. Confirming a claim serves it as the newest, so a later claim
+    must not exist.
     """
     open_job = sa.exists().where(
         _jobs.c.id == claims.c.job_id,
@@ -78,7 +82,10 @@ def _left_behind() -> sa.ColumnElement[bool]:
 
 
 def _better(other: ClaimReporter) -> sa.ColumnElement[bool]:
-    """Another reporter raises the attestation of a weak claim (`ClaimReporter.second`)."""
+    """Return the condition that another reporter raises a claim's attestation.
+
+    `ClaimReporter.second` has the same rule.
+    """
     another = claims.c.reporter != other.worker
     return sa.or_(
         sa.and_(another, claims.c.owner != other.owner),
@@ -88,10 +95,10 @@ def _better(other: ClaimReporter) -> sa.ColumnElement[bool]:
 
 
 def _decisive(others: Collection[ClaimReporter]) -> Sequence[ClaimReporter]:
-    """Two workers of each of three owners. Together they can raise every attestation that any
-    reporter can raise.
+    """Select two workers of each of three owners.
 
-    The reporter of a claim is one worker of one owner.
+    Together they can raise every attestation that any reporter can raise, because the reporter of a
+    claim is one worker of one owner.
     """
 
     def owner(one: ClaimReporter) -> str:

@@ -1,6 +1,6 @@
 """The number of trials that each worker measured, by status.
 
-It is stored, because there may be millions of trials, and old ones are deleted.
+The counts are stored, because there may be millions of trials, and old trials are deleted.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _workers = table_of(WorkerRow)
 
 
 def count_outcomes(connection: sa.Connection, ended: Iterable[tuple[str, str]]) -> None:
-    """Count newly stored trials, given as (worker, status) of each.
+    """Count newly stored trials; `ended` has the (worker, status) of each.
 
     Trials of the service's own machine, of other services and of deleted workers are not counted.
     """

@@ -1,4 +1,4 @@
-"""Workers: the processes on target devices, the facts of their devices, and their heartbeats."""
+"""Workers, the processes on target devices: their devices and heartbeats."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ class Quarantine:
     """The quarantine of a worker that failed too often.
 
     Attributes:
-        reason: why it was put into quarantine.
-        since: when the quarantine began.
-        canary_at: when the worker may try one request.
+        reason: the failures that caused it.
+        since: the time at which it began.
+        canary_at: the time from which the worker may try one request.
     """
 
     reason: str
@@ -74,9 +74,9 @@ class RegisteredWorker:
 
 @dataclass(frozen=True, slots=True)
 class Presence:
-    """The facts about a worker that each of its API requests needs.
+    """The state of a worker that each of its API requests needs.
 
-    They exclude the facts of its device, which are most of a row.
+    It excludes the description of its device, which is most of a row.
     """
 
     id: str
@@ -93,7 +93,7 @@ class Heartbeat:
     """A heartbeat of a worker.
 
     Attributes:
-        device, speed, condition: present facts of the device; None for unchanged ones.
+        device, speed, condition: the present state of the device; None for unchanged values.
     """
 
     worker_id: str
@@ -103,7 +103,7 @@ class Heartbeat:
 
     @property
     def facts(self) -> dict[str, Any]:
-        """Return the reported facts, by column."""
+        """Return the reported values by column."""
         told = {"device": self.device, "speed": self.speed, "condition": self.condition}
         return {name: dict(value) for name, value in told.items() if value is not None}
 
@@ -128,7 +128,7 @@ class WorkerStore:
         owner: str | None = None,
         worker_id: str | None = None,
     ) -> RegisteredWorker:
-        """Register a new worker, or the same one after a restart if it states its earlier id.
+        """Register a new worker, or a restarted one by its earlier id.
 
         A new worker starts in quarantine if another worker of its token is in quarantine.
 
@@ -175,9 +175,9 @@ class WorkerStore:
         return found
 
     def heartbeats(self, signs: Sequence[Heartbeat]) -> Sequence[Presence | None]:
-        """Record heartbeats in one transaction; return each worker's state, None if it is unknown.
+        """Record heartbeats in one transaction. Return each worker's state; None if it is unknown.
 
-        The heartbeat of a worker that has left does not bring it back: it must register again.
+        The heartbeat of an unregistered worker does not bring it back: it must register again.
         """
         with writing(self._engine) as connection:
             # locked in one order, as everybody does who changes several
@@ -197,7 +197,9 @@ class WorkerStore:
         return [heard.get(sign.worker_id) for sign in signs]
 
     def presences(self, worker_ids: Collection[str] | None = None) -> Mapping[str, Presence]:
-        """Return the states of workers by id, in the order of registration; by default of all."""
+        """Return the states of workers by id, in the order of registration; all workers
+        by default.
+        """
         query = self._presence_query(worker_ids).order_by(_workers.c.created_at, _workers.c.id)
         with reading(self._engine) as connection:
             return {row.id: self._presence(row) for row in connection.execute(query)}
@@ -217,10 +219,9 @@ class WorkerStore:
     def list(
         self, *, alive: bool = False, limit: int | None = None, after: Position | None = None
     ) -> Page[RegisteredWorker]:
-        """Return a page of workers in the order of registration: all, or only healthy ones if
-        `alive`.
+        """Return a page of workers in the order of registration.
 
-        Raises PositionError.
+        With `alive`, only healthy workers are listed. Raises PositionError.
         """
 
         def wanted(row: sa.Row[Any]) -> RegisteredWorker | None:
@@ -237,9 +238,10 @@ class WorkerStore:
             return outcomes_of(connection, worker_ids)
 
     def healths(self, target_key: str, worker_ids: Collection[str] = ()) -> Counter[Health]:
-        """Count the workers for a target by health; if `worker_ids` are given, only these.
+        """Count the workers for a target by health; with `worker_ids`, only these workers.
 
-        Tuners call it often, so it does not read the facts of devices, the largest part of a row.
+        Tuners call it often, so it does not read the descriptions of devices, the largest part of a
+        row.
         """
         query = sa.select(
             _workers.c.target_keys,
@@ -308,7 +310,7 @@ class WorkerStore:
         return query.where(_workers.c.id.in_(sorted(worker_ids)))
 
     def _presence(self, row: sa.Row[Any], *, heard: bool = False) -> Presence:
-        """`heard`: just now."""
+        """Convert a row; `heard` is true if the worker's heartbeat has just arrived."""
         return Presence(
             row.id,
             row.name,
@@ -320,7 +322,7 @@ class WorkerStore:
         )
 
     def _columns(self) -> Sequence[sa.ColumnElement[Any]]:
-        """The columns of a row, and the seconds since the worker's last heartbeat."""
+        """Return the columns of a row, and the seconds since the worker's last heartbeat."""
         return (*_workers.c, self._silent_seconds())
 
     def _silent_seconds(self) -> sa.ColumnElement[float]:
