@@ -20,17 +20,17 @@ if TYPE_CHECKING:
 class ComparedKernel:
     """One workload of an artifact or a job.
 
-    `told` has operators and a shape for a workload of an artifact, which has no readable name;
-    otherwise it is "".
+    An artifact has no readable names for workloads, so `told` has the operators and a shape of the
+    workload instead; it is "" for a job.
 
     Attributes:
         key: the key of the workload.
         name: a readable name; "" in artifacts.
-        count: how often the model has the workload.
+        count: number of occurrences of the workload in the model.
         seconds: the time of one run of the workload, or None without a measurement.
         schedule: the JSON form of its schedule.
         macs: the multiply-adds of its definition.
-        runs: how often a run of the model executes it. With dynamic sizes this differs from
+        runs: number of its executions in one run of the model. With dynamic sizes this differs from
             `count`.
     """
 
@@ -80,15 +80,16 @@ class Pair:
 
     @property
     def counts(self) -> str:
-        """How often the model has the workload, as text: `4`, or `4 > 2` if the sides differ."""
+        """The number of the workload's occurrences in the model, as text: `4`, or `4 > 2` if the
+        sides differ.
+        """
         counts = [None if kernel is None else kernel.count for kernel in (self.a, self.b)]
         said = ["-" if count is None else str(count) for count in counts]
         return said[0] if counts[0] == counts[1] else " > ".join(said)
 
     @property
     def schedules(self) -> str:
-        """The difference of the schedules as text: the changed knobs, or the schedule of the only
-        side."""
+        """The difference of the schedules as text: the changed knobs, or the only schedule."""
         a, b = self.a, self.b
         if a is None or b is None:
             only, kernel = ("only in B", b) if a is None else ("only in A", a)
@@ -170,8 +171,9 @@ class ModelDifference:
 
     @property
     def facts(self) -> list[tuple[str, str, str]]:
-        """Rows (name, A, B) of a table: the names of the sides, the facts that differ, and the
-        times."""
+        """Rows (name, A, B) for a table: the names of the sides, the differing facts, and the
+        times.
+        """
         changed = [
             (name.replace("_", " "), _text(a), _text(b)) for name, (a, b) in self.changed.items()
         ]

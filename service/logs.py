@@ -1,5 +1,4 @@
-"""Configures structured logs on standard error, as text or JSON, including the compiler's
-warnings."""
+"""Structured logs on standard error, as text or JSON, including the compiler's warnings."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ class OptionError(ValueError):
 
 
 def parse_share(option: str, text: str) -> float:
-    """Parse a share: 0.005 for "0.5%" or "0.005". Raises OptionError."""
+    """Parse a fraction: 0.005 for "0.5%" or "0.005". Raises OptionError."""
     number = text.removesuffix("%")
     try:
         share = float(number) / (100 if text.endswith("%") else 1)
@@ -24,8 +24,7 @@ def parse_share(option: str, text: str) -> float:
 
 
 def share_text(share: float) -> str:
-    """Format a share: "0.5%" for 0.005, or a plain number if the percentage would not
-    round-trip."""
+    """Format a fraction: "0.5%" for 0.005, or a plain number if the percentage is not exact."""
     percent = f"{100 * share:g}%"
     return percent if parse_share("", percent) == share else str(share)
 

@@ -53,12 +53,12 @@ DAY = 86400
 
 @dataclass(frozen=True, slots=True)
 class TextForm:
-    """The textual form of an option's value on a command line.
+    """The text form of an option's value on a command line.
 
     Attributes:
-        metavar: the form of the text, for the help of commands.
-        read: returns the value, from the flag and the text, or all texts if the flag is repeatable.
-            Raises OptionError.
+        metavar: the placeholder for the value in the help of commands.
+        read: returns the value, given the flag and the text, or all texts if the flag is
+            repeatable. Raises OptionError.
         write: returns the text, or all texts, of a value.
         repeatable: whether the flag is given once per entry.
     """
@@ -76,7 +76,7 @@ class UserOption:
     Attributes:
         help: the documentation, for commands and for the description of the REST interface.
         flag: the flag of commands; "" if commands accept the value in another way.
-        text: the textual form of the value; None if it is a number, a name or a switch.
+        text: the text form of the value; None if it is a number, a name or a switch.
         example: a value for the description of the REST interface.
     """
 
@@ -127,8 +127,9 @@ def given_values(options: Any) -> dict[str, Any]:
 
 
 def option_words(options: Any) -> list[str]:
-    """Return the command-line words, flags and values, for an object of options; defaults are
-    omitted."""
+    """Return the command-line words, flags and values, for an object of options, without
+    defaults.
+    """
     words: list[str] = []
     for each in option_fields(type(options)):
         flag, value = each.option.flag, getattr(options, each.name)
@@ -185,8 +186,10 @@ def _is_number(value: Any) -> bool:
 
 
 def checked(options: JsonValue) -> Any:
-    """Check the bounds of options, and return an equal object. Raises OptionError, which names the
-    flag."""
+    """Check the bounds of options. Return an equal object.
+
+    Raises OptionError, which names the flag.
+    """
     try:
         return type(options).from_json(options.to_json())
     except MalformedError as error:
@@ -324,14 +327,18 @@ class JobBudget(JsonValue):
         return replace(self, seconds=max(left, self.seconds / 2))
 
     def is_late(self, spent: float) -> bool:
-        """Whether a command should omit steps that no artifact needs, because it already took
-        `spent` seconds."""
+        """Whether a command should skip steps that the artifact does not need.
+
+        `spent` is the time in seconds since its start; the limit is a fraction of the budget.
+        """
         return self.seconds is not None and spent > LATE_SHARE * self.seconds + LATE_SECONDS
 
     @property
     def more_seconds(self) -> float:
-        """The seconds for verifying the program at sizes other than its hints: a tenth of the
-        budget, within MORE_SECONDS."""
+        """The seconds for verifying the program at sizes other than its hints.
+
+        It is a tenth of the budget, within MORE_SECONDS.
+        """
         least, most = MORE_SECONDS
         return most if self.seconds is None else min(max(self.seconds / 10, least), most)
 

@@ -1,7 +1,7 @@
-"""Settings of the web process, the tuner process and the client, with their sources.
+"""Settings of the web process, the tuner process and the client.
 
-Only this file reads the environment: `TILEWRIGHT_` plus the field's name in capitals.
-(The worker, which has no pydantic, takes the same names for its defaults.)
+Only this file reads the environment: `TILEWRIGHT_` plus the field's name in capitals. (The worker,
+which has no pydantic, uses the same names for its defaults.)
 """
 
 from __future__ import annotations

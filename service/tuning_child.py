@@ -18,8 +18,10 @@ from pathlib import Path
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Run the command, and exit with its status. If the parent ends before, remove FOLDER and
-    end."""
+    """Run the command, and exit with its status.
+
+    If the parent ends before, remove FOLDER and end.
+    """
     parent, folder, *words = arguments
     watch = threading.Thread(target=_watch, args=(int(parent), Path(folder)), daemon=True)
     watch.start()

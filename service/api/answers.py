@@ -1,7 +1,8 @@
-"""Cache of complete lookup responses: a repeated question gets the same bytes while they are valid.
+"""Cache of complete lookup responses: a repeated request gets the same bytes while they are valid.
 
 The cache key consists of the request's bytes and the owner of its token. The cache is consulted
-after the gate and before the framework, so a hit neither validates parameters nor uses a thread.
+after the gate (`service.api.gate`) and before FastAPI, so a hit neither validates parameters nor
+uses a thread.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ _ASKED = "tilewright_question"
 
 @dataclass(frozen=True, slots=True)
 class LookupQuestion:
-    """A lookup request as a cache key: all parts of the request that determine its answer.
+    """A lookup request as a cache key: all parts of the request that determine its response.
 
     Attributes:
         sees: the owner whose models the token may see (`Token.sees`), or None for all owners.
@@ -42,7 +43,7 @@ class LookupQuestion:
 
 
 class KnownAnswers:
-    """Caches the answer to each `LookupQuestion` until a record behind the answer changes.
+    """Caches the response to each `LookupQuestion` until a record that it contains changes.
 
     Call all methods from one event loop.
     """
@@ -53,17 +54,17 @@ class KnownAnswers:
         invalidation.watch(self._kept)
 
     async def find(self, question: LookupQuestion) -> tuple[JsonAnswer | None, int]:
-        """Return the cached answer or None, and the current version of the caches.
+        """Return the cached response or None, and the current version of the caches, for `give`.
 
-        Raises StorageError if the changes of records cannot be read.
+        Raises StorageError if the invalidated keys cannot be read.
         """
         version = await self._invalidation.refresh()
         return self._kept.get(question), version
 
     def give(self, scope: Scope, answer: JsonAnswer, keys: Iterable[str]) -> Response:
-        """Return the response of a `LookupRoute`, and cache its answer until one of `keys` changes.
+        """Return the response of a `LookupRoute`, and cache it until one of `keys` changes.
 
-        The answer must depend only on the request and on the records with these keys. It is not
+        The response must depend only on the request and on the records with these keys. It is not
         cached if the caches changed since `find`.
         """
         question, version = scope[_ASKED]
@@ -74,7 +75,7 @@ class KnownAnswers:
 
 
 class LookupRoute(GatedRoute):
-    """A route that sends the answer cached in `KnownAnswers`, and runs only without one."""
+    """A route that sends the response cached in `KnownAnswers`, and runs only without one."""
 
     async def _handle(self, scope: Scope, receive: Receive, send: Send) -> None:
         body, again = b"", receive
@@ -98,7 +99,7 @@ class LookupRoute(GatedRoute):
 
 
 async def _read(receive: Receive) -> tuple[bytes, Receive]:
-    """Return the complete body, and a function that receives it again."""
+    """Read the complete body. Return it, and a `receive` function that delivers it again."""
     messages: list[Message] = []
     while True:
         messages.append(await receive())

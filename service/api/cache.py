@@ -1,4 +1,4 @@
-"""In-memory caches: a bounded LRU cache, and removal of entries that a commit made outdated."""
+"""In-memory caches: a bounded LRU cache, and removal of entries that a commit made stale."""
 
 from __future__ import annotations
 

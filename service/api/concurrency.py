@@ -86,15 +86,15 @@ class SingleFlight(Generic[Key, Answer]):
 
 
 class Batcher(Generic[Asked, Answer]):
-    """Collects questions of concurrent callers, and answers them in batches, one batch at a time.
+    """Collects questions from concurrent callers, and answers them in batches, one batch at a time.
 
     Questions that arrive during a call form the next batch, so the batch grows with the load and no
     timer is needed. A call starts after its questions were asked, so no answer is older than its
     question.
 
     Args:
-        answer: returns the answers to a batch of questions, in order. An answer that is an
-            exception is raised by the caller of its question.
+        answer: returns the answers to a batch of questions, in order. If an answer is an exception,
+            `ask` raises it for the caller of that question.
         most: the limit of questions per call; None for no limit.
     """
 
@@ -109,9 +109,9 @@ class Batcher(Generic[Asked, Answer]):
         self._working: asyncio.Task[None] | None = None
 
     async def ask(self, question: Asked) -> Answer:
-        """Add a question to the next batch, and return the answer to it.
+        """Add a question to the next batch, and return its answer.
 
-        Raises the exception with which the call failed, or which is the answer.
+        Raises the exception of a failed call, or an exception that is the answer.
         """
         future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
         self._gathered.append((question, future))
@@ -135,7 +135,9 @@ class Batcher(Generic[Asked, Answer]):
             self._working = None
 
     async def _answers(self, questions: Sequence[Asked]) -> Sequence[Answer | Exception]:
-        """Answer each question. An error of one question is not raised by the other callers."""
+        """Answer each question. If a question has an exception as its answer, only its caller
+        raises it.
+        """
         try:
             return await self._answer(questions)
         except DatabaseError as error:

@@ -63,7 +63,7 @@ def tagged(request: Request, content: bytes) -> Response:
 
 
 def has(request: Request, tag: str) -> bool:
-    """Return whether the request's `If-None-Match` names this tag, or is `*`."""
+    """Whether the request's `If-None-Match` names this tag, or is `*`."""
     return _names(request.headers.getlist("if-none-match"), tag)
 
 

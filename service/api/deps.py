@@ -1,4 +1,6 @@
-"""Dependencies that routes share: stores, settings, a token with the right scope, a job target."""
+"""FastAPI dependencies that routes share: stores, settings, a token with a scope, a job's
+target.
+"""
 
 from __future__ import annotations
 
@@ -70,7 +72,7 @@ async def get_upload_limiter(request: Request) -> CapacityLimiter:
 
 
 def request_token(request: Request) -> Token:
-    """Return the token with which a request passed the gate."""
+    """Return the token with which a request passed the gate (`service.api.gate`)."""
     token = request.scope["tilewright_token"]
     assert isinstance(token, Token)
     return token

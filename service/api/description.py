@@ -1,8 +1,9 @@
-"""OpenAPI description of the interface: parameters, answers, refusals and examples per operation.
+"""OpenAPI description of the interface: parameters, responses, errors and examples per operation.
 
-The framework derives parameters and answers from the types. This module adds two things to every
-operation. Refusals are problem documents; they follow from the checks that a request passes (the
-gate, a body, a limit). Examples of requests and answers combine the examples of their fields.
+FastAPI derives parameters and responses from the types. This module adds error responses and
+examples to every operation. Error responses are problem documents; they follow from the checks that
+a request passes (the gate, a body, a limit). Examples of requests and responses combine the
+examples of their fields.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ _NAMES = {"digest": SHOWN_KEY, "key": SHOWN_KEY}
 
 
 def describe(described: Json, routes: Sequence[GatedRoute], prefix: str) -> Json:
-    """Add a summary, refusals and examples to each operation of FastAPI's OpenAPI document.
+    """Add a summary, error responses and examples to each operation of FastAPI's OpenAPI document.
 
     Args:
         described: the OpenAPI document. It is changed in place, and returned.
@@ -101,7 +102,7 @@ def _examples(operation: Json, schemas: Mapping[str, Json]) -> None:
 
 
 def _contents(operation: Json) -> Iterator[Json]:
-    """Yield the content of the request and of each successful answer, without files."""
+    """Yield the content of the request and of each successful response, except files."""
     holders = [operation.get("requestBody", {})]
     holders += [answer for status, answer in operation["responses"].items() if status < "300"]
     for holder in holders:

@@ -209,7 +209,7 @@ _SLUGS = {404: "not-found", 405: "method-not-allowed", 413: "too-large", 400: "b
 
 
 def document(_: Request, problem: ApiProblem) -> Response:
-    """Return a problem as a response with JSON. `install` calls it by default."""
+    """Return a problem as a JSON response; the default of `install`."""
     return problem.response()
 
 
@@ -218,7 +218,8 @@ def install(app: FastAPI, answer: Callable[[Request, ApiProblem], Response] = do
 
     Args:
         app: the application.
-        answer: returns the response to a request for its problem, as a document or as a page.
+        answer: returns the response to a request for its problem: a problem document or an HTML
+            page.
     """
 
     def on_problem(request: Request, error: Exception) -> Response:

@@ -1,7 +1,7 @@
-"""The gate checks a request before its body is read: token, scope and content length.
+"""The gate: checks of a request's token, scope and content length before its body is read.
 
 It then reads the body within a size limit, at a minimum rate and before a deadline, without
-holding a thread. Every gated route is a `GatedRoute`; its `Needs` dependency states the scope.
+occupying a thread. Every gated route is a `GatedRoute`; its `Needs` dependency states the scope.
 """
 
 from __future__ import annotations
@@ -281,7 +281,7 @@ _KEY_PARAMETER = {
 
 
 class GatedRoute(APIRoute):
-    """A route whose requests pass the application's gate first."""
+    """A route whose requests must first pass the application's `Gate`."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)

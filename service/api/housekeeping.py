@@ -114,7 +114,7 @@ def sweep(
 
 
 async def name_all(storage: Storage) -> None:
-    """Find the names of all workloads that have none yet, in batches."""
+    """Compute the names of all workloads that have none yet, in batches."""
     while await run_in_threadpool(name_workloads, storage):
         pass
 

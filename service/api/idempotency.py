@@ -43,7 +43,7 @@ log = structlog.get_logger("tilewright.web")
 class AnswerAtOnceError(HTTPException):
     """Ends a request with a response: the stored answer of its first execution, or a problem.
 
-    As an HTTPException it passes through the framework from wherever the body is read.
+    It is an HTTPException, so FastAPI passes it on from the code that reads the body.
     """
 
     def __init__(self, response: Response) -> None:

@@ -23,7 +23,7 @@ T = TypeVar("T")
 
 
 class Limited(StrEnum):
-    """Actions with a rate limit."""
+    """The actions with a rate limit."""
 
     UPLOADS = "uploads"
     JOBS = "jobs"
@@ -56,7 +56,7 @@ class Limiter:
 
     @property
     def asker(self) -> str:
-        """The id of the token. Tokens take turns in `Planning` by this id."""
+        """The id of the token, by which tokens take turns in `Planning`."""
         return self._token.id
 
     def take(self, what: Limited) -> None:
@@ -83,7 +83,7 @@ class Limiter:
 
 
 async def counted_answer(question: KeptQuestion[T], planning: Planning, limiter: Limiter) -> T:
-    """Return the answer to a question, from the cache or computed in a child process.
+    """Return the answer to a question about a model, from the cache or from a child process.
 
     Only a computation counts against the rate limit of the token.
 

@@ -33,7 +33,7 @@ async def target_key(name: str, storage: Storage) -> str:
 
 
 def stands(name: str) -> bool:
-    """Return whether a name always refers to the same target.
+    """Whether a name always refers to the same target.
 
     This holds for target keys, described targets and `host`. The target of a worker may change.
     """
@@ -42,12 +42,12 @@ def stands(name: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class LookupBytes:
-    """The answer to a lookup.
+    """A serialised response to a lookup.
 
     Attributes:
         content: a `LookupView` as JSON.
-        keys: the keys of the workloads, and the digest of the model. The answer is outdated when
-            one of these changes.
+        keys: the keys of the workloads, and the digest of the model. The response is stale once one
+            of these changes.
     """
 
     content: bytes
@@ -102,7 +102,7 @@ async def lookup_model(
 async def _lookup(
     served: RecordCache, body: LookupRequest, target: str, wanted: Sequence[PlannedWorkload]
 ) -> bytes:
-    """Return the serialised answer. It joins the records, which are bytes already."""
+    """Return the serialised response, joined from records that are already serialised."""
     threads, numerics = body.mode_options.threads, body.mode_options.numerics
     found = await served.find((target, threads, numerics), {each.key for each in wanted})
     records = [found[each.key] or b"null" for each in wanted]

@@ -131,7 +131,7 @@ class Metrics:
         sa.event.listen(engine, "after_cursor_execute", after)
 
     def count_removed(self, removed: Mapping[str, int]) -> None:
-        """Count the things that housekeeping removed, by kind."""
+        """Count the removed rows and bytes of housekeeping, by kind."""
         for what, count in removed.items():
             self._removed.labels(what).inc(count)
 

@@ -31,10 +31,9 @@ def check_model_bytes(path: Path, name: str) -> None:
 
 
 def check_job(spec: JobSpec) -> None:
-    """Check that the model of a job can be planned, as the tuner does, at the first of its sizes.
+    """Check that the model of a job can be planned like in the tuner, at the first of its sizes.
 
-    The model comes as bytes, not as a file, because an uploaded model has no folder with external
-    data.
+    The model is given as bytes, because an uploaded model has no folder with external data.
 
     Raises:
         CompilerError: if the model cannot be planned; the message is one sentence.

@@ -197,7 +197,7 @@ class Notifier:
             self._loop.call_soon_threadsafe(self.wake, topics)
 
     def _note(self, error: Exception) -> None:
-        """Count and log a failure. Only a DatabaseError is expected; any other is a bug."""
+        """Count and log a failure. Any exception other than a DatabaseError is a bug."""
         self._failed()
         if isinstance(error, DatabaseError):
             log.warning("notices", error=str(error))

@@ -1,8 +1,8 @@
-"""Runs the reading and planning of models in child processes, within limits of time and memory.
+"""Reads and plans models in child processes, within limits of time and memory.
 
-A crafted or very large model can make its reader slow, exhaust its memory or crash it. That ends
-the child and the request, but not the web process. Tokens take turns: a token with many questions
-leaves a child process to the others.
+A crafted or very large model can make reading slow, exhaust memory or crash the process. That ends
+the child and the request, but not the web process. Tokens take turns: if one token has many
+questions, other tokens still get a child process.
 """
 
 from __future__ import annotations
@@ -179,7 +179,7 @@ class Planning:
             yield
 
     async def _answered(self, question: Question, what: str) -> Any:
-        """Return a child's answer. Raises ApiProblem if there is none."""
+        """Return a child's answer. Raises ApiProblem if the child rejects the model or fails."""
         try:
             try:
                 answer = await self._answer(question)
@@ -226,10 +226,10 @@ class Planning:
             asked.cancel()
 
     async def _let_go(self) -> None:
-        """Close a pool that has broken down.
+        """Close a broken pool of child processes, so that the next question opens a new one.
 
-        A pool breaks down permanently when an idle child ends. The kernel may kill an idle child
-        when memory runs out.
+        The pool breaks permanently if an idle child ends. The kernel may kill an idle child when
+        memory runs out.
         """
         pool = self._pool
         if pool is not None and not pool.active:

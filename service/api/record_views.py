@@ -1,4 +1,4 @@
-"""Conversion of records to the objects of HTTP answers."""
+"""Conversion of records to response bodies."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tilewright.tuner.protocol.measurement import RecordKey
 
 
 def stored_record_view(stored: StoredRecord, name: str = "") -> StoredRecordView:
-    """Return the view of a stored record. `name` is the name of its workload."""
+    """Return the response body for a stored record. `name` is the name of its workload."""
     second = stored.confirmation
     return StoredRecordView(
         id=stored.id,
@@ -54,7 +54,7 @@ def import_view(done: Imported) -> ImportView:
 
 
 def answer_view(key: RecordKey, answer: Answer, name: str = "") -> AnswerView:
-    """Return the view of an answer: the schedule to use for the workload of `key`.
+    """Return the response body for an answer: the schedule to use for the workload of `key`.
 
     `name` is the name of the workload for which the answer's record was tuned.
     """

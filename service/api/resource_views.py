@@ -1,4 +1,4 @@
-"""Conversion of stored trials, workloads, targets and workers to the objects of HTTP answers."""
+"""Conversion of stored trials, workloads, targets and workers to response bodies."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ JobPart = TypeVar("JobPart", TrialView, StoredRecordView)
 def without_jobs_of_others(
     views: Sequence[JobPart], storage: Storage, token: Token
 ) -> list[JobPart]:
-    """Return the views, with an empty `job_id` for each job that the token may not see.
+    """Return the bodies, with an empty `job_id` for each job that the token may not see.
 
-    Every token may read trials and records, but not which foreign job they come from.
+    Every token may read trials and records, but not the ids of other owners' jobs.
     """
     seen = storage.jobs.seen([view.job_id for view in views], token.sees)
     return [v if v.job_id in seen else v.model_copy(update={"job_id": ""}) for v in views]

@@ -1,8 +1,8 @@
-"""Validation of the results that workers report, before they are stored.
+"""Validation of workers' results before they are stored.
 
 A result must have exactly the fields, types and sizes of the protocol. It must also be plausible
-for the request that the worker has leased (`tuner.protocol.judge`). It is stored under the
-lease's worker, even if the result names another one.
+for the request that the worker has leased (`tuner.protocol.judge`). It is stored under the worker
+of the lease, even if the result names another worker.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from tilewright.tuner.protocol.version import ProtocolError
 
 
 class ResultRefused(Exception):
-    """Raised for an invalid result of a worker.
+    """A worker's result is invalid.
 
-    `field` is the path of the invalid part, such as "measurements.0.measurement.device".
+    `field` is the path of the invalid field, such as "measurements.0.measurement.device".
     """
 
     def __init__(self, field: str, sentence: str) -> None:
@@ -76,7 +76,7 @@ def admit(held: Held, worker_id: str, result: Mapping[str, Any]) -> JsonObject:
 
 
 def _refusal(error: ProtocolError) -> ResultRefused:
-    """Convert an error of the codec to a refusal that names the invalid field."""
+    """Convert a decoding error to a ResultRefused that names the invalid field."""
     cause = error.__cause__
     if not isinstance(cause, MalformedError):  # another protocol version
         return ResultRefused("protocol", str(error))

@@ -22,9 +22,9 @@ HEAD_BYTES = 32 << 10
 class PromptProtocol(H11Protocol):
     """HTTP protocol with a deadline for each part of a request that the application does not read.
 
-    uvicorn waits indefinitely for the first request, for the rest of a head, and for the rest of a
-    body that was answered early. This class closes such a connection after a deadline. The gate
-    limits the bodies that the application reads.
+    uvicorn waits indefinitely for the first request, for the rest of the request headers, and for
+    the rest of a body that was answered early. This class closes such a connection after a
+    deadline. The gate limits the bodies that the application reads.
     """
 
     def __init__(self, config: uvicorn.Config, *arguments: Any, **options: Any) -> None:

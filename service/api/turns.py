@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 
 
 class TooManyError(Exception):
-    """Too many requests are waiting already."""
+    """The limit of waiting requests is reached."""
 
     def __init__(self, waiting: int) -> None:
         super().__init__(f"{waiting} wait")

@@ -1,4 +1,4 @@
-"""Conversion of stored values to the objects of HTTP answers."""
+"""Conversion of stored values to response bodies."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def job_view(
     model_name: str = "",
     owner: str = "",
 ) -> JobView:
-    """Return the view of a job.
+    """Return the response body for a job.
 
     Args:
         job: the stored job.
@@ -118,7 +118,7 @@ def event_view(event: JobEvent) -> JobEventView:
 
 
 def task_view(task: JobTask, job_id: str = "") -> TaskView:
-    """Return the view of a task. An empty `job_id` means a local run without a job."""
+    """Return the response body for a task. An empty `job_id` means a local run without a job."""
     return TaskView(
         job_id=job_id,
         workload_key=task.workload_key,
@@ -153,7 +153,7 @@ def worker_view(
     names: Mapping[str, str] | None = None,
     trials: Mapping[str, int] | None = None,
 ) -> WorkerView:
-    """Return the view of a worker.
+    """Return the response body for a worker.
 
     Args:
         worker: the stored worker.

@@ -1,9 +1,9 @@
-"""Dispatch of work to the claims that wait in this process, in batches.
+"""Distributes measurement requests to the worker claims that wait in this process, in batches.
 
-One transaction takes leases for many claims; new claims collect meanwhile. A claim without work
-waits in a queue with other claims for the same targets, without a thread or a connection. When a
-notice announces new requests for these targets, the dispatcher serves the queue in batches, until
-no request is left.
+One transaction takes leases for many claims; new claims collect meanwhile. A claim for which no
+request is queued waits together with other claims for the same targets, without a thread or a
+connection. When a notice announces new requests for these targets, the dispatcher serves the
+waiting claims in batches, until no request is left.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class _Queue:
     """The waiting claims for the same targets, in the order of their next look-up.
 
     `announced` counts the notices of new requests. `empty_at` is the value of `announced` at the
-    last look-up that found the database's queue empty.
+    last look-up that found no queued request.
     """
 
     def __init__(self, called: Callable[[], None]) -> None:
@@ -51,7 +51,9 @@ class _Queue:
         self._called()
 
     def due(self, most: int) -> list[_Waiter]:
-        """Return up to `most` claims for the next look-up, or none if the queue is known empty."""
+        """Return up to `most` claims for the next look-up; none if no request is known to be
+        queued.
+        """
         if self.empty_at == self.announced:
             return []
         # claims that were looked up since the last notice are at the end

@@ -167,7 +167,7 @@ def _race(
 ) -> tuple[list[_Row], float | None]:
     """Time each feed, interleaved with another engine if one is given.
 
-    Returns the rows, and the largest difference between the engines' outputs as a share of the
+    Return the rows, and the largest difference between the engines' outputs as a fraction of the
     largest output (None without another engine).
     """
     from tilewright.service.jobs.evidence.verification import largest_model_error

@@ -56,11 +56,11 @@ def show_kernels(
     timings: TimingsOption = False,
     on: OnOption = None,
 ) -> None:
-    """Every kernel of a model: operators, schedule, time against what the machine allows, code.
+    """Report on each kernel of a model: operators, schedule, time relative to the roofline, code.
 
-    Compiles with the schedules that the database knows, runs the model on seeded inputs and times
-    each kernel in its place. Of ranges there is a table for each size hint of --dim, or for typical
-    and the largest sizes, with the kernels that serve it.
+    Compiles with the schedules in the database, runs the model on seeded inputs and times each
+    kernel within the model. For ranges there is one table per size hint of --dim; without hints,
+    one for typical and one for the largest sizes. Each table has the kernels that serve its sizes.
 
     Example: tilewright show kernels model.onnx --kernel 3 --nest --asm
     """

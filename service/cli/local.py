@@ -367,7 +367,7 @@ def _storable(name: str, output: Any, names: Collection[str]) -> list[tuple[str,
 
 
 def _check_place(path: Path) -> None:
-    """Check that a file can be written at the path. Raises UserError otherwise."""
+    """Check that a file can be created at the path. Raises UserError otherwise."""
     if path.is_dir():
         raise UserError(f"--outputs '{path}' is a folder, not a file")
     if not path.parent.is_dir():

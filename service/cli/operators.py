@@ -1,4 +1,4 @@
-"""The command that lists the operators that compile."""
+"""`tilewright show operators`: the supported ONNX operators."""
 
 from __future__ import annotations
 

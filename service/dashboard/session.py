@@ -64,7 +64,7 @@ def check_same_origin(headers: Mapping[str, str]) -> None:
 
 
 def keep(response: Response, request: Request, secret: str) -> None:
-    """Store a token in the browser's cookie."""
+    """Store a token in a cookie of the browser."""
     response.set_cookie(COOKIE, secret, max_age=KEPT_SECONDS, **_attributes(request))
 
 

@@ -38,8 +38,10 @@ class ModelPart:
 
     @property
     def saved_seconds(self) -> float | None:
-        """The seconds that quantising this part saves; negative if the quantised part takes longer,
-        None if a time is unknown."""
+        """The seconds that quantising this part saves; negative if the quantised part takes longer.
+
+        None if a time is unknown.
+        """
         if self.float_seconds is None or self.quantised_seconds is None:
             return None
         return self.float_seconds - self.quantised_seconds
@@ -84,8 +86,7 @@ def attribute(
     before: Timed | None,
     after: Timed | None,
 ) -> Attribution:
-    """Group layers into parts by the kernels of the float32 and the quantised model, and time the
-    parts.
+    """Group layers into parts by their kernels in both models, and time the parts.
 
     If `before` or `after` is None, each layer is a part, and its times are unknown.
 
@@ -117,8 +118,10 @@ def attribute(
 
 
 def kernel_layers(timed: Timed) -> list[Indices]:
-    """Return the positions of the layers of each of `plan.kernels`; empty for kernels in bodies of
-    loops and branches."""
+    """Return the positions of the layers of each of `plan.kernels`.
+
+    It is empty for kernels in bodies of loops and branches.
+    """
     plan = timed.plan
     readers: dict[str, Indices] = {}
     found: dict[int, Indices] = {}
@@ -140,7 +143,7 @@ def kernel_layers(timed: Timed) -> list[Indices]:
 
 
 def _layers(timed: Timed, made: Iterable[str]) -> Indices:
-    """The layers of a step that makes these values of the model."""
+    """Return the layers of a kernel that computes these values of the model."""
     nobody: Indices = frozenset()
     return nobody.union(*map(timed.owners.makers, made)) or nobody.union(
         *map(timed.owners.served, made)
@@ -148,7 +151,7 @@ def _layers(timed: Timed, made: Iterable[str]) -> Indices:
 
 
 def _made(plan: GraphPlan, step: KernelStep) -> Iterable[str]:
-    """The values of the graph that a kernel computes, including internal ones."""
+    """Yield the values of the graph that a kernel computes, including internal ones."""
     inputs = set(step.inputs)
     seen = {step.output}
     pending = [step.output]
@@ -164,7 +167,10 @@ def _made(plan: GraphPlan, step: KernelStep) -> Iterable[str]:
 def _totals(
     kernels: Iterable[tuple[Indices, float]], groups: _Groups
 ) -> Mapping[int | None, float]:
-    """Seconds by the first layer of a part; None is the key of kernels that belong to no layer."""
+    """Sum the seconds by the first layer of a part.
+
+    None is the key for kernels that belong to no layer.
+    """
     totals: dict[int | None, float] = {}
     for found, seconds in kernels:
         key = groups.first(min(found)) if found else None
@@ -173,7 +179,7 @@ def _totals(
 
 
 class _Groups:
-    """Disjoint sets of 0..count-1."""
+    """Disjoint sets of the integers 0..count-1 (union-find)."""
 
     def __init__(self, count: int) -> None:
         self._parents = list(range(count))

@@ -17,8 +17,9 @@ from tilewright.service.quantize.names import fresh
 
 
 def expand_biases(graph: onnx.GraphProto) -> None:
-    """Rewrite Gemm nodes so that each constant bias has the shape (channels,). A bias that differs
-    by row becomes an Add.
+    """Rewrite Gemm nodes so that each constant bias has the shape (channels,).
+
+    A bias that differs by row becomes an Add.
 
     Args:
         graph: is changed in place; its nodes must have names.

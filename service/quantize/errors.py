@@ -8,7 +8,7 @@ from tilewright.compiler.errors import CompilerError
 
 
 class QuantizeError(CompilerError):
-    """A model, its samples or an option is wrong; the message is one sentence."""
+    """A model, its samples or an option is invalid; the message is one sentence."""
 
 
 class NothingToQuantizeError(QuantizeError):
@@ -16,8 +16,11 @@ class NothingToQuantizeError(QuantizeError):
 
 
 def require(library: str) -> None:
-    """Import a library. Raises QuantizeError, which names the extra to install, if the library is
-    missing or fails to load."""
+    """Import a library.
+
+    Raises QuantizeError, which names the extra to install, if the library is missing or fails to
+    load.
+    """
     try:
         import_module(library)
     except ImportError as error:

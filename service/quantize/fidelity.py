@@ -1,4 +1,6 @@
-"""Measures how far arrays are from expected ones, by sums that can be added over many arrays."""
+"""Measures the deviation of arrays from expected ones, by sums that can be added over
+many arrays.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,7 @@ from tilewright.service.show.units import finite
 
 @dataclass(frozen=True, slots=True)
 class Fidelity:
-    """The difference of an array from an expected one, as sums over elements. `+` adds two of them.
+    """The deviation of an array from an expected one, as sums over elements. `+` adds two of them.
 
     A value that is equal on both sides, including NaN and infinities, adds no noise. A value that
     is finite on only one side makes the noise infinite.
@@ -84,8 +86,10 @@ class Fidelity:
         return self.product / length if length > 0.0 else math.nan
 
     def to_json(self) -> dict[str, Any]:
-        """Return plain data for `json`. Numbers that are not finite are null. `exact` is whether
-        all values are equal, so that the ratio is infinite."""
+        """Return plain data for `json`, with null for numbers that are not finite.
+
+        `exact` is whether all values are equal, so that the ratio is infinite.
+        """
         return {
             "sqnr_db": finite(self.sqnr_db),
             "cosine": finite(self.cosine),
@@ -126,7 +130,7 @@ class TopOne:
 
     @property
     def changed(self) -> float:
-        """The share of rows whose answer changed, in 0..1."""
+        """The fraction of rows whose top-1 class changed, in 0..1."""
         return (self.rows - self.same) / self.rows if self.rows else 0.0
 
 
@@ -137,7 +141,7 @@ class OutputFidelity:
     Attributes:
         name: the name of the output.
         fidelity: the sums over its elements.
-        top_one: the agreement of its answers; None if the output is not a classification.
+        top_one: the agreement of its top-1 classes; None if the output is not a classification.
     """
 
     name: str
@@ -167,8 +171,10 @@ Outputs = tuple[OutputFidelity, ...]
 
 
 def added(first: Outputs, second: Outputs) -> Outputs:
-    """Add the fidelities of a model's outputs over two sets of samples. The empty tuple stands for
-    no samples."""
+    """Add the fidelities of a model's outputs over two sets of samples.
+
+    The empty tuple stands for no samples.
+    """
     if not first:
         return second
     return tuple(a + b for a, b in zip(first, second, strict=True))

@@ -23,8 +23,9 @@ class ImageLayout(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ImageOptions:
-    """The normalisation of a network's training: `(pixel / 255 - mean) / std`, with one number for
-    all channels or one per channel.
+    """The normalisation of images in a network's training: `(pixel / 255 - mean) / std`.
+
+    Each has one number for all channels or one per channel.
 
     Raises:
         QuantizeError: if a number is not finite, or a deviation is not above 0.

@@ -92,8 +92,10 @@ def find_layers(
 
 
 def as_read(graph: onnx.GraphProto, values: Iterable[str]) -> dict[str, str]:
-    """Map each value to the value that its readers get: the dequantised value if it is quantised,
-    otherwise itself."""
+    """Map each value to the value that its readers get.
+
+    This is the dequantised value if the value is quantised, otherwise the value itself.
+    """
     wiring = Wiring.of(graph)
     found = {}
     for value in values:
@@ -105,8 +107,10 @@ def as_read(graph: onnx.GraphProto, values: Iterable[str]) -> dict[str, str]:
 
 
 class Owners:
-    """Finds the layers that compute a value, or whose data pass through it. Layers are numbered by
-    position."""
+    """Finds the layers that compute a value, or whose data pass through it.
+
+    Layers are identified by position.
+    """
 
     def __init__(
         self, graph: onnx.GraphProto, known: Collection[str], layers: Iterable[Layer]
@@ -121,8 +125,10 @@ class Owners:
         }
 
     def makers(self, value: str) -> frozenset[int]:
-        """Return the layer that computes a value of the float32 model. For a rounded value, the
-        value before rounding counts. The result is empty if no layer computes the value."""
+        """Return the layer that computes a value of the float32 model; empty if no layer does.
+
+        For a rounded value, the value before rounding counts.
+        """
         while value not in self._known:
             node = self._wiring.producers.get(value)
             if node is None or node.op_type not in ROUNDING:

@@ -23,8 +23,7 @@ class LeastSqnr:
 
 @dataclass(frozen=True, slots=True)
 class MostChanged:
-    """Upper limit of the share of rows, in 0..1, for which a classification gives another
-    answer."""
+    """Upper limit of the fraction of rows, in 0..1, whose top-1 class changes."""
 
     share: float
 
@@ -72,10 +71,11 @@ def keeps(limit: Limit, outputs: Outputs) -> bool:
 
 
 def check_limit(limit: Limit, outputs: Outputs) -> tuple[str, ...]:
-    """Return remarks on a limit, as sentences: outputs that it does not limit, and too few samples.
+    """Return warnings about a limit, as sentences: outputs that it does not limit, too few samples.
 
     Raises:
-        QuantizeError: if the limit is a share of answers, and no output is a classification.
+        QuantizeError: if the limit is a fraction of changed classes, and no output is a
+            classification.
     """
     if isinstance(limit, LeastSqnr):
         return ()

@@ -1,4 +1,4 @@
-"""Redirects to our log what onnxruntime prints and logs during quantisation."""
+"""Redirects onnxruntime's output and log during quantisation to our log."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _THEIRS = ("root", "onnxruntime")
 
 
 class _Forwarder(logging.Handler):
-    """Collects onnxruntime's records, and hands all others to the handlers that were there."""
+    """Collects onnxruntime's log records, and passes all others to the previous handlers."""
 
     def __init__(self, handlers: Sequence[logging.Handler]) -> None:
         super().__init__()
@@ -35,12 +35,12 @@ class _Forwarder(logging.Handler):
 
 @contextlib.contextmanager
 def kept_in_log() -> Iterator[None]:
-    """Redirect onnxruntime's output, on either stream, and its log to our log, at level INFO, in
-    the body of a with statement.
+    """Open a context in which onnxruntime's output and log are redirected to our log, at level
+    INFO.
 
-    Its C++ code writes to the file descriptor of standard error directly. The descriptor is
-    replaced, so that output of other threads goes to the log, too. The handlers and the level of
-    the root logger, which its modules change at import, are restored.
+    Its C++ code writes directly to the file descriptor of standard error. The descriptor is
+    replaced, so output of other threads is redirected, too. The handlers and the level of the root
+    logger, which its modules change at import, are restored.
     """
     root = logging.getLogger()
     handlers, level = root.handlers[:], root.level
@@ -64,7 +64,7 @@ def kept_in_log() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _standard_error() -> Iterator[io.BufferedRandom | None]:
-    """The file that replaces standard error; None if the process has no standard error."""
+    """Yield the file that replaces standard error; None if the process has no standard error."""
     sys.stderr.flush()
     try:
         number = os.dup(2)

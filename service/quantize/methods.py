@@ -67,8 +67,7 @@ class StaticInt8:
 
 @dataclass(frozen=True, slots=True)
 class DynamicInt8:
-    """The dynamic int8 method: int8 weights, and activations that are quantised when the model
-    runs.
+    """The dynamic int8 method: int8 weights, and activations that are quantised at run time.
 
     Attributes:
         per_channel: whether weights have a scale per channel; otherwise one per tensor.
@@ -123,10 +122,10 @@ class Quantiser:
         calibration: samples for the ranges of a static method; they are used once.
         folder: the folder for temporary files; it outlives the quantiser.
         operators: the operators that the method quantises.
-        enclosed: the number of weights that nodes of these operators read in bodies of If, Loop and
+        enclosed: the number of weights that these operators read inside bodies of If, Loop and
             Scan, where they stay in float32.
-        wild: the names of nodes that stay in float32, because the samples give them NaN or
-            infinity, so that their values have no finite range.
+        wild: the names of nodes that stay in float32, because their values are NaN or infinite for
+            some samples, and thus have no finite range.
     """
 
     model: onnx.ModelProto
@@ -239,11 +238,12 @@ class Quantiser:
 
 
 def prepare(path: Path, method: Method, folder: Path) -> onnx.ModelProto:
-    """Prepare a float32 model for the method: set the opset, fold constants, expand Gemm, and name
-    all nodes.
+    """Prepare a float32 model for quantisation.
+
+    It sets the opset, folds constants, expands Gemm biases, and names all nodes.
 
     Raises:
-        NothingToQuantizeError: if it is quantised already, or has no standard ONNX operator.
+        NothingToQuantizeError: if the model is already quantised, or has no standard ONNX operator.
         QuantizeError: if it is too large, or onnxruntime cannot read it.
     """
     check_installed(method)
@@ -294,8 +294,10 @@ def load_whole(path: Path) -> onnx.ModelProto:
 
 
 def check_installed(method: Method) -> None:
-    """Check that the libraries of a method are installed. Raises QuantizeError, which names the
-    extra to install."""
+    """Check that the libraries of a method are installed.
+
+    Raises QuantizeError, which names the extra to install.
+    """
     require("onnxruntime.quantization")
     if isinstance(method, Int4):
         require("onnx_ir")
@@ -346,7 +348,7 @@ def _calibration_method(ranges: Ranges) -> Any:
 
 
 def _check_float(model: onnx.ModelProto) -> None:
-    """Raises NothingToQuantizeError if a node occurs only in quantised models."""
+    """Raise NothingToQuantizeError if a node occurs only in quantised models."""
     for node in (node for graph in graphs(model.graph) for node in graph.node):
         if node.op_type in QUANTISED:
             raise NothingToQuantizeError(
@@ -356,15 +358,17 @@ def _check_float(model: onnx.ModelProto) -> None:
 
 
 def _untyped(graph: onnx.GraphProto) -> frozenset[str]:
-    """The Softmax nodes whose output has no type in the file: onnxruntime states a range for each,
-    and fails where it did not calibrate one."""
+    """Return the names of Softmax nodes whose output has no type in the file.
+
+    onnxruntime requires a range for each Softmax, and fails for outputs that it did not calibrate.
+    """
     known = {info.name for info in (*graph.value_info, *graph.output)}
     softmaxes = (node for node in graph.node if node.op_type == "Softmax")
     return frozenset(node.name for node in softmaxes if node.output[0] not in known)
 
 
 def _wild(graph: onnx.GraphProto, ranges: Path) -> frozenset[str]:
-    """The nodes that read or write a value whose range is NaN.
+    """Return the nodes that read or write a value whose range is not finite.
 
     Such ranges are removed from the file of ranges that onnxruntime wrote, if it exists.
     """
@@ -382,8 +386,10 @@ def _wild(graph: onnx.GraphProto, ranges: Path) -> frozenset[str]:
 
 
 def _weights_in_bodies(graph: onnx.GraphProto, operators: Collection[str]) -> frozenset[str]:
-    """The float32 constants of two dimensions or more that nodes of these operators read in bodies,
-    wherever the constants are."""
+    """Return the float32 weights that nodes of these operators read inside bodies.
+
+    Weights are constants of at least two dimensions, wherever they are defined.
+    """
     constants = set()
     for one in graphs(graph):
         made = [
@@ -405,7 +411,10 @@ def _weights_in_bodies(graph: onnx.GraphProto, operators: Collection[str]) -> fr
 
 
 def _list_opsets_once(model: onnx.ModelProto) -> None:
-    """List each domain once. Some exporters list one twice, which onnxruntime's tools refuse."""
+    """Remove duplicate domains from the opset list.
+
+    Some exporters list a domain twice, which onnxruntime's tools reject.
+    """
     listed = {"" if o.domain == "ai.onnx" else o.domain: o for o in model.opset_import}
     kept = [onnx.helper.make_opsetid(one.domain, one.version) for one in listed.values()]
     del model.opset_import[:]
@@ -421,8 +430,9 @@ def _name_nodes(graph: onnx.GraphProto) -> None:
 
 
 def tensor_names(graph: onnx.GraphProto) -> frozenset[str]:
-    """Return the names of all values of a graph: inputs, initializers, and the nodes' inputs and
-    outputs."""
+    """Return the names of all values of a graph: inputs, initializers, and node inputs
+    and outputs.
+    """
     names = {info.name for info in graph.input} | {tensor.name for tensor in graph.initializer}
     for node in graph.node:
         names.update(reads(node))
@@ -443,10 +453,10 @@ def _scales(per_channel: bool) -> str:
 
 @contextlib.contextmanager
 def _border(failure: str, hint: str = "") -> Iterator[None]:
-    """Send messages of onnxruntime to the log, and turn its errors into one sentence that ends with
-    a hint.
+    """Open a context for calls of onnxruntime: log its output, and convert its errors.
 
-    It raises any exception that its Python meets in a model that it does not expect.
+    Any exception becomes a QuantizeError of one sentence that ends with `hint`, because onnxruntime
+    raises exceptions of any type for models that it does not support.
     """
     try:
         with kept_in_log():
@@ -459,7 +469,7 @@ def _border(failure: str, hint: str = "") -> Iterator[None]:
 
 
 def _said(error: Exception) -> str:
-    """The text of an error, reworded for users."""
+    """Return the text of an error, reworded for users."""
     if "truth value of an array" in str(error):
         return "its code takes an array for a single number"
     return ": ".join(each for each in (type(error).__name__, str(error)) if each)

@@ -17,8 +17,10 @@ import onnx
 
 
 def temporary_names(graph: onnx.GraphProto) -> dict[str, str]:
-    """Return a temporary name for each name of a node or value, also in bodies, that is a prefix of
-    another name. No name begins with a temporary name."""
+    """Return a temporary name for each name that is a prefix of another name, also in bodies.
+
+    The names are those of nodes and values. No name begins with a temporary name.
+    """
     names = {name for one in graphs(graph) for name in _names(one)}
     starts = {
         name[:end]

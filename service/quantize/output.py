@@ -11,8 +11,10 @@ from tilewright.service.quantize.errors import QuantizeError
 
 
 def check_place(path: Path, model: Path) -> None:
-    """Check the path of the output. Raises QuantizeError if no file can be written there, or if it
-    is the model itself."""
+    """Check the path of the output.
+
+    Raises QuantizeError if no file can be written there, or if it is the model itself.
+    """
     if path.is_dir():
         raise QuantizeError(f"--output '{path}' is a folder, not a file")
     if not path.parent.is_dir():

@@ -14,8 +14,7 @@ from tilewright.service.quantize.samples import Samples, model_inputs, random_sa
 
 
 def random_samples_at_hints(model: Path, given: Mapping[str, int]) -> Samples:
-    """Generate random samples of a model's inputs. Random integers are valid rows of the tables
-    that they index.
+    """Generate random samples of a model's inputs. Random indices are within their tables.
 
     Args:
         model: the ONNX file.
@@ -24,7 +23,7 @@ def random_samples_at_hints(model: Path, given: Mapping[str, int]) -> Samples:
 
     Raises:
         CompilerError: if the model does not compile.
-        QuantizeError: if samples cannot hold an input's type.
+        QuantizeError: if an input has a type that samples do not support.
     """
     graph = read_model(model).proto.graph
     ports = model_ports(graph).fixed(given)

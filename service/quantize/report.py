@@ -18,8 +18,8 @@ class LayerReport:
 
     Attributes:
         layer: the layer.
-        kept: whether it stays in float32.
-        part: the position of the part that it is timed with.
+        kept: whether the layer stays in float32.
+        part: the position of the `ModelPart` that it belongs to.
         fidelity: the fidelity of its value in the quantised model to the float32 model's value,
             including the noise from the layers before it; None if they have no common value.
     """
@@ -42,7 +42,7 @@ class LayerReport:
 
 @dataclass(frozen=True, slots=True)
 class Times:
-    """Seconds of the kernels of one run on the device; None where it does not run the code.
+    """Seconds of the kernels in one run on the device; None if the device does not run the code.
 
     Attributes:
         device: the device of the runs.
@@ -51,9 +51,10 @@ class Times:
         quantised_seconds: the seconds of the resulting model.
         parts: the times of each part in the float32 model and in the model with all parts
             quantised, including parts that the result keeps in float32.
-        elsewhere: the seconds of the kernels that belong to no layer, in these two models.
-        tuned: the number of kernels with a tuned schedule and of all kernels, for the float32 model
-            and for the resulting one; empty without times.
+        elsewhere: the seconds of the kernels that belong to no layer, in the same two models as
+            `parts`.
+        tuned: the number of kernels with a tuned schedule and the number of all kernels, for the
+            float32 model and for the resulting one; empty without times.
     """
 
     device: str
@@ -97,9 +98,10 @@ class QuantizeReport:
         origin: the origin of the samples: a path, or `"drawn"` for random ones.
         samples: the number of samples for calibration; 0 if the method needs no calibration.
         measured: the number of samples that the report is computed on.
-        seen: whether the report uses the samples of the calibration.
+        seen: whether the report uses the calibration samples.
         outputs: the fidelity of the whole model's outputs.
-        all_quantised: the same with every layer quantised, which may exceed the limit.
+        all_quantised: the fidelity of the outputs with every layer quantised, which may exceed the
+            limit.
         layers: every layer that the method quantises, in order.
         times: the times on the device.
         limit: the allowed loss, as text for users; "" if none was stated.
@@ -122,7 +124,7 @@ class QuantizeReport:
     notes: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data for `json`."""
+        """Return plain data for `json`."""
         return {
             "method": self.method,
             "samples": {

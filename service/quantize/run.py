@@ -1,4 +1,4 @@
-"""Runs the quantisation of a model: from a float32 model to a quantised model and its report."""
+"""Quantises a float32 model, and reports on the quantised model."""
 
 from __future__ import annotations
 
@@ -45,18 +45,19 @@ Tell: TypeAlias = Callable[[str], None]
 
 
 def by_rule(planned: Planned) -> tuple[Planned, ScheduleSource | None]:
-    """Return the plan unchanged, without tuned schedules; the default of
-    `QuantizeWork.select_schedules`."""
+    """Return the plan unchanged and no tuned schedules; the default of
+    `QuantizeWork.select_schedules`.
+    """
     return planned, None
 
 
 def quiet(_: str) -> None:
-    """Discard a message on progress; the default of `QuantizeWork.tell`."""
+    """Discard a progress message; the default of `QuantizeWork.tell`."""
 
 
 @dataclass(frozen=True, slots=True)
 class QuantizeWork:
-    """A model to quantise, and how to do it.
+    """A model to quantise, with the method, samples, device and limits.
 
     `tell` is called with a text at the beginning of each step.
 
@@ -67,7 +68,7 @@ class QuantizeWork:
         device: the device on which the kernels are timed.
         mode: the mode in which models are compiled for the device.
         limit: the allowed loss, if one is stated.
-        select_schedules: chooses the schedules with which the models are timed.
+        select_schedules: returns the plan and the schedule source with which a model is timed.
     """
 
     model: Path
@@ -87,7 +88,7 @@ def quantize(work: QuantizeWork) -> tuple[onnx.ModelProto, QuantizeReport]:
         NothingToQuantizeError: if the method cannot quantise any node of the model.
         QuantizeError: if the model cannot be quantised, or not without exceeding the allowed loss.
         CompilerError: if one of the models does not compile.
-        DeviceError: if the device does not answer, or cannot run them.
+        DeviceError: if the device does not answer, or cannot run the models.
     """
     with tempfile.TemporaryDirectory(prefix="tilewright-quantize-") as folder:
         return _Run(work, Path(folder)).whole()
@@ -150,8 +151,10 @@ class _Run:
         return made, self._report(made, (outputs, whole), times, kept, selection)
 
     def _compiled(self, made: onnx.ModelProto) -> Model:
-        """Compile a quantised model. Its float32 model did compile, so onnxruntime is the cause of
-        an error."""
+        """Compile a quantised model.
+
+        Its float32 model compiled, so an error is attributed to onnxruntime.
+        """
         try:
             return self._sizes.compile(made)
         except CompilerError as error:
@@ -161,8 +164,10 @@ class _Run:
             ) from error
 
     def _timed(self, model: onnx.ModelProto) -> Timed | None:
-        """The model's plan with the times of its kernels; None if the device does not run it, or if
-        data decide its sizes."""
+        """Return the model's plan with the times of its kernels.
+
+        Return None if the device does not run it, or if its sizes depend on data.
+        """
         work = self._work
         path = self._folder / "timed.onnx"
         onnx.save(model, path)
@@ -190,8 +195,10 @@ class _Run:
         reference: FloatOutputs,
         limit: Limit,
     ) -> tuple[onnx.ModelProto, Outputs, Selection]:
-        """Keep parts in float32 until the model meets the limit. Raises QuantizeError if only all
-        parts suffice."""
+        """Keep parts in float32 until the model meets the limit.
+
+        Raises QuantizeError if that needs all parts.
+        """
         tell, count = self._work.tell, len(found.parts)
         switched = self._sizes.compile(switched_model(self._model, made, self._layers, found.parts))
         few = reference.first(ALONE_SAMPLES)

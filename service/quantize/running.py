@@ -43,7 +43,7 @@ class CompiledFor:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FloatOutputs:
-    """The outputs of the float32 model for some samples, as reference.
+    """The reference outputs: those of the float32 model for some samples.
 
     Attributes:
         names: the names of the outputs.
@@ -65,7 +65,8 @@ class FloatOutputs:
         return replace(self, samples=self.samples[:count], outputs=self.outputs[:count])
 
     def compare(self, executable: Model, more: Mapping[str, Array] | None = None) -> Outputs:
-        """Run another model on the same samples; return the fidelity of its outputs to these.
+        """Run another model on the same samples. Return the fidelity of its outputs to the
+        reference.
 
         Args:
             executable: the other model.
@@ -81,19 +82,19 @@ class FloatOutputs:
 
 
 def _outputs(executable: Model, sample: InputArrays) -> Sequence[Array]:
-    """The outputs of a model, with the same random numbers each time."""
+    """Run a model on a sample, with the same random numbers each time."""
     with pinned_random_keys():
         found: Sequence[Array] = executable.run(sample, labels=False)
         return found
 
 
 def _names(executable: Model) -> tuple[str, ...]:
-    """The names of outputs, including the elements of lists."""
+    """Return the names of outputs, including the elements of lists."""
     return tuple(port.name for port in executable.outputs)
 
 
 def _named(executable: Model, outputs: Sequence[Array]) -> dict[str, Array]:
-    """Outputs as arrays of numbers, by name."""
+    """Return outputs as numeric arrays by name."""
     return dict(zip(_names(executable), outputs, strict=True))
 
 
@@ -104,10 +105,11 @@ def layer_fidelity(
     samples: Sequence[InputArrays],
     sizes: CompiledFor,
 ) -> list[Fidelity | None]:
-    """Run both models on the samples; return the fidelity of each layer's value in the quantised
+    """Run both models on the samples. Return the fidelity of each layer's value in the quantised
     model.
 
-    The sums are taken over all samples. A layer whose value does not exist in both models has None.
+    The sums are taken over all samples. The result is None for a layer whose value does not exist
+    in both models.
     """
     values = [layer.value for layer in layers if layer.value]
     seen = as_read(quantised.graph, values)

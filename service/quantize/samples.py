@@ -1,7 +1,7 @@
 """Reads samples of a model's inputs from files, checks them against the model, and splits them.
 
-An .npz file holds one sample, arrays by input name; or many, where every array has a multiple of
-the rows that the model takes. A folder holds such files, or images (`images.py`).
+An .npz file has one sample, arrays by input name; or several samples, where every array has a
+multiple of the rows that the model takes. A folder has such files, or images (`images.py`).
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Samples:
         calibration: the samples that determine value ranges.
         held_out: the samples that the report is computed on.
         dims: the sizes of the model's named dimensions.
-        origin: where the samples are from: a path, or `"drawn"` for random ones.
+        origin: the source of the samples: a path, or `"drawn"` for random ones.
     """
 
     calibration: tuple[InputArrays, ...]
@@ -66,13 +66,14 @@ class Samples:
 
     @property
     def seen(self) -> bool:
-        """Whether the report uses the samples of the calibration, because only one exists."""
+        """Whether the report uses a calibration sample, because only one sample exists."""
         return self.held_out is self.calibration
 
 
 def model_inputs(graph: onnx.GraphProto, ports: Mapping[str, Dims]) -> tuple[Input, ...]:
-    """Return the inputs that a run needs, with the dimensions from `ports`. Inputs that are not in
-    `ports` are left out.
+    """Return the inputs that a run needs, with the dimensions from `ports`.
+
+    Inputs that are not in `ports` are left out.
 
     Raises:
         QuantizeError: if an input is not a tensor of numbers or texts.
@@ -202,8 +203,10 @@ def random_samples(
 
 
 def split(samples: Sequence[InputArrays], dims: Mapping[str, int], origin: str) -> Samples:
-    """Split samples for calibration and report: every fourth sample is held out for the report. Of
-    two or three samples the last one is held out, and a single sample serves both purposes."""
+    """Split samples for calibration and report: every fourth sample is held out for the report.
+
+    Of two or three samples the last one is held out, and a single sample serves both purposes.
+    """
     every = min(HELD_OUT, len(samples))
     held = tuple(s for i, s in enumerate(samples) if i % every == every - 1)
     rest = tuple(s for i, s in enumerate(samples) if i % every != every - 1)
@@ -213,7 +216,7 @@ def split(samples: Sequence[InputArrays], dims: Mapping[str, int], origin: str) 
 def _arrays(
     path: Path, inputs: Sequence[Input], images: ImageOptions
 ) -> Iterator[tuple[str, Mapping[str, Array]]]:
-    """Arrays by name, and the file that they come from."""
+    """Yield the name of each file, and its arrays by input name."""
     if not path.exists():
         raise QuantizeError(f"no such file: '{path}'")
     if not path.is_dir():
@@ -245,7 +248,7 @@ def _load(path: Path) -> Mapping[str, Array]:
 def _numbered(
     where: str, arrays: Mapping[str, Array], inputs: Collection[str]
 ) -> Iterator[tuple[str, Mapping[str, Array]]]:
-    """The samples of a file, by number; the file as one sample if its arrays have no numbers."""
+    """Yield the samples of a file by number; without numbers, the file is one sample."""
     if arrays.keys() <= set(inputs) or not all(_NUMBERED.match(name) for name in arrays):
         yield where, arrays
         return
@@ -292,8 +295,10 @@ def _checked(where: str, arrays: Mapping[str, Array], inputs: Sequence[Input]) -
 
 
 def _rows(sample: InputArrays, inputs: Sequence[Input]) -> Iterator[InputArrays]:
-    """A sample unchanged, or several samples if each array has the same multiple of its input's
-    rows."""
+    """Yield the sample, or the several samples of which it has the rows.
+
+    It has several if each array has the same multiple of its input's rows.
+    """
     counts = set()
     for one in inputs:
         rows, shape = (one.dims or (None,))[0], sample[one.name].shape

@@ -43,8 +43,8 @@ class Selection:
     Attributes:
         candidates: all parts, in the order in which they are kept.
         kept: the parts that stay in float32.
-        runs: the number of combinations of parts that were run, each on its samples.
-        rounds: the number of parts that each newly quantised model kept, in order.
+        runs: the number of evaluated combinations of parts.
+        rounds: the number of parts kept in float32 by each newly quantised model, in order.
     """
 
     candidates: tuple[PartNoise, ...]
@@ -89,13 +89,14 @@ def select(
     would_keep: Callable[[frozenset[int]], bool],
     does_keep: Callable[[frozenset[int]], bool],
 ) -> Selection | None:
-    """Search the fewest parts to keep in float32; None if the limit is met only with all of them.
+    """Search for the fewest parts to keep in float32; None if the limit is met only with all of
+    them.
 
     Args:
         candidates: the parts of the model.
         would_keep: returns whether the switched model meets the limit with these parts in float32.
-        does_keep: returns the same for the real model, which is quantised anew. The last accepted
-            set is chosen.
+        does_keep: returns whether the real model, newly quantised without these parts, meets the
+            limit. The last accepted set is chosen.
     """
     order = by_noise_for_time(candidates)
     runs = len(order)

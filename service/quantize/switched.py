@@ -30,8 +30,10 @@ def flag(part: int) -> str:
 
 
 def flags(count: int, keep: Collection[int]) -> dict[str, Array]:
-    """Return the flag inputs of a run in which the parts in `keep`, of `count` parts, stay in
-    float32."""
+    """Return the flag inputs for a run in which the parts in `keep` stay in float32.
+
+    `count` is the number of all parts.
+    """
     return {flag(part): np.array(part in keep) for part in range(count)}
 
 
@@ -70,7 +72,7 @@ def switched_model(
 
 
 class _Switches:
-    """The nodes added to a quantised graph, and the values in it that are renamed."""
+    """The nodes added to a quantised graph, and its renamed values."""
 
     def __init__(
         self, layers: Sequence[Layer], parts: Sequence[ModelPart], graph: onnx.GraphProto
@@ -91,7 +93,9 @@ class _Switches:
         self._read = as_read(graph, (v for v in self._touching if v in self._there))
 
     def choose_layers(self, model: onnx.GraphProto) -> None:
-        """Add each layer again in float32, and select by flag which one computes its values."""
+        """Add each layer again in float32, and select by flag which of the two computes
+        its values.
+        """
         weights = {tensor.name: tensor for tensor in model.initializer}
         for node in model.node:
             part = self._part_of.get(node.name)
@@ -132,15 +136,17 @@ class _Switches:
         self.nodes.append(helper.make_node("Where", inputs, [value], f"{value}.chosen"))
 
     def _of_float(self, value: str) -> str:
-        """The value that a float32 layer reads in place of a value of the float32 model."""
+        """Return the value that a float32 layer reads in place of a value of the float32 model."""
         if not value or value in self._there:
             return self._read.get(value, value)
         return f"{value}.float"
 
 
 def with_outputs(model: onnx.ModelProto, values: Collection[str]) -> onnx.ModelProto:
-    """Return a copy of the model with these values as further outputs. Their types are inferred
-    when the model is imported."""
+    """Return a copy of the model with these values as further outputs.
+
+    Their types are inferred when the model is imported.
+    """
     result = onnx.ModelProto()
     result.CopyFrom(model)
     there = {info.name for info in result.graph.output}

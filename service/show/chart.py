@@ -24,7 +24,7 @@ MOST_ROWS = 50
 
 
 class Mark(StrEnum):
-    """How the points of a series are plotted.
+    """The way in which the points of a series are plotted.
 
     Two consecutive series of edges enclose a band.
     """

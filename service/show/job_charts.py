@@ -82,8 +82,7 @@ def prediction_charts(found: PredictionsView) -> tuple[Chart, ...]:
 
 
 def order_text(order: OrderView | None) -> str:
-    """Return a phrase that states how well predictions order the trials: pairs in order, first
-    pick."""
+    """Return a phrase on how well predictions rank the trials: pairs in order, first pick."""
     if order is None:
         return "too few trials to judge"
     return (

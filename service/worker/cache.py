@@ -25,8 +25,10 @@ _State = tuple[int, int, int]
 
 
 def _state(path: Path) -> _State:
-    """Inode, size and change time of a file. They change whenever its bytes do, because only the
-    kernel sets the change time."""
+    """Return the inode, size and change time of a file.
+
+    They change whenever its bytes do, because only the kernel sets the change time.
+    """
     found = path.stat()
     return found.st_ino, found.st_size, found.st_ctime_ns
 
@@ -140,7 +142,7 @@ class BlobCache:
             return total <= self._limit_bytes
 
     def _missing(self, blobs: Mapping[str, int]) -> int:
-        """Number of bytes of the blobs that are not in the cache yet."""
+        """Return the number of bytes of the blobs that are not cached yet."""
         missing = 0
         for digest, size in blobs.items():
             path = self.path(digest)
@@ -155,8 +157,10 @@ class BlobCache:
         return sum(stat.st_size for stat, _ in self._files())
 
     def _files(self) -> list[tuple[os.stat_result, Path]]:
-        """The files with their states. Files that disappear meanwhile, because downloads end, are
-        left out."""
+        """Return the files with their stat results.
+
+        Files that disappear meanwhile, because downloads end, are left out.
+        """
         found = []
         for path in self._folder.iterdir():
             with suppress(FileNotFoundError):

@@ -108,8 +108,10 @@ def report(findings: Sequence[DeviceFinding], as_json: bool) -> str:
 
 
 def exit_status(findings: Sequence[DeviceFinding]) -> int:
-    """Return the exit status for findings: 0 if nothing needs attention, 1 if the worker cannot
-    work, 3 if its times are less reliable."""
+    """Return the exit status for findings.
+
+    0: nothing needs attention; 1: the worker cannot work; 3: its times are less reliable.
+    """
     grades = {each.grade for each in findings}
     if Grade.WRONG in grades:
         return 1
@@ -136,7 +138,7 @@ def _cores(root: Path, used: Sequence[int]) -> DeviceFinding:
 
 
 def _first(listed: str) -> int:
-    """The first number of a list of cores: 3 for "3,7" and "3-4"; 0 for an invalid list."""
+    """Return the first number in a list of cores: 3 for "3,7" and "3-4"; 0 for an invalid list."""
     digits = listed.replace("-", ",").split(",")[0]
     return int(digits) if digits.isdecimal() and len(digits) <= 5 else 0
 

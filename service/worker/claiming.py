@@ -210,8 +210,10 @@ class Claimer:
 
 
 def _name(lease: object, key: str, pattern: re.Pattern[str]) -> str:
-    """A field of a lease that becomes part of a file's path or of an address. Raises Unreachable if
-    it is not safe for that."""
+    """Return a field of a lease that becomes part of a file path or of a URL.
+
+    Raises Unreachable if it is not safe for that.
+    """
     found = field(lease, key, str)
     if not pattern.fullmatch(found):
         raise Unreachable(f"the answer is not the service's: {found[:100]!r} is no {key}")

@@ -58,7 +58,7 @@ def _load(root: Path) -> Iterable[float]:
 
 
 def _largest(readings: Iterable[float], least: float, most: float) -> Reading:
-    """The largest plausible reading. NaN is not plausible."""
+    """Return the largest plausible reading. NaN is not plausible."""
     return max((n for n in readings if least <= n <= most), default=None)
 
 
@@ -70,7 +70,9 @@ def _number(path: Path) -> Reading:
 
 
 def _text(path: Path) -> str:
-    """The text of a file; empty if the file is missing or unreadable, or its sensor fails."""
+    """Return the text of a file; empty if the file is missing or unreadable, or its
+    sensor fails.
+    """
     try:
         text = path.read_text(encoding="utf-8", errors="replace").strip()
     except OSError:

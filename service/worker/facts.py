@@ -1,4 +1,4 @@
-"""Collects the device facts that a worker reports, without LLVM."""
+"""Collects the properties of a device that a worker reports, without LLVM."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from tilewright.compiler.targets.detection import named_device
 
 
 def device_facts(cores: Collection[int] = ()) -> dict[str, Any]:
-    """Return the facts that every measurement contains: CPU model, cores, caches (bytes), governor,
-    ...
+    """Return the device properties in every measurement: CPU model, cores, caches (bytes),
+    governor.
 
     Args:
         cores: the cores that candidates run on; empty for all that this process may use.
@@ -21,8 +21,9 @@ def device_facts(cores: Collection[int] = ()) -> dict[str, Any]:
 
 
 def registration_facts(cores: Collection[int] = ()) -> dict[str, Any]:
-    """Return the facts that a worker registers with: those of `device_facts` and the CPU's
-    features. The service determines the device's targets from these.
+    """Return the device properties for a registration: `device_facts` and the CPU's features.
+
+    The service determines the device's targets from them.
 
     Args:
         cores: the cores that candidates run on; empty for all that this process may use.

@@ -33,10 +33,10 @@ _FIRMWARE_BITS = (
 
 
 class Heat:
-    """Detects that a device is throttled at the moment, and finds the cause.
+    """Detects whether a device is throttled at present, and why.
 
     Args:
-        root: the folder that holds `sys`.
+        root: the folder that contains `sys`.
         cores: the cores that candidates run on; empty for all.
     """
 
@@ -46,8 +46,9 @@ class Heat:
         self._throttled = self._count()
 
     def reason(self) -> str:
-        """Return the cause that throttles the device, as part of a sentence; "" if it is not
-        throttled."""
+        """Return the cause of throttling, as part of a sentence; "" if the device is not
+        throttled.
+        """
         count, before = self._count(), self._throttled
         self._throttled = count
         counted = "its throttling was counted since the last look" if count > before else ""
@@ -85,8 +86,9 @@ class Heat:
         return sum(read_integer(folder / name) for folder in folders for name in names)
 
     def _folders(self, name: str) -> list[Path]:
-        """The folders with this name in the directories of the cores, in the order of the cores'
-        numbers."""
+        """Return the folders with this name in the directories of the cores, ordered by core
+        number.
+        """
         found = {}
         for folder in (self._root / "sys/devices/system/cpu").glob(f"cpu[0-9]*/{name}"):
             number = folder.parent.name.removeprefix("cpu")

@@ -38,11 +38,11 @@ class Unreachable(Exception):
 
 
 class Damaged(Unreachable):
-    """A download is complete, but has another digest. A single case is caused by the network."""
+    """A complete download has the wrong digest. A single case may be a network error."""
 
 
 class Refused(Exception):
-    """The service refused the request with a problem; a repetition would be refused as well."""
+    """The service rejected the request with a problem; a repetition would be rejected as well."""
 
     def __init__(self, status: int, slug: str, detail: str, what: str = "") -> None:
         self.status = status
@@ -52,19 +52,19 @@ class Refused(Exception):
 
     @property
     def worker_unknown(self) -> bool:
-        """Whether the service does not know this worker, which must then register again."""
+        """Whether the service does not know this worker, so that it must register again."""
         return self.slug == "not-found" and self._what == "worker"
 
     @property
     def ends_worker(self) -> bool:
-        """Whether every further request would be refused too, because the token or the release is
-        wrong."""
+        """Whether every further request would be rejected, too, because of the token or the
+        release.
+        """
         return self.slug in ("unauthorized", "forbidden", "protocol-version")
 
 
 class Distrusted(Exception):
-    """The server that answers lacks the key of the service that this worker knows. Its code is not
-    run."""
+    """The answering server does not have the known service's key. Its code is not run."""
 
 
 class _NoRedirects(urllib.request.HTTPRedirectHandler):
@@ -91,8 +91,7 @@ class Api:
         body: Mapping[str, Any] | None = None,
         extra_seconds: float = 0.0,
     ) -> dict[str, Any]:
-        """Send a request with a JSON body; return the JSON object of the answer, {} for an empty
-        answer.
+        """Send a request with a JSON body. Return the JSON object of the answer; {} if it is empty.
 
         Args:
             method: the HTTP method.
@@ -132,9 +131,9 @@ class Api:
         the next download resumes there. A damaged file is deleted.
 
         Raises:
-            Unreachable: if the download is incomplete; it may be tried again.
-            Damaged: if the file arrived with another digest; it may be tried again now and then.
-            Refused: if the service has no such file, or one of more than `most_bytes`.
+            Unreachable: if the download is incomplete; it may be retried.
+            Damaged: if the complete file has another digest; it may be retried after a pause.
+            Refused: if the service does not have the file, or the file exceeds `most_bytes`.
         """
         partial = partial_file(target)
         checksum, done = _digest_of(partial)
@@ -204,7 +203,7 @@ class Backoff:
 
 
 def _digest_of(file: Path) -> tuple[hashlib._Hash, int]:
-    """The checksum and size of a partial file; those of no bytes if the file does not exist."""
+    """Return the checksum and the size of a partial file; a missing file counts as empty."""
     checksum = hashlib.sha256()
     size = 0
     with contextlib.suppress(FileNotFoundError), file.open("rb") as source:
@@ -215,7 +214,7 @@ def _digest_of(file: Path) -> tuple[hashlib._Hash, int]:
 
 
 def _problem(error: urllib.error.HTTPError) -> Exception:
-    """The error of a failed answer: Refused if the service wrote it, Unreachable if a proxy did."""
+    """Convert a failed answer: Refused if the service wrote it, Unreachable if a proxy did."""
     said = f"{error.code} {error.reason}"
     if 300 <= error.code < 400:
         return Unreachable(f"the answer is a redirect ({said}), which is not followed")
@@ -246,8 +245,10 @@ def field(answer: object, name: str, kind: type[_Kind]) -> _Kind:
 
 
 def seconds_of(answer: Mapping[str, Any], name: str) -> float:
-    """Return an interval in seconds from an answer, limited to a valid range. Raises Unreachable if
-    it is not a number."""
+    """Return an interval in seconds from an answer, clamped to a valid range.
+
+    Raises Unreachable if it is not a number.
+    """
     found = answer.get(name)
     if not isinstance(found, int | float) or isinstance(found, bool) or found != found:
         raise Unreachable(f"the answer is not the service's: it has no '{name}'")

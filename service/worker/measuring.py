@@ -1,4 +1,4 @@
-"""Runs the main thread of a worker: it measures leases with the harness, one after the other."""
+"""The main thread of a worker: measures leases with the harness, one after the other."""
 
 from __future__ import annotations
 
@@ -92,8 +92,11 @@ class Measuring:
         self._in_flight.release(request_id)
 
     def _blame(self, together: Sequence[HeldLease]) -> None:
-        """Return the in-flight leases when the device was lost. The first loss is not blamed on a
-        request; a request in flight at a second loss may be the cause."""
+        """Handle the in-flight leases after the device was lost.
+
+        A lease that was in flight at an earlier loss, too, is reported as KILLED. The others are
+        released, because a single loss is not blamed on a request.
+        """
         for work in together:
             request_id = work.request.request_id
             if request_id in self._lost_with:
@@ -103,7 +106,7 @@ class Measuring:
             self._release([work])
 
     def _give_back(self) -> None:
-        """Return the ready leases to the queue while the device is unreachable."""
+        """Release the ready leases while the device is unreachable."""
         self._in_flight.away = True
         while not self._in_flight.stopping.is_set() and (
             waiting := self._in_flight.ready.take(0.0)
@@ -133,5 +136,5 @@ class Measuring:
 
 
 def _bytes_in(cache: BlobCache) -> Blob:
-    """Read a blob and verify its digest."""
+    """Return a function that reads a blob and verifies its digest."""
     return lambda digest: cache.verified(digest).read_bytes()

@@ -225,7 +225,7 @@ def of_base64(text: str) -> bytes:
 
 
 def _users(text: str) -> tuple[int, int] | None:
-    """First and last of a range of users. Raises ValueError."""
+    """Parse a range of user ids. Return the first and last. Raises ValueError."""
     if text == "none":
         return None
     first, _, last = text.partition("-")
@@ -237,9 +237,9 @@ def _users(text: str) -> tuple[int, int] | None:
 
 
 def _cores(text: str, root: Path) -> tuple[int, ...]:
-    """The cores of "2,4-5" or "cortex-a76", ascending; for "" the fastest kind if they differ.
+    """Return the cores of "2,4-5" or "cortex-a76", ascending.
 
-    Raises ValueError.
+    For "" it returns the fastest kind of core if the kinds differ. Raises ValueError.
     """
     usable = available_cores()
     # a container may see cores that it may not use

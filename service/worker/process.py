@@ -107,7 +107,7 @@ class Worker:
             raise self._failure
 
     def _state_here(self) -> Mapping[str, Any]:
-        """The harness's state; Python reads more sensors of this machine than the harness does."""
+        """Return the harness's state, with further sensors of this machine that Python reads."""
         return {**self._harness.state(), "condition": device_condition()}
 
     def _recover(self) -> None:
@@ -151,9 +151,12 @@ class Worker:
 
 
 def _command(options: WorkerOptions, log: WorkerLog) -> DeviceCommand:
-    """The command that reaches the device; it gets no token, and a harness of this machine gets no
-    variable at all. Raises HarnessError if the command is malformed, or this machine lacks a
-    harness."""
+    """Return the command that reaches the device.
+
+    A `--via` command does not get the worker's token, and a harness of this machine gets no
+    environment variables. Raises HarnessError if the command is malformed, or this machine lacks a
+    harness.
+    """
     seen = {key: value for key, value in os.environ.items() if not key.startswith("TILEWRIGHT_")}
     own = options.spool.absolute() / "harness"
     built = harness_folder(os.environ, own)
@@ -168,7 +171,7 @@ def _command(options: WorkerOptions, log: WorkerLog) -> DeviceCommand:
 
 
 def _memory_bytes(facts: Mapping[str, Any]) -> int:
-    """The memory of a device, from its facts; 0 if unknown."""
+    """Return the memory of a device in bytes, from its description; 0 if unknown."""
     found = facts.get("memory_bytes")
     return found if isinstance(found, int) else 0
 
@@ -181,7 +184,10 @@ def _limits(options: WorkerOptions) -> HarnessLimits:
 
 
 def _harness(options: WorkerOptions, log: WorkerLog) -> Harness:
-    """The harness of this machine, or of the device that a command reaches. Raises HarnessError."""
+    """Return the harness of this machine, or of the device that a command reaches.
+
+    Raises HarnessError.
+    """
     if options.via:
         limits = replace(_limits(options), all_cores=False)
         return Harness(_command(options, log), limits, log)
@@ -190,12 +196,15 @@ def _harness(options: WorkerOptions, log: WorkerLog) -> Harness:
 
 
 def _without_harness(options: WorkerOptions, error: HarnessError) -> str:
-    """The sentence for a harness that cannot be started."""
+    """Return the sentence that explains why the harness cannot be started."""
     return f"--via: {error}" if options.via else str(error)
 
 
 def _check(options: WorkerOptions, log: WorkerLog) -> int:
-    """Check the device; return the findings as an exit status. Raises HarnessError, DeviceLost."""
+    """Check the device, and print the findings. Return the exit status.
+
+    Raises HarnessError, DeviceLost.
+    """
     if options.via:
         started = _command(options, log).start(
             ["--check", *(["--json"] if options.as_json else [])]

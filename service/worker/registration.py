@@ -1,5 +1,4 @@
-"""Registers a worker with the service, and stores its id and the intervals that the service
-sets."""
+"""Registers a worker with the service, and stores the worker id and the service's intervals."""
 
 from __future__ import annotations
 
@@ -61,8 +60,10 @@ class Registration:
         self._longest_pause = LAST_PAUSE_SECONDS
 
     def backoff(self) -> Backoff:
-        """Return a Backoff whose pauses are much shorter than a lease. So all leases are renewed in
-        time when the service is available again."""
+        """Return a Backoff whose pauses are much shorter than a lease.
+
+        So all leases are renewed in time when the service is available again.
+        """
         return Backoff(self._stopping, self._longest_pause)
 
     def register_again(self, worker_id: str) -> None:
@@ -129,7 +130,7 @@ class Registration:
         self.heartbeat_seconds = seconds_of(answer, "heartbeat_seconds")
 
     def _check_key(self, key: str) -> None:
-        """Raises Unreachable for a malformed key, Distrusted if it differs from the known one."""
+        """Raise Unreachable for a malformed key, Distrusted if it differs from the known one."""
         data = of_base64(key)
         if len(data) != KEY_BYTES:
             raise Unreachable(f"the answer is not the service's: {key[:100]!r} is no public key")

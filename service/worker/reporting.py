@@ -1,5 +1,7 @@
-"""Reports results and renews leases in a thread. All threads send their messages about leases
-here."""
+"""A worker's thread that reports results and renews leases.
+
+All threads send their messages about leases through it.
+"""
 
 from __future__ import annotations
 
@@ -52,8 +54,10 @@ class Reporter:
         self.finished = 0
 
     def serve(self) -> None:
-        """Report results and renew leases until the worker ends, and then report the last results.
-        This is the main function of the thread."""
+        """Report results and renew leases until the worker ends, then report the last results.
+
+        This is the main function of the thread.
+        """
         stopping, report_now = self._in_flight.stopping, self._in_flight.report_now
         backoff = self._registration.backoff()
         next_heartbeat = 0.0
@@ -164,10 +168,11 @@ class Reporter:
                 backoff.wait()
 
     def _report(self, entry: Spooled) -> bool:
-        """Send a result; returns whether the service accepts it.
+        """Send a result. Return whether the service accepts it.
 
         Raises:
-            Unreachable: if the outcome is unknown. Refused: if the service rejects this worker.
+            Unreachable: if the outcome is unknown.
+            Refused: if the service rejects this worker.
         """
         worker_id = self._registration.worker_id
         body = {

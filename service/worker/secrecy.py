@@ -13,8 +13,11 @@ _PR_SET_DUMPABLE = 4
 
 
 def hide_secrets(token: str, log: Log) -> None:
-    """Make this process's memory and environment readable by root only, and blank the token in its
-    command line. On other systems than Linux, do nothing. A failure is logged."""
+    """Make this process's memory and environment readable by root only, and hide the token.
+
+    The token is blanked in the command line. On systems other than Linux, nothing happens. A
+    failure is logged.
+    """
     if sys.platform != "linux":
         return
     try:
@@ -37,8 +40,10 @@ def hide_process() -> None:
 
 
 def hide_argument(secret: str) -> bool:
-    """Blank a secret in this process's command line, which every user may read; return whether no
-    trace of it is left."""
+    """Blank a secret in this process's command line, which every user may read.
+
+    Return whether no trace of it is left.
+    """
     with open("/proc/self/stat", encoding="ascii", errors="replace") as file:
         fields = file.read().rpartition(")")[2].split()
     start, end = int(fields[45]), int(fields[46])

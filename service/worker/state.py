@@ -160,8 +160,11 @@ class StateFolder:
             return None
 
     def set_aside(self, request_id: str) -> None:
-        """Move a result from the spool to `aside`, because the service rejected it or it is
-        unreadable. If there are too many, the oldest ones are deleted."""
+        """Move a result from the spool to `aside`.
+
+        The service rejected it, or it is unreadable. If there are too many, the oldest ones are
+        deleted.
+        """
         name = f"{request_id}.json"
         (self.path / "spool" / name).replace(self.path / "aside" / name)
         kept = sorted((self.path / "aside").iterdir(), key=lambda path: path.stat().st_mtime)
@@ -174,8 +177,11 @@ class StateFolder:
 
 
 def write_atomically(path: Path, data: bytes) -> None:
-    """Replace the content of a file with `data`. After a crash or a power failure, the file has
-    either the complete old or the complete new content."""
+    """Replace the content of a file with `data`.
+
+    After a crash or a power failure, the file has either the complete old or the complete new
+    content.
+    """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}")
     try:
         with temporary.open("wb") as file:

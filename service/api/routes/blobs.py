@@ -18,10 +18,10 @@ router = APIRouter(tags=["blobs"], route_class=GatedRoute)
 @router.get("/blobs/{digest}", response_class=StreamingResponse, responses=FILE)
 @refuses(416)
 def get_blob(digest: str, request: Request, storage: StorageDep, token: Measurer) -> Response:
-    """The blob with this SHA-256. The client checks the hash.
+    """The blob with this SHA-256. The client must verify the hash.
 
-    A worker's token reads only blobs that active leases of its workers name. Any other blob gives
-    404, whether it exists or not.
+    A worker's token may read only blobs that active leases of its workers refer to. Any other blob
+    gives 404, whether it exists or not.
     """
     if not token.allows(Scope.ADMIN) and not storage.leases.names_blob(token.id, digest):
         raise NotFoundError("blob", digest)

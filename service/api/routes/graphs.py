@@ -26,8 +26,11 @@ router = APIRouter(tags=["jobs"], route_class=GatedRoute)
 async def get_graph(
     job_id: str, storage: StorageDep, planning: PlanningDep, limiter: LimiterDep, token: Reader
 ) -> Response:
-    """The graph of a job's model after fusion: kernels, the values between them, and the ONNX nodes
-    of each kernel. A job with several sizes returns the graph at the first size."""
+    """The graph of a job's model after fusion: kernels, the values between them, and their ONNX
+    nodes.
+
+    For a job with several sizes, it is the graph at the first size.
+    """
     question = await run_in_threadpool(graph_question, job_id, storage, token)
     graph = await counted_answer(question, planning, limiter)
 

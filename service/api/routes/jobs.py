@@ -140,8 +140,9 @@ def list_job_tasks(
 
 @router.get("/jobs/{job_id}/tasks/{workload}/nest")
 def get_nest(job_id: str, workload: str, storage: StorageDep, token: Reader) -> NestView:
-    """The loop nest of a task's best schedule as text, or of its untuned schedule while none is
-    chosen."""
+    """The loop nest of a task's best schedule as text; without one, that of its untuned
+    schedule.
+    """
     job = storage.jobs.get(job_id, token.sees)
     task = storage.tasks.get(job.id, workload)
     text = storage.workloads.workload(task.workload_key)
@@ -193,7 +194,7 @@ def shown_job(storage: Storage, job: Job, counts: Mapping[Status, int] | None = 
 def _shown(
     storage: Storage, jobs: Sequence[Job], counts: Mapping[Status, int] | None = None
 ) -> list[JobView]:
-    """Return jobs, each with the name of its owner and that owner's name for the model."""
+    """Return the response bodies for jobs, with the owner's names for the models."""
     owners = storage.tokens.names([job.owner for job in jobs if job.owner])
     whose = [(job, owners.get(job.owner or "", "")) for job in jobs]
     models = storage.models.names({(job.model_digest, owner) for job, owner in whose})

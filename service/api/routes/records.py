@@ -111,7 +111,7 @@ def list_records(
 
 @router.get("/records:coverage")
 def get_coverage(storage: StorageDep, _: Reader) -> list[CoverageView]:
-    """How many workloads have a served record, by operator, target and threads."""
+    """The number of workloads with a served record, by operator, target and threads."""
     name_workloads(storage)
     names = target_names(storage)
     return [
@@ -213,8 +213,11 @@ def explain_schedule(
     threads: Threads = 1,
     numerics: Numerics = "fast",
 ) -> AnswerView:
-    """The schedule to use, tuned or not, and how sure it is: the workload's own record, that of a
-    target with the same instructions, that of the nearest shape, or the default."""
+    """The schedule to use for a workload, tuned or not, with its expected loss.
+
+    It comes from the workload's own record, the record of a target with the same instructions, the
+    record of the nearest shape, or the default.
+    """
     limiter.take(Limited.EXPLANATIONS)
     key = RecordKey(workload, target_key_of(target, storage), threads, numerics)
     mode = Mode(target_of_key(key.target_key, storage), threads, numerics)

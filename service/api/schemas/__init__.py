@@ -1,4 +1,4 @@
-"""The bodies of requests and answers over HTTP: the interface of service and client.
+"""Request and response bodies: the REST interface between service and client.
 
 Each resource has a module. `fields` and `bodies` are shared by all.
 """

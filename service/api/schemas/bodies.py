@@ -1,4 +1,4 @@
-"""Base classes of the bodies of requests and answers over HTTP."""
+"""Base classes of request and response bodies."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ plain_body: ContextVar[bool] = ContextVar("plain_body", default=False)
 
 
 def is_plain(data: bytes) -> bool:
-    """Return whether JSON, or a part of it, has only ASCII and no escapes of other characters.
+    """Whether JSON, or a part of it, has only ASCII characters and no escapes of other characters.
 
-    `storable` does not check the strings of such a body, because that takes longer than parsing it.
+    `storable` then need not check its strings, which would take longer than parsing them.
     """
     # with null characters it might be UTF-16, in which an escape looks otherwise
     return data.isascii() and b"\\u" not in data and b"\0" not in data
@@ -69,7 +69,7 @@ class RequestBody(BaseModel):
 
 
 class View(BaseModel):
-    """The body of an answer. Fields that a newer service adds are ignored."""
+    """A response body. A client ignores fields that a newer service adds."""
 
     model_config = ConfigDict(extra="ignore", frozen=True)
 

@@ -1,4 +1,4 @@
-"""Cost models, as they travel over HTTP."""
+"""Request and response bodies for cost models."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tilewright.service.api.schemas.fields import SHOWN_TARGET, Key, Time
 class CostModelView(View):
     """A version of a target's cost model.
 
-    `scores` are measured on held-out tasks. `chance` has the scores of a random order.
+    `scores` are measured on held-out tasks. `chance` has the scores of a random ranking.
     """
 
     target_key: Key

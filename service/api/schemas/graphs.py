@@ -1,4 +1,4 @@
-"""Partition of a model into kernels, as a body over HTTP."""
+"""Response bodies for the partition of a model into kernels."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tilewright.service.api.schemas.fields import Key
 
 
 class StepKernelView(View):
-    """A workload that a step of the plan runs, and how often."""
+    """A workload that a step of the plan runs, and the number of its runs."""
 
     workload_key: Key
     runs: float = Field(description="In one run of the step", examples=[1.0])

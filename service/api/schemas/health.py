@@ -1,4 +1,4 @@
-"""Health of the service, as a body over HTTP."""
+"""Response body for the health of the service."""
 
 from __future__ import annotations
 

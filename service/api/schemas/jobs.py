@@ -1,4 +1,4 @@
-"""Jobs, their tasks and their events, as they travel over HTTP."""
+"""Request and response bodies for jobs, their tasks and their events."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class JobRequest(ModeRequest, options=(JobOptions, QueueOptions)):
     def _choices(
         cls, dims: dict[str, int | str | list[int | str]]
     ) -> dict[str, int | str | list[int | str]]:
-        """Each size once, and one range; raises ValueError."""
+        """Remove duplicate sizes. Raise ValueError for an invalid size or a second range."""
         return {
             name: list(size_choices(name, sizes))
             if isinstance(sizes, list)
@@ -64,8 +64,7 @@ class JobRequest(ModeRequest, options=(JobOptions, QueueOptions)):
         return QueueOptions.from_json(self.stated(QueueOptions))
 
     def stored(self) -> dict[str, Any]:
-        """Return the options that a job stores as JSON, because the table of jobs has no column for
-        them."""
+        """Return the options that the table of jobs stores as JSON."""
         options = {**self.stated(ModeOptions), **self.stated(JobOptions)}
         left_out = {name for name in ("samples", "values") if not options[name]}
         return {n: v for n, v in options.items() if n not in left_out | {"threads", "numerics"}}
@@ -126,8 +125,10 @@ class JobView(View):
 
 
 class CurvePoint(View):
-    """The progress of a job at one time. `default_seconds` and `best_seconds` are of the whole
-    model."""
+    """The progress of a job at one time.
+
+    `default_seconds` and `best_seconds` are the latency of the whole model.
+    """
 
     at: Time
     trials: int
@@ -170,7 +171,7 @@ class NestView(View):
 
 
 class CodeLoopView(View):
-    """An innermost loop of a kernel's code. `registers` counts the vector registers in it."""
+    """An innermost loop of a kernel's code. `registers` is the number of vector registers in it."""
 
     label: str = Field(examples=["0_4"])
     instructions: int
@@ -211,7 +212,7 @@ class PredictionView(View):
 
 
 class OrderView(View):
-    """How well the predicted order of trials agrees with the measured order."""
+    """The agreement between the predicted and the measured ranking of trials."""
 
     pairwise: float = Field(description="Share of the pairs in order; 0.5 by chance")
     top1: float = Field(description="Fastest time divided by the time of the first pick")

@@ -1,4 +1,4 @@
-"""Leases and results, as they travel over HTTP."""
+"""Request and response bodies for leases and results."""
 
 from __future__ import annotations
 
@@ -56,8 +56,9 @@ class PlainRequest(RequestBody):
 
 
 class PlainView(View):
-    """An expanded request: a plan as JSON of numbers and names, and the digests of its arrays in
-    `plain`."""
+    """An expanded request: a JSON plan of numbers and names, and the digests of its arrays in
+    `plain`.
+    """
 
     request_id: Id
     payload: dict[str, Any] = Field(examples=[{"kind": "measure", "candidates": [], "plain": []}])

@@ -1,4 +1,4 @@
-"""Lookups of schedules, and their answers."""
+"""Request and response bodies for lookups of schedules."""
 
 from __future__ import annotations
 
@@ -23,7 +23,9 @@ from tilewright.service.api.schemas.options import ModeRequest
 
 
 class IntervalView(View):
-    """The bounds of the time of an undisturbed run, in seconds. `high` is the fastest sample."""
+    """A confidence interval for the time of an undisturbed run, in seconds. `high` is the fastest
+    sample.
+    """
 
     low: Seconds
     high: Seconds
@@ -66,7 +68,7 @@ class LookupRequest(ModeRequest):
     @field_validator("dims")
     @classmethod
     def _read(cls, dims: dict[str, int | str]) -> dict[str, int | str]:
-        """Ranges in the form that everything writes; raises ValueError."""
+        """Convert ranges to their canonical text. Raises ValueError for an invalid size."""
         return {name: size_choices(name, [size])[0] for name, size in dims.items()}
 
 

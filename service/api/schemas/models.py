@@ -1,4 +1,4 @@
-"""Models, as they travel over HTTP."""
+"""Response bodies for models and samples."""
 
 from __future__ import annotations
 

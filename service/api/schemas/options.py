@@ -1,4 +1,4 @@
-"""Bodies of requests, with fields that are generated from the classes of `service.options`."""
+"""Request bodies with fields that are generated from the classes of `service.options`."""
 
 from __future__ import annotations
 

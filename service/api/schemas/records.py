@@ -1,4 +1,4 @@
-"""Records and their states, as bodies over HTTP."""
+"""Request and response bodies for records and their states."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class StoredRecordView(View):
 
 
 class CoverageView(View):
-    """How many workloads of an operator have a served record for a target and threads."""
+    """The number of an operator's workloads with a served record, for a target and threads."""
 
     operator: str = Field(description="Empty: of another release", examples=["conv"])
     target_key: Key
@@ -88,7 +88,7 @@ class ImportView(View):
 class AnswerView(View):
     """The schedule to use for a workload, its origin, and its certainty.
 
-    `expected_loss` is the expected slowdown relative to a tuned schedule, as a share. It is null
+    `expected_loss` is the expected slowdown relative to a tuned schedule, as a fraction. It is null
     without measurements. `pairs` is the number of pairs of measurements behind it. `record` is the
     record that the schedule was tuned for.
     """

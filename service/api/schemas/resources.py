@@ -1,4 +1,4 @@
-"""Trials, workloads and targets, as they travel over HTTP."""
+"""Response bodies for trials, workloads and targets."""
 
 from __future__ import annotations
 

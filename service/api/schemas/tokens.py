@@ -1,4 +1,4 @@
-"""Tokens and the audit log, as they travel over HTTP."""
+"""Request and response bodies for tokens and the audit log."""
 
 from __future__ import annotations
 

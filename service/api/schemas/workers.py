@@ -1,4 +1,4 @@
-"""Workers and their heartbeats, as they travel over HTTP."""
+"""Request and response bodies for workers and their heartbeats."""
 
 from __future__ import annotations
 
@@ -31,7 +31,10 @@ MOST_FACTS_BYTES = 64 << 10
 
 
 def check_device_facts(value: Mapping[str, Any]) -> None:
-    """Raise ValueError for facts that no device can have. No facts at all are allowed."""
+    """Raise ValueError if a device's description is too long, or impossible for a device.
+
+    An empty description is allowed.
+    """
     if not value:
         return
     try:
@@ -47,7 +50,10 @@ def check_device_facts(value: Mapping[str, Any]) -> None:
 
 @memo(64)
 def _objection(text: str) -> str | None:
-    """Return why facts are invalid, or None. Cached: workers send them with each measurement."""
+    """Return why a device's description is invalid, or None.
+
+    The result is cached, because workers send the description with each measurement.
+    """
     try:
         DeviceFacts.from_json(json.loads(text))
     except InvalidFactsError as error:

@@ -147,8 +147,8 @@ class AsyncClient(AsyncConnection):
             options: other fields of `JobRequest`: `trials`, `threads`, `dims`, `precision`, ...
 
         Raises:
-            JobEndedError: if the job failed or was cancelled. One that ended incomplete, because
-                nothing could be tuned, says so in `job.state` and `job.reason`.
+            JobEndedError: if the job failed or was cancelled. A job that ended incomplete, because
+                nothing could be tuned, raises no error; see `job.state` and `job.reason`.
         """
         folder = None if output is None else free(Path(output))
         digest = (await self.upload(model)).digest
@@ -221,7 +221,8 @@ class AsyncClient(AsyncConnection):
     async def code(self, job_id: str, workload: str, *, untuned: bool = False) -> Code:
         """Return the loop nest and the assembly of a task's best schedule.
 
-        With `untuned`, return those of the untuned schedule. `workload` is the task's workload key.
+        With `untuned`, return the code of the untuned schedule instead. `workload` is the task's
+        workload key.
         """
         params = {"untuned": "true"} if untuned else {}
         path = f"/v1/jobs/{quoted(job_id)}/tasks/{quoted(workload)}/code"
@@ -238,7 +239,7 @@ class AsyncClient(AsyncConnection):
     async def graph(self, job_id: str) -> GraphView:
         """Return the graph of a job's model after fusion.
 
-        Each step lists the ONNX nodes from which it was made.
+        Each step lists the ONNX nodes that it computes.
         """
         path = f"/v1/jobs/{quoted(job_id)}/graph"
         return await self._view(GraphView, "GET", path, timeout=LONG_SECONDS)

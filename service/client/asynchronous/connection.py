@@ -108,7 +108,7 @@ class AsyncConnection:
                 await asyncio.sleep(retries.pause(error))
 
     async def _answer(self, method: str, path: str, **options: Any) -> httpx2.Response:
-        """One attempt."""
+        """Send a request once, without retries, and return the answer."""
         try:
             answer = await self._http.request(method, path, **options)
         except httpx2.HTTPError as error:
@@ -129,7 +129,7 @@ class AsyncConnection:
         *,
         most: int | None,
     ) -> list[ViewT]:
-        """The items of a list, page after page, until there are `most` or no more."""
+        """Return the items of a paged list, up to `most`; None for all."""
         kind = TypeAdapter(list[view])  # type: ignore[valid-type]
         found: list[ViewT] = []
         token: str | None = None
@@ -148,7 +148,7 @@ class AsyncConnection:
                 return found
 
     async def _stream(self, path: str, after: int, retries: Retries) -> AsyncIterator[JobEventView]:
-        """The server-sent events behind `after`, until the stream ends or breaks."""
+        """Yield the server-sent events after number `after`, until the stream ends or breaks."""
         headers = {"Last-Event-ID": str(after), "Accept": "text/event-stream"}
         try:
             async with self._http.stream("GET", path, headers=headers) as answer:
@@ -164,7 +164,7 @@ class AsyncConnection:
             raise self._unreachable(error) from error
 
     async def _download(self, path: str, target: Path) -> None:
-        """Save a file; a download that broke goes on where it was."""
+        """Save a file; after a broken connection, resume the download."""
         retries = self._retries()
         with Download(target) as download:
             while True:
@@ -178,7 +178,7 @@ class AsyncConnection:
                     await asyncio.sleep(retries.pause(error))
 
     async def _part(self, path: str, download: Download) -> None:
-        """One attempt."""
+        """Request the missing bytes of a download once, without retries."""
         try:
             async with self._http.stream("GET", path, headers=download.headers) as answer:
                 self._met = True

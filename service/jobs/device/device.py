@@ -1,4 +1,4 @@
-"""The machine that a job tunes for: its facts, and the runs that it can do.
+"""The machine that a job tunes for: its properties, and its measurements and program runs.
 
 A job never inspects the machine that it runs on. It uses a `Device`, which is either the machine of
 this process (`service.jobs.device.local_device`), or a group of workers
@@ -94,30 +94,30 @@ class Device(Protocol):
 
     @property
     def trusted(self) -> bool:
-        """Whether the device is ours, so that its measurements need no second opinion."""
+        """Whether the device belongs to the service, so that its measurements need no review."""
 
     @property
     def fetch_bytes(self) -> int:
         """The limit, in bytes, of the outputs that one `check` returns."""
 
     def second_opinion(self, first: ClaimReporter) -> Device:
-        """Return a device for repeating a measurement: another machine than the one that reported
-        `first`, if another exists."""
+        """Return a device for repeating a measurement, different from the reporter `first` if
+        possible.
+        """
 
     def worth(self, first: ClaimReporter) -> Attestation:
-        """Return the attestation of a claim by `first` if `second_opinion(first)` confirmed it
-        now."""
+        """Return the attestation that a claim by `first` would have after a review on
+        `second_opinion`.
+        """
 
     def runs(self, target: Target) -> bool:
         """Whether the device runs code for this target."""
 
     def absence(self, target: Target) -> str:
-        """Return a sentence, without full stop, that says why the device does not run code for this
-        target."""
+        """Return why the device does not run code for a target, as a sentence without full stop."""
 
     def speeds(self, target: Target) -> Speeds:
-        """Return the device's roofline, measured with code for this target. It takes about a
-        second.
+        """Return the device's roofline, measured with code for this target in about a second.
 
         Raises:
             DeviceError: if the device cannot measure it.
@@ -137,7 +137,7 @@ class Device(Protocol):
             loadable: the program.
             threads: threads that the run uses.
             seed: the seed of the random inputs (`tuner.measure.model_runs.draw_inputs`).
-            expected: the references' outputs, by name.
+            expected: the expected outputs, by name.
             fetch: names of the outputs to return; the others stay on the device.
 
         Raises:
@@ -159,11 +159,10 @@ class Device(Protocol):
         """
 
     def profile(self, loadable: Loadable, threads: int, samples: int) -> np.ndarray:
-        """Return the seconds of each instruction, in the order of `program.walk()`: its fastest
-        sample.
+        """Return the fastest time of each instruction, in the order of `program.walk()`.
 
         Returns:
-            (instructions,), float64.
+            seconds, (instructions,), float64.
 
         Raises:
             DeviceError: if the device cannot complete the runs.

@@ -17,8 +17,10 @@ from tilewright.service.jobs.device.targets import is_target_key
 
 @dataclass(frozen=True, slots=True)
 class JobTarget:
-    """The target of a job, and the id of its only worker; `worker_id` is None if any worker that
-    runs the target may measure."""
+    """The target of a job, and the worker to which the job is restricted.
+
+    `worker_id` is None if any worker that runs the target may measure.
+    """
 
     target: Target
     worker_id: str | None = None
@@ -85,18 +87,21 @@ def resolve_worker(name: str, storage: Storage) -> RegisteredWorker:
 
 
 def target_key_of(name: str, storage: Storage) -> str:
-    """Return the key under which records are stored for a target: `name` itself if it is a key, or
-    else the key of the named target.
+    """Return the key under which records are stored for a target.
+
+    It is `name` itself if that is a key, or else the key of the named target.
 
     Raises:
-        UnknownTargetError: as `resolve_job_target` does.
+        UnknownTargetError: for the reasons of `resolve_job_target`.
     """
     return name if is_target_key(name) else resolve_job_target(name, storage).target.key
 
 
 def target_of_key(key: str, storage: Storage) -> Target:
-    """Return the described target with this key, or else the target that a job or worker
-    registered. Raises NotFoundError."""
+    """Return the described target with this key, or else a target that a job or worker registered.
+
+    Raises NotFoundError.
+    """
     for target in known_targets().values():
         if target.key == key:
             return target
@@ -105,8 +110,10 @@ def target_of_key(key: str, storage: Storage) -> Target:
 
 
 def mode_of(job: Job, storage: Storage) -> Mode:
-    """Return the mode in which code is generated for a job. Raises NotFoundError for an unknown
-    target."""
+    """Return the mode in which code is generated for a job.
+
+    Raises NotFoundError for an unknown target.
+    """
     target = target_of_key(job.target_key, storage)
     return Mode(target, job.threads, job.numerics)
 

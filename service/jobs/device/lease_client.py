@@ -25,13 +25,13 @@ POLL_SECONDS = 0.02
 
 @dataclass(frozen=True, slots=True)
 class LeaseAnswer:
-    """How a request ended.
+    """The outcome of a request.
 
     Attributes:
         state: its final state.
-        worker: the id of the worker that had it last; empty if none had.
-        result: its result; None for a missing, malformed or implausible one.
-        error: the reason, for a result of None.
+        worker: the id of the worker that had it last; empty if no worker had it.
+        result: its result; None if the result is missing, malformed or implausible.
+        error: the reason why `result` is None.
     """
 
     state: RequestState
@@ -86,17 +86,17 @@ class LeaseClient:
         stored: Sequence[str] = (),
         priority: int = 0,
     ) -> set[str]:
-        """Queue new requests in one transaction; return the names of the requests that existed
+        """Queue new requests in one transaction. Return the ids of the requests that existed
         already.
 
         The blobs are saved first, so that each worker finds the blobs of its request.
 
         Args:
-            requests: the requests; a request whose name is in the queue is not queued again.
-            blobs: the bytes that the requests name, by digest.
+            requests: the requests; a request whose id is in the queue is not queued again.
+            blobs: the bytes that the requests refer to, by digest.
             target_key: the target of the generated code.
             worker_id: the worker that gets them first; None for any worker of the target.
-            stored: the names of requests to acknowledge, because their results are stored.
+            stored: the ids of requests to acknowledge, because their results are stored.
             priority: the priority relative to other jobs' requests.
 
         Raises:
@@ -180,7 +180,7 @@ class LeaseClient:
 
 
 def answer_of(request: Request, status: RequestStatus) -> LeaseAnswer:
-    """Return how a request ended. Raises ValueError if it has not ended."""
+    """Return the outcome of a request. Raises ValueError if it has not ended."""
     worker = status.worker_id or ""
     match status.state:
         case RequestState.QUEUED | RequestState.LEASED:

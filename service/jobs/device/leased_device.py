@@ -36,7 +36,7 @@ cards."""
 
 
 class LeasedDevice(ProgramRuns):
-    """A device that measures and runs on remote workers of one target. A context manager.
+    """A device that measures and runs on remote workers for one target. A context manager.
 
     All runs of a job go to one worker (`RunQueue`). Kernels are measured by all workers of the
     target, or by the named workers in turn (`RemoteRunner`). Methods that run something raise
@@ -51,8 +51,9 @@ class LeasedDevice(ProgramRuns):
         worker_ids: the only workers that may be used, in order of preference; empty for all.
         absent_seconds: the time that a run waits while no worker can take it.
         gives_back: whether the job is then released to wait for a worker (WorkerAbsent).
-        limit_seconds: the limit of the wall time of one step of a run.
-        second: whether this device gives a second opinion; results of the first are never reused.
+        limit_seconds: the wall-time limit of one step of a run.
+        second: whether this device is used for reviews; results of the first device are never
+            reused.
         canaries: whether a run may wait for a worker in quarantine.
         priority: the priority of this job's kernel measurements relative to other jobs'.
         given: real inputs of the model whose programs are run.
@@ -125,8 +126,10 @@ class LeasedDevice(ProgramRuns):
 
     @property
     def facts(self) -> DeviceFacts | None:
-        """Facts of the job's worker; they never change during the job. None if no worker is known,
-        or if its facts are malformed."""
+        """The properties of the job's worker; they never change during the job.
+
+        None if no worker is known, or if its description is malformed.
+        """
         if self._facts is None:
             worker = self._queue.worker
             if worker is not None:
@@ -142,11 +145,11 @@ class LeasedDevice(ProgramRuns):
         return False
 
     def second_opinion(self, first: ClaimReporter) -> LeasedDevice:
-        """Return a device with other live workers of the target, idle workers first. If no other
-        worker is alive, the returned device has the workers of this one.
+        """Return a device with other live workers of the target, idle workers first.
 
-        Workers of other owners are preferred, because an owner of several workers could confirm his
-        own false claims.
+        Workers of other owners are preferred, because an owner of several workers could confirm
+        their own false claims. If no other worker is alive, the returned device has the workers of
+        this one.
         """
         others = self._others(first)
         absent = min(self._absent_seconds, SECOND_SECONDS) if others else self._absent_seconds
@@ -170,8 +173,7 @@ class LeasedDevice(ProgramRuns):
         return Attestation.ONCE if other is None else _worth(first, other)
 
     def _others(self, first: ClaimReporter) -> Sequence[RegisteredWorker]:
-        """The workers with the strongest attestation of the first's claim, in order of the leases
-        that they hold, fewest first."""
+        """Return the workers whose review would give the highest attestation, least busy first."""
         others = [
             worker
             for worker in self._storage.workers.list()
@@ -213,7 +215,7 @@ def _worth(first: ClaimReporter, other: RegisteredWorker) -> Attestation:
 
 
 def _facts(worker: RegisteredWorker) -> DeviceFacts | None:
-    """The device facts that a worker reported; None if they are malformed."""
+    """Return the device properties that a worker reported; None if they are malformed."""
     try:
         return DeviceFacts.from_json(worker.device)
     except InvalidFactsError:

@@ -68,7 +68,7 @@ def of_artifact(artifact: Artifact, planned: Planned) -> Loadable:
 
 
 def _linked(objects: tuple[bytes, ...]) -> bytes:
-    """One shared library. Raises CompilerError if it cannot be linked."""
+    """Link objects into a shared library. Raises CompilerError if they cannot be linked."""
     with tempfile.TemporaryDirectory(prefix="tilewright-link-") as folder:
         library = Path(folder) / "kernels.so"
         link_shared(list(objects), library)

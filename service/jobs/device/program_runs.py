@@ -1,5 +1,6 @@
-"""Runs of whole programs, the same on every device: builds requests of `tuner.protocol.runs`
-and interprets their results. A subclass decides how a request reaches the device.
+"""Runs of whole programs on any device: builds requests and interprets their results.
+
+`tuner.protocol.runs` defines the requests. A subclass decides how a request reaches the device.
 """
 
 from __future__ import annotations
@@ -58,12 +59,12 @@ class ProgramRuns(ABC):
     @property
     @abstractmethod
     def facts(self) -> DeviceFacts | None:
-        """The facts of the device; see `Device.facts`."""
+        """The properties of the device; see `Device.facts`."""
 
     @property
     @abstractmethod
     def _where(self) -> str:
-        """The device, as the beginning of a sentence."""
+        """The name of the device, as the beginning of a sentence."""
 
     @abstractmethod
     def _await(self, target: Target) -> None:
@@ -73,10 +74,10 @@ class ProgramRuns(ABC):
     def _answered(
         self, request: RunRequest, blobs: Blobs, target: Target | None
     ) -> tuple[RunResult, str]:
-        """The result of a run, and the id of the worker that did it.
+        """Execute a run. Return its result, and the id of the worker that executed it.
 
         Raises:
-            DeviceError: if the device cannot do it.
+            DeviceError: if the device cannot execute the run.
         """
 
     @property
@@ -143,8 +144,10 @@ class ProgramRuns(ABC):
         variants: Iterable[Variant],
         threads: int,
     ) -> Race:
-        """Time variants in pairs with the first one; see `Device.race`. Each pair is one request,
-        so a device holds two variants at a time."""
+        """Time variants in pairs with the first one; see `Device.race`.
+
+        Each pair is one request, so a device holds two variants at a time.
+        """
         turns = iter(variants)
         incumbent = tuple(map(self._packed, next(turns)))
         found: list[Race] = []
@@ -160,7 +163,7 @@ class ProgramRuns(ABC):
         )
 
     def profile(self, loadable: Loadable, threads: int, samples: int) -> np.ndarray:
-        """The seconds of each instruction; see `Device.profile`."""
+        """Return the seconds of each instruction; see `Device.profile`."""
         work = ProfileWork(0, samples)
         result, _ = self._run((self._packed(loadable),), threads, work, {}, 0)
         seconds = np.array(result.seconds, np.float64)
@@ -189,7 +192,9 @@ class ProgramRuns(ABC):
         work_bytes: int,
         target: Target | None = None,
     ) -> tuple[RunResult, str]:
-        """A worker's result of a run, and the worker's id."""
+        """Create and execute a run. Return its result, and the id of the worker that
+        executed it.
+        """
         target = target or self._run_target
         plain: tuple[str, ...] = ()
         if target is not None and target.family.modules and not isinstance(work, SpeedsWork):

@@ -1,12 +1,12 @@
-"""The tuner's runner over the queue of measurements: remote workers measure.
+"""The tuner's runner on remote workers, over the measurement queue.
 
 Requests and their results are in the database, so the successor of a killed tuner finds them. Only
 the web process expires leases, because no worker can renew a lease while that process is down.
 
 Submissions and acknowledgements are batched until the tuner polls, and then written in one
-transaction. With many workers, a commit per request took most of a tuner's time. A batch is lost
-if its tuner is killed: no worker has seen it. The tuner's successor proposes the candidates anew,
-and finds the unacknowledged trials among the stored ones.
+transaction. With many workers, a commit per request took most of a tuner's time. If a tuner is
+killed, its batch is lost, but no worker has seen it. The tuner's successor proposes the candidates
+again, and finds the unacknowledged trials among the stored ones.
 """
 
 from __future__ import annotations
@@ -144,8 +144,10 @@ class RemoteRunner:
                 return []  # the next poll looks at once
 
     def acknowledge(self, request_ids: Sequence[str]) -> None:
-        """Note that the trials of these requests are stored. The queue gets the acknowledgement
-        with the next batch, at the latest when the tuner polls."""
+        """Record that the trials of these requests are stored.
+
+        The queue gets the acknowledgement with the next batch, at the latest when the tuner polls.
+        """
         self._stored += request_ids
         if self._gathered:  # the tuner learns from the trials now, and that may take a while
             self._send()
@@ -156,8 +158,10 @@ class RemoteRunner:
         self._storage.leases.cancel(request_ids=ids)
 
     def resume(self) -> list[MeasureRequest]:
-        """Return the requests of earlier processes of this job whose trials were not stored. `poll`
-        returns their results."""
+        """Return the requests of earlier processes of this job whose trials were not stored.
+
+        `poll` returns their results.
+        """
         # acknowledge first: a request whose trial this process stored in another stage of the job
         # would be resumed here, and no result would follow once it is acknowledged
         self._tell_stored()
@@ -212,8 +216,10 @@ class RemoteRunner:
             self._blobs.clear()
 
     def _look_for_workers(self) -> None:
-        """Raise WorkerAbsent, or cancel the waiting requests, if no worker has been alive for
-        `absent_seconds`."""
+        """Handle the absence of workers, if none has been alive for `absent_seconds`.
+
+        Raise WorkerAbsent, or cancel the waiting requests.
+        """
         now = self._clock()
         if not self._open or self.workers or (self._canaries and self._in_quarantine):
             self._present = now
@@ -255,15 +261,18 @@ class RemoteRunner:
         return self._given_up() + told  # after the queries: one that fails loses none of them
 
     def _given_up(self) -> list[MeasureResult]:
-        """Cancelled results of the requests withdrawn before they were queued, each once."""
+        """Return CANCELLED results for requests withdrawn before they were queued, each once."""
         told = [_same(r, Status.CANCELLED, "cancelled", "") for r in self._withdrawn.values()]
         self._withdrawn.clear()
         return told
 
 
 def result_of(request: MeasureRequest, status: RequestStatus) -> MeasureResult:
-    """Return a request's measurements; a request without a result gets a failure for each
-    candidate. Raises ValueError if the request has not ended."""
+    """Convert the outcome of a request to measurements.
+
+    A request without a result gets a failure for each candidate. Raises ValueError if the request
+    has not ended.
+    """
     answer = answer_of(request, status)
     match answer.result, answer.state:
         case MeasureResult() as result, _:

@@ -33,11 +33,13 @@ TURN_SECONDS = 30.0
 
 
 class RunQueue:
-    """Runs the programs of one job on one worker: the first live worker, or the first live named
-    one. If that worker is lost or does not take a run, another worker gets it.
+    """Runs the programs of one job on one worker through the lease queue.
+
+    It is the first live worker, or the first live named one. If that worker is lost or does not
+    take a run, another worker gets it.
 
     Args:
-        client: the job's requests in the queue.
+        client: the job's client of the lease queue.
         target: the target of the generated code.
         absent_seconds: the time that a run waits while no worker can take it.
         gives_back: whether the job is then released (WorkerAbsent) instead of failing
@@ -144,7 +146,11 @@ class RunQueue:
         return name
 
     def _await(self, name: str, worker: RegisteredWorker, target: Target) -> RequestStatus | None:
-        """The final status of a request; None if its worker was lost and another one is alive."""
+        """Wait for a request to end, and return its status.
+
+        Return None if its worker was lost and another one is alive. Raises DeviceError or
+        WorkerAbsent if no worker is alive for `absent_seconds`.
+        """
         leases = self._client.leases
         seen = looked = asked = time.monotonic()
         while True:
@@ -192,8 +198,10 @@ class RunQueue:
             raise
 
     def _present(self, worker: RegisteredWorker, state: RequestState) -> bool:
-        """Whether the worker may still finish a request. A request that it has leased counts
-        whatever its health."""
+        """Whether the worker may still finish a request.
+
+        A drained or quarantined worker may still finish a request that it has leased.
+        """
         found = self._client.health(worker.id)
         in_hand = state is RequestState.LEASED and found in (Health.DRAINING, Health.QUARANTINED)
         return found is Health.HEALTHY or in_hand
@@ -207,8 +215,10 @@ class RunQueue:
 
 
 def _holds(status: RequestStatus) -> bool:
-    """Whether a repetition would give the same result. A device that was short of memory may have
-    some by now."""
+    """Whether the result of an ended request is final, so that a repetition is useless.
+
+    A run that failed for lack of memory may succeed later.
+    """
     if status.state is not RequestState.DONE:
         return False
     said = (status.result or {}).get("status")
@@ -216,7 +226,7 @@ def _holds(status: RequestStatus) -> bool:
 
 
 def _result(answer: LeaseAnswer, where: str) -> RunResult:
-    """The result of a run that succeeded. Raises DeviceError for any other."""
+    """Return the result of a successful run. Raises DeviceError for any other outcome."""
     match answer.result, answer.state:
         case RunResult(status=RunStatus.OK) as result, _:
             return result

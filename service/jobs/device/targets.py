@@ -82,8 +82,10 @@ def _stored_key(name_or_key: str, storage: Storage) -> str:
 
 
 def target_key(name_or_key: str) -> str:
-    """Return the key of the target with this name; a key is returned unchanged. Raises
-    UnknownTargetError."""
+    """Return the key of the target with this name; a key is returned unchanged.
+
+    Raises UnknownTargetError.
+    """
     return name_or_key if is_target_key(name_or_key) else resolve_target(name_or_key).key
 
 
@@ -99,7 +101,7 @@ def _stored(storage: Storage) -> Iterable[Target]:
 
 
 def _own() -> Iterable[Target]:
-    """The target that `host` means here, for jobs that name it; none if no family describes it."""
+    """Return the targets that `host` means on this machine; none if no family describes it."""
     try:
         return tuple(_widths(host_target()))
     except UnknownTargetError:

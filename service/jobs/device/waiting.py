@@ -17,8 +17,7 @@ MOST_NAMED = 5
 
 @dataclass(frozen=True, slots=True)
 class WorkerPool:
-    """All workers in the database, and the names of targets by key; decides whether a job can
-    run."""
+    """All workers in the database, and target names by key; decides which jobs can be measured."""
 
     workers: Sequence[Presence]
     names: Mapping[str, str]
@@ -29,8 +28,7 @@ class WorkerPool:
         return WorkerPool(list(storage.workers.presences().values()), target_names(storage))
 
     def serves(self, target_key: str, worker_id: str | None) -> bool:
-        """Whether any worker may measure for a target; with `worker_id`, whether that worker may
-        measure."""
+        """Whether a worker may measure for a target; with `worker_id`, whether that worker may."""
         return any(map(may_measure, self._fitting(target_key, worker_id)))
 
     def reason(self, target_key: str, worker_id: str | None) -> str:
@@ -78,16 +76,18 @@ class WorkerPool:
 
 
 def may_measure(worker: Presence) -> bool:
-    """Whether a worker gets work. A worker in quarantine does, because only a successful request
-    ends its quarantine."""
+    """Whether a worker gets requests.
+
+    A worker in quarantine does, because only a successful request ends its quarantine.
+    """
     return worker.health in (Health.HEALTHY, Health.QUARANTINED)
 
 
 def match_jobs(storage: Storage, *, only_wake: bool = False) -> int:
-    """Let jobs without a worker wait, and wake jobs that have one; return the number of these jobs.
+    """Move jobs without a worker to waiting, and jobs with one to the queue; return their number.
 
-    Any process may call it. With `only_wake`, waiting jobs are woken, but no job starts to wait; a
-    newly registered worker needs no more.
+    Any process may call it. With `only_wake`, waiting jobs are queued, but no job starts to wait;
+    that suffices after the registration of a worker.
     """
 
     @cache

@@ -1,1 +1,1 @@
-"""Verification of programs and review of measurements."""
+"""Verification of programs, end-to-end races, and reviews of measurements."""

@@ -1,7 +1,7 @@
-"""A job's program, verified in a bounded child of the process that works on the job.
+"""Verifies a job's program in a child process with memory and time limits.
 
-The references of a model may take any time (a loop of 10**9 steps) and any memory. The child
-computes them, and asks this process for each run of the program on the device.
+Computing a model's expected outputs may take any time (a loop of 10**9 steps) and any memory. The
+child computes them, and asks this process for each run of the program on the device.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class VerificationBound:
 
 
 def verification_limits(settings: Settings) -> Limits:
-    """The memory and time limits for verifying a program in a child process of a tuner."""
+    """Return the memory and time limits for verifying a program in a child process of a tuner."""
     return Limits(memory_limit(settings), settings.verification_seconds)
 
 
@@ -92,7 +92,9 @@ def _verify(
     bound: VerificationBound,
     child: BoundedChild,
 ) -> Verification:
-    """`verify_program` in a child. If it exceeds its limits, `Verification.not_run` says so."""
+    """Call `verify_program` in a child. If the child exceeds its limits, `not_run` has
+    the reason.
+    """
     if not device.runs(planned.target):
         return verify_program(planned, made, device)
     loadable = made(planned)

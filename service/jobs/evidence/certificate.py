@@ -74,7 +74,7 @@ class Certificate:
         compared: the number of values that were compared and agree. A kernel writes them, or the
             model returns them.
         written: the number of all such values, compared or not.
-        worst: the largest error of a float, as a share of the largest element of its channel.
+        worst: the largest error of a float, relative to the largest element of its channel.
         excused: the number of elements whose errors rounding ties or badly conditioned steps
             explain.
         unverified: the names of values that differ after a loop or branch, where rounding may be
@@ -89,8 +89,9 @@ class Certificate:
 
 
 def together(found: Sequence[Certificate]) -> Certificate:
-    """Combine the certificates of several programs and sizes: add the counts, keep the largest
-    error."""
+    """Combine the certificates of several programs and sizes: add counts, keep the
+    largest error.
+    """
     return Certificate(
         sum(one.compared for one in found),
         sum(one.written for one in found),
@@ -128,8 +129,7 @@ def certify(
     seen: Observation,
     ports: Mapping[str, str],
 ) -> Certificate:
-    """Compare the values that a program writes with the reference of the imported graph, step by
-    step.
+    """Compare the values that a program writes with a reference computation, step by step.
 
     Args:
         graph: the imported model, at the sizes of the program.
@@ -150,7 +150,11 @@ def certify(
 
 
 class _Steps:
-    """Looks at each result of the reference, and gives it the program's own value instead."""
+    """The step-by-step comparison: called with each result of the reference computation.
+
+    It compares the result with the program's own value, and returns the program's value, with which
+    the reference continues.
+    """
 
     def __init__(
         self,
@@ -173,7 +177,7 @@ class _Steps:
         self._unverified: list[str] = []
 
     def certificate(self) -> Certificate:
-        """The certificate of the values compared so far."""
+        """Return the certificate of the values compared so far."""
         return Certificate(
             len(self._compared),
             len(self._seen.written.keys() | self._ports.keys()),
@@ -201,7 +205,9 @@ class _Steps:
         return found[0][1]
 
     def _step(self, node: Node) -> float:
-        """The error that a node's result may have, including the errors of its operands."""
+        """Return the relative error that a node's result may have, including the errors of its
+        operands.
+        """
         own = _rounding(self._graph, node)
         if self._narrow is not None and (ops.get(node.op).kind in PRODUCTS or node.bodies):
             own = max(own, _ALLOWED[self._narrow])
@@ -215,19 +221,22 @@ class _Steps:
         return name in self._ports or name in self._shown
 
     def _writers(self, name: str) -> tuple[str, ...]:
-        """The values of the program's plan that hold a value of the graph."""
+        """Return the values of the program's plan that contain a value of the graph."""
         shown = self._direct(name)
         own = (origin for each in shown for origin in each.origins)
         return tuple(dict.fromkeys([*([name] if name in self._ports else []), *own]))
 
     def _direct(self, name: str) -> tuple[Shown, ...]:
-        """How the program shows a value; empty for a node that only moves elements shown anyway."""
+        """Return the ways to compute a value from written values.
+
+        Empty for a node that only moves elements of values that are compared anyway.
+        """
         shown = self._shown.get(name, ())
         direct = tuple(each for each in shown if each.whole)
         return direct or (() if name in self._ports else shown[:1])
 
     def _own(self, name: str) -> Iterator[tuple[DType, np.ndarray]]:
-        """The program's values of a name as the reference computes with them, and their types."""
+        """Yield the program's values for a name as numbers, each with its type in the plan."""
         for each in self._direct(name):
             written = {origin: self._seen.value(origin) for origin in each.origins}
             yield each.type.dtype, _computed(each.numbers(written), each.type.dtype)
@@ -236,7 +245,7 @@ class _Steps:
             yield dtype, _computed(from_memory(self._seen.output(self._ports[name]), dtype), dtype)
 
     def _compare(self, name: str, dtype: DType, own: np.ndarray, right: np.ndarray) -> None:
-        """Raises WrongProgramError if an element differs and rounding is not the reason."""
+        """Raise WrongProgramError if an element differs and rounding is not the reason."""
         if dtype.is_float:
             right = _in_range(right, dtype)
             errors, scales = errors_of(own, right), _scales(own, right, dtype)
@@ -285,7 +294,7 @@ class _Steps:
         )
 
     def _segment(self, name: str) -> Graph:
-        """The operators between a value and the previously compared values."""
+        """Return the operators between a value and the previously compared values."""
         graph = self._graph
         wanted: set[str] = {name}
         before: set[str] = set()
@@ -302,8 +311,9 @@ class _Steps:
         return graph.replace(inputs=sorted(before), nodes=nodes[::-1], outputs=[name])
 
     def _before(self, name: str) -> tuple[Graph, dict[str, np.ndarray]]:
-        """The segment of a value, and the program's values that it starts from, in the program's
-        types."""
+        """Return the segment that computes a value, and the program's values at the segment's
+        inputs.
+        """
         segment = self._segment(name)
         given, types = {}, dict(segment.types)
         for value in segment.inputs:
@@ -321,15 +331,17 @@ def _computed(values: np.ndarray, dtype: DType) -> np.ndarray:
 
 
 def _rounding(graph: Graph, node: Node) -> float:
-    """The largest rounding error that a node and its bodies may add in a step."""
+    """Return the largest relative rounding error that a node and its bodies may add in a step."""
     inner = (_rounding(body, step) for body in node.bodies for step in body.nodes)
     exact = ops.get(node.op).kind in MOVING
     return max(0.0 if exact else _ALLOWED.get(graph.types[node.output].dtype, 0.0), *inner, 0.0)
 
 
 def _in_range(right: np.ndarray, dtype: DType) -> np.ndarray:
-    """The reference with infinities where float32 overflows. An infinity in 16 bits counts as an
-    error."""
+    """Return the reference values, with infinities where float32 overflows.
+
+    For 16-bit floats an infinity counts as an error, so their values are unchanged.
+    """
     large = max(right.max(initial=0.0), -right.min(initial=0.0))
     if dtype is not DType.FLOAT32 or not large > np.finfo(np.float32).max:
         return right
@@ -340,8 +352,11 @@ def _in_range(right: np.ndarray, dtype: DType) -> np.ndarray:
 
 
 def _scales(own: np.ndarray, right: np.ndarray, dtype: DType) -> np.ndarray:
-    """By element, the largest finite element of its channel among the elements that differ by more
-    than a rounding; 1 where all are zero."""
+    """Return for each element the scale of its error.
+
+    It is the largest finite element of its channel, among the elements that differ by more than one
+    rounding; 1 if all of them are zero.
+    """
     with np.errstate(all="ignore"):
         sizes = np.where(np.isfinite(right), np.abs(right), 0.0)
         differ = np.abs(own - right) > ROUNDED * sizes

@@ -43,7 +43,7 @@ class Shown:
     whole: bool = True
 
     def numbers(self, written: Mapping[str, np.ndarray]) -> np.ndarray:
-        """Return the value as an array of numbers to compute with.
+        """Return the value in a type that NumPy computes with.
 
         Args:
             written: the origins by name, in row-major memory.
@@ -103,7 +103,7 @@ def correspondence(
 def _meant(
     imported: Graph, planned: Graph, name: str, node: Node | None, means: Mapping[str, str]
 ) -> str | None:
-    """The value of the imported graph that a value of the plan stands for."""
+    """Return the value of the imported graph that a value of the plan stands for, or None."""
     kind = planned.types[name]
     for base in stands_for(name):
         if base in imported.types and _alike(kind, imported.types[base]):
@@ -115,7 +115,7 @@ def _meant(
 
 
 def _alike(one: TensorType, other: TensorType) -> bool:
-    """Whether values of these types may be the same but for roundings."""
+    """Whether values of these types may be equal except for rounding."""
     if one.shape != other.shape:
         return False
     return one.dtype == other.dtype or (one.dtype.is_float and other.dtype.is_float)
@@ -132,8 +132,10 @@ def _moves(graph: Graph, node: Node) -> bool:
 
 
 def _undone(planned: Graph, name: str, means: Mapping[str, str]) -> Shown | None:
-    """Undo the reversible nodes that made a value, one after the other, up to an imported value;
-    None if no imported value is reached."""
+    """Undo the reversible nodes that computed a value, up to a value of the imported graph.
+
+    Return None if no such value is reached.
+    """
     value, nodes, types = name, list[Node](), dict(planned.types)
     while (maker := planned.producer(value)) is not None:
         undo = _reverse(planned, maker)
@@ -151,7 +153,7 @@ def _undone(planned: Graph, name: str, means: Mapping[str, str]) -> Shown | None
 
 
 def _reverse(graph: Graph, node: Node) -> Node | None:
-    """The node that computes a node's first operand from its result."""
+    """Return a node that computes a node's first operand from its result; None if impossible."""
     if not node.inputs or node.bodies:
         return None
     here, there = graph.types[node.inputs[0]], graph.types[node.output]

@@ -1,13 +1,13 @@
-"""Tuned schedules are served only where they win end to end.
+"""Decides by an end-to-end race whether a model's tuned schedules are served.
 
 Kernels are timed one by one, and a kernel that is faster alone may be slower in its model, where
-its neighbours change what is in the caches. So the program with the tuned schedules runs
+its neighbours change the contents of the caches. So the program with the tuned schedules runs
 interleaved with the untuned one on the device, A B B A, and their ratio has an interval
 (`tuner.measure.statistics`). Unless the tuned program is shown to be faster, the tasks whose own
-gain is doubtful fall back to their defaults. If that program is not faster either, all tasks do.
-The result is kept in the database, so that a model is not raced again with the same schedules.
-A worker's race is repeated before other jobs use its result (`race_review`). If the two races
-contradict each other, neither counts, and the defaults are served.
+gain is doubtful fall back to their defaults. If that program is not faster either, all tasks fall
+back. The result is kept in the database, so that a model is not raced again with the same
+schedules. A worker's race is repeated before other jobs use its result (`race_review`). If the two
+races contradict each other, both are discarded, and the defaults are served.
 
 Only `select_schedules` decides which records are served. All code that compiles a model with
 records of the database calls it.
@@ -58,7 +58,7 @@ SURE_RATIO = 0.97
 
 
 class Served(StrEnum):
-    """Which schedules an artifact is built from: tuned ones, defaults, or both."""
+    """The schedules that an artifact is built from: tuned ones, defaults, or both."""
 
     TUNED = "tuned"
     PARTLY = "partly"
@@ -80,7 +80,7 @@ class Verdict:
         dropped: the keys of the workloads that fell back to their defaults.
         reason: the reason, as text for users.
         device: the CPU of the race.
-        attestation: how far the reports are trusted; None without a race.
+        attestation: the trustworthiness of the reports; None without a race.
         untuned_seconds: the fastest run of the untuned program in the race.
     """
 
@@ -107,8 +107,9 @@ class Verdict:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Verdict:
-        """Return the verdict in JSON from `to_json`. Raises KeyError or ValueError for other
-        JSON."""
+        """Return the verdict for JSON from `to_json`. Raises KeyError or ValueError for
+        other JSON.
+        """
         comparison = data["comparison"]
         return cls(
             Served(data["served"]),
@@ -124,8 +125,7 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True)
 class FixedSchedules:
-    """A schedule source: it returns given schedules by workload key, and the default for other
-    keys."""
+    """A schedule source that returns given schedules by workload key, and the default otherwise."""
 
     schedules: Mapping[str, Schedule]
 
@@ -165,12 +165,11 @@ def select_schedules(
     kernels: KernelCache | None = None,
     weight_limit_bytes: int | None = None,
 ) -> SelectedSchedules:
-    """Choose the schedules to build a model from: records, or defaults if records did not win end
-    to end.
+    """Choose the schedules to build a model from: records, or defaults if records lost end to end.
 
-    Without a device nothing is run, and the result of an earlier race holds. No earlier race exists
-    if the records come from other models or the race was of other sizes. Then the records are
-    served, since each kernel alone was faster than its default, and the verdict is "not_run".
+    Without a device nothing is run, and the result of an earlier race holds. There is no earlier
+    race if the records come from other models, or if other sizes were raced. Then the records are
+    served, because each kernel alone was faster than its default, and the verdict is "not_run".
 
     Raises:
         CompilerError: if a program does not compile.
@@ -205,7 +204,7 @@ def _verdict(
     kernels: KernelCache | None,
     limit: int | None,
 ) -> Verdict:
-    """The verdict of an earlier race of these records, or else of a race that is run now."""
+    """Return the verdict of an earlier race of these records, or else run a race now."""
     if not records:
         return Verdict(Served.DEFAULT, "same", reason=ALL_DEFAULTS)
     schedules = {key: record.schedule for key, record in records.items()}
@@ -234,9 +233,10 @@ def _usable(
     device: Device,
     job_id: str,
 ) -> Verdict | None:
-    """The reviewed verdict of an earlier race, or else of a race that is run now.
+    """Return the reviewed verdict of an earlier race, or else run and review a race now.
 
-    None if an operator withdrew the race, or another job disputed it, before this job used it.
+    Return None if an operator withdrew the race, or another job disputed it, before this job used
+    it.
     """
     known = storage.ledger.race(identity, job_id)
     if known is not None:
@@ -293,8 +293,7 @@ def _differs(record: TuningRecord, planned: Planned, workload: Workload) -> bool
 
 
 class _Programs:
-    """A model's untuned program and the tuned programs that race with it, compiled when they first
-    run."""
+    """A model's untuned program and its tuned programs, compiled when they first race."""
 
     def __init__(
         self,
@@ -310,10 +309,10 @@ class _Programs:
         self._builder = ProgramBuilder(FixedSchedules({}), first.mode, limit, kernels=kernels)
 
     def race(self, device: Device, schedules: Mapping[str, Schedule]) -> Race:
-        """Race the program with these schedules, and defaults for all others, with the untuned
-        program.
+        """Race the program with these schedules against the untuned program.
 
-        Raises DeviceError, CompilerError.
+        Workloads that are not in `schedules` have their defaults. Raises DeviceError,
+        CompilerError.
         """
         challenger = _variant(self._builder.variant(FixedSchedules(schedules)), self._planned)
         return device.race([self._untuned, challenger], self.mode.threads)
@@ -369,13 +368,13 @@ def _race(
 
 
 def _is_sure(record: TuningRecord) -> bool:
-    """Whether a record's gain over the incumbent exceeds what its neighbours may lose."""
+    """Whether a record's gain over the incumbent is so large that it should hold end to end."""
     comparison = record.measurement.comparison
     return comparison is not None and comparison.interval.high < SURE_RATIO
 
 
 def _variant(builder: ProgramBuilder, planned: Sequence[Planned]) -> Variant:
-    """The model compiled at each of its sizes, or at the sampled sizes of its ranges."""
+    """Compile the model at each of its sizes, or at the sampled sizes of its ranges."""
     builder.reserve([each.served_plan for each in planned], spare=PROGRAMS)
     return [
         of_compiled(program)
@@ -385,8 +384,9 @@ def _variant(builder: ProgramBuilder, planned: Sequence[Planned]) -> Variant:
 
 
 def _identity(planned: Sequence[Planned], tuned: Mapping[str, Schedule], limit: int | None) -> str:
-    """The identity of a race: a digest of the kernels in order, the schedules, and the generated
-    code."""
+    """Return the identity of a race: a digest of the kernels in order, the schedules and the code
+    version.
+    """
     first = planned[0]
     about = [
         [[step.workload.key for step in each.served_plan.kernels] for each in planned],

@@ -121,8 +121,10 @@ def written_by(plan: GraphPlan, program: Program, kernels: Collection[str]) -> f
 
 
 def _paired(plan: GraphPlan, program: Program) -> list[tuple[int, Step, Instruction]] | None:
-    """The steps of a plan with their instructions and the numbers of those; None if the program is
-    not the plan's."""
+    """Pair the steps of a plan with their instructions and instruction numbers.
+
+    Return None if the program was not built from the plan.
+    """
     steps: Sequence[Step] = [s for s in plan.steps if not isinstance(s, ViewStep)]
     calls = [k for k, each in enumerate(program.instructions) if not isinstance(each, Copy)]
     instructions = [program.instructions[k] for k in calls]
@@ -200,8 +202,10 @@ class Observation:
         return True
 
     def _port_groups(self) -> Iterator[list[str]]:
-        """The names of the outputs in groups that one run may return: a stage of a detector has
-        hundreds of outputs."""
+        """Yield the names of the outputs, in groups that one run may return.
+
+        A stage of an object detector has hundreds of outputs.
+        """
         return ([port.name for port in group] for group in self._ports)
 
     def _fetched(self, group: Sequence[Written]) -> dict[str, np.ndarray]:
@@ -254,7 +258,9 @@ def _groups(values: Sequence[Brought], most: int) -> tuple[tuple[Brought, ...], 
 def _watched(
     loadable: Loadable, group: Sequence[Written], most: int
 ) -> tuple[Loadable, Mapping[str, tuple[str, ...]]]:
-    """The program with a copy of each value, and the names of the outputs with its bytes."""
+    """Return the program with a copy of each value, and the names of the outputs with the copied
+    bytes.
+    """
     program = loadable.program
     taken = {port.name for port in program.outputs}
     ports = list(program.outputs)

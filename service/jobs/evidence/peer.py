@@ -92,7 +92,7 @@ def _times(
 
 
 def _ports(executable: Any, sizes: dict[str, int]) -> tuple[Port, ...]:
-    """The inputs at these sizes."""
+    """Return the inputs at these sizes."""
     if not isinstance(executable, GuardedModel):
         return tuple(executable.program.inputs)
     if executable.ranged is not None:
@@ -101,5 +101,5 @@ def _ports(executable: Any, sizes: dict[str, int]) -> tuple[Port, ...]:
 
 
 def _bytes(model: Path) -> int:
-    """The size in bytes of a model file and of the files of external weights named after it."""
+    """Return the size in bytes of a model file and of its external weight files, found by name."""
     return sum(path.stat().st_size for path in model.parent.glob(f"{model.name}*"))

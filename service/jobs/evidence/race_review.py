@@ -1,4 +1,4 @@
-"""Review of a race's verdict: the two programs run once more, on another worker if there is one."""
+"""Reviews a race's verdict: runs the two programs again, on another worker if one is alive."""
 
 from __future__ import annotations
 

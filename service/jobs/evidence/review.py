@@ -76,7 +76,7 @@ class Reviewed:
     open: int = 0
 
     def __add__(self, later: Reviewed) -> Reviewed:
-        """The sum of both results, except that `open` is that of the later one."""
+        """Return the sum of both results, except that `open` is taken from `later`."""
         disputed = self.disputed + later.disputed
         return Reviewed(self.confirmed + later.confirmed, disputed, later.open)
 

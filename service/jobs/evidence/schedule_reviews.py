@@ -42,8 +42,11 @@ _CONTRADICTS = (Status.CRASH, Status.RUN_ERROR, Status.RUN_TIMEOUT, Status.WRONG
 
 
 def records_of(device: Device, storage: Storage, job_id: str) -> RecordStore:
-    """Return the record store for a job's results. On our own machine, new records are served at
-    once; records of workers are provisional until a review confirms them."""
+    """Return the record store for a job's results.
+
+    On our own machine, new records are served at once; records of workers are provisional until a
+    review confirms them.
+    """
     if device.trusted:
         return storage.records
     return JobRecords(storage.records, storage.ledger, job_id)
@@ -105,7 +108,7 @@ class ScheduleReviews:
 
 
 class _SchedulesAgain:
-    """Measures the schedules of records again, each next to the default of its task."""
+    """Measures the schedules of records again, each interleaved with the default of its task."""
 
     def __init__(
         self, reviews: ScheduleReviews, tasks: Sequence[Task], stopped: Callable[[], bool]
@@ -190,7 +193,10 @@ def _of(trials: Sequence[Trial], task: Task, digest: str) -> Measurement | None:
 def _default_ratio(
     task: Task, one: StoredRecord, trials: Sequence[Trial], storage: Storage
 ) -> float | None:
-    """The default's time on the second device over that on the first; None if one is unknown."""
+    """Return the default's time on the second device divided by its time on the first.
+
+    Return None if one of them is unknown.
+    """
     default = task.space.default()
     second = _of(trials, task, default.digest)
     times = [

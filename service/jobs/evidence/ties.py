@@ -69,7 +69,7 @@ SUMS = (OpKind.CONTRACTION, OpKind.ATTENTION, OpKind.REDUCTION, OpKind.ROW)
 
 @dataclass(frozen=True, slots=True)
 class RoundingInterval:
-    """The interval that a value may lie in, according to the perturbed runs so far.
+    """The range that rounding allows for each element of a value, according to the perturbed runs.
 
     `apart` has the distance by which rounding may move each element, without the limit
     `MOST_APART`.
@@ -87,8 +87,7 @@ class RoundingInterval:
 
 
 def jumps(graph: Graph) -> bool:
-    """Whether the graph has an operator whose result a rounding may change abruptly, such as a
-    comparison."""
+    """Whether the graph has a discontinuous operator, such as a comparison or a rounding."""
     return any(_jumps(each, node) for each in graph.walk() for node in each.nodes)
 
 
@@ -151,8 +150,11 @@ def rounding_intervals(
 
 
 def _before_jump(segment: Graph, name: str) -> tuple[str, Graph]:
-    """The operand of the first jump among the elementwise operators that end a segment, and the
-    operators from there; the value itself if none of them jumps."""
+    """Find the first discontinuous operator among the elementwise operators that end a segment.
+
+    Return its operand, and the operators from it on. If none is discontinuous, return the segment's
+    value itself and no operators.
+    """
     chain: list[Node] = []
     before, kept, value = name, 0, name
     while True:
@@ -171,25 +173,29 @@ def _before_jump(segment: Graph, name: str) -> tuple[str, Graph]:
 
 
 def _numbers_of(array: np.ndarray) -> np.ndarray:
-    """A value as float64, also if it has integers or booleans."""
+    """Return an array as float64, also if it has integers or booleans."""
     return array.astype(np.float64, copy=False)
 
 
 def _integral(array: np.ndarray) -> bool:
-    """Whether all numbers are integers. They are not perturbed: truncation would change a rounded
-    number that lies slightly below an integer."""
+    """Whether all elements are integers. Such arrays are not perturbed.
+
+    Truncation would change a rounded number that lies slightly below an integer.
+    """
     return array.dtype.kind != "f" or bool((array == np.rint(array)).all())
 
 
 def _largest(array: np.ndarray) -> float:
-    """The largest finite magnitude of a value."""
+    """Return the largest finite magnitude of an array."""
     numbers = _numbers_of(array)
     return float(np.abs(numbers[np.isfinite(numbers)]).max(initial=0.0))
 
 
 class NormalPool:
-    """Returns standard normal numbers from a fixed pool, from a random offset at each call.
-    Generating new numbers would take longer than the operators of a step."""
+    """Standard normal random numbers from a fixed pool, read from a random offset at each call.
+
+    Generating new numbers would take longer than the operators of a step.
+    """
 
     def __init__(self) -> None:
         self._rng = np.random.default_rng(MOVES)
@@ -201,8 +207,10 @@ class NormalPool:
 
 
 class _Mover:
-    """Perturbs results by a rounding of float32, and operands of jumps by a small share: up, down,
-    or each element at random."""
+    """Perturbs results by a rounding error, and operands of discontinuous operators slightly.
+
+    The direction is up, down, or random for each element.
+    """
 
     def __init__(
         self,
@@ -259,7 +267,7 @@ class _Mover:
 
 
 def _moved(array: np.ndarray, dtype: DType, by: float, draw: NormalPool) -> np.ndarray:
-    """A copy of an array in memory with its floats slightly perturbed."""
+    """Return a copy of an array with its floats slightly perturbed."""
     if dtype is not DType.FLOAT32 or _integral(array):  # 16 bits lose a rounding of float32
         return array
     with np.errstate(over="ignore"):  # the largest number moves to infinity
@@ -267,7 +275,7 @@ def _moved(array: np.ndarray, dtype: DType, by: float, draw: NormalPool) -> np.n
 
 
 def _jumps(graph: Graph, node: Node) -> bool:
-    """Whether a small change of a computed float can change a node's result abruptly."""
+    """Whether the node is discontinuous in a computed float operand."""
     floats = any(
         graph.types[value].dtype.is_float and value not in graph.constants for value in node.inputs
     )
@@ -280,15 +288,18 @@ def _jumps(graph: Graph, node: Node) -> bool:
 
 
 def _adds_up(node: Node) -> bool:
-    """Whether a node runs a native function that adds elements; the other functions select
-    elements."""
+    """Whether a node runs a native function that adds elements; other native functions
+    select them.
+    """
     sums = ops.get(node.op).sums
     return sums is not None and sums(node.attrs)
 
 
 def errors_of(own: np.ndarray, right: np.ndarray) -> np.ndarray:
-    """Return the distance of each element from the reference: 0 where both are the same infinity or
-    NaN, infinite where only one of them is NaN or infinite."""
+    """Return the absolute difference of each element from the reference.
+
+    It is 0 if both are the same infinity or NaN, and infinite if only one is NaN or infinite.
+    """
     with np.errstate(all="ignore"):
         errors: np.ndarray = np.abs(own - right)
     if np.isfinite(errors).all():
@@ -299,8 +310,10 @@ def errors_of(own: np.ndarray, right: np.ndarray) -> np.ndarray:
 
 
 def by_channel(sizes: np.ndarray) -> np.ndarray:
-    """Return an array of the same shape, with the largest element of each channel (axis 1) in all
-    its places. If channels have few elements, the largest element of the whole array is used."""
+    """Return an array of the same shape with the largest element of each channel (axis 1).
+
+    If channels have few elements, it has the largest element of the whole array.
+    """
     axes = tuple(axis for axis in range(sizes.ndim) if axis != 1)
     if sizes.ndim < 2 or sizes.size < LEAST_CHANNEL * sizes.shape[1]:
         axes = tuple(range(sizes.ndim))

@@ -1,16 +1,17 @@
-"""Verifies a compiled model: compares its values with the references on the imported graph.
+"""Verifies a compiled model: compares its values with a float64 reference of the imported graph.
 
 A certificate by steps decides (`service.jobs.evidence.certificate`). At each value that the program
-writes, the float64 reference of the operators since the last such values is compared with it, and
-continues with the program's own value. So a rounding tie or a choice that falls the other way does
-not affect later values, and one rule serves floats, 16 bits, integers and choices.
+writes, the value is compared with the reference of the operators since the last such values, and
+the reference continues with the program's own value. So a rounding tie or a choice that is resolved
+the other way does not affect later values, and one rule serves floats, 16 bits, integers and
+choices.
 
 The body of a loop or branch belongs to one step: the values inside it are not compared. A value
-behind a body is unverified if rounding explains its difference on all random inputs.
+after a body is unverified if rounding explains its difference on all random inputs.
 
-The whole model is compared, too. If a model of wide floats rounds and chooses nothing, rounding
-explains no more than MODEL_TOLERANCE. A large model that agrees as a whole is not verified by steps
-(`service.jobs.evidence.verified_sizes.costs_little`).
+The outputs of the whole model are compared, too. If a model computes in float32 or wider, and
+rounds and selects nothing, rounding explains an error up to MODEL_TOLERANCE. A large model whose
+outputs agree is then not verified by steps (`service.jobs.evidence.verified_sizes.costs_little`).
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ from tilewright.tuner.measure.model_runs import largest_error
 from tilewright.tuner.protocol.runs import INPUT_SEED
 
 ATTEMPTS = 3
-"""Most draws of the inputs, if a value cannot be verified on the first."""
+"""Most sets of random inputs, if a value cannot be verified on the first."""
 
 MODEL_TOLERANCE = 1e-4
 """Largest error of a whole model in float32, relative to its largest output."""
@@ -82,8 +83,10 @@ class Verification:
 
     @property
     def unverified(self) -> tuple[str, ...]:
-        """The names of values that differ from the reference after a loop or branch, where it is
-        unknown whether rounding is the cause."""
+        """The names of values that differ from the reference after a loop or branch.
+
+        It is unknown whether rounding is the cause.
+        """
         return () if self.by_steps is None else self.by_steps.unverified
 
     @property
@@ -209,7 +212,7 @@ def verify_program(
     device: Device,
     expected: Future[list[np.ndarray]] | None = None,
 ) -> Verification:
-    """Run a program on a device, and compare its values with the references.
+    """Run a program on a device, and compare its values with the float64 reference.
 
     If the device cannot run the program (it is absent, or lacks the memory), `not_run` of the
     result has the reason.
@@ -218,7 +221,8 @@ def verify_program(
         planned: the plan of the program, at fixed sizes.
         made: returns the compiled program for the plan.
         device: the device to run it on.
-        expected: the reference's outputs on the first random inputs, if a thread computes them.
+        expected: a future with the reference's outputs on the first random inputs, if a thread
+            computes them.
 
     Raises:
         WrongProgramError: if the program must not be used: a value differs and rounding cannot be
@@ -254,7 +258,7 @@ def input_ports(planned: Planned) -> list[Port]:
 
 
 def _draw(planned: Planned, seed: int) -> dict[str, np.ndarray]:
-    """The inputs that a device generates from the same seed."""
+    """Generate the inputs that a device generates from the same seed."""
     return planned.request.given.draw(input_ports(planned), seed)
 
 
@@ -302,13 +306,15 @@ def _verify(
 
 
 def _order(error: float) -> float:
-    """Sort key of errors: None, the absence of a number, is larger than any number."""
+    """Return a sort key for errors: None, the absence of a number, is larger than any number."""
     return error if error == error else float("inf")
 
 
 def _is_firm(planned: Planned) -> bool:
-    """Whether rounding can change the model's outputs only slightly: all floats are float32 or
-    wider, and nothing is rounded or selected by value."""
+    """Whether rounding can change the model's outputs only slightly.
+
+    All floats are float32 or wider, and no operator rounds or selects by value.
+    """
     return not jumps(planned.graph) and not _is_narrow(planned)
 
 
@@ -319,8 +325,9 @@ def _is_narrow(planned: Planned) -> bool:
 
 
 def _check_range(planned: Planned, inputs: Mapping[str, np.ndarray]) -> None:
-    """Raises CompilerError, naming the value, if one is infinite in float16 that is not so in
-    float32."""
+    """Raise CompilerError if a value overflows in float16 but not in float32; it names
+    the value.
+    """
     found = _overflowing(planned.plan.graph, inputs)
     if found is not None:
         name, largest = found
@@ -331,8 +338,11 @@ def _check_range(planned: Planned, inputs: Mapping[str, np.ndarray]) -> None:
 
 
 def _overflowing(graph: Graph, inputs: Mapping[str, np.ndarray]) -> tuple[str, float] | None:
-    """The first value that a graph rounds to float16 and that is infinite there, with its largest
-    finite number; None if no value overflows on these inputs."""
+    """Return the first value that overflows when a graph rounds it to float16, and its largest
+    number.
+
+    Return None if no value overflows on these inputs.
+    """
     rounded = [
         node.inputs[0]
         for node in graph.nodes

@@ -1,7 +1,7 @@
-"""The sizes at which a program for ranges is verified: its hints, sizes that a user states, both
-ends, and random sizes.
+"""Selects the sizes at which a program for ranges is verified.
 
-The reference computes in NumPy. An end at which the model costs many times the operations at the
+They are its hints, sizes that a user states, both ends of the ranges, and random sizes. The
+reference computes in NumPy, so an end at which the model costs many times the operations at the
 hints is moved nearer to them. An operator that only moves data or reads shapes, such as Shape, is
 counted by its elements.
 """
@@ -49,8 +49,10 @@ def costs_little(planned: Planned) -> bool:
 
 
 def at_hints(planned: Planned) -> tuple[Planned, ...]:
-    """Return a plan of fixed sizes for each size hint. A plan without ranges is returned unchanged,
-    as the only one."""
+    """Return a plan of fixed sizes for each size hint.
+
+    A plan without ranges is returned unchanged, as the only one.
+    """
     found = planned.open
     if found is None:
         return (planned,)
@@ -84,7 +86,7 @@ def at_verified_sizes(planned: Planned) -> tuple[Planned, ...]:
 
 
 def _hints(planned: Planned, found: DynamicPlan) -> list[dict[str, int]]:
-    """The sizes of the plan, then the sizes that a user states."""
+    """Return the sizes of the plan, followed by the sizes that a user states."""
     sizes_of = dict(planned.sizes)
     first = {d.name: sizes_of[d.name] for d in found.ranges}
     if not found.stated:
@@ -100,8 +102,10 @@ def _different(
     seen: Sequence[dict[str, int]],
     share: Callable[[], float] = lambda: MOST,
 ) -> Iterator[dict[str, int]]:
-    """The wanted sizes, each once. Sizes that cost too much are moved nearer to the first of the
-    sizes already verified."""
+    """Yield the wanted sizes, each once and none of `seen`.
+
+    Sizes that cost too much are moved nearer to the first of `seen`.
+    """
     known = {d.name: d for d in found.ranges}
     made = [kind for name, kind in found.graph.types.items() if name not in found.graph.constants]
     compared = sum(_comparisons(graph) for graph in found.graph.walk())
@@ -131,8 +135,10 @@ def _at(planned: Planned, found: DynamicPlan, sizes: Mapping[str, int]) -> Plann
 
 
 def _comparisons(graph: Graph) -> int:
-    """The pairs of boxes that suppressions compare, a dynamic size. A kernel's count of operations
-    does not include them."""
+    """Return the number of box pairs that suppressions compare; it may depend on open dimensions.
+
+    A kernel's count of operations does not include them.
+    """
     return sum(
         integer(node.attrs, "room") * graph.types[node.inputs[1]].elements
         for node in graph.nodes
@@ -147,8 +153,10 @@ def elements(types: Iterable[TensorType], sizes: Mapping[str, int]) -> int:
 
 
 def end_of(dimension: Dimension, *, last: bool) -> int:
-    """Return the smallest or, with `last`, the largest size of a range. If the range has no upper
-    end, MOST times its typical size is returned."""
+    """Return the smallest or, with `last`, the largest size of a range.
+
+    For a range without an upper end, the largest is MOST times its typical size.
+    """
     if not last:
         return dimension.low * dimension.multiple
     if dimension.high is None:
@@ -157,7 +165,7 @@ def end_of(dimension: Dimension, *, last: bool) -> int:
 
 
 def _drawn(dimension: Dimension, draw: Random) -> int:
-    """A random size of a range, with equal probability for each order of magnitude."""
+    """Return a random size of a range, with equal probability for each order of magnitude."""
     low, high = dimension.low, end_of(dimension, last=True) // dimension.multiple
     share = draw.random()
     number: int = round(max(low, 1) ** (1 - share) * max(high, 1) ** share)
@@ -171,7 +179,7 @@ def affordable(
     most: int,
     cost: Callable[[Mapping[str, int]], int],
 ) -> dict[str, int]:
-    """Return the sizes nearest to `wanted`, on the way to `near`, at which the model costs at most
+    """Return the sizes nearest to `wanted`, towards `near`, at which the model costs at most
     `most`.
 
     Args:

@@ -154,7 +154,7 @@ class WeakRecords:
         log.info("measured again", target=target.name, **found.to_json())
 
     def _idle_workers(self) -> Mapping[str, Sequence[ClaimReporter]]:
-        """Idle workers, by the targets for which nothing is queued."""
+        """Return the idle workers for each target without queued requests, by target key."""
         busy = self._storage.leases.in_hand()
         found: dict[str, list[ClaimReporter]] = {}
         for worker in self._storage.workers.presences().values():

@@ -65,6 +65,8 @@ def tell(
 
 
 def worker_names(storage: Storage, workers: Collection[str]) -> set[str]:
-    """Return the names and ids under which these workers' measurements are stored: the given ones,
-    and the ids of workers with a given name."""
+    """Return the names and ids under which these workers' measurements are stored.
+
+    They are the given ones, and the ids of workers with a given name.
+    """
     return {*workers, *(one.id for one in storage.workers.list() if one.name in workers)}

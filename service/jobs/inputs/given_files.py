@@ -24,12 +24,12 @@ if TYPE_CHECKING:
 
 
 class InvalidSamplesError(CompilerError):
-    """A file of samples is wrong; the message names it."""
+    """A file of samples is invalid; the message names the file."""
 
 
 @dataclass(frozen=True, slots=True)
 class SamplesFile:
-    """A file of samples, and the name of the file in messages."""
+    """A file of samples, and the name that messages use for it."""
 
     name: str
     path: Path
@@ -92,8 +92,7 @@ def read_samples_file(file: SamplesFile, limit_bytes: int) -> dict[str, np.ndarr
 
 
 def inputs_at(model: ModelSource, sizes: Mapping[str, Sequence[SizeChoice]]) -> tuple[Input, ...]:
-    """Return the inputs of a model. Dimensions for which `sizes` has a single integer get this
-    size.
+    """Return the inputs of a model. A dimension with a single integer in `sizes` gets this size.
 
     Raises:
         CompilerError: if a dimension is unknown, or an input is not a tensor of numbers.
@@ -106,8 +105,10 @@ def inputs_at(model: ModelSource, sizes: Mapping[str, Sequence[SizeChoice]]) -> 
 
 
 def checked_values(values: Mapping[str, float], inputs: Sequence[Input]) -> dict[str, float]:
-    """Convert the values to the types of their inputs. Raises InvalidArgumentError for a value that
-    names no input, or an input that cannot hold it."""
+    """Convert the values to the types of their inputs.
+
+    Raises InvalidArgumentError for a value that names no input, or an input that cannot hold it.
+    """
     known = {one.name: one.dtype for one in inputs}
     found: dict[str, float] = {}
     for name, value in values.items():

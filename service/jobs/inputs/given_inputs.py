@@ -36,8 +36,7 @@ class GivenInputs:
     values: Mapping[str, float] = field(default_factory=dict)
 
     def draw(self, ports: Iterable[Port], seed: int = INPUT_SEED) -> dict[str, np.ndarray]:
-        """Return an array for each input of a program: the `provided` arrays, and random ones for
-        all other inputs."""
+        """Return an array for each input of a program: a `provided` one, or else a random one."""
         ports = tuple(ports)
         provided = self.provided(ports, seed)
         if provided.keys() == {port.name for port in ports}:
@@ -114,8 +113,7 @@ class GivenInputs:
 
 
 def most_frequent(sizes: Mapping[str, Counter[int]]) -> Shares:
-    """Return the most frequent sizes of each dimension as size hints, with their numbers of
-    samples."""
+    """Return the most frequent sizes of each dimension as size hints, with their sample counts."""
     return {
         name: {size: float(n) for size, n in sorted(counted.most_common(MOST_STATED))}
         for name, counted in sizes.items()

@@ -24,8 +24,7 @@ FEW = 1 << 20
 
 @contextmanager
 def named_inputs(plans: Sequence[Planned]) -> Iterator[None]:
-    """Run the body of a with statement, which runs a model on random inputs; add the inputs to give
-    to its errors.
+    """Open a context that runs a model on random inputs; name the inputs to give in its errors.
 
     Raises:
         InvalidInputError: if the model fails for the inputs, naming the inputs to give.
@@ -51,8 +50,10 @@ def check_draws(plans: Sequence[Planned]) -> None:
 
 
 def with_inputs(error: InvalidInputError, plans: Sequence[Planned]) -> InvalidInputError:
-    """Return the error with a text that names the random inputs that caused it and asks for real
-    ones. An error that does not depend on a random input is returned unchanged."""
+    """Return the error with the names of the random inputs that caused it, and ask for real ones.
+
+    An error that does not depend on a random input is returned unchanged.
+    """
     for planned in plans:
         drawn = _drawn(planned)
         names = [name for name in deciding_inputs(planned.graph, str(error)) if name in drawn]
@@ -67,8 +68,9 @@ def with_inputs(error: InvalidInputError, plans: Sequence[Planned]) -> InvalidIn
 
 
 def deciding_inputs(graph: Graph, message: str) -> tuple[str, ...]:
-    """Return the names of the graph's inputs that decide whether a run ends with the error
-    `message`."""
+    """Return the names of the graph's inputs that decide whether a run ends with this error
+    message.
+    """
     pending = [value for node in graph.nodes for value in _deciding(node, message)]
     seen = set(pending)
     while pending:
@@ -80,7 +82,7 @@ def deciding_inputs(graph: Graph, message: str) -> tuple[str, ...]:
 
 
 def _deciding(node: Node, message: str) -> Collection[str]:
-    """The operands of a node that decide whether it ends the run with this error."""
+    """Return the operands of a node that decide whether it ends the run with this error."""
     if node.op == "loop" and NOT_ENDED in message:
         return node.inputs
     for body in node.bodies:
@@ -92,13 +94,15 @@ def _deciding(node: Node, message: str) -> Collection[str]:
 
 
 def _refusals(body: Graph) -> list[str]:
-    """The errors with which nodes of a body end the run."""
+    """Return the error messages with which nodes of a body end the run."""
     return [str(node.attr("message")) for node in body.nodes if node.op == "refuse"]
 
 
 def _drawn(planned: Planned) -> frozenset[str]:
-    """The inputs of a plan that the user did not give; empty for a stage, whose inputs are
-    values of the model."""
+    """Return the inputs of a plan that the user did not give; empty for a stage.
+
+    The inputs of a stage are values of the model.
+    """
     if planned.stages is not None:
         return frozenset()
     provided = planned.request.given.provided(input_ports(planned))
@@ -106,8 +110,10 @@ def _drawn(planned: Planned) -> frozenset[str]:
 
 
 def _refusal(planned: Planned) -> str:
-    """The message of the branch that fails on the first random inputs; "" if no branch fails, or
-    its condition does not depend on few numbers."""
+    """Return the message of the branch that fails on the first random inputs, or "".
+
+    Only branches whose condition depends on few numbers are evaluated.
+    """
     graph, ports = planned.graph, input_ports(planned)
     given = planned.request.given.provided(ports)
     for node in graph.nodes:

@@ -26,13 +26,12 @@ def staged_inputs(
     shares: Shares | None = None,
     ranges: Collection[str] = (),
 ) -> Iterator[tuple[dict[str, int], dict[str, Array]]]:
-    """Yield sizes of the dynamic dimensions from `hinted_sizes`, each with inputs that the model
-    accepts.
+    """Yield sizes of the dynamic dimensions from `hinted_sizes`, each with valid inputs.
 
     Inputs that `given` does not provide are random numbers or empty texts.
 
     Raises:
-        InvalidArgumentError: as `hinted_sizes` does.
+        InvalidArgumentError: for the reasons of `hinted_sizes`.
         InvalidInputError: if the model fails for the random inputs, naming the inputs to give.
     """
     # a dimension without a given range may have any size

@@ -1,1 +1,1 @@
-"""Stored schedules, families and cost models that a job starts from, and their exchange."""
+"""Stored schedules and cost models that a job starts from, and the exchange of records."""

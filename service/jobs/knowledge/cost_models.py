@@ -1,6 +1,6 @@
-"""Trains and selects the cost models of targets from the trials in the database.
+"""Trains and selects the cost models of targets, from the trials in the database.
 
-A new version replaces the promoted one only if it orders the held-out tasks better, with both
+A new version replaces the promoted one only if it ranks the held-out tasks better, with both
 evaluated on the present trials.
 """
 
@@ -114,8 +114,9 @@ def train_cost_model(storage: Storage, target_key: str, seed: int = 0) -> Traine
 
 
 def due_targets(storage: Storage, new_trials: int) -> list[str]:
-    """Return the keys of the targets with at least `new_trials` more trials than at their last
-    training."""
+    """Return the keys of the targets with at least `new_trials` trials since their last
+    training.
+    """
     seen: dict[str, int] = {}
     for model in storage.cost_models.list():
         seen[model.target_key] = max(seen.get(model.target_key, 0), model.trials)
@@ -124,8 +125,10 @@ def due_targets(storage: Storage, new_trials: int) -> list[str]:
 
 
 def train_due(storage: Storage, new_trials: int) -> list[Trained]:
-    """Train a new version for each target of `due_targets`; return the versions. With `new_trials`
-    0, nothing is trained."""
+    """Train a new version for each target of `due_targets`; return the versions.
+
+    With `new_trials` 0, nothing is trained.
+    """
     if not new_trials:
         return []
     found = []
@@ -152,7 +155,7 @@ def describe(trained: Trained) -> str:
 
 
 def _relatives(storage: Storage, target_key: str) -> Mapping[str, Target]:
-    """The target, and all targets with its instruction set and other vector widths."""
+    """Return all targets with the same instruction set as this one, whatever their vector width."""
     own = _target(storage, target_key)
     found = {key: _target(storage, key) for key in storage.workloads.targets()}
     return {
@@ -163,7 +166,7 @@ def _relatives(storage: Storage, target_key: str) -> Mapping[str, Target]:
 
 
 def _target(storage: Storage, key: str) -> Target | None:
-    """The target of a key; None for a description of another release."""
+    """Return the target with a key; None if its description is from another release."""
     _, description = storage.workloads.target(key)
     try:
         return Target.from_json(description)

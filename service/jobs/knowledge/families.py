@@ -29,8 +29,10 @@ def name_workloads(storage: Storage) -> int:
 
 
 def shape_of(text: str) -> WorkloadShape:
-    """Return the structure, family, sizes and name of a workload from its text; an empty
-    WorkloadShape for a text that this release cannot read."""
+    """Return the structure, family, sizes and name of a workload from its text.
+
+    It is an empty WorkloadShape if this release cannot read the text.
+    """
     try:
         workload = Workload.parse(text)
         fixed, name = workload.typical(), workload_name(workload)

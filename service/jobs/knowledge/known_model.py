@@ -41,7 +41,7 @@ class KnownModel:
     """Compiles one model for this machine with the schedules of the database.
 
     One program serves all sizes of dynamic dimensions. Sizes at which a job tuned the model have
-    their own programs, and so have sizes outside all ranges; these are compiled at first use.
+    separate programs. So have sizes outside all ranges; their programs are compiled at first use.
     `end_to_end.select_schedules` chooses the schedules of each program, by the race at its sizes. A
     kernel shared by several programs has the schedule of the program that was compiled first.
 
@@ -103,7 +103,10 @@ class KnownModel:
         return self._schedules.get(workload_key)
 
     def _tuned_sizes(self, dims: Mapping[str, SizeRange]) -> list[Sizes]:
-        """Sizes of the dimensions that `dims` leave open, of jobs that agree with its numbers."""
+        """Return tuned sizes of the dimensions that `dims` does not fix.
+
+        Only jobs whose other sizes equal the fixed sizes in `dims` count.
+        """
         given = {n: d for n, d in dims.items() if isinstance(d, int)}
         known = self.storage.tuned_sizes.list(self._model_digest(), self.mode)
         return [
@@ -118,7 +121,7 @@ class KnownModel:
         return self._digest
 
     def _plan(self, graph: Graph, sizes: Mapping[str, int] | None) -> GraphPlan:
-        """The served plan. From this call on, `best` returns the schedules of its workloads."""
+        """Return the served plan. Afterwards `best` returns the schedules of its workloads."""
         digest = self._model_digest()
         dims = dict(sizes or {})
         request = ModelRequest(self._source, self.mode, dims, digest)

@@ -1,10 +1,10 @@
-"""Finds the most promising stored schedule for a workload, by a ladder of look-ups.
+"""Finds the most promising stored schedule for a workload, by a sequence of look-ups (the ladder).
 
-The rungs are, in their order: the workload's own record; the record of a workload of its family,
-which differs in numbers alone; the record for another target with the same instructions; the record
-of the nearest shape; the untuned default. Callers state the last rung to try. A schedule of a lower
-rung is borrowed: it must be in the workload's own schedule space, and no trial with the workload's
-own numbers may have failed with it. Withdrawn trials do not count.
+The steps (rungs) are, in this order: the workload's own record; the record of a workload of its
+family, which differs only in numbers; the record for another target with the same instructions; the
+record of the nearest shape; the untuned default. Callers state the last rung to try. A schedule
+from a rung after the first is borrowed: it must be in the workload's own schedule space, and no
+trial on the workload itself may have failed with it. Withdrawn trials do not count.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ MOST_RELATIVES = 60
 
 
 class Match(StrEnum):
-    """A rung of the ladder: the kind of evidence for an answer."""
+    """A rung of the ladder: the kind of record that an answer is based on."""
 
     EXACT = "exact"
     OTHER_NUMBERS = "other-numbers"
@@ -118,8 +118,7 @@ def find(
 
 
 def known(tasks: Sequence[Task], storage: Storage) -> set[RecordKey]:
-    """Return the keys of the tasks whose own record is valid, so that they need no further
-    measurement."""
+    """Return the keys of the tasks whose own record is valid; they need no further measurement."""
     found = storage.records.best_records([task.key for task in tasks])
     return {task.key for task in tasks if task.is_known(found.get(task.key), CODEGEN_VERSION)}
 
@@ -144,8 +143,10 @@ def borrowed(tasks: Sequence[Task], storage: Storage) -> dict[RecordKey, TuningR
 
 
 def near_shapes(workload: Workload, mode: Mode, storage: Storage) -> Near:
-    """Return the workloads with a served record that differ from `workload` only in sizes, nearest
-    first. For a range, its typical sizes are compared."""
+    """Return the workloads with a served record that differ from `workload` only in sizes.
+
+    They are ordered by distance, nearest first. For a range, its typical sizes are compared.
+    """
     storage.shapes.index(shape_of)
     fixed = workload.typical()
     return storage.shapes.nearest(fixed.structure, fixed.sizes, *mode.key, MOST_RELATIVES)
@@ -159,8 +160,7 @@ def near_records(near: Near, mode: Mode, storage: Storage) -> dict[RecordKey, St
 def step_to(
     key: RecordKey, workload: Workload, near: Near, mode: Mode, storage: Storage
 ) -> LadderStep | None:
-    """Return the record of the nearest shape whose schedule a workload can borrow; None if none
-    can."""
+    """Return the record of the nearest shape whose schedule a workload can borrow, or None."""
     usable = _Borrowing({key: workload}, mode, storage, holding=False)
     return _nearest(key, near, near_records(near, mode, storage), usable).get(key)
 
@@ -176,10 +176,10 @@ def _nearest(
 
 
 class _Borrowing:
-    """Whether a workload can borrow the schedule of a record.
+    """Decides whether a workload can borrow the schedule of a record.
 
     A workload may be compared with hundreds of records, so its schedule space and its failed
-    schedules are found once.
+    schedules are computed once.
     """
 
     def __init__(
@@ -208,7 +208,7 @@ class _Borrowing:
 def _relatives(
     wanted: Mapping[RecordKey, Workload], storage: Storage, usable: _Usable
 ) -> dict[RecordKey, LadderStep]:
-    """The newest usable record of each workload's family."""
+    """Return the newest usable record of each workload's family."""
     families: dict[str, list[RecordKey]] = {}
     for key, workload in wanted.items():
         families.setdefault(workload.family, []).append(key)
@@ -226,7 +226,7 @@ def _relatives(
 
 
 def _members(family: str, key: RecordKey, storage: Storage) -> Iterator[StoredRecord]:
-    """The newest served records of a family in the mode of a key."""
+    """Yield the newest served records of a family in the mode of a key."""
     mode = key.target_key, key.threads, key.numerics
     members = storage.shapes.members(family, *mode, MOST_MEMBERS)
     keys = [RecordKey(name, *mode) for name in members]
@@ -239,7 +239,7 @@ def _members(family: str, key: RecordKey, storage: Storage) -> Iterator[StoredRe
 def _same_instructions(
     wanted: Mapping[RecordKey, Workload], mode: Mode, storage: Storage, usable: _Usable
 ) -> dict[RecordKey, LadderStep]:
-    """Records of targets for which the same code could be generated."""
+    """Return usable records of targets with the same instructions."""
     target = mode.target
     found: dict[RecordKey, LadderStep] = {}
     for other_key in target_names(storage):

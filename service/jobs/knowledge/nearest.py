@@ -1,6 +1,6 @@
-"""Answers look-ups of schedules, also for workloads that were never tuned, with a confidence.
+"""Answers look-ups of schedules, with an expected loss, also for workloads that were never tuned.
 
-The answer is the first step of the ladder (`service.jobs.knowledge.ladder`), down to the default.
+The answer is the first result of the ladder (`service.jobs.knowledge.ladder`), down to the default.
 The loss of a borrowed schedule is estimated from pairs of workloads that were both measured with
 such a schedule.
 """
@@ -47,12 +47,12 @@ class Answer:
     """A schedule for a requested workload, and the confidence in it.
 
     Attributes:
-        match: the kind of evidence for the schedule.
+        match: the kind of record that the schedule comes from.
         schedule: a valid schedule of the requested workload.
         record: the record that it is from; None for the default.
         run_seconds: its time on the requested workload, if measured.
-        expected_loss: the expected slow-down against a tuned schedule, as a share; None without a
-            measurement.
+        expected_loss: the expected slowdown relative to a tuned schedule, as a fraction; None
+            without a measurement.
         pairs: the number of pairs of measured workloads from which the loss is estimated.
         distance: the distance of the record's workload: root mean square of the binary logarithms
             of the ratios of sizes.
@@ -71,7 +71,7 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class _Losses:
-    """The losses of borrowed schedules."""
+    """The median loss of borrowed schedules, as a fraction, and the number of pairs behind it."""
 
     expected: float | None
     pairs: int
@@ -154,9 +154,9 @@ def _exact(stored: StoredRecord) -> Answer:
 
 
 def _other_numbers(stored: StoredRecord, storage: Storage, key: RecordKey) -> Answer:
-    """The record of a relative, whose kernel does the same with other numbers.
+    """Return the record of a relative, a workload that differs only in numbers such as scales.
 
-    Its loss is known only if the schedule was measured here next to another one.
+    Its loss is known only if its schedule and another one were measured on the requested workload.
     """
     times = storage.shapes.times([key.workload_key], key.target_key, key.threads, key.numerics)
     here = times.get(key.workload_key, {})
@@ -176,7 +176,7 @@ def _other_numbers(stored: StoredRecord, storage: Storage, key: RecordKey) -> An
 
 
 def _same_instructions(stored: StoredRecord, storage: Storage, key: RecordKey) -> Answer:
-    """The record of a target for which the same code could be generated."""
+    """Return the record of a target with the same instructions."""
     other_key = stored.record.key.target_key
     losses = _target_losses(storage, key, other_key)
     return Answer(
@@ -193,7 +193,7 @@ def _same_instructions(stored: StoredRecord, storage: Storage, key: RecordKey) -
 
 
 def _target_losses(storage: Storage, key: RecordKey, other: str) -> _Losses:
-    """Losses of another target's records whose schedules were measured on this target."""
+    """Estimate the loss of another target's records from schedules measured on both targets."""
     there = storage.ledger.list(
         target_key=other,
         threads=key.threads,
@@ -218,7 +218,7 @@ def _shape_losses(
     times: Mapping[str, Mapping[str, float]],
     away: float,
 ) -> _Losses:
-    """Losses of one shape's schedule on another, for pairs of a similar distance."""
+    """Estimate the loss of a schedule tuned for another shape, from pairs at a similar distance."""
     schedules = {key.workload_key: one.record.schedule.digest for key, one in records.items()}
     losses = []
     for _, one in near:

@@ -50,7 +50,7 @@ class Imported:
     refused: list[tuple[int, str]] = field(default_factory=list)
 
     def __add__(self, later: Imported) -> Imported:
-        """The sum of two imports."""
+        """Return the sum of two imports."""
         return Imported(
             self.served + later.served,
             self.slower + later.slower,
@@ -114,8 +114,10 @@ def export_records(
 def checked_lines(
     lines: Iterable[str], trusted: Collection[str]
 ) -> Iterator[tuple[int, RecordLine | RecordLineError]]:
-    """Yield the number of each line that is not blank, from 1, with its record. An invalid line, or
-    a line signed by an untrusted key, yields the error instead."""
+    """Yield the number of each line that is not blank, from 1, with its record.
+
+    An invalid line, or a line signed by an untrusted key, yields the error instead.
+    """
     for number, text in enumerate(lines, 1):
         if not text.strip():
             continue
@@ -135,16 +137,16 @@ def import_records(
     trusted: Collection[str],
     note: Callable[[Imported], None] = lambda done: None,
 ) -> Imported:
-    """Import signed records in portions: each portion whole or not at all.
+    """Import signed records in batches of one transaction each.
 
-    If the database fails, the earlier portions are stored. A second import of the same lines
-    changes nothing. A record that was withdrawn here stays withdrawn.
+    If the database fails, the earlier batches are stored. A second import of the same lines changes
+    nothing. A record that was withdrawn in this database stays withdrawn.
 
     Args:
-        lines: as `export_records` gives them.
+        lines: lines from `export_records`.
         storage: the database that receives the records.
         trusted: the public keys whose signatures are accepted.
-        note: called with the counts of each portion, within its transaction.
+        note: called with the counts of each batch, within its transaction.
 
     Raises:
         DatabaseError: if the database fails.
@@ -164,7 +166,7 @@ def _take_in(
     storage: Storage,
     note: Callable[[Imported], None],
 ) -> Imported:
-    """Import one portion of lines in one transaction; return their counts."""
+    """Import one batch of lines in one transaction; return their counts."""
     refused = [(number, str(line)) for number, line in portion if isinstance(line, RecordLineError)]
     good = [line for _, line in portion if isinstance(line, RecordLine)]
     both = [(_foreign(line), line) for line in good]
@@ -184,15 +186,18 @@ def _take_in(
 
 
 def _foreign(line: RecordLine) -> TuningRecord:
-    """The record with the signer's key before the worker's name, which separates it from workers of
-    this service. A name longer than our limit is truncated, because it is part of an index."""
+    """Return the record with the signer's key prepended to the worker's name.
+
+    The prefix distinguishes the worker from workers of this service. A long name is truncated,
+    because it is part of an index.
+    """
     measurement = line.record.measurement
     worker = f"{line.signer[:12]}/{measurement.worker[:LONGEST_WORKER]}"
     return replace(line.record, measurement=replace(measurement, worker=worker))
 
 
 def _trial(record: TuningRecord) -> Trial:
-    """A record as a trial, from which the search of a later job starts."""
+    """Convert a record to a trial, from which the search of a later job starts."""
     return Trial(
         record.trial_id,
         record.key,

@@ -31,7 +31,7 @@ LONGEST_LINE = 4 << 20
 
 
 class RecordLineError(CompilerError):
-    """A line that is not a valid record, or has no valid signature."""
+    """A line is not a valid record, or has no valid signature."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +133,7 @@ def _line(content: Mapping[str, Any]) -> RecordLine:
 
 
 def _certified(measurement: Measurement, workload: Workload) -> Measurement:
-    """Return the measurement if a record may rest on it. Raises ValueError otherwise."""
+    """Return the measurement if it certifies a record. Raises ValueError otherwise."""
     if not measurement.certified:
         raise ValueError(f"the measurement has no certificate: {measurement.status}")
     samples = measurement.samples_seconds

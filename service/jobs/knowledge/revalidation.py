@@ -18,7 +18,7 @@ from tilewright.tuner.protocol.measurement import RecordKey
 
 
 def revalidate(plans: Sequence[Planned], storage: Storage, builder: Builder) -> int:
-    """Revalidate records of earlier code generations whose code is unchanged; return how many.
+    """Revalidate records of earlier code generations whose code is unchanged; return their number.
 
     A schedule that the space no longer has, or whose code differs, is left to the tuner.
 

@@ -122,7 +122,9 @@ class SharedTasks:
             self._look_again()
 
     def _look_again(self) -> None:
-        """Wait before the next check. The wait counts as progress, because other jobs work."""
+        """Wait before the next check. The wait counts as progress of this job, because other jobs
+        work.
+        """
         self._hold.check()
         self._hold.interrupt.wait(LOOK_SECONDS)
         self._hold.check()
@@ -145,7 +147,9 @@ def _open_task(task: Task) -> OpenTask:
 
 
 def _part(budget: JobBudget, share: float) -> JobBudget:
-    """A part of a budget, without the target latency, which concerns all tasks together."""
+    """Return a fraction of a budget, without the target latency, which concerns all tasks
+    together.
+    """
     seconds = None if budget.seconds is None else max(LEAST_SECONDS, share * budget.seconds)
     trials = max(1, round(share * budget.trials)) if budget.trials else 0
     return replace(budget, trials=trials, seconds=seconds, target_ms=None)

@@ -1,1 +1,1 @@
-"""A job from its specification to a verified artifact."""
+"""The steps of a job, from its specification to a verified artifact."""

@@ -1,7 +1,6 @@
-"""Writes a job's result: an artifact folder, or a WebAssembly module with the JavaScript that runs
-it.
+"""Writes a job's result: an artifact folder, or a WebAssembly module with its JavaScript.
 
-JavaScript cannot load artifacts. So a job for a target of modules delivers the same files as
+JavaScript cannot load artifacts. So a job for a WebAssembly target delivers the same files as
 `tilewright compile`.
 """
 

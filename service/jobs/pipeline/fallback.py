@@ -90,7 +90,7 @@ def _verifier(
 
 
 def _without(selected: SelectedSchedules, error: WrongProgramError) -> SelectedSchedules:
-    """The served schedules with defaults for the kernels at fault."""
+    """Return the served schedules, with defaults for the kernels that wrote the wrong value."""
     kept = dict(selected.schedules.schedules)
     at_fault = kept.keys() & {
         piece.workload.key

@@ -47,8 +47,7 @@ class Untuned:
 
 
 def untuned(outcome: JobOutcome, asked: JobBudget, storage: Storage, job_id: str) -> Untuned | None:
-    """Return the reason why a job tuned nothing; None if it tuned something, or had nothing to
-    tune.
+    """Return why a job tuned nothing; None if it tuned something, or had nothing to tune.
 
     A model whose workloads were all known before counts as tuned, and a model without workloads has
     nothing to tune. A record that is not served does not count, because no artifact is built with
@@ -75,7 +74,7 @@ def untuned(outcome: JobOutcome, asked: JobBudget, storage: Storage, job_id: str
 def _reason(
     outcome: JobOutcome, asked: JobBudget, storage: Storage, job_id: str
 ) -> tuple[str, bool]:
-    """The reason why no record was stored, and whether it is that all trials failed."""
+    """Return why no record was stored, and whether the reason is that all trials failed."""
     finished, confirmed = outcome.finished, outcome.confirmed
     if confirmed.disputed:
         count = len(confirmed.disputed)

@@ -186,7 +186,7 @@ class JobRun:
         log.info("job ended", job=job.id, state=state.value, trials=outcome.finished.trials_done)
 
     def _given(self, spec: JobSpec) -> GivenInputs:
-        """The real inputs of the job, from its samples and values."""
+        """Return the real inputs of the job, from its samples and values."""
         options, shop = spec.options, self._context
         with ExitStack() as stack:
             files = tuple(
@@ -213,8 +213,11 @@ class JobRun:
 
 
 class JobReporter(JobWatcher):
-    """Writes a job's progress to the database. Interrupted or JobCancelled ends the work if the
-    tuner must release the job."""
+    """Writes a job's progress to the database.
+
+    Its methods raise Interrupted or JobCancelled if the tuner must release the job, which ends the
+    work.
+    """
 
     def __init__(self, storage: Storage, hold: JobLease, job: Job) -> None:
         self._storage = storage
@@ -226,8 +229,9 @@ class JobReporter(JobWatcher):
         self.device: LeasedDevice | None = None
 
     def phase(self, name: str) -> None:
-        """Record the phase. Raises Interrupted or JobCancelled if this process must release the
-        job."""
+        """Record the phase. Raises Interrupted or JobCancelled if the tuner must release
+        the job.
+        """
         self._lease.check()
         if name == "settling" and self.device is not None:
             # the search's in-flight requests are no longer needed
@@ -281,13 +285,15 @@ class JobReporter(JobWatcher):
 
 
 def _target_of(job: Job, storage: Storage) -> Target:
-    """The target that the API resolved for the job: "host" is the API's machine, not this one."""
+    """Return the target that the API resolved: "host" is the API's machine, not this one."""
     _, description = storage.workloads.target(job.target_key)
     return Target.from_json(description)
 
 
 def _seconds_left(job: Job, options: JobOptions, storage: Storage) -> float | None:
-    """Remaining seconds of the job's budget. The time also runs while no tuner is active."""
+    """Return the remaining seconds of the job's budget; they also elapse while no tuner
+    is active.
+    """
     if options.seconds is None:
         return None
     started = job.started_at or storage.clock()

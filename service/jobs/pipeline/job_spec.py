@@ -84,8 +84,7 @@ class JobSpec:
         return cls(request.model, mode, options, request.digest, request.given)
 
     def check_deliverable(self, first: Planned) -> None:
-        """Check, before tuning starts, that a module can hold the job's result, if the target needs
-        one.
+        """Check before tuning that the job's result fits into a module, if the target needs one.
 
         Args:
             first: the job's first plan.

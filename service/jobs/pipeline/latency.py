@@ -44,8 +44,9 @@ class Latency:
 
     @classmethod
     def of(cls, sizes: Sizes, untuned_seconds: float, served: Comparison | None) -> Latency:
-        """Return the latency from the untuned program's time and the ratio of the served program to
-        it."""
+        """Return the latency, given the untuned program's time and the served program's time ratio
+        to it.
+        """
         if served is None:
             return cls(sizes, untuned_seconds, untuned_seconds)
         ratio, interval = served.ratio, served.interval
@@ -73,11 +74,11 @@ def latencies(
     kernels: KernelCache | None = None,
     weight_limit_bytes: int | None = None,
 ) -> tuple[Latency, ...]:
-    """Return the latency of a model at each of the first `MOST_TIMED` size hints; empty if the
-    device does not run it.
+    """Return the latency of a model at each of the first `MOST_TIMED` size hints.
 
-    For one size, the race that decided the served schedules gives the latency. For several sizes
-    that race ran all of them together, so the programs of each size are raced separately.
+    It is empty if the device does not run the model. For one size, the race that decided the served
+    schedules gives the latency. For several sizes that race ran all of them together, so the
+    programs of each size are raced separately.
 
     Raises:
         CompilerError: if a program does not compile.
@@ -107,7 +108,7 @@ def latencies(
 
 
 def _sizes(planned: Sequence[Planned]) -> list[Sizes]:
-    """The sizes that are timed one by one; the stages of a model are one run."""
+    """Return the sizes that are timed separately; the stages of a model are one run."""
     if planned[0].stages is not None:
         return [()]
     return [
@@ -120,7 +121,7 @@ def _sizes(planned: Sequence[Planned]) -> list[Sizes]:
 def _variants(
     planned: Sequence[Planned], builders: Sequence[ProgramBuilder]
 ) -> Iterator[tuple[Sizes, list[Variant]]]:
-    """The programs of each builder at each of the first sizes; made when it is their turn."""
+    """Yield the programs of each builder at each of the first sizes, compiled on demand."""
     sizes = iter(_sizes(planned)[:MOST_TIMED])
     if planned[0].stages is not None:
         made = [

@@ -1,4 +1,4 @@
-"""The phases of a job as users see them, and the time of each."""
+"""The phases of a job as shown to users, and the time of each."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ OF_STAGE: Mapping[str, str] = {
         ("schedules", "memory plan", "pack weights", "wait for LLVM", "link", "write"), "artifact"
     ),
 }
-"""The phase of each of a job's own stages; all others belong to planning."""
+"""The phase of each stage of a job; all others belong to planning."""
 
 BESIDE: Mapping[str, str] = {
     **dict.fromkeys(("lower", "emit LLVM IR", "LLVM parse", "LLVM codegen", "spills"), "build"),

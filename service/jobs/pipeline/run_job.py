@@ -62,8 +62,10 @@ class JobWatcher:
     """Gets calls about the progress of a job. An exception that a method raises ends the job."""
 
     def phase(self, name: str) -> None:
-        """Called when a phase begins: `importing`, `planning`, `settling`, `building` or
-        `verifying`."""
+        """Called when a phase begins.
+
+        `name` is `importing`, `planning`, `settling`, `building` or `verifying`.
+        """
 
     def tasks(self, tracker: Tracker) -> None:
         """Called when the tasks to tune are known; `tracker` has their state from now on."""
@@ -73,8 +75,9 @@ class JobWatcher:
         tracker.take(event)
 
     def tuned(self, outcome: JobOutcome) -> None:
-        """Called when tuning has ended. Later phases may still fail: the artifact may be wrong, a
-        disk full."""
+        """Called when tuning has ended. Later phases may still fail, for example if the disk is
+        full.
+        """
 
 
 @dataclass(slots=True)
@@ -195,7 +198,7 @@ def run_job(
     sharing: Sharing = UNSHARED,
     stop: Stop | None = None,
 ) -> JobOutcome:
-    """Tune a model for a device.
+    """Tune a model for a device: plan, tune, confirm, choose schedules, verify, deliver.
 
     Args:
         spec: the model, its target and options, and the budget.
@@ -203,10 +206,10 @@ def run_job(
         job_context: the resources that the jobs of the process share.
         watcher: is notified of progress.
         job_id: the key of the job's trials, requests and verdicts.
-        token: ends the job soon; what was measured is kept.
-        output: folder for the artifact or the module; None makes none.
-        sharing: coordinates the job with others; None if no other job runs.
-        deliver_cancelled: whether a cancelled job makes an artifact from the records it has.
+        token: ends the job soon; its measurements are kept.
+        output: the folder for the artifact or the module; None to deliver nothing.
+        sharing: coordinates the job with other jobs that have the same tasks.
+        deliver_cancelled: whether a cancelled job delivers an artifact from the records it has.
         stop: ends the job's child processes at once; without it, the token does.
 
     Raises:
@@ -369,7 +372,7 @@ def _run(
 
 
 def _plan(spec: JobSpec, job_context: JobContext, stop: Stop) -> tuple[Planned, ...]:
-    """The model at each of its sizes, with the rules' plans."""
+    """Plan the model at each of its sizes, and check that the plans can be delivered."""
     timings = job_context.timings
     tune_options(spec.options)  # refuses impossible options before the model is read
     with ThreadPoolExecutor(1) as pool:

@@ -31,7 +31,7 @@ def time_model(served: Planned, schedules: ScheduleSource, device: Device) -> Mo
 
     Raises:
         CompilerError: if a workload does not compile.
-        DeviceError: if the device cannot run it.
+        DeviceError: if the device cannot run the programs.
     """
     builder = ProgramBuilder(schedules, served.mode)
     builder.reserve([served.served_plan], spare=2)

@@ -18,7 +18,7 @@ from tilewright.tuner.tasks import Task
 
 
 class Tracker:
-    """Holds the state of one tuning run: `progress`, and `rows` by record key.
+    """The state of one tuning run: `progress`, and `rows` by record key.
 
     Args:
         tasks: the tasks that the run tunes.
@@ -42,7 +42,7 @@ class Tracker:
         self.candidates_per_second: float | None = None
 
     def take(self, event: events.Event) -> list[JobTask]:
-        """Update the state by an event; returns the changed rows."""
+        """Update the state by an event. Return the changed rows."""
         match event:
             case events.Started():
                 self._bound(event.inputs)
@@ -152,8 +152,10 @@ class Tracker:
         )
 
     def _total(self, attribute: str) -> float | None:
-        """Seconds of the whole model. A task without a measured default counts with its best
-        time."""
+        """Return the seconds of the whole model.
+
+        A task without a measured default counts with its best time.
+        """
         total = 0.0
         for key, row in self.rows.items():
             seconds = getattr(row, attribute) or row.best_seconds

@@ -90,14 +90,14 @@ def tune_tasks(
 
 
 def all_known(tasks: Sequence[Task], storage: Storage) -> bool:
-    """Whether every task has a valid record, so that nothing has to be built, measured or
-    learned."""
+    """Whether every task has a valid record, so that nothing has to be measured."""
     return len(known(tasks, storage)) == len({task.key for task in tasks})
 
 
 def save_texts(planned: Planned, storage: Storage) -> None:
-    """Store the texts of the plan's workloads and target, to which the keys of trials and records
-    refer."""
+    """Store the texts of the plan's workloads and target, to which keys of trials and records
+    refer.
+    """
     target = planned.target
     storage.workloads.put_workloads({w.key: w.text() for w, _ in planned.workloads})
     storage.workloads.put_target(target.key, target.name, target.to_json())

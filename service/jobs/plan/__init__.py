@@ -1,1 +1,1 @@
-"""From an ONNX model to its graph plans and tuning tasks."""
+"""Planning: converts an ONNX model to graph plans and tuning tasks."""

@@ -1,4 +1,4 @@
-"""Imports and plans a job's model in a bounded child of the process that works on the job.
+"""Imports and plans a job's model in a child process with memory and time limits.
 
 An error in the model, even a crash, does not affect the other jobs of the process.
 """
@@ -40,7 +40,7 @@ def memory_limit(settings: Settings) -> int:
 
 
 def planning_limits(settings: Settings) -> Limits:
-    """The memory and time limits for reading and planning a model in a child of a tuner."""
+    """Return the memory and time limits for reading and planning a model in a child of a tuner."""
     return Limits(memory_limit(settings), settings.planning_seconds)
 
 
@@ -79,8 +79,9 @@ def plans_of(spec: JobSpec) -> tuple[tuple[Planned, ...], tuple[StageTime, ...]]
 
 
 def without_model(planned: Planned) -> Planned:
-    """Return the plan without the model's bytes, for a process that does not read the model
-    again."""
+    """Return the plan without the model's bytes, for a process that does not read the
+    model again.
+    """
     return _with_model(planned, b"")
 
 

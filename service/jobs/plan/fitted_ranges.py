@@ -1,8 +1,9 @@
 """Searches ranges and sizes of a model's dynamic dimensions that one program can serve.
 
-If no program serves the ranges, they are relaxed in this order: the range that a user gave is
-narrowed, a dimension takes the one size that an operator needs, or it takes its size hint. If the
-model refuses a hint, another size is tried. Notes inform the user about each step.
+If no program serves the ranges, they are relaxed, in this order of preference: the range that a
+user gave is narrowed; a dimension is fixed to the only size that an operator accepts; it is fixed
+to its size hint. If the model rejects a hint, another size is tried. Notes inform the user about
+each step.
 """
 
 from __future__ import annotations
@@ -91,7 +92,7 @@ class FittedRanges:
         self.notes.append(f"{name}={size}, since no program serves {served}: {question}")
 
     def _narrow(self, question: DynamicSizeError) -> bool:
-        """Narrow a range that the user gave, if that answers the question."""
+        """Narrow a range that the user gave, if that removes the error. Return whether it did."""
         found = narrowings(self.given, question)
         if not found or len(self.notes) >= MOST_NARROWINGS:
             return False
@@ -110,7 +111,8 @@ class FittedRanges:
 
     def rows(self) -> list[dict[str, int]]:
         """Return the sizes to plan at if all dimensions are fixed: one row per hint that a user
-        stated."""
+        stated.
+        """
         several = {
             name: list(self.stated[name])
             for name, size in self.sizes.items()
@@ -123,11 +125,11 @@ class FittedRanges:
         return [{**self.sizes, **row} for row in cycled]
 
     def take_other_sizes(self, error: InvalidModelError, attempt: Attempt) -> None:
-        """Fix a dimension to another size, because the model refuses its present one.
+        """Fix a dimension to another size, because the model rejects its present one.
 
         Args:
-            error: the refusal at `sizes`.
-            attempt: imports the model at sizes and at ranges of the dynamic dimensions.
+            error: the model's error at `sizes`.
+            attempt: imports the model at given sizes and ranges of the dynamic dimensions.
 
         Raises:
             InvalidModelError: if no other size was found, naming a dimension that needs one.
@@ -156,7 +158,9 @@ class FittedRanges:
         raise error
 
     def _other_sizes(self, name: str, attempt: Attempt) -> Iterator[int]:
-        """The size that an operator needs if the others have theirs, then sizes near the hint."""
+        """Yield the size that an operator needs given the other dimensions, then sizes near the
+        hint.
+        """
         ranged, own = self.taken.get(name) or self.defaults[name], self.sizes[name]
         seen = {own}
         question = _question(attempt, {**self.sizes, name: ranged})
@@ -177,7 +181,7 @@ class FittedRanges:
 
 
 def _is_taken(attempt: Attempt, sizes: Mapping[str, int | Dimension]) -> bool:
-    """Whether a model takes these sizes; it may ask about a dimension that is open."""
+    """Whether a model accepts these sizes; an open dimension may still need a decision."""
     try:
         found = attempted(partial(attempt, sizes))
     except CompilerError:
@@ -186,7 +190,7 @@ def _is_taken(attempt: Attempt, sizes: Mapping[str, int | Dimension]) -> bool:
 
 
 def _question(attempt: Attempt, sizes: Mapping[str, int | Dimension]) -> DynamicSizeError | None:
-    """The question that an attempt at sizes and ranges ends with; None if it has another end."""
+    """Return the DynamicSizeError of an attempt at sizes and ranges; None for any other outcome."""
     try:
         found = attempted(partial(attempt, sizes))
     except CompilerError:

@@ -13,8 +13,9 @@ from tilewright.service.jobs.plan.planning import Planned
 
 
 def open_ports(planned: Sequence[Planned], *, pad: bool) -> ModelPorts | None:
-    """Return the model's inputs and outputs, with the names of dimensions that vary between the
-    plans; None if no dimension varies.
+    """Return the model's inputs and outputs, with names for dimensions that vary between the plans.
+
+    Return None if no dimension varies.
 
     Raises:
         InvalidArgumentError: if `pad` is set and no dimension varies, or the model runs in stages;
@@ -55,7 +56,10 @@ def _staged_ports(first: Planned, *, pad: bool) -> ModelPorts:
 
 
 def _as_made(name: str, dims: Dims, planned: Sequence[Planned]) -> Dims:
-    """An output's stated dimensions, with -1 where a plan computes another extent, or a list."""
+    """Return an output's stated dimensions, with -1 for each that differs from a plan's extent.
+
+    All are -1 if the number of dimensions differs, as for a list.
+    """
     if any(name not in each.graph.types for each in planned):
         return dims
     shapes = [(each.graph.types[name].shape, dict(each.sizes)) for each in planned]

@@ -1,4 +1,4 @@
-"""From a model to its plans: import, optimise, plan."""
+"""Plans a model: import, optimisation, partition into kernels."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ class DynamicPlan:
 
     @property
     def hinted(self) -> dict[str, tuple[int, ...]]:
-        """The measured sizes of each dimension with a hint, by name, without repetitions."""
+        """The measured sizes of each dimension with a hint, by name, without duplicates."""
         rows = [dict(each.sizes) for each in self.drawn]
         return {name: tuple(dict.fromkeys(row[name] for row in rows)) for name, _ in self.hints}
 
@@ -148,8 +148,7 @@ class Planned:
 
     @property
     def untuned(self) -> Mapping[str, Workload]:
-        """For each key of `workloads`, the workload whose default schedule serves it without
-        tuning."""
+        """For each key of `workloads`, the workload whose default schedule serves it untuned."""
         return {
             piece.workload.key: step.workload
             for step in self.served_plan.kernels
@@ -158,8 +157,9 @@ class Planned:
 
     @property
     def served_plan(self) -> GraphPlan:
-        """The plan from which programs are built: the plan for all sizes, if this plan was derived
-        from one."""
+        """The plan from which programs are built: the plan for all sizes of the ranges, if there is
+        one.
+        """
         return self.plan if self.open is None else self.open.plan
 
     def programs(self, compiled: CompiledProgram) -> tuple[CompiledProgram, ...]:
@@ -227,8 +227,11 @@ def plan_first_sizes(
     observer: Observer | None = None,
     timings: Timings | None = None,
 ) -> Planned:
-    """Return the first plan of `plan_sizes`, without computing the others. Raises CompilerError as
-    that does."""
+    """Return the first plan of `plan_sizes`, without computing the others.
+
+    Raises:
+        CompilerError: for the reasons of `plan_sizes`.
+    """
     return next(_plan_each(request, dims, observer, timings))
 
 
@@ -293,7 +296,7 @@ def _plan_each(
 
 @dataclass(frozen=True, slots=True)
 class _Hinted:
-    """Default ranges of dimensions, the hints that a user states, and the hints from samples."""
+    """Default ranges of dimensions, the hints stated by a user, and the hints from samples."""
 
     defaults: Mapping[str, Dimension]
     stated: Shares
@@ -309,7 +312,7 @@ def _plan_ranges(
     observer: Observer | None,
     timings: Timings | None,
 ) -> Iterator[Planned]:
-    """The plan for all sizes of ranges; default ranges that may be `empty` begin at 0.
+    """Yield the plan for all sizes of the ranges; default ranges in `empty` begin at 0.
 
     If no program serves the ranges, they are relaxed (`FittedRanges`), and the plan's `notes` list
     the changes. If no dimension remains dynamic, each hint gets a plan.
@@ -376,7 +379,7 @@ def _plan_fixed(
     observer: Observer | None,
     timings: Timings | None,
 ) -> Iterator[Planned]:
-    """The plans at the hints of a model of which no program serves a range."""
+    """Yield the plans at the hints, for a model whose ranges no program serves."""
 
     def plan(sizes: Mapping[str, int]) -> Planned:
         return plan_model(replace(request, dims={**numbers, **sizes}), observer, timings)
@@ -423,7 +426,7 @@ def profiled(
 
 
 def _united(ports: ModelPorts, graph: Graph) -> ModelPorts:
-    """Ports in which dimensions that equal each other have the same name, that of the graph."""
+    """Return the ports, with the graph's name for dimensions that always have equal sizes."""
 
     def named(name: str, dims: Dims) -> Dims:
         shape = graph.types[name].shape if name in graph.types else ()
@@ -447,8 +450,10 @@ def first_sizes(shares: Shares) -> dict[str, int]:
 
 
 def planned_for_ranges(request: ModelRequest, plan: DynamicPlan) -> Planned:
-    """Return a model planned for ranges as a `Planned` at its hints; `request` has the fixed
-    sizes."""
+    """Return a model planned for ranges as a `Planned` at its hints.
+
+    `request` has the fixed sizes.
+    """
     hints = dict(plan.hints)
     sizes = {d.name: hints.get(d.name) or typical(dynamic_size(d)) for d in plan.ranges}
     return Planned(

@@ -64,8 +64,11 @@ def plan_first_program(
     observer: Observer | None = None,
     timings: Timings | None = None,
 ) -> Planned:
-    """Return the first plan of `plan_programs`, without generating code. Raises the same
-    CompilerError as `plan_programs` if an error occurs up to that plan."""
+    """Return the first plan of `plan_programs`, without generating code.
+
+    Raises:
+        CompilerError: for the reasons of `plan_programs`, if they occur up to the first plan.
+    """
     try:
         return plan_first_sizes(request, dims, observer, timings)
     except CompilerError as error:
@@ -77,7 +80,7 @@ def plan_first_program(
 def _must_be_cut(
     request: ModelRequest, dims: Mapping[str, Sequence[SizeChoice]], error: CompilerError
 ) -> bool:
-    """Whether a model was refused because some of its sizes depend on data, not on input sizes."""
+    """Whether the import failed because some sizes depend on data, so the model needs stages."""
     if isinstance(error.__cause__, DynamicSizeError):
         names = free_dimensions(read_model(request.model).proto.graph)
         given = {n: as_hinted(n, dims[n][0]).dimension for n in names if n in dims}
@@ -96,14 +99,13 @@ def plan_segments(
     timings: Timings | None = None,
     kernels: KernelCache | None = None,
 ) -> tuple[Planned, ...]:
-    """Plan each stage of a model that can be enumerated ahead of time, in the order of their
-    numbers.
+    """Plan each stage of a model that can be enumerated ahead of time, ordered by number.
 
     Stages are compiled to find the ranges of sizes that they serve; `kernels` caches the results.
 
     Raises:
-        CompilerError: if the model or the target is wrong or not supported, a dimension has several
-            sizes, or the data-dependent stages cannot be enumerated ahead of time.
+        CompilerError: if the model or the target is invalid or not supported, a dimension has
+            several sizes, or the data-dependent stages cannot be enumerated ahead of time.
     """
     segment_compiler, first = _beginning(request, dims, timings, kernels, build=True)
     enumerate_segments(segment_compiler, first)
@@ -115,8 +117,11 @@ def plan_segments(
 
 
 def plan_first_stage(request: ModelRequest, dims: Mapping[str, Sequence[SizeChoice]]) -> Planned:
-    """Return the plan of the first stage, without generating code. Raises the same CompilerError as
-    `plan_segments` if an error occurs up to that stage."""
+    """Return the plan of the first stage, without generating code.
+
+    Raises:
+        CompilerError: for the reasons of `plan_segments`, if they occur up to the first stage.
+    """
     segment_compiler, first = _beginning(request, dims, None, None, build=False)
     plans: list[Planned] = []
     enumerate_segments(segment_compiler, first, behind=False)
@@ -135,7 +140,7 @@ def _beginning(
     *,
     build: bool,
 ) -> tuple[SegmentCompiler[Planned], JitBoundary[Planned]]:
-    """The planner of stages, and the whole model as its first continuation."""
+    """Return the planner of stages, and the boundary before the first stage: the whole model."""
     for name, listed in dims.items():
         if len(listed) > 1:
             raise InvalidArgumentError(
@@ -179,7 +184,7 @@ def _beginning(
 
 
 def _numbered(cut: SegmentBoundary[Planned], plans: list[Planned]) -> SegmentBoundary[int]:
-    """The same stages with numbers in place of plans. The plans are appended to `plans`."""
+    """Replace plans in a boundary by numbers, and append the plans to `plans`."""
     found = SegmentBoundary[int](cut.reads, cut.ends, reason=cut.reason)
     for facts, stage in cut.made.items():
         number = None

@@ -12,7 +12,7 @@ from tilewright.tuner.measure.dask_builder import DaskBuilder, dask_address, is_
 
 
 def open_builder(settings: Settings, timings: Timings | None = None) -> Builder:
-    """Return the builder that the settings name; `timings` gets the seconds of the steps of builds.
+    """Return the builder that the settings name; `timings` records the seconds of each build step.
 
     Raises:
         BuilderError: if they name neither a number of processes nor a Dask scheduler.
@@ -25,6 +25,5 @@ def open_builder(settings: Settings, timings: Timings | None = None) -> Builder:
 
 
 def default_builders() -> int:
-    """Return the number of builder processes for this machine: one for each core that it may
-    use."""
+    """Return the number of builder processes for this machine: one per core that it may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

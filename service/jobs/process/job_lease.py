@@ -55,8 +55,10 @@ class JobLease:
         self._thread.join()
 
     def lost(self) -> None:
-        """Set the token for the cause of a lost claim: `cancel` for a cancelled job, otherwise
-        `interrupt`."""
+        """Set the token for the cause of a lost claim.
+
+        It is `cancel` for a cancelled job, otherwise `interrupt`.
+        """
         match self._storage.jobs.get(self.claim.job_id).state:
             case JobState.CANCELLED:
                 self.cancel.cancel()

@@ -60,8 +60,10 @@ class TunerProcess:
         self._ended = False
 
     def stop(self) -> None:
-        """Request the end of `run`: the running jobs return to the queue. Safe in a thread that a
-        signal handler starts."""
+        """Request the end of `run`: the running jobs return to the queue.
+
+        Call it in a thread, such as one that a signal handler starts.
+        """
         self._stopping.set()
         self._leave_it.cancel("shutdown")
         for run in list(self._runs):
@@ -107,7 +109,7 @@ class TunerProcess:
             log.info("tuner is down", name=self._name)
 
     def _give_back(self) -> None:
-        """Return the memory of the jobs to the system after the last of several jobs."""
+        """Return freed memory to the operating system after the last of several jobs."""
         if self._ended and not self._runs:
             self._ended = False
             give_back_memory()
@@ -139,7 +141,7 @@ class TunerProcess:
         return JobRun(job_context, *claimed, settings.job_lease_seconds)
 
     def _start(self, run: JobRun) -> None:
-        """Work on a job in a thread of its own."""
+        """Work on a job in a separate thread."""
 
         def work() -> None:
             try:

@@ -1,4 +1,4 @@
-"""Computes lower bounds of each task's time on a device: no schedule can be faster."""
+"""Computes lower bounds of each task's time on a device, which no schedule can beat."""
 
 from __future__ import annotations
 
@@ -25,8 +25,7 @@ three next to busy builders; a smaller budget is better spent on trials."""
 def bounds_within(
     seconds: float | None, tasks: Sequence[Task], device: Device
 ) -> Callable[[], Sequence[float]] | None:
-    """Return a function that computes `task_bounds`; None if a budget of `seconds` is too small for
-    it."""
+    """Return a function that computes `task_bounds`; None if the budget is too small for it."""
     if seconds is not None and seconds < LEAST_BUDGET_SECONDS:
         return None
     return partial(task_bounds, tasks, device)
@@ -49,7 +48,7 @@ def task_bounds(tasks: Sequence[Task], device: Device) -> list[float]:
 
 
 def task_bound(task: Task, speeds: Speeds) -> float:
-    """Return the least seconds of one run at the machine's measured rates.
+    """Return a lower bound in seconds of one run, from the machine's measured rates.
 
     The arithmetic is counted for the algorithm with the fewest operations. All bytes come from the
     nearest cache that holds them, as when candidates are timed.
@@ -58,7 +57,7 @@ def task_bound(task: Task, speeds: Speeds) -> float:
 
 
 def _bound(task: Task, point: SizePoint, workload: Workload, speeds: Speeds) -> float:
-    """The lower bound at the sizes of one point."""
+    """Return the lower bound in seconds at the sizes of one point."""
     weights = costs.weight_bytes(workload)
     moved = costs.bytes_read(workload) + costs.bytes_written(workload)
     floats = {kind.dtype for kind in workload.graph.types.values()}
@@ -68,8 +67,7 @@ def _bound(task: Task, point: SizePoint, workload: Workload, speeds: Speeds) -> 
 
 
 def least_flops(task: Task, point: SizePoint, workload: Workload) -> float:
-    """Return the operations of the algorithm that needs the fewest for a workload, at the sizes of
-    a point.
+    """Return the operations of the algorithm that needs the fewest, at the sizes of a point.
 
     Args:
         task: the task, whose schedule space has the algorithms.
@@ -85,8 +83,11 @@ def least_flops(task: Task, point: SizePoint, workload: Workload) -> float:
 
 
 def _counts(task: Task, point: SizePoint, workload: Workload, space: SubSpace) -> list[float]:
-    """Operations of a transforming algorithm for each value of the knob that chooses the transform
-    (`outputs`, else the first), the other knobs at their defaults."""
+    """Return the operations of a transforming algorithm for each transform that its knob offers.
+
+    The knob `outputs`, or else the first knob, chooses the transform; the other knobs have their
+    defaults.
+    """
     counts = []
     knobs = [knob for knob in space.knobs if knob.name == "outputs"] or space.knobs[:1]
     for knob in knobs:

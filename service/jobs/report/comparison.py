@@ -20,12 +20,12 @@ Run = Callable[[], Sequence[np.ndarray]]
 class Timing:
     """The times of one engine in a race, in seconds per run.
 
-    CPU time is measured with one thread, otherwise wall time. Each number is the mean of as many
-    runs as last SAMPLE_SECONDS. Numbers of two engines at the same position form a pair.
+    They are CPU time with one thread, otherwise wall time. Each sample is the mean of as many runs
+    as fit into SAMPLE_SECONDS. Samples of two engines at the same position form a pair.
 
     Attributes:
         name: the name of the engine.
-        rounds: the times of each round.
+        rounds: the samples of each round.
     """
 
     name: str
@@ -64,11 +64,11 @@ def race(
 ) -> list[Timing]:
     """Time engines in interleaved samples, A B B A, so that slow drift cancels in each pair.
 
-    One clock times all engines. With one thread it is the CPU time of the process, since engines
-    may run in threads of their own; otherwise it is wall time.
+    One clock times all engines. With one thread it is the CPU time of the process, because an
+    engine may run in a separate thread; otherwise it is wall time.
 
     Args:
-        runs: a function per engine that runs it once, by the engine's name.
+        runs: maps each engine's name to a function that runs it once.
         threads: the threads that each engine uses.
         rounds: the number of rounds, in which each engine runs for `turn_seconds`.
         turn_seconds: wall time per engine and round.
@@ -90,13 +90,15 @@ def race(
 
 
 def compare(timing: Timing, other: Timing) -> Comparison:
-    """Return the ratio of `timing` to `other`, computed from the pairs of samples of one race."""
+    """Return the ratio of `timing` to `other`, computed from pairs of samples in one race."""
     pairs = zip(timing.samples, other.samples, strict=True)
     return Comparison(other.name, tuple(mine / theirs for mine, theirs in pairs))
 
 
 def _runs_per_sample(run: Run) -> int:
-    """Runs that last `SAMPLE_SECONDS`, by the second of two untimed runs."""
+    """Return the number of runs that fit into `SAMPLE_SECONDS`, from the second of two untimed
+    runs.
+    """
     run()
     began = time.perf_counter()
     run()
@@ -183,7 +185,7 @@ def openvino_run(model: Path, inputs: Mapping[str, np.ndarray], threads: int) ->
 
 
 def _check_inputs(model: Path, named: Sequence[str], feeds: Mapping[str, np.ndarray]) -> None:
-    """Raises CompilerError unless the engine's inputs are exactly the given ones."""
+    """Raise CompilerError unless the engine's inputs are exactly the given ones."""
     if sorted(named) != sorted(feeds):
         raise CompilerError(
             f"'{model}' has the inputs {', '.join(sorted(named))} instead of "

@@ -1,4 +1,4 @@
-"""Explains a compiled model: its kernels with schedule, code, time, and the device's limits."""
+"""Reports on a compiled model: its kernels with schedule, code, time, and the device's limits."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ class KernelReport:
 
     @property
     def of_roofline(self) -> float | None:
-        """The share of the device's peak that the kernel reaches, in 0..1."""
+        """The fraction of the device's peak that the kernel reaches, in 0..1."""
         if self.bound is None or not self.seconds:
             return None
         return self.bound.seconds / self.seconds
@@ -128,12 +128,14 @@ class ModelReport:
         return sum(k.count * t for k, t in zip(self.kernels, times, strict=True))
 
     def share(self, kernel: KernelReport) -> float | None:
-        """Return the share of the kernel in the model's time, over all its runs, in 0..1."""
+        """Return the fraction of the model's time that the kernel takes over all its
+        runs, in 0..1.
+        """
         total = self.seconds
         return kernel.count * kernel.seconds / total if total and kernel.seconds else None
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data for `json`: the fields, and values derived from them."""
+        """Return plain data for `json`: the fields, and values derived from them."""
         data = dataclasses.asdict(self)
         data["seconds"] = self.seconds
         for kernel, fields in zip(self.kernels, data["kernels"], strict=True):
@@ -166,7 +168,7 @@ def explain(
 
     Raises:
         CompilerError: if a workload does not compile.
-        DeviceError: if the device does not answer, or cannot run it.
+        DeviceError: if the device does not answer, or cannot run the model.
     """
     target, threads = planned.target, planned.mode.threads
     plan = planned.served_plan
@@ -210,16 +212,20 @@ def explain(
 def _scheduled(
     plan: GraphPlan, trees: Mapping[Workload, KernelTree]
 ) -> Iterator[tuple[Workload, ScheduledKernel]]:
-    """The kernels of a plan in the order of first use, smallest sizes first, with workloads."""
+    """Yield the kernels of a plan with their workloads, in the order of first use, smallest sizes
+    first.
+    """
     for workload in dict.fromkeys(step.workload for step in plan.kernels):
         yield from ((workload, kernel) for kernel in leaves(trees[workload]))
 
 
 @dataclass(slots=True)
 class _Use:
-    """The use of a kernel in runs of a model at some sizes. `fixed` is the workload with these
-    sizes. `values` are the sizes of the dynamic workload's dimensions, by its own names. `seconds`
-    is None if nothing was timed."""
+    """The use of a kernel in a run of a model at some sizes.
+
+    `fixed` is the workload with these sizes. `values` are the sizes of the dynamic workload's
+    dimensions, by its own names. `seconds` is None if nothing was timed.
+    """
 
     kernel: _Kernel
     step: KernelStep
@@ -235,7 +241,7 @@ def _uses(
     sizes: Mapping[str, int],
     calls: Sequence[float | None],
 ) -> list[_Use]:
-    """The kernels that serve the steps of a plan at given sizes, in the order of first use.
+    """Return the kernels that serve the steps of a plan at given sizes, in the order of first use.
 
     `calls` are the seconds of each step. A branch that these inputs do not choose takes no time.
     """
@@ -259,7 +265,7 @@ def _uses(
 
 
 class _Kernel:
-    """A kernel with its facts that do not depend on sizes."""
+    """A kernel with its properties that do not depend on sizes."""
 
     def __init__(
         self,
@@ -282,12 +288,12 @@ class _Kernel:
             self._loops = inner_loops(self._lowered.assembly(target), target)
 
     def holds(self, given: Sequence[int]) -> bool:
-        """Whether it is for these sizes of its workload's dimensions, in order."""
+        """Whether the kernel serves these sizes of its workload's dimensions, given in order."""
         box = self._scheduled.piece.box
         return all(size in own for own, size in zip(box, given, strict=True))
 
     def report(self, use: _Use, speeds: Speeds | None) -> KernelReport:
-        """The report of the kernel at the sizes of a use."""
+        """Return the report on the kernel at the sizes of a use."""
         scheduled, lowered, workload = self._scheduled, self._lowered, use.fixed
         whole, piece = self.workload.dimensions, scheduled.piece
         own = {
@@ -327,10 +333,10 @@ class _Kernel:
 
 
 def products_in_groups(nest: LoopNest) -> tuple[str, int]:
-    """Return the narrow type whose products a kernel adds in groups, and the size of a group; ""
-    and 1 without groups.
+    """Return the operand type of a kernel's dot-product instructions, and the products per lane.
 
-    Weights of 4 bits are multiplied as groups of bytes if the activations are bytes, too.
+    Return "" and 1 for a kernel without dot-product instructions. 4-bit weights count as int8 if
+    the activations are int8, too.
     """
     nodes = (node for compute in nest.computes for node in walk(compute.body))
     if any(isinstance(node, Op) and node.operation is Operation.DOT for node in nodes):
@@ -344,11 +350,11 @@ def products_in_groups(nest: LoopNest) -> tuple[str, int]:
 
 
 def kernel_seconds(compiled: CompiledProgram, threads: int, device: Device) -> list[float]:
-    """Run a program on the device, and return the fastest time of each of the plan's `kernels`, in
+    """Run a program on the device. Return the fastest time of each of the plan's `kernels`, in
     seconds.
 
     Raises:
-        DeviceError: if the device does not answer, or cannot run it.
+        DeviceError: if the device does not answer, or cannot run the program.
     """
     best = device.profile(of_compiled(compiled), threads, SAMPLES)
     return [
@@ -359,8 +365,10 @@ def kernel_seconds(compiled: CompiledProgram, threads: int, device: Device) -> l
 
 
 def _bytes(lowered: LoweredKernel, values: Mapping[str, int]) -> tuple[int, int]:
-    """Bytes of packed weights that a kernel reads, and bytes that it reads and writes besides, with
-    these values of its dimensions."""
+    """Return the bytes of packed weights that a kernel reads, and of its other inputs and outputs.
+
+    `values` are the sizes of its dimensions.
+    """
     spec = lowered.spec
     found: Counter[bool] = Counter()
     for buffer in spec.buffers:

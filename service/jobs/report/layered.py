@@ -84,8 +84,10 @@ def layered(
 
 
 def _layers(count: int, edges: Sequence[tuple[int, int]]) -> list[int]:
-    """The layer of each box: the length of the longest path to it. A box without incoming edges
-    lies just above its reader."""
+    """Return the layer of each box: the length of the longest path to it.
+
+    A box without incoming edges lies just above its reader.
+    """
     rows = [0] * count
     fed = [False] * count
     for start, end in sorted(edges, key=lambda edge: edge[1]):
@@ -98,7 +100,10 @@ def _layers(count: int, edges: Sequence[tuple[int, int]]) -> list[int]:
 
 
 class _Net:
-    """Boxes and bends, both called vertices; edges lead from one layer to the next."""
+    """The vertices of a layered drawing: boxes, and bends of edges.
+
+    Edges lead from one layer to the next.
+    """
 
     def __init__(self, widths: Sequence[float], rows: Sequence[int]) -> None:
         self.widths = list(widths)
@@ -110,7 +115,7 @@ class _Net:
         self._layers: list[list[int]] = []
 
     def chain(self, start: int, end: int) -> list[int]:
-        """Connect two boxes; returns the bends of the edge."""
+        """Connect two boxes. Return the bends of the edge."""
         span = self.row[end] - self.row[start]
         if span > LONGEST or len(self.row) - self._boxes + span > MOST_BENDS:
             return []
@@ -128,7 +133,9 @@ class _Net:
         return bends
 
     def order(self) -> None:
-        """Order each layer by the means of the places of its neighbours, down and up by turns."""
+        """Order each layer by the mean positions of its neighbours, alternately downwards and
+        upwards.
+        """
         self._layers = [[] for _ in range(max(self.row) + 1)]
         for vertex in self._walk():
             self._layers[self.row[vertex]].append(vertex)
@@ -144,7 +151,7 @@ class _Net:
                 _number(layer, place)
 
     def place(self) -> None:
-        """Give each vertex its x, in the order of its layer."""
+        """Compute the x of each vertex, keeping the order within its layer."""
         for layer in self._layers:
             self._settle(layer, [0.0] * len(layer))
         for sweep in range(SWEEPS + 1):
@@ -155,7 +162,7 @@ class _Net:
                 self._settle(layer, wanted)
 
     def _settle(self, layer: Sequence[int], wanted: Sequence[float]) -> None:
-        """The positions nearest to the `wanted` ones that keep the required distances."""
+        """Move a layer's vertices as near to the `wanted` x as the required distances allow."""
         offsets = [0.0]
         for left, right in pairwise(layer):
             half = (self.widths[left] + self.widths[right]) / 2
@@ -167,7 +174,9 @@ class _Net:
             self.x[vertex] = x + offset
 
     def _walk(self) -> list[int]:
-        """All vertices in depth-first order from the top, so that connected parts are adjacent."""
+        """Return all vertices in depth-first order from the top, so that connected parts are
+        adjacent.
+        """
         seen = [False] * len(self.row)
         found = []
         for root in sorted(range(len(self.row)), key=lambda v: (self.row[v], v)):
@@ -191,7 +200,9 @@ def _mean(values: Sequence[float], otherwise: float) -> float:
 
 
 def _rising(goals: Sequence[float], weights: Sequence[float]) -> list[float]:
-    """The non-decreasing sequence with the least weighted squared differences from `goals`."""
+    """Return the non-decreasing sequence with the least weighted squared differences from
+    `goals`.
+    """
     pools: list[tuple[float, float, int]] = []  # mean, weight, how many
     for goal, weight in zip(goals, weights, strict=True):
         mean, total, count = goal, weight, 1

@@ -172,7 +172,7 @@ def model_graph(planned: Planned) -> ModelGraph:
 
 
 def _short(name: str) -> str:
-    """A name, shortened in the middle if it is long."""
+    """Return a name, shortened in the middle if it is long."""
     half = LONGEST_NODE_NAME // 2
     return name if len(name) <= LONGEST_NODE_NAME else f"{name[:half]}...{name[-half:]}"
 
@@ -183,8 +183,10 @@ def _width(name: str) -> float:
 
 @dataclass(frozen=True, slots=True)
 class _Found:
-    """A step, or an input or an output of the graph, before layout. `inside` are the values that it
-    computes, including its own."""
+    """A step, or an input or output of the graph, before layout.
+
+    `inside` are the values that it computes, including its output.
+    """
 
     kind: DrawnKind
     name: str
@@ -195,7 +197,10 @@ class _Found:
 
 @dataclass(slots=True)
 class _Steps:
-    """The steps of a plan in order, with edges between them. Values are known by their makers."""
+    """The steps of a plan in order, with edges between them.
+
+    `makers` has the positions of the steps that compute a value, by the value's name.
+    """
 
     plan: GraphPlan
     steps: list[_Found] = field(default_factory=list)
@@ -228,7 +233,7 @@ class _Steps:
 
 
 def _made(plan: GraphPlan, step: Step) -> Iterator[str]:
-    """The values of the graph that a step computes between its inputs and its output."""
+    """Yield the values of the graph that a step computes between its inputs and its output."""
     seen = set(step.inputs) | {step.output}
     pending = [step.output]
     while pending:
@@ -327,7 +332,7 @@ def _kernels(step: Step | None) -> Iterator[tuple[str, float]]:
 
 
 class _OnnxNode(Protocol):
-    """The part of `onnx.NodeProto` that this module uses."""
+    """The attributes of `onnx.NodeProto` that this module uses."""
 
     name: str
     op_type: str
@@ -357,20 +362,20 @@ _MOVING = frozenset(
 
 @dataclass(slots=True)
 class _Behind:
-    """The number of the file's nodes that a step computes, and the first `MOST_NODES` of them."""
+    """The number of ONNX nodes that a step computes, and the first `MOST_NODES` of them."""
 
     count: int = 0
     first: list[tuple[str, str]] = field(default_factory=list)
 
 
 def _onnx_nodes(found: _Steps, nodes: Sequence[_OnnxNode]) -> Sequence[_Behind]:
-    """The nodes of the file by the step that they are computed in.
+    """Return for each step the ONNX nodes that it computes.
 
-    A node belongs to the step that computes its output. If the compiler no longer has that output
-    (it was folded, or is a part of an idiom), the node belongs to the steps of its readers, or, if
-    it has no reader, to the step of its inputs. A step that computes no value of the file (three
-    products merged into one) gets the nodes with its operators on the paths from its inputs. The
-    nodes of a model are in topological order.
+    A node belongs to the step that computes its output. The compiler may no longer have that
+    output, because it was folded or fused into an idiom. Then the node belongs to the steps of its
+    readers, or, without a reader, to the step of its inputs. A step that computes no value of the
+    file (three products merged into one) gets the nodes with its operators on the paths from its
+    inputs. The nodes of a model are in topological order.
 
     Sets of steps are bit masks in integers: a long folded chain may be read by all steps, and each
     of its nodes belongs to all of them.
@@ -398,14 +403,14 @@ def _onnx_nodes(found: _Steps, nodes: Sequence[_OnnxNode]) -> Sequence[_Behind]:
 
 
 def _union(steps: Mapping[str, int], values: Iterable[str]) -> int:
-    """The union of the steps of these values."""
+    """Return the union of the steps of these values."""
     return reduce(or_, (steps.get(value, 0) for value in values), 0)
 
 
 def _give_back(
     found: _Steps, nodes: Sequence[_OnnxNode], of_node: list[int], lost: Sequence[bool]
 ) -> None:
-    """Nodes that were assigned to their readers' step although the step before computes them."""
+    """Reassign nodes from the steps of their readers to an earlier step that computes them."""
     known = reduce(or_, of_node, 0)
     having: dict[str, int] = {}
     reached: dict[str, int] = {}
@@ -428,7 +433,7 @@ def _give_back(
 
 
 def _by_step(nodes: Sequence[_OnnxNode], of_node: Sequence[int], steps: int) -> Sequence[_Behind]:
-    """The nodes of each step; `of_node` are the steps of each node."""
+    """Return the nodes of each step; `of_node` has the steps of each node as bit masks."""
     behind = [_Behind() for _ in range(steps)]
     named = [(n, node) for n, node in enumerate(nodes) if node.op_type != "Constant"]
     counts = np.zeros(steps, np.int64)
@@ -447,18 +452,20 @@ def _by_step(nodes: Sequence[_OnnxNode], of_node: Sequence[int], steps: int) -> 
 
 
 def _bits(numbers: int, count: int) -> NDArray[np.int64]:
-    """A list with 1 for each number in a set, and 0 for the others."""
+    """Return an array with 1 for each number in a bit mask, and 0 for the others."""
     whole = np.frombuffer(numbers.to_bytes(-(-count // 8), "little"), np.uint8)
     return np.unpackbits(whole, count=count, bitorder="little").astype(np.int64)
 
 
 def _only_moves(plan: GraphPlan, value: str) -> bool:
-    """Whether the plan computes a value by moving elements, whatever operators the file has."""
+    """Whether the plan computes a value by only moving elements, whatever operators the
+    file has.
+    """
     node = plan.graph.producer(value)
     return node is not None and ops.get(node.op).kind in (OpKind.MOVEMENT, OpKind.VIEW)
 
 
 def _plain(operator: str) -> str:
-    """A common form of operator names: the same for `LayerNormalization` and `layer_norm`."""
+    """Normalise an operator name, such that `LayerNormalization` and `layer_norm` are equal."""
     lower = operator.lower().replace("_", "")
     return "matmul" if lower in ("gemm", "matmulinteger", "qlinearmatmul") else lower

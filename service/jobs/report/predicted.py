@@ -1,4 +1,4 @@
-"""Computes what the cost models predict for a task's trials, without compiling anything."""
+"""Predicts the times of a task's trials with the cost models, without compiling anything."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tilewright.tuner.protocol.measurement import Trial
 
 @dataclass(frozen=True, slots=True)
 class Predicted:
-    """The predictions of the cost models for a task.
+    """Predictions of the cost models for the trials of a task.
 
     Attributes:
         task: the predictions for the trials.
@@ -39,9 +39,9 @@ def predicted(
     model: bytes,
     clock: Callable[[], float] = time.process_time,
 ) -> Predicted:
-    """Predict trials of a workload by a stored cost model and by the machine's roofline.
+    """Predict trials of a workload with a stored cost model and with the analytical estimate.
 
-    As many of the first trials are predicted as LONGEST_SECONDS allow.
+    The first trials are predicted, as many as LONGEST_SECONDS allow.
 
     Args:
         text: the text of the workload.

@@ -75,7 +75,7 @@ class ModelProfile:
 
     @property
     def title(self) -> str:
-        """The program's name, with the sizes that it ran at."""
+        """The program's name, with the sizes of its run."""
         if not self.sizes:
             return self.program
         return f"{self.program} at {sizes_text(tuple(self.sizes.items()))}"
@@ -86,8 +86,7 @@ class ModelProfile:
         return sum(step.seconds for step in self.steps)
 
     def by_name(self) -> list[tuple[str, StepKind, int, float]]:
-        """Return rows (name, kind, number of instructions, seconds) by name and kind, the most
-        expensive first."""
+        """Return rows (name, kind, number of instructions, seconds), most expensive first."""
         found: dict[tuple[str, StepKind], list[float]] = {}
         for step in self.steps:
             found.setdefault((step.name, step.kind), []).append(step.seconds)
@@ -95,7 +94,7 @@ class ModelProfile:
         return sorted(rows, key=lambda row: -row[3])
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data for `json`."""
+        """Return plain data for `json`."""
         return {**asdict(self), "seconds": self.seconds}
 
 
@@ -172,8 +171,10 @@ def _named(
 
 
 def operators_of(artifact: Artifact) -> dict[str, Sequence[str]]:
-    """Return the operators of each kernel of an artifact, by the kernel's symbol. Malformed entries
-    of the metadata are left out."""
+    """Return the operators of each kernel of an artifact, by the kernel's symbol.
+
+    Malformed entries of the metadata are left out.
+    """
     schedules = artifact.metadata.get("schedules")
     found: dict[str, Sequence[str]] = {}
     for said in schedules.values() if isinstance(schedules, dict) else ():
@@ -183,9 +184,11 @@ def operators_of(artifact: Artifact) -> dict[str, Sequence[str]]:
 
 
 def kernel_text(spec: KernelSpec, operators: Sequence[str], sizes: tuple[int, ...] = ()) -> str:
-    """Return a name for a kernel call, such as `matmul +relu 2x4`: the kernel's operators, or
-    without operators the start of its symbol, and the shapes that it writes at the sizes of the
-    call."""
+    """Return a name for a kernel call, such as `matmul +relu 2x4`.
+
+    It has the kernel's operators, or else the start of its symbol, and the shapes that it writes at
+    the sizes of the call.
+    """
     shapes = [
         "x".join(str(spec.given(extent, sizes) if sizes else extent) for extent in buffer.shape)
         for buffer in spec.buffers

@@ -41,8 +41,8 @@ def repeat(run: StoredRun, storage: Storage) -> Repeated:
     """Repeat a tuning run from its recorded measurements, without a device.
 
     Raises:
-        ReplayError: if the run did not end, or is of another version of the code generation; if
-            trials that it needs were deleted by age; or if today's code decides differently.
+        ReplayError: if the run did not end, or is from another code-generation version; if trials
+            that it needs were deleted by age; or if the present code decides differently.
         NotFoundError: if one of its workloads is not in the database.
     """
     events: list[Event] = []

@@ -33,8 +33,9 @@ def report_table(report: ModelReport) -> Table:
 
 
 def headline(report: ModelReport) -> str:
-    """Return one or two lines: what was reported on, and if it was timed, the peaks of the
-    device."""
+    """Return one or two lines: the subject of the report, and the device's peaks if it
+    was timed.
+    """
     runs = sum(kernel.count for kernel in report.kernels)
     at = f" at {sizes_text(tuple(report.sizes.items()))}" if report.sizes else ""
     precision = "" if report.precision == DType.FLOAT32 else f", {report.precision} precision"
@@ -68,8 +69,10 @@ def rate(kernel: KernelReport) -> str:
 
 
 def roofline(kernel: KernelReport) -> str:
-    """Return the share of the device's peak that the kernel reaches, and the limiting resource, as
-    text; "-" if it was not timed."""
+    """Return the fraction of the device's peak that the kernel reaches, and the limiting resource.
+
+    The result is text; "-" if the kernel was not timed.
+    """
     if kernel.of_roofline is None or kernel.bound is None:
         return "-"
     return f"{100 * kernel.of_roofline:.0f} % {kernel.bound.limit}"

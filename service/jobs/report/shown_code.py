@@ -41,8 +41,8 @@ class CodeLoop:
         label: the label of the loop.
         instructions: the number of its instructions.
         fmas: the number of its multiply-adds.
-        spills: the number of vector registers that it keeps on the stack.
-        registers: the number of vector registers that it names.
+        spills: the number of vector registers that it spills to the stack.
+        registers: the number of vector registers that it uses.
     """
 
     label: str
@@ -62,7 +62,7 @@ class ShownCode:
         assembly: the first lines of the assembly.
         left_out: the number of lines missing from `nest` and from `assembly`.
         counts: statistics of the assembly.
-        registers: the number of vector registers that the code names.
+        registers: the number of vector registers that the code uses.
         all_registers: the number of vector registers of the target.
         loops: the innermost loops with the most multiply-adds.
         more_loops: the number of innermost loops missing from `loops`.
@@ -122,7 +122,9 @@ def _weight(loop: InnerLoop) -> tuple[int, int]:
 
 
 def _cut(lines: Iterable[str], most: int) -> tuple[str, int]:
-    """The first lines of a text up to a number of characters, and the number of omitted lines."""
+    """Return the first lines of a text up to a number of characters, and the number of omitted
+    lines.
+    """
     kept: list[str] = []
     left_out = used = 0
     for line in lines:

@@ -69,7 +69,7 @@ def hinted_sizes(
         given: the names of the dimensions whose range the user has given.
 
     Raises:
-        InvalidArgumentError: as `sample_sizes` does.
+        InvalidArgumentError: for the reasons of `sample_sizes`.
     """
     free = [d for d in ranges if d.name not in given]
     hints = {name: (size,) for name, size in size_hints(ports, free).items()} | {
@@ -80,18 +80,18 @@ def hinted_sizes(
 
 
 def stated_sizes(ranges: Sequence[Dimension], stated: Shares | None) -> list[dict[str, int]]:
-    """Return the sizes to run a model at: the hints that a user states, or sizes spread over a
-    range without hints. The result is one empty mapping if `ranges` is empty.
+    """Return the sizes to run a model at: the hints of a user, or sizes spread over a range.
+
+    The result is one empty mapping if `ranges` is empty.
 
     Raises:
-        InvalidArgumentError: as `sample_sizes` does.
+        InvalidArgumentError: for the reasons of `sample_sizes`.
     """
     return [dict(each.sizes) for each in sample_sizes(ranges, stated)] or [{}]
 
 
 def range_lines(planned: Sequence[Planned]) -> list[str]:
-    """Return lines for the user: the ranges of sizes that an artifact serves, and which are
-    defaults."""
+    """Return lines for the user: the ranges that an artifact serves, and which are defaults."""
     if planned[0].stages is not None:
         return [f"the data decide sizes: {len(planned)} programs, run in stages"]
     lines = []

@@ -19,8 +19,10 @@ from tilewright.tuner.tasks import Task
 
 
 def workload_name(workload: Workload) -> str:
-    """Return a readable name, such as "conv 3x3 /2 +add +relu 64x56x56". Operators that only move
-    data are left out."""
+    """Return a readable name, such as "conv 3x3 /2 +add +relu 64x56x56".
+
+    Operators that only move data are left out.
+    """
     nodes = workload.graph.nodes
     if not nodes:
         return "copy"
@@ -56,8 +58,7 @@ _MAIN = (OpKind.GATHER, OpKind.PIECES)
 
 
 def task_facts(task: Task) -> dict[str, Any]:
-    """Return costs of a task's workload that do not depend on the schedule: `flops`, `macs` and
-    `bytes`.
+    """Return the schedule-independent costs of a task's workload: `flops`, `macs` and `bytes`.
 
     For ranges they are means over the measured sizes.
     """
@@ -73,8 +74,11 @@ def task_facts(task: Task) -> dict[str, Any]:
 
 
 def schedule_facts(task: Task, schedule: Schedule, found: Measurement) -> dict[str, Any]:
-    """Return a measured schedule as plain data: its algorithm, its knobs, the operations that it
-    executes, and for ranges the seconds at each measured size."""
+    """Return a measured schedule as plain data for `json`.
+
+    It has the algorithm, the knobs, the executed operations, and for ranges the seconds at each
+    measured size.
+    """
     nest = task.lower(schedule)
     executed = sum(
         point.share
