@@ -20,7 +20,7 @@ Clock = Callable[[], float]
 system_clock: Clock = time.time
 
 Instant = Callable[[], sa.ColumnElement[float]]
-"""Gives an expression of SQL that means now."""
+"""Returns an SQL expression for the present time."""
 
 
 class database_now(FunctionElement[float]):

@@ -20,14 +20,15 @@ class ClaimKind(StrEnum):
     SCHEDULE = "schedule"
     """A schedule is the fastest known for a workload: a tuning record."""
     RACE = "race"
-    """Which of a model's tuned schedules win end to end: the verdict of a race."""
+    """Certain schedules of a model win end to end: the verdict of a race."""
 
 
 class ReviewState(StrEnum):
     """The state of a claim."""
 
     PROVISIONAL = "provisional"
-    """Measured once, by a device that is not ours: only the job that requested it believes it."""
+    """Measured once, by a device that is not ours: only the job that requested the measurement uses
+    it."""
     CONFIRMED = "confirmed"
     """Measured again, or by our own device. The newest claim of a subject is served."""
     SUPERSEDED = "superseded"
@@ -35,7 +36,7 @@ class ReviewState(StrEnum):
     DISPUTED = "disputed"
     """The second measurement contradicts the first."""
     WITHDRAWN = "withdrawn"
-    """An operator took it back."""
+    """An admin or the service withdrew it."""
 
 
 # provisional -> superseded: it is confirmed after a newer, faster claim of its subject.

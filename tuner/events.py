@@ -29,9 +29,9 @@ class Ended(StrEnum):
     SPACES = "spaces"
     """Every task has no candidates left, is at the bound of the machine, or always fails."""
     DEVICE = "device"
-    """The device was lost again and again."""
+    """The device was lost repeatedly."""
     ABSENT = "absent"
-    """No device came that runs the target."""
+    """No device that runs the target became available."""
     CANCELLED = "cancelled"
 
 

@@ -28,8 +28,9 @@ NEIGHBOURS = 2
 to the slow end of the distribution, which is much longer."""
 
 NEAR_SHARE = 0.25
-"""Share of the times that estimates the scale, if that is more of them. Several schedules may
-differ in form alone, and such a cluster at the fast end is not informative about other times."""
+"""Fraction of the sorted times that estimates the scale, if it has more times than NEIGHBOURS.
+Several schedules may differ in form alone, and such a cluster at the fast end is not informative
+about other times."""
 
 UNKNOWN_SCALE = 0.06
 """Scale of a task without any evidence, as a share of its time: 6 % to gain after one trial.
@@ -38,14 +39,14 @@ On 153 tasks, 22 trials after the first two (the untuned default and the estimat
 2.8 %, which is this scale."""
 
 VOICES = 4
-"""Weight of the scale of similar tasks, in distances of the task's own."""
+"""Weight of the scale of similar tasks, as a number of distances between the task's own times."""
 
 MOST_SCALE = 1.0
 """Largest scale: after n trials, at most 1 / n of the time is left to gain. Slow candidates with
 large distances would suggest a larger one, but are hardly informative about the fast end."""
 
 DOUBT = 0.02
-"""The weight of full trust at the start, as an expected gain (a share) that came true."""
+"""Prior of `trust`: a gain, as a fraction, that counts as both expected and achieved."""
 
 MOST_TRUST = 3.0
 """Largest factor for the expected gain, so that a lucky start does not count too much."""
@@ -199,7 +200,7 @@ class ForecastError:
     gained: float
     """Mean gain of these trials."""
     absolute_error: float
-    """Mean distance between the two."""
+    """Mean absolute difference of the two."""
 
 
 def seconds_of(curves: Sequence[Curve]) -> float:

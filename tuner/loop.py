@@ -37,14 +37,14 @@ CANCEL_SECONDS = 5.0
 """How long the run still takes results and compares finalists after a cancellation."""
 
 LAST_SECONDS, LAST_SHARE = 1.0, 0.1
-"""Wait for the comparisons on their way when the time has ended: in seconds, and as a share of the
+"""Wait for comparisons in flight after the time budget: in seconds, and as a fraction of the
 budget."""
 
 LEAST_BATCH = 2
-"""Size of a batch that is always allowed: with a small budget, or few results of its task."""
+"""Batch size that is allowed even with a small budget, or with few results of the task."""
 
 RETRAIN_SHARE = 0.1
-"""Share of new samples at which the cost model is trained again."""
+"""Fraction of new samples at which the cost model is trained again."""
 
 
 def tune(

@@ -7,8 +7,8 @@ from tilewright.compiler.plan.workload import Workload
 from tilewright.tuner.protocol.batches import LEAST_SECONDS
 
 OPERATIONS_PER_SECOND = 1e13
-"""Bound for one thread: 25 times the float32 rate of the fastest cores of 2026, and more than that
-of their units for matrices of bytes."""
+"""Bound for one thread: 25 times the float32 rate of the fastest cores of 2026, and more than the
+int8 rate of their matrix units."""
 
 BYTES_PER_SECOND = 1e13
 """Bound for the bytes that one thread writes: ten times the rate of the fastest first-level

@@ -39,8 +39,8 @@ class TuneOptions:
     """A saved cost model that this run starts from and corrects; empty: none."""
     seed: int = 0
     unconstrained: bool = False
-    """Search every schedule that lowers, whether or not it fits the target's registers and caches:
-    for devices that are not what their target says."""
+    """Search every schedule that lowers, whether or not it suits the target's registers and caches:
+    for devices that differ from their target."""
     estimates: bool = True
     """Rank candidates by estimated times until measurements exist. If off, only the run's own
     measurements rank, and decide how far estimates can be trusted: for devices that differ from
@@ -56,7 +56,7 @@ class TuneOptions:
     codegen_version: str = ""
     compiler_version: str = ""
     reuse_records: bool = True
-    """Spend nothing on tasks that have a record of this codegen version."""
+    """Skip tasks that have a record of this codegen version."""
     in_order: bool = True
     """Learn from batches in the order in which they were proposed, so that a run can be repeated.
     Off for fleets, where one slow worker would hold up the others."""

@@ -35,8 +35,8 @@ AHEAD = 2
 that they have work while the loop takes a batch and proposes another."""
 
 PATIENCE_SECONDS = 2.0
-"""Seconds that a built batch waits for its reference before other tasks go on without it. Most
-references take less: the order of a run does not depend on how fast they are."""
+"""Seconds that a built batch waits for its expected output before other tasks go on without it.
+Most expected outputs take less time, so the order of a run does not depend on it."""
 
 
 @dataclass(slots=True, eq=False)

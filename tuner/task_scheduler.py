@@ -56,13 +56,14 @@ class TaskProgress:
     history: History = field(default_factory=History)
     batches: int = 0
     in_flight: int = 0
-    """Candidates on their way."""
+    """Number of candidates in flight."""
     exhausted: bool = False
     """No candidate is left to try, or the task is finished."""
     waits: bool = False
-    """Its candidates are built, and wait for their reference: others have their turn meanwhile."""
+    """Its candidates are built, and wait for their expected output; other tasks get their turns
+    meanwhile."""
     promised: list[float] = field(default_factory=list)
-    """The gain expected of each batch on its way, as a share; the oldest first."""
+    """The expected gain of each batch in flight, as a fraction; oldest first."""
 
     @property
     def best_seconds(self) -> float | None:

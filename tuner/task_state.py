@@ -66,9 +66,9 @@ class TaskState:
     from_store: bool = False
     """The record is another job's: this job spends no trial."""
     trials: int = 0
-    """This job's candidates that took time of a device, on which its budget is spent."""
+    """Number of this job's candidates that used device time; the budget limits them."""
     failures: int = 0
-    """This job's candidates that did not work."""
+    """Number of this job's candidates that failed."""
     measured: dict[Schedule, Measurement] = field(default_factory=dict)
     by_object: dict[str, Measurement] = field(default_factory=dict)
     origins: dict[Schedule, str] = field(default_factory=dict)

@@ -24,8 +24,8 @@ WHOLE: Mapping[str, int] = {
     "worker": 32,
     "workload": 64,
 }
-"""Length of the ids that the service makes, by the noun of `row_of_id`. Those of runs have several
-lengths."""
+"""Length of the ids that the service generates, by the noun of `row_of_id`. Ids of runs have
+several lengths."""
 
 
 def row_of_id(

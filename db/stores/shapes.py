@@ -49,7 +49,7 @@ class WorkloadShape:
 
 
 ShapeOf = Callable[[str], WorkloadShape]
-"""From a workload's text."""
+"""Computes the shape of a workload from its text."""
 
 
 def distance(one: Sequence[int], other: Sequence[int]) -> float:

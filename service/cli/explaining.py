@@ -60,7 +60,8 @@ def show_kernels(
 
     Compiles with the schedules in the database, runs the model on seeded inputs and times each
     kernel within the model. For ranges there is one table per size hint of --dim; without hints,
-    one for typical and one for the largest sizes. Each table has the kernels that serve its sizes.
+    the tables are for typical and for the largest sizes. Each table has the kernels that serve its
+    sizes.
 
     Example: tilewright show kernels model.onnx --kernel 3 --nest --asm
     """

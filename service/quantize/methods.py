@@ -38,7 +38,8 @@ QUANTISED = frozenset(
 """Operators that only a quantised model has."""
 
 DYNAMIC_OPERATORS = ("Conv", "Gather", "MatMul")
-"""Without Attention and LSTM, which become operators of onnxruntime alone."""
+"""Operators that the dynamic method quantises. Attention and LSTM are left out, because they would
+become operators that only onnxruntime has."""
 
 
 class Ranges(StrEnum):
@@ -136,9 +137,9 @@ class Quantiser:
     enclosed: int = field(init=False)
     wild: frozenset[str] = field(init=False, default=frozenset())
     _left: frozenset[str] = field(init=False)
-    """The nodes that no method touches."""
+    """The nodes that stay in float32 with every method."""
     _source: onnx.ModelProto = field(init=False)
-    """The model with stand-ins for names."""
+    """The model with temporary names."""
     _stand_ins: Mapping[str, str] = field(init=False)
 
     def __post_init__(self) -> None:

@@ -105,7 +105,8 @@ def expression_facts(expr: Expr) -> ExprFacts:
 
 
 FormTerm = tuple[int, int, int]
-"""The number of an axis among those of a form, a divisor, and the absolute coefficient."""
+"""An index term: the position of its axis in `Form.order`, the divisor, the absolute
+coefficient."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -278,7 +279,7 @@ def access(load: Load) -> MemoryAccess | None:
 
 
 _form = memo(16384)(Form)
-"""One object for equal forms."""
+"""Creates a form; equal arguments give the same object."""
 
 
 @memo(16384)

@@ -27,9 +27,10 @@ from tilewright.tuner.protocol.batches import COLD_BYTES
 
 _BESIDE_LEVEL1 = 4.0
 _BESIDE_OTHERS = 2.0
-"""Exponents of two norms. The first joins the core's time with that of traffic behind the first
-cache, which is nearly always fetched ahead; the second joins both with traffic from further away.
-An exponent of 1 would add the times, infinity would take the larger."""
+"""Exponents of norms that combine overlapping times. `_BESIDE_LEVEL1` combines the core's time with
+the traffic behind the first cache, which is nearly always prefetched. `_BESIDE_OTHERS` combines
+both with the traffic from further away. With an exponent of 1 the times add up; with infinity only
+the longer one counts."""
 
 _BURST_LINES = 250.0
 """Cache lines in a register tile with which memory takes twice as long: it gets all requests at

@@ -146,7 +146,7 @@ COLUMNS: tuple[str, ...] = (
 """Names of the columns of a feature row, in order."""
 
 _LEAST_PART = 2.0**-8
-"""Parts of the estimate below this share of the default's cycles look alike."""
+"""Parts of the estimate below this fraction of the default's cycles are not distinguished."""
 
 _WIDTH = len(STATEMENT_COLUMNS) + BUFFERS * len(BUFFER_COLUMNS)
 _NO_BUFFER = [0.0] * len(BUFFER_COLUMNS)

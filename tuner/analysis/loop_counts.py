@@ -33,7 +33,8 @@ class EnclosingLoop:
     trips: int
     extent: int
     sizes: tuple[tuple[Axis, int], ...] = field(init=False)
-    """The size of each of its axes: its own has the extent that the loop splits, others theirs."""
+    """The size of each of `axes` in the whole loop: `extent` for `axis`, otherwise the axis's
+    extent."""
 
     def __post_init__(self) -> None:
         own = self.axis
@@ -61,7 +62,7 @@ class EnclosingLoops:
 
 
 OUTSIDE = EnclosingLoops()
-"""No loops at all."""
+"""The loops around a node outside of all loops: none."""
 
 
 @memo(4096)

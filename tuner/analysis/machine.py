@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from tilewright.tuner.analysis.features import TargetFacts
 
 CYCLES_PER_SECOND = 3.5e9
-"""An assumed clock: only ratios of estimates are used."""
+"""An assumed clock rate: only ratios of estimates are used."""
 
 
 @dataclass(frozen=True, slots=True)

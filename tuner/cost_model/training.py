@@ -11,11 +11,11 @@ from tilewright.tuner.cost_model.protocol import Sample
 from tilewright.tuner.cost_model.xgboost import DEFAULT_OBJECTIVE, Objective, XGBoostModel
 
 HELD_OUT = 5
-"""One workload in this many is never trained on: versions of the model are compared by it."""
+"""One workload in this many is held out from training, to compare versions of the model."""
 
 LEAST_HELD_OUT = 2
 LEAST_TASKS = 6
-"""Least numbers of tasks to judge by and to learn from: with fewer, a model knows only those."""
+"""Minimum numbers of held-out tasks and of training tasks."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,14 +28,16 @@ LOCAL_ROUNDS = 30
 
 MOST_ROUNDS = 400
 PATIENCE = 60
-"""Most rounds of a base model; and after how many without a gain on the held-out tasks it stops."""
+"""Largest number of rounds of a base model, and the number of rounds without a gain on the stopping
+samples after which training ends."""
 
 FOREST = 4
 """Trees in a round of a base model. On 153 unseen tasks, single trees of different seeds put 0.838
 to 0.853 of the pairs in order, and a forest of four 0.858."""
 
 MINIMUM_SAMPLES = 8
-"""With fewer samples, a model knows less than the order in which knobs are listed."""
+"""Minimum number of samples: a model trained on fewer ranks worse than the order of a knob's
+values."""
 
 
 class Objective(StrEnum):
@@ -81,10 +83,11 @@ _PARAMETERS: dict[Objective, dict[str, Any]] = {
 }
 
 _MONOTONE = tuple(-int(column in ESTIMATE_COLUMNS) for column in COLUMNS)
-"""A constraint: of two candidates that differ in one part of the estimate alone, the one with more
-cycles is never predicted the faster. In a few tasks times say otherwise, and their own samples may
-say so, too. So only base models are held to it. Of these, only `all-pairs`, whose scores do not say
-how far candidates are from the best of their task: `throughput` lost 2 of 100 pairs by it."""
+"""A monotonicity constraint: of two candidates that differ in only one part of the estimate, the
+one with more cycles is never predicted to be faster. The measured times of a few tasks contradict
+it, and a run's own samples must be able to override it, so only base models are constrained. Of the
+objectives, only `all-pairs` is, whose scores have no absolute scale within a task: with
+`throughput`, the constraint cost 2 of 100 pairs."""
 
 _ESTIMATE = COLUMNS.index("estimate")
 _TRUST = 2.0

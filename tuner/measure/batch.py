@@ -22,7 +22,7 @@ from tilewright.tuner.protocol.blobs import digest_bytes
 from tilewright.tuner.protocol.measurement import Phase, RecordKey, Trial
 
 Link = Callable[[Sequence[bytes]], bytes]
-"""Links objects; gives the bytes of one shared object."""
+"""Links objects into a shared object, and returns its bytes."""
 
 
 @dataclass(frozen=True, slots=True)

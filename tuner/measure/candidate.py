@@ -20,7 +20,8 @@ from tilewright.compiler.targets.target import Target
 from tilewright.compiler.timings import Timings
 
 KEPT_OBJECTS = 64
-"""Objects that a process keeps: other schedules of a batch may lower to the same code."""
+"""Number of objects that a process caches: other schedules of a batch may lower to the
+same code."""
 
 
 def warm_up() -> None:

@@ -83,7 +83,8 @@ def versions_differ(theirs: Versions, ours: Versions) -> str:
 
 
 _idle: SimpleQueue[BuildChild] = SimpleQueue()
-"""Children of this Dask worker that wait, as many as it has had threads busy at once."""
+"""Idle child processes of this Dask worker; at most one per thread that was busy at the
+same time."""
 
 
 @atexit.register

@@ -36,7 +36,7 @@ AGAIN_SECONDS = 30.0
 """The pause before the next connection to a scheduler that did not answer."""
 
 ABSENT_SECONDS = 10.0
-"""How long builds wait for a first Dask worker before they are done here."""
+"""Time without Dask workers after which this machine builds."""
 
 LOOK_SECONDS = 1.0
 """Interval between checks whether the scheduler has workers."""

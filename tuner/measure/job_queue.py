@@ -16,7 +16,7 @@ from tilewright.tuner.protocol.messages import Request
 from tilewright.tuner.protocol.runs import RunRequest
 
 MOST_TOGETHER = 4
-"""Requests of one job: the first waits for the last one's results."""
+"""Limit of the requests in a job: the first request waits for the results of the last."""
 
 Item = TypeVar("Item")
 

@@ -26,28 +26,28 @@ COPIES = 4
 holds."""
 
 NOT_COPIED = (OpKind.CONTRACTION, OpKind.GATHER)
-"""Products and look-ups read their operands as they are."""
+"""Kinds of operators whose NumPy implementation does not copy its operands."""
 
 SHARE = 4
-"""A reference may take this fraction of the memory of the machine or its container: 1 / SHARE."""
+"""An expected output may take 1 / SHARE of the memory of the machine or its container."""
 
 MOST_BYTES = 4 << 30
-"""And no more than this on any machine: other jobs compute references, too."""
+"""Limit of memory on any machine, because other jobs compute expected outputs, too."""
 
 MOST_OPERATIONS = 10**12
 """Number of operations for which NumPy takes one to several minutes on one core."""
 
 SMALLER = 0.75
-"""A size that cannot be checked is multiplied by this factor and tried again."""
+"""Factor by which `affordable` reduces sizes in each step."""
 
 STEPS = 64
-"""Number of such steps after which any size has become the smallest one."""
+"""Number of steps after which every size is the smallest one."""
 
 MOST_SECONDS = 120.0
 """The longest time of one reference. Most references take milliseconds."""
 
 QUICK_BYTES = 256 << 20
-"""A reference of no more is quick, unless it takes many operations."""
+"""Memory up to which an expected output is quick to compute, unless it takes many operations."""
 
 QUICK_OPERATIONS = 4 * 10**9
 """Number of operations for which NumPy takes at most a second on one core."""

@@ -25,10 +25,11 @@ PART_BYTES = 8 << 20
 """Larger weights are split, from their own start on, into blobs of this size."""
 
 SMALL_BYTES = 32 << 10
-"""Smaller weights of one program travel together."""
+"""Weights below this size are joined into common blobs."""
 
 PROCESS_BYTES = 16 << 20
-"""Memory to load a program, besides its buffers: its code, its text, the lists of both."""
+"""Memory for loading a program in addition to its buffers: its code, its JSON, the lists
+of both."""
 
 Blobs = Mapping[str, memoryview]
 

@@ -15,13 +15,16 @@ from tilewright.compiler.runtime.codec import JsonValue
 from tilewright.compiler.runtime.json_form import Between, JsonForm
 
 ARITHMETIC_LIMIT = 1.1
-"""Arithmetic needs no memory, and a processor at one clock rate repeats it within 1 %."""
+"""Limit of the arithmetic ratio. Arithmetic needs no memory, and a processor at a constant clock
+rate repeats it within 1 %."""
 
 MEMORY_LIMIT = 1.5
-"""Caches are shared: neighbours that do not harm kernels often make this part a tenth slower."""
+"""Limit of the memory ratio. Caches are shared: other processes that do not affect kernels often
+make this part a tenth slower."""
 
 THROTTLED_SECONDS = 30.0
-"""A device that has been disturbed for so long is throttled: to repeat a measurement is useless."""
+"""A device that has been disturbed for this time is throttled: repeating a measurement is
+useless."""
 
 MOST_READINGS, BEST_SHARE = 4096, 0.1
 """The readings that a harness keeps. Their best is this quantile, because a single lucky reading

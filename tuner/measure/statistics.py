@@ -33,16 +33,16 @@ from tilewright.compiler.runtime.codec import JsonValue
 from tilewright.compiler.runtime.json_form import JsonForm, Length
 
 MOST_SAMPLES = 10_000
-"""Samples or ratios of one candidate that a message may have."""
+"""Limit of the samples or ratios of one candidate in a message."""
 
 CONFIDENCE = 0.95
 
 TIE_MARGIN = 0.005
-"""A gain below this is no reason to change anything."""
+"""A smaller gain, as a fraction, counts as a tie."""
 
 PRIOR_EXCESS = 0.05
 PRIOR_SAMPLES = 4
-"""Excess over the undisturbed time before anything was seen, and how many samples that is worth."""
+"""Prior of the mean excess over the undisturbed time, and its weight as a number of samples."""
 
 LEAST_RACED = 3
 """Samples before a kernel may be dropped. For candidates that left after one sample, a second

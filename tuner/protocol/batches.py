@@ -24,12 +24,12 @@ from tilewright.tuner.protocol.measurement import Measurement, Phase, Positive, 
 from tilewright.tuner.protocol.version import PROTOCOL, ProtocolError, RequestKind, check_protocol
 
 LEAST_SECONDS = 5e-10
-"""No kernel takes less: it is called, and returns."""
+"""Lower bound of the time of any kernel: a call and a return."""
 
 
 COLD_BYTES = 1 << 20
-"""A kernel with weights of this size finds them in no cache when its model runs: they are evicted
-before each timed run."""
+"""A kernel with weights of at least this size finds them in no cache when its model runs, so they
+are evicted before each timed run."""
 
 
 class Distribution(StrEnum):

@@ -38,13 +38,13 @@ OF_DEVICES = frozenset(
 """The statuses that a device can report; all others come from the builder or the tuner."""
 
 LIMIT_SLACK = 2.0
-"""A step that was under way when its time ended may be reported."""
+"""Factor on time limits: a step may be reported that was running when its time limit ended."""
 
 MOST_RATIO = 1e6
-"""Between two programs that are raced, either way."""
+"""Largest time ratio of two raced programs, in either direction."""
 
 MOST_RATE = 1e16
-"""Operations or bytes a second, of any core."""
+"""Upper bound of the operations or bytes per second of any core."""
 
 BASE_BYTES, TRIAL_BYTES = 1 << 16, 1 << 16
 """Bytes of JSON of a result without its parts, and of a trial with its device's facts but without
@@ -63,7 +63,7 @@ _MOST_RACED = RACE_PAIRS + 1
 """The most ratios of a challenger. Pairs come in twos, and one of the two may give none."""
 
 _INSTRUCTION_BYTES = 16
-"""JSON of an instruction of a program has more."""
+"""Lower bound of the JSON bytes per instruction of a program."""
 
 
 class ImplausibleError(ValueError):

@@ -30,12 +30,12 @@ if TYPE_CHECKING:
 
 
 MOST_ERROR = 4000
-"""Characters of an error's text that travel."""
+"""Limit of the characters of an error text in a message."""
 
 LONGEST_SECONDS = 1e9
 
 CERTIFICATE_CHECKS = 3
-"""Draws of the inputs on which the output of a schedule must be right before it may be a record."""
+"""Number of sets of random inputs on which a schedule's output must be correct for a record."""
 
 
 class Status(StrEnum):
@@ -45,14 +45,14 @@ class Status(StrEnum):
     BUILD_ERROR = "build_error"
     BUILD_TIMEOUT = "build_timeout"
     SPILLS = "spills"
-    """Not measured, because its code keeps too many vectors on the stack."""
+    """Not measured, because its code spills too many vectors to the stack."""
     CRASH = "crash"
     RUN_ERROR = "run_error"
     """The candidate could not be run: its library or its buffers did not fit the device."""
     RUN_TIMEOUT = "run_timeout"
     WRONG_ANSWER = "wrong_answer"
     NO_REFERENCE = "no_reference"
-    """There was nothing to check it against: it was not run, and may be tried by another job."""
+    """Its expected output is missing: it was not run, and another job may try it."""
     WORKER_LOST = "worker_lost"
     CANCELLED = "cancelled"
 
@@ -90,7 +90,7 @@ Sizes = Annotated[
 """Sizes of dynamic dimensions, by name."""
 
 SizeWeights = tuple[tuple[Sizes, float], ...]
-"""The sizes at which a range is measured, each with the weight of a second there."""
+"""The sizes at which a range is measured, each with the weight of a second at these sizes."""
 
 
 Positive = Annotated[float, Between(0.0, math.inf, above=True)]

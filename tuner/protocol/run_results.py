@@ -19,7 +19,7 @@ from tilewright.tuner.protocol.measurement import ErrorText
 from tilewright.tuner.protocol.version import PROTOCOL, ProtocolError, RequestKind, check_protocol
 
 FETCH_BYTES = 16 << 20
-"""Outputs that one result may bring back, in bytes."""
+"""Limit of the outputs in one result, in bytes."""
 
 
 class RunStatus(StrEnum):

@@ -26,14 +26,14 @@ SECONDS_LIMIT = 86_400.0
 SAMPLES_LIMIT = 100_000
 
 RACE_PAIRS, RACE_LEAST_PAIRS = 16, 8
-"""The most pairs in which a challenger is raced, and the fewest before its time is up."""
+"""Largest number of pairs per challenger, and smallest number before its time limit applies."""
 
 RACE_SECONDS, RACE_SAMPLE_SECONDS = 4.0, 0.005
-"""The time of a challenger's pairs: large models need no more. The least time of one sample, which
-has as many runs of a small model as necessary."""
+"""Time limit for a challenger's pairs, and minimum time of one sample. A sample of a small model
+has as many runs as necessary."""
 
 RACE_RUNS = 5
-"""Runs of the incumbent alone; the fastest one is its time."""
+"""Number of runs of the incumbent alone; the fastest is its time."""
 
 INPUT_SEED = 7
 """Seed of the inputs that models are raced and timed on, and of the first that they are verified
@@ -44,7 +44,7 @@ Bytes = Annotated[int, Between(0, BYTES_LIMIT)]
 ItemNumber = Annotated[int, Between(0, ITEMS_LIMIT)]
 Seed = Annotated[int, Between(0, 1 << 31)]
 Files = Mapping[str, Digest]
-"""Files by the name of the input or output that each is of."""
+"""Digests of files by the name of the input or output that the file contains."""
 
 
 class WorkKind(StrEnum):

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from enum import StrEnum
 
 PROTOCOL = 8
-"""Version of the messages. A worker refuses a request of another version."""
+"""Version of the messages. A worker rejects requests of other versions."""
 
 
 class RequestKind(StrEnum):

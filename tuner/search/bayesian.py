@@ -26,8 +26,8 @@ REMEMBERED = 200
 """Number of measurements that the regression uses: the fastest ones."""
 
 ESTIMATE_SHARE, ESTIMATE_DEVIATION = 0.5, 0.4
-"""The share of a difference that the estimate sees between schedules of one algorithm and that is
-real: its mean and deviation."""
+"""Prior of the real fraction of an estimated difference between schedules of one algorithm: mean
+and standard deviation."""
 
 RULES_SHARE, RULES_DEVIATION = 0.03, 0.03
 """Prior cost (as a logarithm) of turning a knob through its whole range, away from its value by the
@@ -37,26 +37,28 @@ faster than it, and a tenth of those that turn five."""
 
 OTHER_ALGORITHM = 0.3
 LEVEL_SHARE = 0.65
-"""How much slower (as a logarithm) an algorithm is than the one that the rules chose, if the
-estimate sees no difference; and the share of a difference seen between the two that is real.
+"""Prior slowdown (as a logarithm) of another algorithm than the one that the rules chose, if their
+estimates are equal; and the real fraction of an estimated difference between the two.
 
-Regression on the 68 algorithms other than the default's in those 153 tasks says 0.15 and 0.64. But
+Regression on the 68 algorithms other than the default's in those 153 tasks gives 0.15 and 0.64. But
 with 0.15, candidates that are merely uncertain are tried too early: with 20 seeds on the twelve
 tables, the regret after 8 trials is 0.91 %, and 0.80 % with 0.3. The 153 tasks show the same."""
 
 UNTRUSTED_DEVIATION = 0.6
-"""Deviation of the real share of estimates that are not trusted: at first that share is 0."""
+"""Standard deviation of the real fraction for estimates that are not trusted; its mean is 0."""
 
 MODEL_SHARE, MODEL_DEVIATION = 0.5, 0.4
-"""The same for the model, whose scores are brought to the scale of the estimate."""
+"""Prior of the real fraction of a difference that the model predicts: mean and standard deviation.
+The model's scores are scaled to the estimates."""
 
 SLOW = 0.7
-"""Upper limit of measured times relative to the fastest (as a logarithm): how slow the slow ones
-are says nothing about the fast ones."""
+"""Upper limit of measured times relative to the fastest (as a logarithm): the times of slow
+candidates are not informative about fast ones."""
 
 
 PATIENCE = 32
-"""Suggestions after which a neglected algorithm gets the next: none is given up for good."""
+"""Number of suggestions after which a neglected algorithm gets the next: none is ruled out for
+good."""
 
 
 class Bayesian:

@@ -20,18 +20,20 @@ from tilewright.compiler.schedule.space import ScheduleSpace
 from tilewright.tuner.search.moves import is_ordered
 
 TASK_DEVIATION = 0.5
-"""Deviation of the estimate's error for a task, and for an algorithm, as logarithms."""
+"""Standard deviation of the estimate's error for a task, and for an algorithm, as logarithms."""
 ALGORITHM_DEVIATION = 0.3
 
 KNOB_DEVIATION = 0.1
-"""Deviation that one knob, and all knobs together, may add to the opinions."""
+"""Standard deviation of the effect of one knob, and of all knobs together, beyond the
+predictors."""
 SCHEDULE_DEVIATION = 0.1
 
 NOISE = 0.01
-"""Deviation of measurements, and of effects that the knobs do not explain."""
+"""Standard deviation of measurements, and of effects that the knobs do not explain."""
 
 REACH = 0.25
-"""Share of a knob's range within which schedules are alike; also the distance of any two words."""
+"""Length scale, as a fraction of a knob's range; also the distance of any two values of a knob that
+are not numbers."""
 
 
 @dataclass(frozen=True, slots=True)

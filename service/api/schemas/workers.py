@@ -27,7 +27,7 @@ from tilewright.service.api.schemas.fields import (
 from tilewright.tuner.protocol.version import PROTOCOL
 
 MOST_FACTS_BYTES = 64 << 10
-"""Of a device's facts as JSON."""
+"""Limit of a device's description as JSON, in bytes."""
 
 
 def check_device_facts(value: Mapping[str, Any]) -> None:

@@ -62,7 +62,7 @@ class Served(StrEnum):
 
     TUNED = "tuned"
     PARTLY = "partly"
-    """The defaults for tasks whose gain is doubtful."""
+    """Defaults for the tasks whose gain is doubtful, tuned schedules for all others."""
     DEFAULT = "default"
 
 

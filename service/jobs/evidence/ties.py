@@ -36,7 +36,7 @@ MOVED_BY = 2.0**-23
 """Standard deviation of the factors around 1 of values that are moved: one rounding of float32."""
 
 HALF_MOVED_BY = {DType.FLOAT16: 2.0**-12, DType.BFLOAT16: 2.0**-9}
-"""The same of values in 16 bits: half the distance of one from the next number is a rounding."""
+"""`MOVED_BY` for values in 16 bits: half the distance between 1 and the next number."""
 
 SUM_MOVED_BY = 2.5e-6
 """The same for sums of products, as a share of the largest element of their channel. It is an

@@ -32,7 +32,8 @@ from tilewright.service.jobs.knowledge.ladder import (
 from tilewright.tuner.protocol.measurement import RecordKey
 
 LIKE = 1.5
-"""A pair of shapes gives evidence for a distance if its own is at most this multiple of it."""
+"""A pair of shapes is evidence for a distance if the pair's distance is at most this multiple of
+it."""
 
 LEAST_DISTANCE = 0.1
 """Distances below this count as equal: a tenth of a doubling of every size."""

@@ -27,16 +27,16 @@ START_SECONDS = 60.0
 """Longest that a command may take to reach its device, and the device to answer."""
 
 END_SECONDS = 5.0
-"""Longest that a command takes to end when it is killed; one of root's may not."""
+"""Longest wait for a killed command to end; a command that runs as root may not end."""
 
 UPLOAD_SECONDS = 600.0
 """Longest that the copy of the harness may take."""
 
 LAST_LINES = 5
-"""The last lines of a command's standard error, which a failure quotes."""
+"""Number of last lines of a command's standard error that an error message quotes."""
 
 FOLDER = "{folder}"
-"""In the arguments of a harness: the folder of the device that it may write to."""
+"""Placeholder in a harness's arguments for the folder on the device that it may write to."""
 
 _PLACE = re.compile(r"\{([a-z0-9_-]*)\}")
 

@@ -42,15 +42,16 @@ PROBE_SECONDS = 20.0
 
 Bytes = bytes | memoryview
 Blob = Callable[[str], Bytes]
-"""The bytes of a digest."""
+"""Returns the bytes of a blob by digest."""
 
 Log = Callable[[str], None]
 
 LINE_BYTES = 128 << 20
-"""Most of a line: the result of a run brings outputs back."""
+"""Limit of a message, in bytes; the result of a run contains outputs."""
 
 KEPT_BYTES = 256 << 20
-"""Drawn arrays that are kept for further requests of the same workloads."""
+"""Limit of the random arrays that are cached for further requests of the same workloads,
+in bytes."""
 
 LOOK_SECONDS = 0.1
 """How often a wait checks whether its work was cancelled."""
@@ -79,7 +80,7 @@ MOST_LOGGED = 1000
 """The most lines of a harness's log; later lines are dropped."""
 
 _SAME = ("architecture", "system", "processor", "model", "cores")
-"""Facts by which a device is known again."""
+"""Properties by which a device is recognised."""
 
 
 SANDBOX_USERS = (61_000, 61_255)
