@@ -160,7 +160,7 @@ def layer_norm() -> Any:
 
 
 def byte_pairs() -> Any:
-    """A product of two computed matrices of bytes (`compiler.passes.byte_pairs`)."""
+    """A product of two computed int8 matrices (`compiler.passes.integer_activation_products`)."""
     writer = OnnxWriter("byte_pairs", 0)
     left = writer.input("left", (6, 48), TensorProto.UINT8)
     right = writer.input("right", (48, 20), TensorProto.UINT8)

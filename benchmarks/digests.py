@@ -473,7 +473,7 @@ def required() -> set[str]:
     """
     return {
         *(f"pass {step.__name__}" for step in PASSES if step is not dead_code),
-        *(f"pass {name}" for name in ("widen", "narrow", "growing_caches")),
+        *(f"pass {name}" for name in ("widen", "mixed_precision", "growing_caches")),
         *(f"algorithm {name}" for template in templates() for name in template.algorithms),
         *(f"step {kind.__name__}" for kind in get_args(Step)),
         *(f"instruction {kind.__name__}" for kind in get_args(Instruction)),

@@ -35,11 +35,11 @@ from tilewright.compiler.frontend.segments import input_crossings
 from tilewright.compiler.graph.ir import Graph
 from tilewright.compiler.mode import Mode
 from tilewright.compiler.options import CompileOptions
-from tilewright.compiler.passes.byte_tables import byte_tables
 from tilewright.compiler.passes.growing_caches import growing_caches
+from tilewright.compiler.passes.lookup_tables import lookup_tables
 from tilewright.compiler.passes.pipeline import Observer
 from tilewright.compiler.passes.pipeline import optimise as run_passes
-from tilewright.compiler.passes.quantised_pairs import quantised_pairs
+from tilewright.compiler.passes.quantised_activation_products import quantised_activation_products
 from tilewright.compiler.passes.quantised_products import quantised_products
 from tilewright.compiler.plan.choices import RULE, GraphChoice
 from tilewright.compiler.plan.layouts.assignment import assign_layouts
@@ -174,8 +174,8 @@ def unsuited_passes(target: Target) -> frozenset[str]:
     """Return the names of passes whose kernels need instructions that the target lacks."""
     suited = {
         quantised_products: target.multiplies_bytes,
-        quantised_pairs: target.multiplies_bytes,
-        byte_tables: target.lookup is not None,
+        quantised_activation_products: target.multiplies_bytes,
+        lookup_tables: target.lookup is not None,
     }
     return frozenset(step.__name__ for step, suits in suited.items() if not suits)
 

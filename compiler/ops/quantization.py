@@ -129,7 +129,8 @@ def _in_blocks(
     node: OnnxNode, x: str, scale: str, zero: str | None, block: int
 ) -> tuple[str, str | None, str] | None:
     """A matrix with its blocks as an additional dimension, and zero points and factors that
-    broadcast with it; None if blocks do not divide it. The pass `block_products` matches it."""
+    broadcast with it; None if blocks do not divide it. The pass `block_quantised_products` matches
+    it."""
     shape, axis = node.shape(x), node.integer("axis", 1)
     if len(shape) != 2 or not -2 <= axis < 2 or shape[axis] % block:
         return None
@@ -150,8 +151,8 @@ def _is_weight(node: OnnxNode, x: str) -> bool:
 
 
 def _kept(node: OnnxNode, x: str, zero: str | None, factor: str) -> str:
-    """float32(int32(x) - zero) * factor, without folding, because the pass `byte_products` matches
-    it."""
+    """float32(int32(x) - zero) * factor, without folding, because the pass `integer_products`
+    matches it."""
     value = node.keep("cast", [x], to=DType.INT32.value)
     if zero is not None:
         value = node.keep("sub", [value, cast_to(node, zero, DType.INT32)])

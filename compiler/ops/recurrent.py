@@ -28,7 +28,7 @@ from tilewright.compiler.sizes import equal, is_dynamic, same_extents
 SPELLED_STEPS = 64
 """More steps become a loop, which is some 3% slower (a gather and a copy of rows per step), and
 compiles in the time of one step. Two or more steps of 16-bit floats become a loop too: values
-between unrolled steps are stored in 16 bits (`passes.narrow`)."""
+between unrolled steps are stored in 16 bits (`passes.mixed_precision`)."""
 
 _Activation = Callable[[str], str]
 

@@ -29,7 +29,7 @@ import numpy as np
 from tilewright.compiler.dtypes import DType
 from tilewright.compiler.graph.ir import AttrValue, Graph, Node
 from tilewright.compiler.ops.attributes import integer, ints
-from tilewright.compiler.passes.counted_masks import hides_the_future
+from tilewright.compiler.passes.causal_masks import is_causal_mask
 from tilewright.compiler.passes.rewrite import Rewriter, rewrite
 
 HIDDEN = -1e9
@@ -315,7 +315,7 @@ def _emit(
             and all(each is given or _shows_all(rewriter, each) for each in found.masks)
             and (
                 _hides_the_future(known, past)
-                or hides_the_future(rewriter, mask.value, past, HIDDEN / mask.factor)
+                or is_causal_mask(rewriter, mask.value, past, HIDDEN / mask.factor)
             )
         ):
             if rewriter.shape(query)[-2] != 1:  # a single query is the last and sees all keys

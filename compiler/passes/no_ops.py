@@ -20,7 +20,7 @@ from tilewright.compiler.graph.ir import Graph, Node
 from tilewright.compiler.ops.attributes import integer, ints, number
 from tilewright.compiler.ops.registry import OpKind
 from tilewright.compiler.ops.shapes import broadcast
-from tilewright.compiler.passes.counted_masks import counted
+from tilewright.compiler.passes.causal_masks import counted
 from tilewright.compiler.passes.rewrite import Rewriter, rewrite
 from tilewright.compiler.sizes import always_at_most, is_dynamic
 

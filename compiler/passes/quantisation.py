@@ -25,7 +25,7 @@ STORED = (*BYTES, *WORDS)
 MOVEMENTS = ("concat", "reshape", "transpose", "slice", "expand", "gather")
 """Operators whose result consists only of elements of their operands (for gather, of the first)."""
 
-ByteFactor = Callable[[DType], DType | None]
+IntegerFactor = Callable[[DType], DType | None]
 """Stored type -> the type in which it is multiplied; None if it is not multiplied as an integer."""
 
 
@@ -36,7 +36,7 @@ def unsigned(stored: DType) -> DType | None:
 
 
 @dataclass(frozen=True, slots=True)
-class ByteSource:
+class IntegerSource:
     """A value that is `(value - zero) * scale`, computed from stored 8-bit or 16-bit integers.
 
     Attributes:
@@ -93,7 +93,7 @@ def shifted(rewriter: Rewriter, value: str) -> tuple[str, str | None] | None:
     return cast.inputs[0], zero
 
 
-def source_of(rewriter: Rewriter, value: str) -> ByteSource | None:
+def source_of(rewriter: Rewriter, value: str) -> IntegerSource | None:
     """Recognise a value dequantised from 8-bit or 16-bit integers, possibly moved or pooled since.
 
     Return None for any other value.
@@ -117,7 +117,7 @@ def source_of(rewriter: Rewriter, value: str) -> ByteSource | None:
     stored, zero = found
     if rewriter.type(stored).dtype not in STORED or rewriter.array(stored) is not None:
         return None
-    source = ByteSource(stored, None if zero is None else _one_zero(rewriter, zero), None)
+    source = IntegerSource(stored, None if zero is None else _one_zero(rewriter, zero), None)
     if source.zero is not None:
         shape, number = rewriter.shape(source.zero), number_of(rewriter, source.zero)
         limits = np.iinfo(rewriter.type(stored).dtype.numpy)
@@ -130,7 +130,7 @@ def source_of(rewriter: Rewriter, value: str) -> ByteSource | None:
     return source
 
 
-def _moved_source(rewriter: Rewriter, node: Node) -> ByteSource | None:
+def _moved_source(rewriter: Rewriter, node: Node) -> IntegerSource | None:
     """Recognise a movement of dequantised floats as a movement of the stored integers.
 
     All operands must have the same scale and zero point.
@@ -224,7 +224,7 @@ def transposed(weight: Weight, order: tuple[int, ...]) -> Weight:
     return Weight(np.ascontiguousarray(weight.values.transpose(order)), scale)
 
 
-def as_factor(rewriter: Rewriter, source: ByteSource, factor: ByteFactor) -> ByteSource:
+def as_factor(rewriter: Rewriter, source: IntegerSource, factor: IntegerFactor) -> IntegerSource:
     """Convert a source to the type that the target multiplies, with the same difference to its zero
     point.
 

@@ -4,8 +4,8 @@ Before:                                             After:
     %1 = conv((%0 - z) * s, (w - v) * t, b)             %2 = conv(%0 padded by z, w - v, -z * sum)
                                                         %1 = float32(%2) * (s * t) + b
 
-The sums are those of `byte_products`, exact in int32, whereas floats would be rounded at each step;
-the int32 sums are scaled. The pass runs while constant integers are still separate from their
+The sums are those of `integer_products`, exact in int32, whereas floats would be rounded at each
+step; the int32 sums are scaled. The pass runs while constant integers are still separate from their
 scales. It is omitted for targets without a dot-product instruction for 8-bit integers
 (`compiler.driver.optimise`): there, pairs of int16 are multiplied as fast as floats (three models
 with AVX2 ran at 0.92 to 1.0 of the speed), and Winograd's algorithm is several times as fast. The
@@ -17,14 +17,14 @@ from __future__ import annotations
 from functools import partial
 
 from tilewright.compiler.graph.ir import Graph
-from tilewright.compiler.passes.byte_products import of_bytes
-from tilewright.compiler.passes.quantisation import ByteFactor, unsigned
+from tilewright.compiler.passes.integer_products import integer_product
+from tilewright.compiler.passes.quantisation import IntegerFactor, unsigned
 from tilewright.compiler.passes.rewrite import rewrite
 
 
-def quantised_products(graph: Graph, factor: ByteFactor = unsigned) -> Graph:
+def quantised_products(graph: Graph, factor: IntegerFactor = unsigned) -> Graph:
     """Replace products of dequantised values and weights by scaled products of the stored integers.
 
     `factor` maps a stored type to the type in which the target multiplies it.
     """
-    return rewrite(graph, partial(of_bytes, scaled=True, factor=factor))
+    return rewrite(graph, partial(integer_product, scaled=True, factor=factor))

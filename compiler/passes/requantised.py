@@ -15,7 +15,7 @@ import numpy as np
 from tilewright.compiler.dtypes import DType
 from tilewright.compiler.graph.ir import Graph, Node
 from tilewright.compiler.ops.products import BYTES
-from tilewright.compiler.passes.byte_tables import every_value, function_of, values_of
+from tilewright.compiler.passes.lookup_tables import every_value, function_of, values_of
 from tilewright.compiler.passes.rewrite import Rewriter, rewrite
 
 _STORED = (*BYTES, DType.INT16, DType.UINT16)

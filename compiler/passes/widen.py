@@ -11,12 +11,12 @@ Before:                                     After:
 
 `w` and `b` become float32 with exactly the same values. Operators are recognised, folded and fused
 like those of a float32 model. Sums, norms and later operators of a kernel are float32 and rounded
-once: at the model's outputs, or where `narrow` stores values in 16 bits again. Results are
+once: at the model's outputs, or where `mixed_precision` stores values in 16 bits again. Results are
 therefore closer to exact arithmetic, and not bit-identical to a program that rounds after each
-operator. `narrow` follows if all products have one 16-bit type; it decides the storage type of
-values, never the type of sums. Values of a type without products are converted where they are
-computed with: moves and selections among them stay in 16 bits, factors are stored in 16 bits, and
-conversions from other types round, as the model states.
+operator. `mixed_precision` follows if all products have one 16-bit type; it decides the storage
+type of values, never the type of sums. Values of a type without products are converted where they
+are computed with: moves and selections among them stay in 16 bits, factors are stored in 16 bits,
+and conversions from other types round, as the model states.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from tilewright.compiler.graph.ir import Graph, Node
 from tilewright.compiler.loops.semantics import from_memory
 from tilewright.compiler.ops.products import HALVES
 from tilewright.compiler.ops.registry import OpKind
-from tilewright.compiler.passes.narrow import FACTORS
+from tilewright.compiler.passes.mixed_precision import FACTORS
 
 _CHOICES = ("max_pool", "reduce_max", "reduce_min", "max", "min", "relu", "neg", "abs", "where")
 """Operators that return elements, possibly negated, or a zero: exact in any type."""
@@ -80,7 +80,7 @@ def _factors(graph: Graph, node: Node) -> set[DType]:
 def widen(graph: Graph, own: DType | None) -> Graph:
     """Compute a graph's 16-bit floats in float32; its inputs and outputs keep their types.
 
-    `own` is the type in which `narrow` stores values afterwards, if any.
+    `own` is the type in which `mixed_precision` stores values afterwards, if any.
     """
     if not any(kind.dtype in HALVES for kind in graph.types.values()):
         return graph

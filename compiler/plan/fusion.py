@@ -26,7 +26,7 @@ from tilewright.compiler.loops.expr import Const, Expr
 from tilewright.compiler.loops.index import Affine, Axis, FloorDiv, affine
 from tilewright.compiler.ops.registry import Effort, OpKind
 from tilewright.compiler.passes.merge_matmuls import INDEX_MAPS
-from tilewright.compiler.passes.narrow_values import READERS, widening
+from tilewright.compiler.passes.rematerialise_dequantisation import READERS, dequantisation_chain
 from tilewright.compiler.plan.layout_transposes import turns
 from tilewright.compiler.runtime.labels import LABELLED
 from tilewright.compiler.sizes import typical
@@ -166,7 +166,7 @@ class _Fusion:
         if not epilogue:
             return []
         value = epilogue[-1].output
-        chain = widening(self._graph, value)
+        chain = dequantisation_chain(self._graph, value)
         readers = self._graph.consumers(value)
         if (
             value in self._outputs
@@ -228,7 +228,7 @@ class _Fusion:
         """Take chains of dequantising operators that only the epilogue reads."""
         for node in [node for node in nodes if node is not anchor and _is_elementwise(node)]:
             for value in node.inputs:
-                chain = widening(self._graph, value)
+                chain = dequantisation_chain(self._graph, value)
                 inside = {node.name, *(each.name for each in chain)}
                 if any(
                     each.name in self._taken

@@ -19,8 +19,8 @@ from tilewright.compiler.loops.layout import ROW_MAJOR, Layout
 from tilewright.compiler.ops.attributes import word
 from tilewright.compiler.ops.registry import OpKind
 from tilewright.compiler.passes.dead_code import dead_code
-from tilewright.compiler.passes.narrow_values import narrow_values
-from tilewright.compiler.passes.wide_concats import narrow_concats
+from tilewright.compiler.passes.rematerialise_dequantisation import rematerialise_dequantisation
+from tilewright.compiler.passes.split_concats import split_concats
 from tilewright.compiler.plan.choices import RULE, GraphChoice
 from tilewright.compiler.plan.fusion import Group, fuse
 from tilewright.compiler.plan.layouts.assignment import assign_layouts
@@ -92,7 +92,7 @@ def fused(graph: Graph, choice: GraphChoice = RULE) -> tuple[Graph, tuple[Group,
     Preparation removes dead code, splits wide concatenations, repeats cheap dequantisation for each
     reader, and gives each output a separate buffer. Layouts are assigned to the groups afterwards.
     """
-    prepared = separate_outputs(narrow_values(narrow_concats(dead_code(graph))))
+    prepared = separate_outputs(rematerialise_dequantisation(split_concats(dead_code(graph))))
     return prepared, fuse(prepared, choice.kept)
 
 

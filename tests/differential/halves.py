@@ -1,7 +1,7 @@
 """Random workloads whose values are stored in 16 bits, and computed with in float32.
 
-They are those of `workloads.FAMILIES`, with floats narrow at the border as `passes.narrow` leaves
-them: factors are narrow, everything else is converted where it is read and where it is written.
+They are those of `workloads.FAMILIES`, with floats narrow at the border as `passes.mixed_precision`
+leaves them: factors are narrow, everything else is converted where it is read and written.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from tilewright.compiler.dtypes import DType
 from tilewright.compiler.graph.ir import Graph, Node
 from tilewright.compiler.graph.types import TensorType
 from tilewright.compiler.loops.semantics import to_memory
-from tilewright.compiler.passes.narrow import FACTORS, moved
+from tilewright.compiler.passes.mixed_precision import FACTORS, moved
 from tilewright.compiler.plan.workload import Boundary, Workload
 
 FAMILIES = (

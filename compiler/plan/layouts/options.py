@@ -20,7 +20,7 @@ from tilewright.compiler.loops.layout import ROW_MAJOR, Factor, Layout, blocked
 from tilewright.compiler.memo import memo
 from tilewright.compiler.ops.attributes import integer, ints
 from tilewright.compiler.ops.registry import OpKind
-from tilewright.compiler.passes.narrow_values import narrow_source
+from tilewright.compiler.passes.rematerialise_dequantisation import stored_source
 from tilewright.compiler.plan.choices import GroupLayouts
 from tilewright.compiler.plan.fusion import Group
 from tilewright.compiler.plan.layout_transposes import RANKS as BLOCKED_RANKS
@@ -236,7 +236,7 @@ class Options:
         axes = {axis % rank for axis in ints(anchor.attrs, "axes", tuple(range(rank)))}
         # a prologue; operators that only widen its operand read it as stored
         if x not in group.inputs:
-            x = narrow_source(self._graph, x)
+            x = stored_source(self._graph, x)
         if x not in group.inputs or rank not in BLOCKED_RANKS or axes & {0, 1}:
             return [self._option(self._rows(group), 0.0, group.output)]
         keeps = bool(integer(anchor.attrs, "keepdims", 1)) and len(axes) < rank - 2

@@ -15,11 +15,8 @@ from tilewright.compiler.graph.ir import Graph
 from tilewright.compiler.graph.text import print_graph
 from tilewright.compiler.passes.algebra import algebra
 from tilewright.compiler.passes.attention import attention
-from tilewright.compiler.passes.block_products import block_products
+from tilewright.compiler.passes.block_quantised_products import block_quantised_products
 from tilewright.compiler.passes.bodies import optimise_bodies
-from tilewright.compiler.passes.byte_pairs import byte_pairs
-from tilewright.compiler.passes.byte_products import byte_products
-from tilewright.compiler.passes.byte_tables import byte_tables
 from tilewright.compiler.passes.common_subexpressions import common_subexpressions
 from tilewright.compiler.passes.constant_folding import constant_folding
 from tilewright.compiler.passes.dead_code import dead_code
@@ -28,14 +25,17 @@ from tilewright.compiler.passes.enlarge_last import enlarge_last
 from tilewright.compiler.passes.fold_batch_norm import fold_batch_norm
 from tilewright.compiler.passes.fold_scale import fold_scale
 from tilewright.compiler.passes.gelu import gelu
+from tilewright.compiler.passes.integer_activation_products import integer_activation_products
+from tilewright.compiler.passes.integer_products import integer_products
 from tilewright.compiler.passes.layer_norm import layer_norm
+from tilewright.compiler.passes.lookup_tables import lookup_tables
 from tilewright.compiler.passes.lower_gemm import lower_gemm
 from tilewright.compiler.passes.merge_matmuls import merge_matmuls
 from tilewright.compiler.passes.no_ops import no_ops
 from tilewright.compiler.passes.pipeline import PASSES, Pass, optimise
 from tilewright.compiler.passes.pool_first import pool_first
 from tilewright.compiler.passes.quantise_first import quantise_first
-from tilewright.compiler.passes.quantised_pairs import quantised_pairs
+from tilewright.compiler.passes.quantised_activation_products import quantised_activation_products
 from tilewright.compiler.passes.quantised_products import quantised_products
 from tilewright.compiler.passes.requantised import requantised
 from tilewright.compiler.passes.reshapes import reshapes
@@ -401,14 +401,14 @@ def atrous() -> Graph:
 
 GOLDEN: dict[str, tuple[Pass, Make]] = {
     "dead_code": (dead_code, dead),
-    "byte_products": (byte_products, integers),
-    "byte_pairs": (byte_pairs, lambda: pairs(scaled=False)),
-    "quantised_pairs": (quantised_pairs, lambda: pairs(scaled=True)),
+    "integer_products": (integer_products, integers),
+    "integer_activation_products": (integer_activation_products, lambda: pairs(scaled=False)),
+    "quantised_activation_products": (quantised_activation_products, lambda: pairs(scaled=True)),
     "requantised": (requantised, back),
-    "block_products": (block_products, blocks),
+    "block_quantised_products": (block_quantised_products, blocks),
     "quantised_products": (quantised_products, quantised),
     "quantise_first": (quantise_first, joined),
-    "byte_tables": (byte_tables, activated),
+    "lookup_tables": (lookup_tables, activated),
     "constant_folding": (constant_folding, folded),
     "common_subexpressions": (common_subexpressions, shared),
     "layer_norm": (layer_norm, decomposed_layer_norm),

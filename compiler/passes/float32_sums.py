@@ -1,5 +1,5 @@
-"""Recognition of sums, and of values derived from them, that stay float32 when `narrow` stores
-others.
+"""Recognition of sums, and of values derived from them, that stay float32 when `mixed_precision`
+stores others.
 
 Before:                                     After:
     %1 = matmul(%0, w)                          the same: %2 and %3 reach memory as float32,
@@ -39,7 +39,7 @@ _SPREADS = (
 """Kinds of operators whose result is as large as their operand."""
 
 
-def wide_sums(graph: Graph, groups: Sequence[Group]) -> set[str]:
+def float32_sums(graph: Graph, groups: Sequence[Group]) -> set[str]:
     """Return the outputs of `groups` that are squares, sums or means, or whose size these
     determine.
 

@@ -12,7 +12,7 @@ from tilewright.compiler.driver import optimise
 from tilewright.compiler.dtypes import DType
 from tilewright.compiler.graph.ir import Graph
 from tilewright.compiler.mode import Mode
-from tilewright.compiler.passes.wide_sums import wide_sums
+from tilewright.compiler.passes.float32_sums import float32_sums
 from tilewright.compiler.plan.fusion import fuse
 
 
@@ -65,7 +65,7 @@ def test_sums_and_what_goes_into_them(
     g = Maker()
     graph = g.graph(make(g, g.input("x", 1, 4, 6, 6)))
     groups = fuse(graph, {node.output for node in graph.nodes})  # each is in a separate kernel
-    wide = wide_sums(graph, groups)
+    wide = float32_sums(graph, groups)
     assert {node.op for node in graph.nodes if node.output in wide} == expected
 
 

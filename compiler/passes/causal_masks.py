@@ -32,7 +32,7 @@ class Count:
     start: int
 
 
-def hides_the_future(rewriter: Rewriter, mask: str, past: int, hidden: float) -> bool:
+def is_causal_mask(rewriter: Rewriter, mask: str, past: int, hidden: float) -> bool:
     """Whether a mask is at most `hidden` where key j is after query i (j > i + past), and otherwise
     0.
 

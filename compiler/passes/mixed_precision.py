@@ -17,7 +17,7 @@ Elements that are only moved stay as they are stored.
 The following values stay float32: the inputs and outputs of the graph; values whose rounding could
 cause a jump (rounded, compared or converted to integers); operands of native functions and bodies
 of control flow; results of a computation with a constant that the 16-bit type cannot represent,
-such as a mask's -1e9; and sums and their squares (`wide_sums`), unless they are factors.
+such as a mask's -1e9; and sums and their squares (`float32_sums`), unless they are factors.
 
 Elsewhere: mixed precision (Micikevicius et al., 2018); OpenVINO's inference precision.
 """
@@ -36,8 +36,8 @@ from tilewright.compiler.graph.edit import Edit
 from tilewright.compiler.graph.ir import Graph, Node
 from tilewright.compiler.loops.semantics import from_memory, to_memory
 from tilewright.compiler.ops.registry import OpKind
+from tilewright.compiler.passes.float32_sums import float32_sums
 from tilewright.compiler.passes.quantisation import MOVEMENTS, moved_operands
-from tilewright.compiler.passes.wide_sums import wide_sums
 from tilewright.compiler.plan.fusion import Group, fuse
 from tilewright.compiler.sizes import typical
 
@@ -54,7 +54,7 @@ tenths for 16, and twice as long for 128."""
 _JUMPS = ("floor", "ceil", "round", "sign", "mod")
 
 
-def narrow(graph: Graph, dtype: DType, *, repeated: bool = False) -> Graph:
+def mixed_precision(graph: Graph, dtype: DType, *, repeated: bool = False) -> Graph:
     """Store values in `dtype` (float16 or bfloat16) and multiply in it, where this module's rules
     permit.
 
@@ -64,18 +64,18 @@ def narrow(graph: Graph, dtype: DType, *, repeated: bool = False) -> Graph:
     Raises:
         InvalidModelError: if a weight does not fit into float16: it would be infinite.
     """
-    return _Narrowing(graph, dtype, repeated=repeated).graph()
+    return _MixedPrecision(graph, dtype, repeated=repeated).graph()
 
 
-def narrow_products(graph: Graph, dtype: DType) -> Graph:
+def half_precision_products(graph: Graph, dtype: DType) -> Graph:
     """Multiply in `dtype` the factors that are already stored in it, in products with few rows.
 
     Constants are converted only if this loses no precision, and no other value changes its type.
     """
-    return _Narrowing(graph, dtype, chooses=False).graph()
+    return _MixedPrecision(graph, dtype, chooses=False).graph()
 
 
-class _Narrowing:
+class _MixedPrecision:
     def __init__(
         self, graph: Graph, dtype: DType, *, chooses: bool = True, repeated: bool = False
     ) -> None:
@@ -122,7 +122,7 @@ class _Narrowing:
         for group in reversed(self._groups):
             if group.is_view and group.output in seen_as:
                 seen_as.update(group.inputs)
-        sums = wide_sums(self._source, self._groups) - seen_as
+        sums = float32_sums(self._source, self._groups) - seen_as
         chosen = {
             value
             for value in makers

@@ -5,9 +5,10 @@ Before:                                     After:
     %9 = int32(%8) - z                                              - y * sum(%8 - z)
     %2 = matmul(%1, %9)
 
-Each matrix holds int8 or uint8 values minus a zero point. As in `byte_products`, the right factor
-is int8, and the left one has the target's type. No sum is known at compile time, so that sums of
-rows and columns are computed at run time. `quantised_pairs` does the same for factors with scales.
+Each matrix holds int8 or uint8 values minus a zero point. As in `integer_products`, the right
+factor is int8, and the left one has the target's type. No sum is known at compile time, so that
+sums of rows and columns are computed at run time. `quantised_activation_products` does the same for
+factors with scales.
 """
 
 from __future__ import annotations
@@ -17,10 +18,10 @@ from functools import partial
 from tilewright.compiler.dtypes import DType
 from tilewright.compiler.graph.ir import Graph, Node
 from tilewright.compiler.ops.products import BYTES
-from tilewright.compiler.passes.byte_products import scale_of, scaled_by
+from tilewright.compiler.passes.integer_products import scale_of, scaled_by
 from tilewright.compiler.passes.quantisation import (
-    ByteFactor,
-    ByteSource,
+    IntegerFactor,
+    IntegerSource,
     as_factor,
     number_of,
     source_of,
@@ -36,18 +37,18 @@ _MOST_TERMS = (2**31 - 1) // (255 * 255)
 """Up to this number of terms, sums of products of 8-bit integers minus zero points fit in int32."""
 
 
-def byte_pairs(graph: Graph, factor: ByteFactor = unsigned) -> Graph:
+def integer_activation_products(graph: Graph, factor: IntegerFactor = unsigned) -> Graph:
     """Replace products of two int32 matrices by products of the 8-bit matrices that they come from.
 
     `factor` maps a stored type to the type in which the target multiplies it.
     """
-    return rewrite(graph, partial(of_two_sources, scaled=False, factor=factor))
+    return rewrite(graph, partial(activation_product, scaled=False, factor=factor))
 
 
-def of_two_sources(
-    rewriter: Rewriter, node: Node, *, scaled: bool, factor: ByteFactor
+def activation_product(
+    rewriter: Rewriter, node: Node, *, scaled: bool, factor: IntegerFactor
 ) -> str | None:
-    """Emit a product of two `ByteSource`s as an 8-bit product with int32 sums, and return its
+    """Emit a product of two `IntegerSource`s as an 8-bit product with int32 sums, and return its
     value.
 
     The result is None if the node is not such a product. If `scaled`, both factors must have a
@@ -86,7 +87,7 @@ def _signed(stored: DType) -> DType:
     return DType.INT8
 
 
-def _are_matrices(rewriter: Rewriter, *sides: ByteSource) -> bool:
+def _are_matrices(rewriter: Rewriter, *sides: IntegerSource) -> bool:
     """Whether both are matrices, each with one zero point and at most one scale."""
     ranks = [len(rewriter.shape(side.value)) for side in sides]
     single = [side.scale is None or not side.scale.ndim for side in sides]
@@ -94,7 +95,7 @@ def _are_matrices(rewriter: Rewriter, *sides: ByteSource) -> bool:
     return min(ranks) >= 2 and all((*single, *zeros))
 
 
-def _moving(rewriter: Rewriter, source: ByteSource) -> str | None:
+def _moving(rewriter: Rewriter, source: IntegerSource) -> str | None:
     """The zero point, or None if it is zero."""
     return source.zero if number_of(rewriter, source.zero) != 0 else None
 

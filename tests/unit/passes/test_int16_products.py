@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tests.unit.passes.test_byte_products import WIDE, after, anchor, conv, matmul, pair
+from tests.unit.passes.test_integer_products import WIDE, after, anchor, conv, matmul, pair
 from tilewright.compiler.dtypes import DType
 from tilewright.compiler.graph.ir import Graph
 from tilewright.compiler.ops.products import WORDS

@@ -14,10 +14,10 @@ from tilewright.compiler.graph.ir import Graph, Node
 from tilewright.compiler.mode import Mode
 from tilewright.compiler.ops.interpret import run_graph
 from tilewright.compiler.ops.products import BYTES, WORDS
-from tilewright.compiler.passes.byte_pairs import byte_pairs
-from tilewright.compiler.passes.byte_products import byte_products
-from tilewright.compiler.passes.quantisation import ByteFactor, unsigned
-from tilewright.compiler.passes.quantised_pairs import quantised_pairs
+from tilewright.compiler.passes.integer_activation_products import integer_activation_products
+from tilewright.compiler.passes.integer_products import integer_products
+from tilewright.compiler.passes.quantisation import IntegerFactor, unsigned
+from tilewright.compiler.passes.quantised_activation_products import quantised_activation_products
 from tilewright.compiler.passes.quantised_products import quantised_products
 from tilewright.compiler.schedule.select import lower_schedule, schedule_space
 from tilewright.compiler.sizes import Dimension, dynamic_size
@@ -112,9 +112,13 @@ FACTORS = {DType.UINT8: unsigned, DType.INT8: as_signed, None: as_stored}
 """The form that first factors take; None leaves them as they are."""
 
 
-def after(before: Graph, scaled: bool = False, factor: ByteFactor = unsigned) -> Graph:
+def after(before: Graph, scaled: bool = False, factor: IntegerFactor = unsigned) -> Graph:
     """The graph after the passes, which computes the same for bytes of the whole range."""
-    steps = (quantised_products, quantised_pairs) if scaled else (byte_products, byte_pairs)
+    steps = (
+        (quantised_products, quantised_activation_products)
+        if scaled
+        else (integer_products, integer_activation_products)
+    )
     made = steps[1](steps[0](before, factor), factor)
     g = Maker(1)
     feeds = {
@@ -181,7 +185,7 @@ def test_integers_become_bytes(graph: Graph, wanted: DType | None) -> None:
 def test_scaled_bytes_stay_bytes(graph: Graph) -> None:
     found = after(graph, scaled=True)
     assert anchor(found).attr("accumulator") == "int32"
-    assert byte_products(graph).nodes == graph.nodes
+    assert integer_products(graph).nodes == graph.nodes
 
 
 @pytest.mark.parametrize(
@@ -355,7 +359,7 @@ HALF: Choices = {"scale": 0.5}
     ],
 )
 def test_two_sources_that_are_left_alone(graph: Graph, scaled: bool) -> None:
-    step = quantised_pairs if scaled else byte_pairs
+    step = quantised_activation_products if scaled else integer_activation_products
     assert step(graph).nodes == graph.nodes
 
 
@@ -369,7 +373,7 @@ def test_bytes_of_another_sign_are_moved_where_they_are_computed() -> None:
 def test_a_sum_of_open_length_is_multiplied_in_bytes_if_it_is_one_of_whole_groups() -> None:
     for multiple, accumulator in ((1, None), (4, "int32")):
         depth = dynamic_size(Dimension("keys", multiple, 64, multiple))
-        graph = quantised_pairs(pair(HALF, HALF, depth=depth))
+        graph = quantised_activation_products(pair(HALF, HALF, depth=depth))
         assert anchor(graph).attr("accumulator") == accumulator
 
 
@@ -451,7 +455,7 @@ def test_operands_that_are_no_constants_of_bytes_are_left_alone() -> None:
     g = Maker()
     other = g("cast", g.input("w", 6, 5, dtype=DType.INT16), to="int32")
     late = g.graph(g("matmul", source(g, {}, 4, 6), other))
-    assert byte_pairs(byte_products(late)).nodes == late.nodes
+    assert integer_activation_products(integer_products(late)).nodes == late.nodes
     for kind in (DType.INT16, DType.UINT16):
         wide = matmul(source=kind)
-        assert byte_products(wide).nodes == wide.nodes
+        assert integer_products(wide).nodes == wide.nodes

@@ -34,7 +34,7 @@ ENOUGH = 9
 """Number of cheap operations that take longer than a lookup."""
 
 
-def byte_tables(graph: Graph) -> Graph:
+def lookup_tables(graph: Graph) -> Graph:
     """Replace costly elementwise functions of one 8-bit tensor by lookups."""
     return rewrite(graph, _tabled)
 

@@ -31,8 +31,8 @@ from tilewright.compiler.graph.ir import AttrValue, Graph, Node
 from tilewright.compiler.ops.attributes import integer, ints, number
 from tilewright.compiler.ops.products import BYTES
 from tilewright.compiler.passes.quantisation import (
-    ByteFactor,
-    ByteSource,
+    IntegerFactor,
+    IntegerSource,
     Weight,
     as_factor,
     number_of,
@@ -53,17 +53,20 @@ _LEAST_GROUP = 16
 """Minimum channels and filters of a group for window sums."""
 
 
-def byte_products(graph: Graph, factor: ByteFactor = unsigned) -> Graph:
+def integer_products(graph: Graph, factor: IntegerFactor = unsigned) -> Graph:
     """Replace products of int32 values by products of the 8-bit or 16-bit integers that they come
     from.
 
     `factor` maps a stored type to the type in which the target multiplies it.
     """
-    return rewrite(graph, partial(of_bytes, scaled=False, factor=factor))
+    return rewrite(graph, partial(integer_product, scaled=False, factor=factor))
 
 
-def of_bytes(rewriter: Rewriter, node: Node, *, scaled: bool, factor: ByteFactor) -> str | None:
-    """Emit a product of a `ByteSource` and a constant weight as an 8-bit or 16-bit integer product.
+def integer_product(
+    rewriter: Rewriter, node: Node, *, scaled: bool, factor: IntegerFactor
+) -> str | None:
+    """Emit a product of an `IntegerSource` and a constant weight as an 8-bit or 16-bit integer
+    product.
 
     Return its value, or None if the node is not such a product. If `scaled`, both factors must have
     a scale; otherwise neither may have one. `factor` maps a stored type to the type in which the
@@ -149,7 +152,7 @@ def _column(rewriter: Rewriter, value: str, tail: tuple[int, ...]) -> str:
 
 
 def _multiplied(
-    rewriter: Rewriter, name: str, source: ByteSource, weight: Weight, factor: ByteFactor
+    rewriter: Rewriter, name: str, source: IntegerSource, weight: Weight, factor: IntegerFactor
 ) -> str | None:
     """sum over k of (a[m, k] - zero) * w[k, n], in int32."""
     values = weight.values.astype(np.int64)
@@ -185,7 +188,7 @@ def _multiplied(
 
 
 def _convolved(
-    rewriter: Rewriter, node: Node, source: ByteSource, weight: Weight, factor: ByteFactor
+    rewriter: Rewriter, node: Node, source: IntegerSource, weight: Weight, factor: IntegerFactor
 ) -> str | None:
     """The convolution of (x - zero) with w, in int32."""
     values, x = weight.values.astype(np.int64), source.value
@@ -259,13 +262,13 @@ def _window_sums(
     return rewriter.emit("conv", [pixels, ones], plain)
 
 
-def _weight_type(rewriter: Rewriter, source: ByteSource) -> DType:
+def _weight_type(rewriter: Rewriter, source: IntegerSource) -> DType:
     """The type of the weights that a source is multiplied by."""
     return DType.INT8 if rewriter.type(source.value).dtype in BYTES else DType.INT16
 
 
 def _stays_inside(
-    rewriter: Rewriter, source: ByteSource, values: np.ndarray, axes: int | tuple[int, ...]
+    rewriter: Rewriter, source: IntegerSource, values: np.ndarray, axes: int | tuple[int, ...]
 ) -> bool:
     """Whether the sums of products along these axes fit in int32 for all values of the source's
     type.

@@ -11,7 +11,7 @@ from tests.graphs import Maker, operators, proven
 from tilewright.compiler.dtypes import DType
 from tilewright.compiler.errors import InvalidModelError
 from tilewright.compiler.graph.ir import Graph
-from tilewright.compiler.passes.narrow import narrow
+from tilewright.compiler.passes.mixed_precision import mixed_precision
 from tilewright.compiler.plan.fusion import fuse
 
 HALVES = (DType.FLOAT16, DType.BFLOAT16)
@@ -21,8 +21,8 @@ CLOSE = {DType.BFLOAT16: 3e-2, DType.FLOAT16: 4e-3}
 
 
 def narrowed(graph: Graph, dtype: DType = DType.BFLOAT16) -> Graph:
-    pass_ = partial(narrow, dtype=dtype)
-    pass_.__name__ = "narrow"  # type: ignore[attr-defined]
+    pass_ = partial(mixed_precision, dtype=dtype)
+    pass_.__name__ = "mixed_precision"  # type: ignore[attr-defined]
     return proven(pass_, graph, CLOSE[dtype])
 
 
@@ -117,7 +117,7 @@ def test_what_is_compared_stays_float32() -> None:
     y = g("matmul", g.input("x", 4, 8), g.weight("a", 8, 8))
     place = g("arg_max", y, axis=1, keepdims=1)
     other = g("matmul", g("mul", y, g("cast", place, to="float32")), g.weight("b", 8, 3))
-    after = narrow(g.graph(other), DType.BFLOAT16)
+    after = mixed_precision(g.graph(other), DType.BFLOAT16)
     product = after.producer(other)
     assert types_of(after)[y] is DType.FLOAT32
     assert y in {v for group in fuse(after) for v in group.inputs}
@@ -130,7 +130,7 @@ def test_what_native_functions_read_stays_float32() -> None:
     y = g("relu", g("matmul", g.input("x", 4, 8), g.weight("a", 8, 8)))
     top = g("top_k", y, axis=1, k=3, largest=1)
     z = g("matmul", y, g.weight("b", 8, 3))
-    after = narrow(g.graph(top, z), DType.BFLOAT16)
+    after = mixed_precision(g.graph(top, z), DType.BFLOAT16)
     assert types_of(after)[y] is DType.FLOAT32
     assert DType.BFLOAT16 not in types_of(after).values()
 
@@ -152,7 +152,7 @@ def test_edges_stay_float32() -> None:
 def test_a_graph_without_products_is_left_alone() -> None:
     g = Maker()
     graph = g.graph(g("softmax", g("exp", g.input("x", 4, 8)), axis=-1))
-    assert narrow(graph, DType.BFLOAT16) is graph
+    assert mixed_precision(graph, DType.BFLOAT16) is graph
 
 
 def test_a_weight_that_float16_does_not_hold_is_named() -> None:
@@ -161,8 +161,8 @@ def test_a_weight_that_float16_does_not_hold_is_named() -> None:
     y = g("relu", g("matmul", g.input("x", 4, 8), g.weight("a", 8, 8)))
     graph = g.graph(g("matmul", y, g.constant("huge", w)))
     with pytest.raises(InvalidModelError, match=r"constant 'huge' holds 100000, .* in float16"):
-        narrow(graph, DType.FLOAT16)
-    assert narrow(graph, DType.BFLOAT16).types["huge.bfloat16"].dtype is DType.BFLOAT16
+        mixed_precision(graph, DType.FLOAT16)
+    assert mixed_precision(graph, DType.BFLOAT16).types["huge.bfloat16"].dtype is DType.BFLOAT16
 
 
 def masked(kind: str, number: float) -> Graph:
@@ -203,5 +203,5 @@ def test_a_weight_that_was_infinite_before_stays_so() -> None:
     g = Maker()
     w = np.full((8, 8), np.inf, np.float32)
     y = g("relu", g("matmul", g.input("x", 4, 8), g.weight("a", 8, 8)))
-    after = narrow(g.graph(g("matmul", y, g.constant("w", w))), DType.FLOAT16)
+    after = mixed_precision(g.graph(g("matmul", y, g.constant("w", w))), DType.FLOAT16)
     assert np.isinf(after.constants["w.float16"]).all()

@@ -1,4 +1,4 @@
-"""Values that are narrow in memory: each reader widens them, and kernels take in the widening."""
+"""Values stored in 8 or 16 bits: each reader dequantises them, and kernels absorb the operators."""
 
 from __future__ import annotations
 
@@ -11,7 +11,10 @@ from tests.graphs import Maker, assert_equivalent, operators
 from tilewright.compiler.dtypes import DType
 from tilewright.compiler.graph.ir import Graph
 from tilewright.compiler.loops.layout import blocked
-from tilewright.compiler.passes.narrow_values import narrow_values, widening
+from tilewright.compiler.passes.rematerialise_dequantisation import (
+    dequantisation_chain,
+    rematerialise_dequantisation,
+)
 from tilewright.compiler.plan.fusion import fuse
 from tilewright.compiler.plan.partition import plan_graph
 
@@ -28,23 +31,23 @@ def test_each_reader_widens_for_itself() -> None:
     value = dequantised(g, g.input("x", 1, 16, 4, 4, dtype=DType.UINT8))
     mean = g("reduce_mean", value, axes=(2, 3), keepdims=1)
     graph = g.graph(g("add", value, g.input("y", 1, 16, 4, 4)), mean)
-    after = narrow_values(graph)
+    after = rematerialise_dequantisation(graph)
     assert_equivalent(graph, after)
     assert operators(after).count("cast") == 4
     read = {value for group in fuse(after) for value in group.inputs}
     assert read - {*after.constants} == {"x", "y"}
-    assert narrow_values(after).nodes == after.nodes
+    assert rematerialise_dequantisation(after).nodes == after.nodes
 
 
 def test_an_operator_that_reads_it_twice_has_one() -> None:
     g = Maker()
     value = dequantised(g, g.input("x", 4, 4, dtype=DType.UINT8))
     graph = g.graph(g("mul", value, value))
-    assert narrow_values(graph).nodes == graph.nodes
+    assert rematerialise_dequantisation(graph).nodes == graph.nodes
     g = Maker()
     value = dequantised(g, g.input("x", 4, 4, dtype=DType.UINT8))
     graph = g.graph(g("relu", value), g("mul", value, value))
-    after = narrow_values(graph)
+    after = rematerialise_dequantisation(graph)
     assert_equivalent(graph, after)
     (product,) = [node for node in after.nodes if node.op == "mul" and "scale" not in str(node)]
     assert product.inputs[0] == product.inputs[1] != value
@@ -54,7 +57,7 @@ def test_a_value_that_is_an_output_too_is_still_widened_for_others() -> None:
     g = Maker()
     value = dequantised(g, g.input("x", 4, 4, dtype=DType.UINT8))
     graph = g.graph(value, g("exp", value))
-    after = narrow_values(graph)
+    after = rematerialise_dequantisation(graph)
     assert_equivalent(graph, after)
     assert operators(after).count("cast") == 4
 
@@ -72,7 +75,7 @@ def test_a_value_that_is_an_output_too_is_still_widened_for_others() -> None:
 def test_what_is_not_widened_from_one_narrow_value(make: Callable[[Maker], str]) -> None:
     g = Maker()
     value = make(g)
-    found = [node.op for node in widening(g.graph(value), value)]
+    found = [node.op for node in dequantisation_chain(g.graph(value), value)]
     assert found == (["cast"] if value.startswith("cast") else [])
 
 
@@ -81,7 +84,7 @@ def test_costly_work_is_not_done_twice() -> None:
     g = Maker()
     value = g("sigmoid", dequantised(g, g.input("x", 4, 4, dtype=DType.UINT8)))
     graph = g.graph(g("relu", value), g("neg", value))
-    assert narrow_values(graph).nodes == graph.nodes
+    assert rematerialise_dequantisation(graph).nodes == graph.nodes
 
 
 def residual(dtype: DType) -> Graph:
@@ -106,7 +109,7 @@ def test_what_another_group_reads_is_not_taken() -> None:
     y = g("conv", g.input("a", 1, 16, 5, 5), g.weight("w", 16, 16, 1, 1), **CONV)
     graph = g.graph(g("add", y, x), g("exp", x))
     assert len(fuse(graph)) == 3  # as it is; partition copies it for each before
-    assert len(fuse(narrow_values(graph))) == 2
+    assert len(fuse(rematerialise_dequantisation(graph))) == 2
 
 
 def test_a_mean_of_bytes_reads_them_as_they_lie() -> None:

@@ -14,7 +14,7 @@ from tilewright.compiler.errors import InvalidModelError
 from tilewright.compiler.graph.ir import Graph
 from tilewright.compiler.mode import Mode
 from tilewright.compiler.ops.interpret import run_graph
-from tilewright.compiler.passes.byte_tables import byte_tables
+from tilewright.compiler.passes.lookup_tables import lookup_tables
 from tilewright.compiler.passes.no_ops import no_ops
 from tilewright.compiler.passes.pipeline import PASSES
 from tilewright.compiler.passes.transposes import transposes
@@ -54,7 +54,7 @@ def chain(**c: Any) -> Graph:
 
 def tabled(before: Graph) -> Graph:
     """The graph after the pass, which gives the same for every byte."""
-    after = byte_tables(before)
+    after = lookup_tables(before)
     feeds = {v: every(before.types[v].dtype) for v in before.inputs}
     for a, b in zip(run_graph(before, feeds), run_graph(after, feeds), strict=True):
         np.testing.assert_array_equal(a, b)
@@ -106,7 +106,7 @@ def test_a_table_that_others_read_too_stays() -> None:
 )
 def test_other_functions_are_computed(other: Any) -> None:
     graph = chain(other=other)
-    assert byte_tables(graph).nodes == graph.nodes
+    assert lookup_tables(graph).nodes == graph.nodes
 
 
 def test_a_scale_for_each_row_and_a_wider_source_are_no_table() -> None:
@@ -115,7 +115,7 @@ def test_a_scale_for_each_row_and_a_wider_source_are_no_table() -> None:
         chain(source=DType.INT16),
         chain(to=DType.INT16),
     ):
-        assert byte_tables(graph).nodes == graph.nodes
+        assert lookup_tables(graph).nodes == graph.nodes
 
 
 def test_a_source_of_another_shape_is_no_table() -> None:
@@ -123,7 +123,7 @@ def test_a_source_of_another_shape_is_no_table() -> None:
     row = dequantised(g, g.input("x", 16, dtype=DType.UINT8))
     wide = g("sigmoid", g("expand", row, shape=SHAPE))
     graph = g.graph(quantised(g, wide))
-    assert byte_tables(graph).nodes == graph.nodes
+    assert lookup_tables(graph).nodes == graph.nodes
 
 
 def test_only_targets_that_look_up_vectors_have_tables() -> None:
@@ -131,7 +131,7 @@ def test_only_targets_that_look_up_vectors_have_tables() -> None:
     for name, found in (("icelake-server", True), ("cascadelake", False), ("neoverse-v1", False)):
         made = operators(optimise(graph, Mode(resolve_target(name))))
         assert ("lookup" in made) is found
-    assert byte_tables in PASSES
+    assert lookup_tables in PASSES
 
 
 def test_a_table_is_not_moved_with_what_is_looked_up() -> None:
@@ -171,7 +171,7 @@ def test_a_function_of_constant_bytes_is_computed() -> None:
     weights = g.constant("w", every(DType.UINT8))
     rows = quantised(g, dequantised(g, weights, zero=3, scale=0.02))
     graph = g.graph(g("gather", rows, g.input("i", 2, dtype=DType.INT64), axis=0))
-    after = byte_tables(graph)
+    after = lookup_tables(graph)
     assert_equivalent(graph, after)
     assert operators(after) == ["gather"]
     assert after.nodes[0].inputs[0] != "w"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.graphs import Maker, operators, proven
-from tilewright.compiler.passes.wide_concats import WIDTH, narrow_concats
+from tilewright.compiler.passes.split_concats import WIDTH, split_concats
 
 
 @pytest.mark.parametrize(
@@ -24,7 +24,7 @@ def test_no_kernel_has_more_pieces_than_the_width(pieces: int, concats: int) -> 
     inputs = [x if number % 3 else g.input(f"y{number}", 2, 1) for number in range(min(pieces, 70))]
     inputs += [x] * (pieces - len(inputs))
     y = g("concat", *inputs, axis=1)
-    after = proven(narrow_concats, g.graph(g("neg", y)))
+    after = proven(split_concats, g.graph(g("neg", y)))
     assert operators(after) == ["concat"] * concats + ["neg"]
     assert max(len(node.inputs) for node in after.nodes) <= WIDTH
     assert after.types[after.nodes[-1].inputs[0]].shape == (2, pieces)

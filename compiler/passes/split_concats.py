@@ -18,7 +18,7 @@ WIDTH = 64
 """Maximum pieces of one kernel. DenseNet's widest concatenation has 49."""
 
 
-def narrow_concats(graph: Graph) -> Graph:
+def split_concats(graph: Graph) -> Graph:
     """Split every concatenation of more than `WIDTH` operands."""
     return rewrite(graph, _split)
 

@@ -25,7 +25,7 @@ from tilewright.compiler.passes.quantisation import scaled, shifted
 from tilewright.compiler.passes.rewrite import Rewriter, rewrite
 
 
-def block_products(graph: Graph) -> Graph:
+def block_quantised_products(graph: Graph) -> Graph:
     """Replace matrix products with dequantised block-scaled weights by `block_matmul`."""
     return rewrite(graph, _product)
 

@@ -1,4 +1,4 @@
-"""Keep values in their narrow stored type: each reader converts them separately.
+"""Keep values in their stored 8-bit or 16-bit type: each reader dequantises them separately.
 
 Before:                                     After:
     %1 = cast(%0) {to=float32}                  %1 = cast(%0) {to=float32}
@@ -11,8 +11,8 @@ Before:                                     After:
 The float32 value %2, which two kernels read, would take four bytes per element in memory; its 8-bit
 source %0 takes one. With separate casts and cheap arithmetic, fusion can place these operators in
 the kernel of each reader, and only %0 is stored. Also called rematerialisation (Briggs, Cooper and
-Torczon, 1992). `widening` defines the operators that qualify; in quantised models they are called
-dequantisation.
+Torczon, 1992). `dequantisation_chain` defines the operators that qualify; in quantised models they
+are called dequantisation.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ READERS = (OpKind.ELEMENTWISE, OpKind.REDUCTION, OpKind.ROW)
 """Kinds of operators that compute their operands inline."""
 
 
-def narrow_values(graph: Graph) -> Graph:
+def rematerialise_dequantisation(graph: Graph) -> Graph:
     """Give each reader of a dequantised value except the first a copy of the dequantising
     operators."""
     read: set[str] = {*graph.outputs}
@@ -45,13 +45,13 @@ def narrow_values(graph: Graph) -> Graph:
 def _again(rewriter: Rewriter, graph: Graph, value: str) -> str:
     """A copy of the operators that dequantise a value, or the value itself without any."""
     copies: dict[str, str] = {}
-    for node in reversed(widening(graph, value)):
+    for node in reversed(dequantisation_chain(graph, value)):
         inputs = [copies.get(operand, operand) for operand in node.inputs]
         copies[node.output] = rewriter.emit(node.op, inputs, node.attrs, f"{node.output}.again")
     return copies.get(value, value)
 
 
-def widening(graph: Graph, value: str) -> list[Node]:
+def dequantisation_chain(graph: Graph, value: str) -> list[Node]:
     """Return the nodes that compute a value from one of a narrower type, nearest first.
 
     Each is a cheap elementwise operator that keeps the shape and has one operand that is not
@@ -77,9 +77,9 @@ def widening(graph: Graph, value: str) -> list[Node]:
     return chain[:narrow]
 
 
-def narrow_source(graph: Graph, value: str) -> str:
-    """Return the value of a narrower type from which `widening` computes a value, or the value
-    itself."""
-    for node in widening(graph, value):
+def stored_source(graph: Graph, value: str) -> str:
+    """Return the value of a narrower type from which `dequantisation_chain` computes a value, or
+    the value itself."""
+    for node in dequantisation_chain(graph, value):
         (value,) = (v for v in node.inputs if v not in graph.constants)
     return value

@@ -1,0 +1,28 @@
+"""Products of two dequantised matrices (QDQ attention), by 8-bit dot-product instructions.
+
+Before:                                             After:
+    %1 = matmul((%0 - y) * s, (%8 - z) * t)             %2 = matmul(%0, %8) - corrections
+                                                        %1 = float32(%2) * (s * t)
+
+Both matrices are computed at run time. The sums are those of `integer_activation_products`, exact
+in int32. The pass runs after `attention`: if weights are not quantised between softmax and product,
+one fused kernel in floats remains, which is faster. It is omitted for targets without a dot-product
+instruction for 8-bit integers, like `quantised_products`.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+from tilewright.compiler.graph.ir import Graph
+from tilewright.compiler.passes.integer_activation_products import activation_product
+from tilewright.compiler.passes.quantisation import IntegerFactor, unsigned
+from tilewright.compiler.passes.rewrite import rewrite
+
+
+def quantised_activation_products(graph: Graph, factor: IntegerFactor = unsigned) -> Graph:
+    """Replace products of two dequantised matrices by scaled products of the 8-bit matrices.
+
+    `factor` maps a stored type to the type in which the target multiplies it.
+    """
+    return rewrite(graph, partial(activation_product, scaled=True, factor=factor))
