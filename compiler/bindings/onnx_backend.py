@@ -1,4 +1,4 @@
-"""The interface of `onnx.backend.base`: `prepare`, `run_model`, `run_node`, `supports_device`."""
+"""The compiler as an ONNX backend (`onnx.backend.base`): `prepare`, `run_model`, `run_node`."""
 
 from __future__ import annotations
 
@@ -31,17 +31,17 @@ _MODE = ("threads", "numerics", "precision")
 class TilewrightRep(BackendRep):  # type: ignore[misc]  # onnx ships no types for its backend
     """A compiled model, with the interface of `onnx.backend.base.BackendRep`.
 
-    Dynamic dimensions work as in a `GuardedModel`. Everything else that determines shapes is fixed
-    in the code: ranks, and the values of axes, sizes and pads. If a model takes such a value as an
-    input, or states no rank, it is compiled at the first run for the inputs of that run, and again
-    when they change. The last few executables are kept.
+    Dynamic dimensions work as in a `GuardedModel`. Ranks, and the values of operands such as axes,
+    sizes and pads, are fixed in the code. If such an operand is an input of the model, or the model
+    states no rank of an input, it is compiled at the first run for the inputs of that run, and
+    again if they change. The last EXECUTABLE_LIMIT executables are kept.
     """
 
     def __init__(self, model: ModelProto, options: Mapping[str, Any]) -> None:
-        """Compile the model, if that is possible without inputs.
+        """Compile the model, unless ranks or values of its inputs are needed for that.
 
         Raises:
-            CompilerError: if it does not compile.
+            CompilerError: if the model does not compile.
         """
         constants = {tensor.name for tensor in model.graph.initializer}
         self._model = model
@@ -94,14 +94,14 @@ class TilewrightRep(BackendRep):  # type: ignore[misc]  # onnx ships no types fo
 
     @property
     def decisive(self) -> tuple[str, ...]:
-        """The names of the inputs for whose values the model was compiled."""
+        """The names of the inputs that are compiled into the code as constants."""
         return self._decisive
 
     def executable(self, arrays: Mapping[str, np.ndarray]) -> Executable:
         """Return the executable for these inputs, compiled if necessary.
 
         Raises:
-            InvalidInputError: if an input is missing that shapes depend on.
+            InvalidInputError: if an input is missing whose rank or values are needed to compile.
             CompilerError: if the model does not compile for these inputs.
         """
         while True:
@@ -197,7 +197,7 @@ class TilewrightBackend(Backend):  # type: ignore[misc]  # as above
         outputs_info: Sequence[tuple[Any, tuple[int, ...]]] | None = None,
         **kwargs: Any,
     ) -> tuple[Any, ...]:
-        """Compile one node and run it once."""
+        """Compile a model with one node, and run it once on the node's inputs, in order."""
         arrays = [np.asarray(array) for array in inputs]
         names = [name for name in node.input if name]
         if len(arrays) != len(names):

@@ -1,4 +1,4 @@
-"""C libraries: a compiled model that runs without Python.
+"""Export of compiled models as C libraries, which run without Python.
 
 `write_c_library` writes a folder with a typed header (`header.py`), the program as constant tables
 (`source.py`), and the runtime that executes it (`native/tw_model.c`, with the interpreter of

@@ -1,4 +1,4 @@
-"""An example program that calls a C library, as a starting point for callers."""
+"""The example program main.c that is written with a C library, and its CMake project."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _SHOWN = 4
 def example(interface: Interface, *, weights_inside: bool) -> str:
     """Return the text of main.c (C11 and C++17), which runs the model once on zeros.
 
-    A dynamic size gets the smallest value in its range that leaves elements to compute.
+    A dynamic dimension has the smallest size of its range, except 0.
     """
     name, upper = interface.name, interface.upper
     given = "&sizes, " if interface.sizes else ""

@@ -27,7 +27,7 @@ _PORT_SUFFIXES = ("_rank", "_elements", "_shape", "_count")
 
 
 class Statement(NamedTuple):
-    """Facts that the header states besides the program: names, version, code size, weights."""
+    """Information for the header's comments: model, target, version, code size and weights."""
 
     model: str
     target: str
@@ -38,11 +38,11 @@ class Statement(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Interface:
-    """The names of a model in C.
+    """The C interface of a model: the names of its functions, sizes, inputs and outputs.
 
     Attributes:
         name: the name of the library, and the prefix of all names it defines.
-        program: the program that it runs.
+        program: the program that the library runs.
         sizes: the struct member of each dynamic dimension, in the program's order.
         inputs, outputs: the struct member of each port, in order.
     """
@@ -83,7 +83,7 @@ class Interface:
 
     @property
     def sizes_parameter(self) -> str:
-        """The parameter that passes sizes, followed by a comma; empty without dynamic sizes."""
+        """Text of the C parameter that passes sizes, with a comma; empty without dynamic sizes."""
         return f"const {self.name}_sizes *sizes, " if self.sizes else ""
 
     @property
@@ -93,7 +93,7 @@ class Interface:
 
     @property
     def counted(self) -> tuple[int, ...]:
-        """The numbers of the outputs with an extent that is known only after a run."""
+        """The indices of the outputs with an extent that is known only after a run."""
         return tuple(i for i, p in enumerate(self.program.outputs) if p.counted is not None)
 
 
@@ -102,12 +102,12 @@ SHORT_VECTORS = "the processor's vector registers are too short for the code"
 
 
 def c_type(dtype: DType) -> str:
-    """The type of an element in C."""
+    """Return the C type of an element; 16-bit floats are passed as their bits."""
     return _TYPES.get(dtype, f"{dtype.value}_t")
 
 
 def header(interface: Interface, statement: Statement) -> str:
-    """The text of NAME.h, for C11 and C++17."""
+    """Return the text of NAME.h, for C11 and C++17."""
     name, upper, program = interface.name, interface.upper, interface.program
     lines = [
         f"/* {name}: the model '{comment(statement.model)}' for {comment(statement.target)}, "

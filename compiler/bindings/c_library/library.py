@@ -1,4 +1,4 @@
-"""A model as a C library: a folder with a header, static and shared libraries, and weights."""
+"""Writing of a model as a C library: a folder with header, static and shared library, weights."""
 
 from __future__ import annotations
 
@@ -60,15 +60,14 @@ class WeightPlace(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class CLibrary:
-    """A C library that was written, with its sizes in bytes.
+    """A written C library, with its sizes in bytes.
 
     Attributes:
         folder: its folder.
         name: the prefix of its files and functions.
         code_bytes: size of the kernels and the runtime.
         weight_bytes: size of the packed constants.
-        arena_bytes: size of the values between inputs and outputs; None if it depends on dynamic
-            sizes.
+        arena_bytes: size of the intermediate values; None if it depends on dynamic sizes.
     """
 
     folder: Path
@@ -93,8 +92,11 @@ def write_c_library(
     """Write a compiled program as a C library, which appears in `folder` complete or not at all.
 
     Args:
+        compiled: the program.
+        folder: the destination.
         name: prefix of its files, functions and types; a C identifier.
         model: name of the model in comments.
+        weights: whether the library contains the weights, or a separate file does.
 
     Raises:
         ArtifactError: if the folder cannot be written.
@@ -111,7 +113,9 @@ def write_c_library(
 
 @contextmanager
 def staged(destination: Path, what: str) -> Iterator[Path]:
-    """Yield a temporary folder, and move it to `destination` if the context ends without an error.
+    """Return a context with a temporary folder, which is moved to `destination` without an error.
+
+    After an error, the temporary folder is removed.
 
     `what` names the result in errors.
 
@@ -132,7 +136,7 @@ def staged(destination: Path, what: str) -> Iterator[Path]:
 def write_executable(compiled: CompiledProgram, path: str | Path, model: str) -> Path:
     """Write an executable that runs the model on .npy files, and return its absolute path.
 
-    An executable linked by zig is self-contained.
+    An executable linked by zig is statically linked.
 
     Raises:
         ArtifactError: if it cannot be written.
@@ -199,9 +203,7 @@ def compile_objects(
     folder: Path,
     tools: Toolchain,
 ) -> list[str]:
-    """Compile the kernels, the runtime and the tables in a folder; returns the object files'
-    names.
-    """
+    """Compile kernels, runtime and tables to object files in a folder, and return their names."""
     name, register_bits = interface.name, compiled.target.register_bits
     folder.joinpath(f"{name}.h").write_text(header(interface, statement), "ascii")
     folder.joinpath(f"{name}.c").write_text(
@@ -270,7 +272,7 @@ def weight_object(name: str, folder: Path, tools: Toolchain) -> str:
 
 
 def exported_names(interface: Interface, *, weights_inside: bool) -> list[str]:
-    """The names that a shared library exports."""
+    """Return the names that a shared library exports."""
     functions = ("memory_bytes", "init", "run", "input_shape", "output_shape", "status_text")
     names = [f"{interface.name}_{function}" for function in functions]
     return [*names, *([f"{interface.name}_weights"] if weights_inside else [])]
@@ -297,7 +299,10 @@ def _packages(interface: Interface, folder: Path, target: Target) -> None:
 
 
 def describe(kind: str, interface: Interface, folder: Path, target: Target) -> None:
-    """Write the manifest of a finished folder, and flush all its files to disk."""
+    """Write manifest.json with the digests of a folder's files, and flush all files to disk.
+
+    `kind` names the format of the folder.
+    """
     files = sorted(path for path in folder.iterdir() if path.is_file())
     manifest = {
         "format": kind,

@@ -1,4 +1,4 @@
-"""Names of a model as unique identifiers, valid in C11 and C++17."""
+"""Conversion of names in a model to unique identifiers, valid in C11 and C++17."""
 
 from __future__ import annotations
 
@@ -32,10 +32,11 @@ LONGEST = 60
 
 
 def identifier(name: str) -> str:
-    """Convert a name to a C identifier: an underscore replaces each character that C does not
-    allow.
+    """Convert a name to a C identifier of at most LONGEST characters.
 
-    Leading and trailing underscores are removed, because C reserves names that begin with one.
+    An underscore replaces other characters than letters and digits. Leading and trailing
+    underscores are removed, because C reserves names that begin with one. `x_` is prepended to
+    reserved words and to names that begin with a digit.
     """
     made = re.sub(r"[^0-9A-Za-z]+", "_", name).strip("_")[:LONGEST].rstrip("_")
     taken = made in _KEYWORDS or made in _HEADERS or f"{made}_".lower().startswith("tw_")
@@ -45,10 +46,10 @@ def identifier(name: str) -> str:
 
 
 def identifiers(names: Iterable[str], suffixes: Iterable[str] = ()) -> tuple[str, ...]:
-    """Return a unique identifier for each name; repeated ones get a number.
+    """Return a unique identifier for each name, with a number appended if necessary.
 
-    The identifiers stay unique in upper case, as macros need it, and with each of the `suffixes`
-    appended.
+    The identifiers are unique without regard to case, because macros are in upper case, and also
+    with each of the `suffixes` appended.
     """
     made: list[str] = []
     taken: set[str] = set()

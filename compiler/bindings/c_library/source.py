@@ -1,4 +1,4 @@
-"""The source of a C library: a program as constant tables, and its typed functions."""
+"""Generation of a C library's source: the program as constant tables, and typed functions."""
 
 from __future__ import annotations
 
@@ -20,9 +20,11 @@ _TABLES = ("dynamic_words", "places", "weights", "inputs", "outputs", "counts")
 
 
 def source(interface: Interface, *, weights_inside: bool, register_bits: int = 0) -> str:
-    """The text of NAME.c, which needs native/tw_model.h and NAME.h.
+    """Return the text of NAME.c, which includes native/tw_model.h and NAME.h.
 
     Args:
+        interface: the C names and the program.
+        weights_inside: whether the library contains the weights.
         register_bits: the length of scalable registers that the kernels rely on (`Target`).
     """
     program = interface.program

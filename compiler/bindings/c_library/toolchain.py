@@ -1,5 +1,4 @@
-"""Compilers for C libraries: this machine's C compiler for its own target, or zig, which compiles
-for every target."""
+"""C toolchains: this machine's C compiler for its own target, or zig for any target."""
 
 from __future__ import annotations
 
@@ -25,19 +24,20 @@ _SECONDS = 600.0
 
 
 class ToolchainError(CompilerError):
-    """No C compiler is available for a target, or the compiler reported an error."""
+    """No C toolchain is available for a target, or a compiler or linker reported an error."""
 
 
 @dataclass(frozen=True, slots=True)
 class Toolchain:
-    """Commands that build code for a target.
+    """The commands that compile and link C code for a target.
 
     Attributes:
         compiler: compiles C and assembly, and links.
         archiver: packs objects into a static library.
-        static: options of `compiler` that link a self-contained executable.
-        helpers: options that link the helper functions of the target family's ABI. A shared library
-            gets its own copy of them, because the loading program hides its copy.
+        static: options of `compiler` that link an executable statically.
+        helpers: options that link the helper functions of the target family's ABI
+            (`Family.helpers`). A shared library gets its own copy, because the loading program
+            does not export its copy.
         linker: links WebAssembly modules.
     """
 
@@ -50,19 +50,19 @@ class Toolchain:
     def compile(
         self, folder: Path, source: str | Path, output: str, options: Sequence[str] = ()
     ) -> None:
-        """Compile a source file to an object file, in a folder.
+        """Compile the file `source` in a folder to the object file `output`.
 
         Raises:
-            ToolchainError: with the first lines of the compiler's output, if it fails.
+            ToolchainError: if the compiler fails, with the first lines of its output.
         """
         language = () if str(source).endswith(".S") else _FLAGS
         _run([*self.compiler, *language, *options, "-c", str(source), "-o", output], folder)
 
     def archive(self, folder: Path, objects: Sequence[str], output: str) -> None:
-        """Pack objects into a static library; equal objects give an equal library.
+        """Pack object files into a static library, reproducibly.
 
         Raises:
-            ToolchainError: if that fails.
+            ToolchainError: if the archiver fails.
         """
         for i in range(0, len(objects), 500):  # systems limit the length of a command line
             _run([*self.archiver, "rcsD", output, *objects[i : i + 500]], folder)
@@ -121,7 +121,7 @@ class Toolchain:
         _run([*self.linker, *options, *shown, *objects, "-o", output], folder)
 
     def link_executable(self, folder: Path, objects: Sequence[str], output: str) -> None:
-        """Link a self-contained executable.
+        """Link object files into an executable, statically if the toolchain supports it.
 
         Raises:
             ToolchainError: if linking fails.
@@ -130,7 +130,9 @@ class Toolchain:
 
 
 def toolchain(target: Target, *, executable: bool = False) -> Toolchain:
-    """The commands that compile for a target on this machine.
+    """Return the toolchain that compiles for a target on this machine.
+
+    `executable` says whether it must link executables that run without other files.
 
     Raises:
         ToolchainError: if this machine has no compiler for the target.
@@ -163,8 +165,7 @@ def _has_static_library(compiler: str) -> bool:
 
 
 def wasm_toolchain(target: Target, *, threads: bool = False) -> Toolchain:
-    """The commands that build WebAssembly modules for a target, with or without threads. They use
-    zig.
+    """Return zig's toolchain for WebAssembly modules, with or without threads.
 
     Raises:
         ToolchainError: if zig is not installed.

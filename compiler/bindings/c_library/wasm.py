@@ -1,4 +1,4 @@
-"""A model as a WebAssembly module, with JavaScript that runs it, and TypeScript declarations."""
+"""Writing of a model as a WebAssembly module, with JavaScript and TypeScript declarations."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ _ARRAYS = {
 
 @dataclass(frozen=True, slots=True)
 class WasmModule:
-    """A WebAssembly module that was written; `bytes` is its size including weights."""
+    """A written WebAssembly module; `bytes` is its size including weights."""
 
     folder: Path
     name: str
@@ -117,7 +117,10 @@ def _thread_object(name: str, folder: Path, tools: Toolchain) -> str:
 
 
 def script(interface: Interface, threads: int, pages: int) -> str:
-    """The text of NAME.mjs. With threads, the shared memory starts with `pages` pages."""
+    """Return the text of NAME.mjs, the JavaScript that runs the module.
+
+    With several threads, the shared memory has `pages` pages of 64 KiB at first.
+    """
     program = interface.program
     ranges = []
     for dimension in program.dimensions:
@@ -157,7 +160,7 @@ def _port(port: Port) -> dict[str, Any]:
 
 
 def declarations(interface: Interface) -> str:
-    """The text of NAME.d.mts: the types of NAME.mjs, for TypeScript."""
+    """Return the text of NAME.d.mts, the TypeScript declarations of NAME.mjs."""
     program = interface.program
 
     def members(ports: tuple[Port, ...]) -> str:

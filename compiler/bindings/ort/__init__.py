@@ -1,4 +1,4 @@
-"""ONNX Runtime's Python interface, so that changing one import is enough.
+"""A replacement for the Python package onnxruntime, which programs use by changing one import.
 
     from tilewright import ort            # was: import onnxruntime as ort
     session = ort.InferenceSession("model.onnx")

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class IOBinding:
-    """Arrays and memory that a session's runs read their inputs from and write their outputs to.
+    """The arrays that runs of a session read as inputs, and the memory to which they write outputs.
 
     Args:
         session: the session.
@@ -66,10 +66,10 @@ class IOBinding:
         shape: Sequence[int] | None = None,
         buffer_ptr: int | None = None,
     ) -> None:
-        """Bind an output, which each run then computes.
+        """Bind an output, so that each run computes it.
 
         With `buffer_ptr`, a run writes the output to that address, and the caller must keep the
-        memory valid. Otherwise `get_outputs` returns the output in new memory.
+        memory valid. Otherwise, `get_outputs` returns the output in new memory.
         """
         check_cpu(device_type)
         if buffer_ptr is None:
@@ -80,7 +80,7 @@ class IOBinding:
         self._outputs[name] = OrtValue(array_at(buffer_ptr, shape, element_type_of(element_type)))
 
     def bind_ortvalue_output(self, name: str, ortvalue: OrtValue) -> None:
-        """Bind an output to an OrtValue, into which each run writes it."""
+        """Bind an output to an OrtValue, into which each run writes the output."""
         self._outputs[name] = ortvalue
 
     def clear_binding_inputs(self) -> None:

@@ -1,4 +1,4 @@
-"""Metadata of a model in ONNX Runtime's terms: inputs, outputs, producer."""
+"""Inputs, outputs and metadata of a model, in the form in which ONNX Runtime reports them."""
 
 from __future__ import annotations
 
@@ -49,9 +49,10 @@ class NodeArg:
 
     Attributes:
         name: the name of the value.
-        type: such as `tensor(float)`, `seq(tensor(int64))` or `map(string,tensor(float))`.
-        shape: a number for each fixed dimension; a name, or None without a name, for each dynamic
-            one.
+        type: its type, such as `tensor(float)`, `seq(tensor(int64))` or
+            `map(string,tensor(float))`.
+        shape: the size of each fixed dimension; the name of each dynamic dimension, or None if it
+            has no name.
     """
 
     name: str
@@ -84,7 +85,7 @@ class SessionDescription:
     metadata: ModelMetadata
 
     def at(self, sizes: Mapping[str, int]) -> SessionDescription:
-        """Return the description with these sizes in place of dynamic dimensions, by name."""
+        """Return the description with the dynamic dimensions in `sizes` fixed, by name."""
         if not sizes:
             return self
         inputs, outputs = (
@@ -98,7 +99,10 @@ class SessionDescription:
 
 
 def denoted(source: Path | bytes, sizes: Mapping[str, int]) -> dict[str, int]:
-    """Convert sizes by denotation (`DATA_BATCH`) to sizes by the names of input dimensions."""
+    """Convert sizes by ONNX's dimension denotation (`DATA_BATCH`) to sizes by dimension name.
+
+    `source` is the model, a path or its bytes.
+    """
     from tilewright.compiler.frontend.model_file import read_model
 
     return {
@@ -110,10 +114,11 @@ def denoted(source: Path | bytes, sizes: Mapping[str, int]) -> dict[str, int]:
 
 
 def with_initializers(source: Path | bytes, arrays: Mapping[str, np.ndarray]) -> ReadModel:
-    """Read a model, and replace some of its initializers by arrays.
+    """Read a model, and replace the initializers named in `arrays`.
 
     Raises:
-        InvalidArgumentError: if it has no such initializer, or one of another type or shape.
+        InvalidArgumentError: if the model lacks an initializer, or it has another type or shape
+            than its array.
     """
     from tilewright.compiler.frontend.model_file import read_model
     from tilewright.compiler.ops.onnx_node import OnnxTensor
@@ -142,7 +147,7 @@ def with_initializers(source: Path | bytes, arrays: Mapping[str, np.ndarray]) ->
 
 
 def of_model(source: Path | bytes) -> SessionDescription:
-    """The description of a model. Raises InvalidModelError if the source is not a model."""
+    """Return the description of a model; raises InvalidModelError if `source` is not a model."""
     from tilewright.compiler.frontend.model_file import read_model
 
     model = read_model(source).proto
@@ -164,7 +169,7 @@ def of_model(source: Path | bytes) -> SessionDescription:
 
 
 def of_artifact(artifact: Artifact) -> SessionDescription:
-    """The description of an artifact."""
+    """Return the description of an artifact."""
 
     def described(names: Mapping[str, Dims], types: Mapping[str, str]) -> tuple[NodeArg, ...]:
         return tuple(

@@ -11,7 +11,7 @@ from tilewright.compiler.errors import (
 
 
 class Fail(CompilerError):
-    """`RunOptions.terminate` stopped a run."""
+    """A run was stopped by `RunOptions.terminate`."""
 
 
 class InvalidArgument(InvalidInputError, ValueError):
@@ -31,7 +31,7 @@ class InvalidGraph(InvalidModelError, Fail):
 
 
 class NotImplemented(UnsupportedOperatorError):
-    """The model has an unsupported operator, or an unsupported form of one."""
+    """An operator of the model, or its combination of attributes and operands, is not supported."""
 
     def __init__(self, error: UnsupportedOperatorError) -> None:
         super().__init__(

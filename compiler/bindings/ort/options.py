@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class NoEntryError(InvalidArgumentError, RuntimeError):
-    """No entry of that name exists."""
+    """No configuration entry has this name."""
 
 
 class GraphOptimizationLevel(IntEnum):
@@ -47,12 +47,13 @@ class SessionOptions:
     """Options of a session.
 
     Attributes:
-        intra_op_num_threads: threads per run; 0: as many as this process has cores.
+        intra_op_num_threads: threads per run; 0 for as many as the process has cores.
         enable_profiling, profile_file_prefix: whether the session writes a trace, and where.
         optimized_model_filepath: rejected: a compiled model is not an ONNX file.
-        sizes, denoted_sizes: sizes of fixed dynamic dimensions, by name and by denotation.
+        sizes, denoted_sizes: fixed sizes of dynamic dimensions, by name and by denotation.
         initializers: values that replace the model's initializers, by name.
-        others: accepted and ignored.
+
+    All other attributes are accepted and ignored.
     """
 
     intra_op_num_threads: int = 0
@@ -101,7 +102,7 @@ class SessionOptions:
         self.initializers.update(zip(names, values, strict=True))
 
     def register_custom_ops_library(self, path: str) -> None:
-        """Raises InvalidArgumentError, because such code cannot be called."""
+        """Raise InvalidArgumentError: models cannot call ONNX Runtime's custom operators."""
         raise InvalidArgumentError(
             f"'{path}' holds custom operators of ONNX Runtime, which cannot be called here: write "
             "them as ONNX functions of the model"
@@ -121,8 +122,9 @@ class RunOptions:
     """Options of a run.
 
     Attributes:
-        stop: the flag behind `terminate`.
-        others: accepted and ignored.
+        stop: the flag that `terminate` sets.
+
+    All other attributes are accepted and ignored.
     """
 
     log_severity_level: int = 2

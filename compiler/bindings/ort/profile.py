@@ -1,7 +1,7 @@
 """The trace of a profiled session, in the format of Chrome and Perfetto.
 
-It has the session's own events: the time to create it, and each run. `tilewright show time` reports
-a run's time kernel by kernel.
+It has an event for the creation of the session, and one per run. `tilewright show time` reports the
+time of a run kernel by kernel.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ MOST_EVENTS = 1_000_000
 
 
 class SessionTrace:
-    """Records the events of a session; several threads may record at once.
+    """A recorder of a session's events; several threads may record at once.
 
     Args:
         prefix: the start of the trace file's name, before the date.
@@ -34,7 +34,7 @@ class SessionTrace:
 
     @contextmanager
     def event(self, name: str, **args: str) -> Iterator[None]:
-        """Record the duration of the context as an event."""
+        """Return a context whose duration is recorded as an event; `args` are its details."""
         began = time.perf_counter_ns()
         try:
             yield

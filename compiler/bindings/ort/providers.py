@@ -1,5 +1,4 @@
-"""Lists of execution providers, with ONNX Runtime's interface. Only the CPU's provider exists
-here."""
+"""Execution providers, with ONNX Runtime's interface; only the CPU's provider is available."""
 
 from __future__ import annotations
 
@@ -15,9 +14,9 @@ def normalized(
     provider_options: Sequence[Mapping[Any, Any]] | None,
     available: Sequence[str] = (PROVIDER,),
 ) -> tuple[list[str], list[dict[str, str]]]:
-    """Check a list of providers; returns their names, and the options of each as texts.
+    """Return the names of the usable providers in a list, and the options of each as strings.
 
-    An unavailable or repeated provider is left out with a warning.
+    A provider that is not in `available`, or is repeated, is left out with a warning.
 
     Raises:
         ValueError: if `providers` has other items than names, or pairs of a name and options, or if

@@ -1,4 +1,4 @@
-"""Sessions, with ONNX Runtime's interface."""
+"""`InferenceSession` with ONNX Runtime's interface."""
 
 from __future__ import annotations
 
@@ -207,8 +207,10 @@ class InferenceSession:
         return 0 if self._trace is None else self._trace.start_ns
 
     def end_profiling(self) -> str:
-        """Write the trace of a profiled session; returns the file's name, or an empty text without
-        profiling."""
+        """Write the trace of a profiled session, and return the name of its file.
+
+        Without profiling, the result is empty.
+        """
         trace, self._trace = self._trace, None
         return "" if trace is None else trace.write()
 
@@ -276,10 +278,10 @@ class InferenceSession:
         user_data: Any,
         run_options: RunOptions | None = None,
     ) -> None:
-        """Run in a separate thread, and call `callback(outputs, user_data, error)` there.
+        """Run the model in a separate thread, which calls `callback(outputs, user_data, error)`.
 
-        `error` is an empty text, or the message of the exception that `run` would raise. In the
-        latter case, `outputs` is empty.
+        `error` is empty after success. Otherwise, it is the message of the exception that `run`
+        would raise, and `outputs` is empty.
         """
 
         def work() -> None:
@@ -297,7 +299,7 @@ class InferenceSession:
         input_dict_ort_values: Mapping[str, OrtValue],
         run_options: RunOptions | None = None,
     ) -> list[OrtValue]:
-        """Like `run`, with OrtValues. Raises InvalidArgument in the same cases."""
+        """Run the model like `run`, with OrtValues as inputs and outputs."""
         found = self.run(output_names, input_dict_ort_values, run_options)
         return [OrtValue(each) for each in found]
 

@@ -1,4 +1,4 @@
-"""Arrays that runs read and write, with ONNX Runtime's interface."""
+"""`OrtValue`, an input or output of runs, with ONNX Runtime's interface."""
 
 from __future__ import annotations
 
@@ -28,7 +28,8 @@ class OrtValue:
 
     Args:
         array: the array, which is not copied.
-        element_type: ONNX's number, if the array's type does not determine it: bfloat16 in uint16.
+        element_type: ONNX's integer code of the element type, if the array's type does not
+            determine it: bfloat16 in uint16.
     """
 
     def __init__(self, array: Array | list[Array], element_type: int | None = None) -> None:
@@ -118,12 +119,12 @@ class OrtValue:
         return tensor_type(self._array.dtype)
 
     def element_type(self) -> int:
-        """ONNX's number of the element type."""
+        """ONNX's integer code of the element type."""
         name = self.data_type().removeprefix("tensor(").removesuffix(")")
         return next(number for number, known in ELEMENT_TYPES.items() if known == name)
 
     def tensor_size_in_bytes(self) -> int:
-        """Total bytes of the elements."""
+        """Return the total size of the elements in bytes."""
         return int(self._array.nbytes)
 
     def shape(self) -> list[int]:
@@ -171,9 +172,9 @@ class _Capsule:
 
 
 def as_array(given: Any, kind: Callable[[], np.dtype | None] = lambda: None) -> Array:
-    """Convert the value given for an input to an array; bfloat16 becomes raw bits.
+    """Convert an input to an array; bfloat16 becomes raw bits.
 
-    A list becomes an array of the type that `kind` returns. `kind` is called for lists only,
+    A list becomes an array of the dtype that `kind` returns. `kind` is called for lists only,
     because it may have to read a model.
     """
     return _bits(_any_array(given, kind))
@@ -198,9 +199,9 @@ def _bits(array: Array) -> Array:
 
 
 def element_type_of(given: Any) -> np.dtype:
-    """Convert a NumPy type or ONNX's number of an element type to a NumPy type.
+    """Convert a NumPy type, or ONNX's integer code of an element type, to a NumPy type.
 
-    bfloat16 becomes uint16, for raw bits, if NumPy lacks the type.
+    bfloat16 becomes uint16, for raw bits, if ml_dtypes is not installed.
     """
     if isinstance(given, int):
         if given not in ELEMENT_TYPES:

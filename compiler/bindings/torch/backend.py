@@ -34,8 +34,8 @@ def tilewright(
         with torch.no_grad():
             model(x)
 
-    A graph that needs gradients runs in PyTorch's eager mode. An operator that cannot be compiled
-    also runs in eager mode, between compiled pieces of its graph. A warning reports both cases.
+    A graph that needs gradients runs in PyTorch's eager mode. So does an operator that cannot be
+    compiled, between compiled parts of its graph. A warning reports both cases.
 
     Args:
         graph: the graph that dynamo captured.
@@ -77,7 +77,10 @@ def tilewright(
 
 @cache
 def decompositions() -> Mapping[Any, Callable[..., Any]]:
-    """Return PyTorch's decompositions of operators without a rule, and this package's own."""
+    """Return the decompositions for ATen operators: PyTorch's, and this package's own.
+
+    Operators that have a translation rule are not decomposed.
+    """
     known = rules()
     theirs = {op: way for op, way in core_aten_decompositions().items() if op not in known}
     return {**theirs, **DECOMPOSITIONS}

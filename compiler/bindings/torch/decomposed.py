@@ -1,4 +1,4 @@
-"""Decompositions of operators into other PyTorch operators, whose rules then emit ONNX."""
+"""Decompositions of ATen operators into other ATen operators that have translation rules."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Element types that PyTorch and ONNX share, and tensors as arrays."""
+"""Element types of PyTorch in ONNX and NumPy, and conversion of tensors to arrays."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ ELEMENT_TYPES: Mapping[Any, tuple[int, DType]] = {
 
 
 def part_type(dtype: Any) -> Any:
-    """Return the type of the parts of a complex type; any other type is returned unchanged."""
+    """Return the type of real and imaginary part of a complex type; other types are unchanged."""
     return dtype.to_real() if dtype.is_complex else dtype
 
 
 def as_numpy(tensor: torch.Tensor) -> np.ndarray:
-    """Return a tensor's elements as an array, in the tensor's own memory if possible.
+    """Return a tensor as an array that shares its memory if possible.
 
-    bfloat16 becomes raw bits. A complex number becomes a pair in an additional last dimension.
+    bfloat16 becomes raw bits. Complex elements become pairs in an additional last dimension.
     """
     if tensor.is_complex():
         tensor = torch.view_as_real(tensor.detach().resolve_conj())

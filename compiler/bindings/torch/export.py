@@ -36,7 +36,7 @@ def export(
         args, kwargs: example inputs; the model's inputs have the names of the parameters.
         path: a file if it ends in `.onnx`, else the folder of an artifact, which must not exist.
         dynamic_shapes: the dynamic dimensions, in the format of `torch.export.export`. In an
-            artifact, dimensions that PyTorch bounds keep their bounds.
+            artifact, a dimension with an upper bound in PyTorch has that range.
         output_names: names of the output tensors; by default `output_0` and so on.
         options: compile options of an artifact, such as threads and precision.
 
@@ -72,7 +72,7 @@ def exported(
     dynamic_shapes: Any = None,
     output_names: Sequence[str] | None = None,
 ) -> Translated:
-    """Translate a module to a model in memory; arguments and errors are those of `export`."""
+    """Translate a module to an ONNX model in memory; arguments and errors are those of `export`."""
     leaves = torch.utils._pytree.tree_leaves((args, kwargs))
     tensors = [id(each) for each in leaves if isinstance(each, torch.Tensor)]
     if len(set(tensors)) < len(tensors):  # torch.export would confuse the two arguments

@@ -1,9 +1,9 @@
-"""A PyTorch graph as a function of tensors that runs a compiled model.
+"""The function that `torch.compile` calls in place of a captured graph; it runs a compiled model.
 
-The weights are constants of the model. The graph is compiled on the first call, with the tensors of
-that call. It is compiled again for other weight tensors (a layer that a network repeats), or after
-its weights were written to. Operators that cannot be compiled run in PyTorch, between compiled
-pieces of the graph.
+Weights are constants of the model. The graph is compiled on the first call, with the weights of
+that call. It is compiled again for other weight tensors (a layer that a network repeats), or if
+weights were modified. Operators that cannot be compiled run in PyTorch, between compiled parts of
+the graph.
 """
 
 from __future__ import annotations
@@ -138,16 +138,15 @@ def _run_by_pytorch(module: fx.GraphModule) -> Callable[[list[Any]], Sequence[An
 
 
 class GraphFunction:
-    """The function that dynamo calls for a graph: it takes and returns lists of tensors and
-    numbers.
+    """The function that dynamo calls for a graph, with a list of tensors and numbers.
 
-    Operators that cannot be compiled run in PyTorch, and a warning names them; the rest of the
-    graph is compiled in pieces. Several threads may call the function at once.
+    It returns such a list. Operators that cannot be compiled run in PyTorch, and a warning names
+    them; the other parts of the graph are compiled. Several threads may call the function at once.
 
     Args:
-        graph: ATen operators that write to no value.
-        weights: the positions of arguments that rarely change.
-        ranges: bounds of PyTorch's symbols.
+        graph: a graph of ATen operators without in-place operators.
+        weights: the positions of the arguments that are weights, which become constants.
+        ranges: bounds of PyTorch's symbolic sizes.
         options: compile options.
     """
 

@@ -28,14 +28,14 @@ class BackendOptions:
     """Options of the backend.
 
     Attributes:
-        threads: threads per run; 0: as many as PyTorch uses (`torch.get_num_threads`).
+        threads: threads per run; 0 for as many as PyTorch uses (`torch.get_num_threads`).
         numerics, precision: as in `Mode`.
         keep: whether programs are stored in the compilation cache, for other processes.
         schedules: the source of tuned schedules, such as a tuning database's records.
-        tuner: a function, such as `service.background.BackgroundTuner`, that is called in a
-            separate thread for each compiled model. The tuned program is used from then on. If it
-            has a method `kept` with the same arguments, that method is called first, and finds
-            programs tuned before.
+        tuner: a callable, such as `service.background.BackgroundTuner`, that is called in a
+            separate thread for each compiled model and returns a tuned program, which replaces the
+            untuned one. If it has a method `kept` with the same arguments, that method is called
+            first, and returns a program that was tuned before.
     """
 
     threads: int = 0
@@ -63,7 +63,7 @@ class BackendOptions:
         return options
 
     def compile_options(self, ranges: Mapping[str, range]) -> CompileOptions:
-        """Return the compile options for a model whose dimensions have these ranges."""
+        """Return the compile options for a model; `ranges` has its dynamic dimensions by name."""
         return CompileOptions(
             Mode(
                 threads=self.threads or torch.get_num_threads(),

@@ -1,4 +1,4 @@
-"""Partition of a graph of ATen operators around the operators that run in PyTorch.
+"""Partition of a graph of ATen operators into parts that are compiled, and parts run by PyTorch.
 
     y = relu(x @ w); z = unknown(y); return softmax(z + y)
     -> compiled: y = relu(x @ w)
@@ -24,11 +24,11 @@ from tilewright.compiler.bindings.torch.views import is_tensor_valued
 
 @dataclass(frozen=True, slots=True)
 class GraphPiece:
-    """A part of a graph, as a separate module.
+    """A piece of a graph as a separate module, which is compiled or run by PyTorch.
 
     Attributes:
         module: takes the values of `inputs` as arguments, and returns those of `outputs` as a list.
-        is_refused: whether PyTorch runs the part, because it cannot be compiled.
+        is_refused: whether PyTorch runs the piece, because it cannot be compiled.
         inputs, outputs: nodes of the whole graph.
     """
 
@@ -47,11 +47,12 @@ def cut(
     """Divide a graph into pieces, and return them in the order in which they run.
 
     Args:
-        root: holds the tensors of `get_attr` nodes.
-        graph: its results are a list; each node has its value's fake tensor (`meta["val"]`). No
-            node writes to a value.
+        root: the module with the tensors of `get_attr` nodes.
+        graph: a graph without in-place operators, whose result is a list. `meta["val"]` of each
+            node is its fake tensor.
         refused: the nodes that PyTorch runs.
-        weights: the arguments that rarely change.
+        weights: the arguments that are weights. Each piece that needs a value that depends only on
+            weights computes it; in a compiled piece, it is a constant.
     """
     (output,) = graph.find_nodes(op="output")
     results = {node for node in output.args[0] if isinstance(node, fx.Node)}

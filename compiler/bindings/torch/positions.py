@@ -1,6 +1,7 @@
-"""Index arguments: PyTorch rejects an index that is out of bounds.
+"""Bounds checks of index arguments before a compiled graph runs.
 
-A compiled program reads the nearest element instead, so that it never reads other memory.
+PyTorch rejects an index that is out of bounds. A compiled program would read the nearest element
+instead, so that it never reads other memory.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ _MOVES = {
 
 
 def source_of(node: fx.Node) -> fx.Node:
-    """Follow operators that only move elements back to the node that the elements come from."""
+    """Return the node whose elements a node has, reached through operators that only move them."""
     while node.target in _MOVES and isinstance(node.args[0], fx.Node):
         node = node.args[0]
     return node

@@ -1,4 +1,4 @@
-"""Results of a graph: the outputs of a compiled model as the tensors that PyTorch traced."""
+"""Conversion of a compiled model's outputs to the tensors that PyTorch expects from a graph."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ class ResultMismatchError(CompilerError):
 
 @dataclass(frozen=True, slots=True)
 class OutputSpec:
-    """The expected form of one result of the graph.
+    """The specification of one result of a graph: an output of the model, or a fixed value.
 
     Attributes:
-        position: the position among the model's outputs; None if the result is `given`.
+        position: the index of the model's output; None if the result is `given`.
         given: the value of a result that is not an output of the model: None, or a number.
         dtype: PyTorch's type; None for a number, which the model returns as an int64 of rank 0.
         shape: the traced shape; None for a dynamic dimension.
-        order: the dimensions from the outermost to the innermost in memory; None for the usual
+        order: the dimensions from the outermost to the innermost in memory; None for row-major
             order.
     """
 
@@ -44,7 +44,7 @@ class OutputSpec:
         return cls(position, None, traced.dtype, shape, memory_order(traced))
 
     def taken(self, found: Sequence[Any]) -> Any:
-        """Select the result from a model's outputs, and return it as PyTorch expects it.
+        """Return the result as a tensor or number of PyTorch, given all outputs of the model.
 
         Raises:
             ResultMismatchError: if a tensor does not have the traced type or shape.

@@ -1,4 +1,4 @@
-"""Sizes from PyTorch's tracing: numbers, or expressions over symbols."""
+"""Sizes of traced tensors: integers, or SymPy expressions over PyTorch's symbols."""
 
 from __future__ import annotations
 
@@ -21,10 +21,11 @@ LARGEST_DIVISOR = 1 << 20
 
 
 class NotTranslatedError(CompilerError):
-    """An operator, or a form of one, without a rule that translates it to ONNX.
+    """A node of a graph cannot be translated to ONNX.
 
     Attributes:
-        refused: the nodes of a graph without a rule, with the reasons; empty if unknown.
+        refused: all nodes of the graph that cannot be translated, with the reasons; empty if
+            unknown.
     """
 
     def __init__(self, reason: str, refused: Mapping[fx.Node, str] | None = None) -> None:
@@ -33,9 +34,10 @@ class NotTranslatedError(CompilerError):
 
 
 def expression(size: Any) -> Size:
-    """Convert a size to a number, or to an expression over symbols.
+    """Convert a size (an integer, SymInt, node or expression) to an int or a SymPy expression.
 
-    Raises NotTranslatedError for anything that is not an integer.
+    Raises:
+        NotTranslatedError: if `size` is none of these.
     """
     if isinstance(size, fx.Node):
         size = size.meta["val"]
@@ -54,7 +56,7 @@ def quotient(size: sympy.Expr) -> tuple[sympy.Expr, sympy.Integer]:
     """Split a floating-point expression over sizes into an integer numerator and denominator.
 
     Raises:
-        NotTranslatedError: if floating-point arithmetic may round it.
+        NotTranslatedError: if floating-point arithmetic might round the expression.
     """
     above, below = sympy.fraction(sympy.together(_exact(size)))
     if not isinstance(below, sympy.Integer) or abs(below) > LARGEST_DIVISOR:
@@ -79,7 +81,7 @@ def _exact(size: sympy.Expr) -> sympy.Expr:
 def memory_order(value: torch.Tensor) -> tuple[int, ...] | None:
     """Return a dense tensor's dimensions from outermost to innermost in memory.
 
-    Return None for the usual order.
+    The result is None for row-major order, and for expanded tensors (a stride of 0).
     """
     if any(isinstance(each, torch.SymInt) for each in (*value.shape, *value.stride())):
         strides = [_hint(each) for each in value.stride()]
@@ -102,7 +104,12 @@ def _hint(size: Any) -> int:
 
 
 def bounded(dynamic_dims: Mapping[str, Any], ranges: Mapping[Any, Any]) -> dict[str, range]:
-    """Return the ranges of the dynamic dimensions that have an upper bound in PyTorch, by name."""
+    """Return the ranges, by name, of the dynamic dimensions that PyTorch bounds from above.
+
+    Args:
+        dynamic_dims: the symbol of each dynamic dimension, by name.
+        ranges: the bounds of symbols (`ShapeEnv.var_to_range`).
+    """
     found = {}
     for name, size in dynamic_dims.items():
         known = ranges.get(size)

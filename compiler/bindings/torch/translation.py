@@ -1,6 +1,6 @@
-"""Translation of PyTorch's graphs of ATen operators to ONNX models that share the tensors' memory.
+"""Translation of PyTorch graphs of ATen operators to ONNX models that share the tensors' memory.
 
-One rule per operator translates a graph of `aot_autograd` or `torch.export` to ONNX nodes
+Graphs come from `aot_autograd` or `torch.export`. One rule per operator emits ONNX nodes
 (`compiler.bindings.torch.rules`). Sizes that are symbolic expressions in PyTorch (`s77 // 2`)
 become arithmetic on `Shape`, from which the import recovers the same expressions.
 """
@@ -45,11 +45,12 @@ OPSET = 22
 log = logging.getLogger("tilewright.torch")
 
 Rule: TypeAlias = Callable[..., Any]
-"""A translator, the node and the node's arguments -> the name of the value, or a tuple of names."""
+"""Translates a node, given a translator, the node and its arguments; returns the name of its value,
+or a tuple of names."""
 
 
 class ComplexPair(NamedTuple):
-    """The names of two values that hold the real and the imaginary part of complex numbers."""
+    """The names of the two ONNX values that hold real and imaginary part of a complex tensor."""
 
     real: str
     imaginary: str
@@ -57,14 +58,14 @@ class ComplexPair(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Translated:
-    """An ONNX model translated from a graph, and how to call it in place of the graph.
+    """An ONNX model translated from a graph, and the mapping of its inputs and outputs.
 
     Attributes:
-        model: the ONNX model; its weights are the tensors' own memory.
-        inputs: the positions of the arguments that the model takes, in its order.
-        outputs: the results of the graph.
-        ranges: the ranges of the model's dynamic dimensions that PyTorch bounds.
-        positions: the positions of index arguments, with the bounds of their elements.
+        model: the ONNX model; its weights share the tensors' memory.
+        inputs: for each input of the model, the position of the graph's argument.
+        outputs: the specification of each result of the graph.
+        ranges: by name, the ranges of the dynamic dimensions that PyTorch bounds from above.
+        positions: by position of an index argument, the bounds of its elements.
     """
 
     model: ReadModel
@@ -75,7 +76,7 @@ class Translated:
 
 
 def operator_name(target: Any) -> str:
-    """The operator's name, such as `aten.add.Tensor`."""
+    """Return the name of a node's target operator, such as `aten.add.Tensor`."""
     return str(target) if isinstance(target, torch._ops.OpOverload) else f"{target!r}"
 
 
@@ -91,9 +92,9 @@ def rules() -> Mapping[Any, Rule]:
 
 @cache
 def complex_rules() -> Mapping[Any, Rule]:
-    """Return the rules of operators with a complex argument or result, by operator.
+    """Return the rules for nodes with a complex argument or result, by operator.
 
-    Complex values are `ComplexPair`s.
+    They represent complex values as `ComplexPair`s.
     """
     found: Mapping[Any, Rule] = import_module(
         "tilewright.compiler.bindings.torch.rules.complex"
@@ -111,17 +112,17 @@ def translate(
     *,
     is_exported: bool = False,
 ) -> Translated:
-    """Translate a graph to a model.
+    """Translate a graph of ATen operators to an ONNX model.
 
     Args:
-        graph: ATen operators; each node has its value's fake tensor (`meta["val"]`).
-        constants: the arguments that are weights, by position.
-        attributes: returns the tensor of a `get_attr` node.
+        graph: the graph; `meta["val"]` of each node is its fake tensor.
+        constants: the tensors of arguments that are weights, by position.
+        attributes: returns the tensor of a `get_attr` node, given its target.
         names: the names of the other arguments, by position; numbered by default.
         output_names: names of the output tensors.
         ranges: bounds of PyTorch's symbols (`ShapeEnv.var_to_range`).
-        is_exported: whether the model runs without PyTorch, which then cannot run untranslated
-            operators.
+        is_exported: whether the model will run without PyTorch, so that every operator must be
+            translated.
 
     Raises:
         NotTranslatedError: naming an operator without a rule; `refused` has all of them.
@@ -132,9 +133,9 @@ def translate(
 
 @dataclass(slots=True)
 class Translator:
-    """The state of one graph's translation, through which rules emit nodes and query values.
+    """The state of a graph's translation, through which rules emit ONNX nodes and query values.
 
-    Rules call `op` and `constant` to emit nodes.
+    The attributes `constants`, `attributes` and `is_exported` are those of `translate`.
     """
 
     constants: Mapping[int, torch.Tensor]
@@ -247,9 +248,9 @@ class Translator:
 
     @contextmanager
     def taking(self, part: int) -> Iterator[None]:
-        """Within this context, `value` returns one part of complex values.
+        """Return a context in which `value` returns the real (0) or imaginary (1) part of values.
 
-        `part` is 0 for the real and 1 for the imaginary part, which is 0 for real values.
+        The imaginary part of real values is 0.
         """
         self._taken = part
         try:
@@ -258,21 +259,21 @@ class Translator:
             self._taken = None
 
     def pair_of(self, name: str) -> ComplexPair:
-        """Split a real value whose last dimension holds the two parts of complex numbers."""
+        """Split a real value whose last dimension is (real part, imaginary part)."""
         parts = [self.op("Gather", name, self.constant(part), axis=-1) for part in (0, 1)]
         return ComplexPair(*parts)
 
     def joined(self, pair: ComplexPair) -> str:
-        """Join the two parts of complex numbers in a new last dimension of one value."""
+        """Emit a real value with a new last dimension (real part, imaginary part)."""
         last = self.constant([-1])
         return self.op("Concat", *(self.op("Unsqueeze", each, last) for each in pair), axis=-1)
 
     # methods that rules query
 
     def value(self, given: Any, dtype: Any = None) -> str:
-        """Return the name of an argument's value; a number becomes a constant.
+        """Return the name of an argument's ONNX value, cast to `dtype` unless that is None.
 
-        The value is cast to `dtype`, if that is given.
+        The argument is a node, or a number, which becomes a constant.
         """
         if isinstance(given, fx.Node):
             if not isinstance(given.meta.get("val"), torch.Tensor):
@@ -298,13 +299,13 @@ class Translator:
 
     @staticmethod
     def dtype(node: fx.Node) -> Any:
-        """The type of the node's (first) value; complex values have the type of their parts."""
+        """Return PyTorch's type of a node's first value; for complex values, of the real part."""
         value = node.meta["val"]
         return part_type((value[0] if isinstance(value, tuple | list) else value).dtype)
 
     @staticmethod
     def shape(node: fx.Node) -> tuple[Size, ...]:
-        """The shape of the node's value, the first if it has several."""
+        """Return the shape of a node's first value."""
         value = node.meta["val"]
         value = value[0] if isinstance(value, tuple | list) else value
         return tuple(expression(size) for size in value.shape)
@@ -329,8 +330,11 @@ class Translator:
         return found
 
     def reshaped(self, name: str, old: Sequence[Size], new: Sequence[Size]) -> str:
-        """Reshape a value. Unchanged sizes, and a size that follows from the others, are written as
-        0 and -1, so that they need no computation."""
+        """Emit `name`, of shape `old`, reshaped to `new`.
+
+        A dynamic size is written as 0 if it is unchanged, and as -1 if it is the only other one, so
+        that it need not be computed.
+        """
         if tuple(old) == tuple(new):
             return name
         target: list[Size] = list(new)
@@ -349,10 +353,10 @@ class Translator:
         return found
 
     def looked_up(self, index: fx.Node, size: Size, *, from_end: bool = False) -> None:
-        """Declare that the elements of `index` are indices below `size`.
+        """Declare that the elements of `index` are indices below `size`, checked before each call.
 
-        If an argument has an index out of bounds, the call runs in PyTorch, which rejects it.
-        `from_end` says that indices may be negative.
+        A call with an index out of bounds runs in PyTorch, which raises an error. With `from_end`,
+        indices may be negative. Indices that are not an argument are not checked.
         """
         place = self._places.get(source_of(index))
         if place is None or not isinstance(size, int):
@@ -586,7 +590,7 @@ _EXPRESSIONS: Mapping[Any, Callable[[Translator, str, str], str]] = {
 
 
 def used_as_tables(node: fx.Node) -> bool:
-    """Whether a weight is only a table of embeddings; a program then reads it in place."""
+    """Whether a weight is only used as a table of embeddings, which a program reads in place."""
     return bool(node.users) and all(
         user.target is torch.ops.aten.embedding.default and user.args[0] is node
         for user in node.users

@@ -1,12 +1,11 @@
-"""Results of a graph that need no computation: sizes, and views of arguments or of one computed
-tensor.
+"""Separation of results that need no computation: sizes, and views of other tensors.
 
     add = x + y; parts = split(add); return parts[0], parts[1], x.t()
     -> computing: add = x + y; return add
        making:    parts = split(add); return parts[0], parts[1], x.t()
 
-PyTorch creates the views. They therefore share memory as the caller expects, and have the strides
-and the offset by which `aot_autograd` recreates them from the caller's own tensors.
+PyTorch creates these results. Views therefore share memory as the caller expects, and have the
+strides and the offset by which `aot_autograd` recreates them from the caller's own tensors.
 """
 
 from __future__ import annotations
@@ -24,11 +23,11 @@ def split_views(whole: fx.GraphModule) -> tuple[fx.Graph | None, fx.GraphModule 
     """Split a graph into one that computes values, and one that creates the results as their views.
 
     Args:
-        whole: its results are a list; each node has its value's fake tensor (`meta["val"]`).
+        whole: a graph whose result is a list. `meta["val"]` of each node is its fake tensor.
 
     Returns:
-        The computing graph, a function of the arguments; None if there is nothing to compute. The
-            graph of results, a function of the arguments and the computed values; None if the
+        The graph that computes values from the arguments; None if no value must be computed. The
+            graph that creates the results from the arguments and the computed values; None if the
             results are the computed values.
     """
     graph = whole.graph

@@ -1,4 +1,4 @@
-"""The module in which programs for ONNX Runtime look for its exceptions."""
+"""The path under which programs import ONNX Runtime's exceptions."""
 
 from tilewright.compiler.bindings.ort.capi import onnxruntime_pybind11_state
 

@@ -1,4 +1,4 @@
-"""Tensors created from numbers."""
+"""Operators that create tensors, such as `full` and `arange`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ aten = torch.ops.aten
 
 
 def filled(t: Translator, node: fx.Node, value: Any) -> str:
-    """Emit a tensor with the shape and type of the node's result, all elements equal to `value`."""
+    """Emit a tensor filled with `value`, with the shape and type of the node's result."""
     shape = t.shape(node)
     element = t.value(value, t.dtype(node)) if isinstance(value, fx.Node) else None
     if element is None:

@@ -1,4 +1,4 @@
-"""Elementwise functions without an ONNX operator."""
+"""Elementwise functions that ONNX lacks, as several ONNX operators."""
 
 from __future__ import annotations
 

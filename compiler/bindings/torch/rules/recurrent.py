@@ -1,5 +1,4 @@
-"""Recurrent layers. Only LSTM is an operator here; PyTorch decomposes the other layers into
-steps."""
+"""Recurrent layers: LSTM, translated as a whole; PyTorch decomposes the other layers into steps."""
 
 from __future__ import annotations
 
