@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from functools import cache
-from typing import TYPE_CHECKING
+from typing import Literal, TYPE_CHECKING
 
 from tilewright.service.show.text import visible
 
@@ -39,7 +39,7 @@ def rich_table(table: Table) -> RichTable:
 
     made = RichTable(title=table.title or None, title_justify="left", box=None, header_style="bold")
     for position, column in enumerate(table.columns):
-        side = "right" if column.is_number else "left"
+        side: Literal["right", "left"] = "right" if column.is_number else "left"
         noted = any(row[position].note for row in table.rows)
         made.add_column(column.title, justify=side, no_wrap=column.is_number and not noted)
     for row in table.rows:
