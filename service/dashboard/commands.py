@@ -24,20 +24,26 @@ def job_commands(job: JobView, server: str) -> list[tuple[str, str]]:
         listed.insert(0, ("fetch the artifact", fetch))
     header = '-H "Authorization: Bearer $TILEWRIGHT_TOKEN"'
     tasks = shlex.quote(f"{server}/v1/jobs/{job.id}/tasks")
-    return [*listed, ("its tasks as JSON", f"curl {header} {tasks}")]
+    return [*listed, ("get its tasks as JSON", f"curl {header} {tasks}")]
 
 
 def worker_commands(server: str) -> list[tuple[str, str]]:
     """Return pairs (purpose, command line) for a new measurement device."""
     where = f"--server {shlex.quote(server)}"
     return [
-        ("on the device", f"tilewright-worker {where} --token-file token --name NAME"),
-        ("a link that makes a browser a device", f"tilewright device link --name NAME {where}"),
         (
-            "a token for it, on the machine of the service",
+            "start the worker on the device",
+            f"tilewright-worker {where} --token-file token --name NAME",
+        ),
+        (
+            "print a link that makes a browser a device",
+            f"tilewright device link --name NAME {where}",
+        ),
+        (
+            "create its token, on the machine of the service",
             "tilewright token create NAME --scope measure",
         ),
-        ("what is wrong with a device", "tilewright-worker --check"),
+        ("find the faults of a device", "tilewright-worker --check"),
     ]
 
 

@@ -61,8 +61,8 @@ def test_a_job_that_nobody_took_yet_has_a_page(browser: TestClient, storage: Sto
     model = storage.models.add(onnx_bytes(), "tiny.onnx")
     job = storage.jobs.create(model.digest, "host", "host-key", waits="no worker is alive")
     seen = opened(browser, f"/dashboard/jobs/{job.id}")
-    assert "no worker is alive" in seen.text and "It has no tasks yet" in seen.text
-    assert "None was measured yet" in seen.text
+    assert "no worker is alive" in seen.text and "There are no tasks yet" in seen.text
+    assert "No trial has been measured yet" in seen.text
     assert opened(browser, "/dashboard/jobs").text.count("tiny.onnx") == 1
 
 
@@ -119,13 +119,13 @@ def test_until_every_task_was_measured_those_that_were_are_counted(
     path = f"/dashboard/jobs/{claim.job_id}"
     seen = opened(browser, path)
     assert "4.000 ms 1 of 2 tasks" in seen.text and "2.000 ms 1 of 2 tasks" in seen.text
-    assert "2.00x" in seen.text and "begins once every task was measured" in seen.text
+    assert "2.00x" in seen.text and "begins when every task has been measured" in seen.text
     assert "A minute gains" in seen.text and "2.1 %" in seen.text
     assert seen.text.count("100.0 %") == seen.text.count("0.0 %") > 0, "unknown is no share"
     assert not seen.charts()
     storage.jobs.transition(claim, JobState.SUCCEEDED, result=ENDED)
     ended = opened(browser, path).text
-    assert "It ended before every task was measured" in ended and "Took" in ended
+    assert "The job ended before every task was measured" in ended and "Took" in ended
     assert "A minute gains" not in ended and "Phase" not in ended
 
 

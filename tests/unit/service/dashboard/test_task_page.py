@@ -62,7 +62,7 @@ def test_a_task_without_trials_has_a_page(browser: TestClient, storage: Storage)
     job, workload = task_of_job(storage)
     seen = opened(browser, f"/dashboard/jobs/{job}/tasks/{workload}")
     assert HOSTILE in seen.text and "No knob has trials" in seen.text
-    assert "This job has no trial of it that worked" in seen.text
+    assert "No trial of this task has succeeded" in seen.text
     assert "The fastest trial and the untuned one as code" in seen.text
     assert {each["hx-get"] for each in seen.named("div") if "hx-get" in each} == {
         f"/dashboard/jobs/{job}/tasks/{workload}/{part}" for part in ("code", "predictions")
