@@ -30,8 +30,12 @@
   // What requires a new plot when it changes.
   const frame = ({ x, y, series }) => JSON.stringify([x, y, series.map(({ name, mark }) => [name, mark])]);
 
+  // uPlot draws rows up to the first whose x is the end of the range. So the range ends a little
+  // behind the last x: several rows may have it, as the last trial and the confirmation after it.
+  const around = (self, low, high) => (low === high ? [low - 1, high + 1] : [low, high + 1e-6 * (high - low)]);
+
   function scale({ log, span }, isX) {
-    const range = span ?? (isX && !log ? (self, low, high) => (low === high ? [low - 1, high + 1] : [low, high]) : undefined);
+    const range = span ?? (isX && !log ? around : undefined);
     return { time: false, distr: log ? 3 : 1, ...(range && { range }) };
   }
 

@@ -94,7 +94,8 @@ def test_a_curve_grows_in_its_plot() -> None:
         told.value = series[1].value(null, 1.2345678);
         told.widths = series.slice(1).map((each) => each.width);
         console.log(JSON.stringify({ ...told, bands, series, legends: plot.legends,
-          marks: axes[0].values(null, [5, null]), range: scales.x.range(null, 3, 3) }));
+          marks: axes[0].values(null, [5, null]), range: scales.x.range(null, 3, 3),
+          ends: scales.x.range(null, 2, 6) }));
         """,
     )
     assert found["hidden"] == 0, "drawn once it is seen"
@@ -108,6 +109,7 @@ def test_a_curve_grows_in_its_plot() -> None:
     assert (found["value"], found["label"]) == ("1.2346 ms", "time, ms")
     assert found["legends"] == [[2, 1, 2, 0, 0], [3, 2, 3, 0, 0]], "the last value of each line"
     assert found["marks"] == ["5", ""] and found["range"] == [2, 4]
+    assert found["ends"][0] == 2 and 6 < found["ends"][1] < 6.001, "uPlot draws all rows at the end"
 
 
 def test_dots_have_texts_links_and_limits() -> None:
