@@ -4,7 +4,7 @@ The wheel of the last commit is built. A user with a new home and an empty folde
 of commands under some headings of the README and the tutorial, in the order in which a reader meets
 them. Blocks of Python are run, too. A command with the comment `goes on` is one for another
 terminal: it is left running, and the next commands wait until it is ready. The report has the time
-    of each step; a step is done if all its commands end with status 0. Two things in the
+of each step; a step is done if all its commands end with status 0. Two things in the
 documents are changed: the port, which has to be free, and the dot of `pip install '.[all]'`, which
 becomes the wheel, since no source tree is there.
 """
