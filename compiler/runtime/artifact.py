@@ -1,4 +1,4 @@
-"""Artifacts: a compiled model as a folder that loads with NumPy alone.
+"""Artifacts: compiled models as folders that load with NumPy alone.
 
     manifest.json   the contents: programs, target, schedules, versions, checksums
     kernels.so      the kernels of all programs, one shared library
@@ -67,8 +67,8 @@ MANIFEST, LIBRARY, WEIGHTS = "manifest.json", "kernels.so", "weights.bin"
 class SizedProgram:
     """A program, and the sizes of named dimensions for which it was compiled.
 
-    The sizes are `()` without named dimensions. A program with dynamic sizes serves all of their
-    ranges (`Program.dimensions`).
+    The sizes are `()` without named dimensions. A program with dynamic dimensions serves all sizes
+    of their ranges (`Program.dimensions`).
     """
 
     sizes: Sizes
@@ -81,13 +81,13 @@ class Artifact:
 
     Attributes:
         path: the folder.
-        programs: one for each served combination of sizes, and at most one with dynamic sizes,
+        programs: one program per served combination of sizes, and at most one with dynamic sizes,
             which serves their ranges. No further programs can be compiled.
         ports: inputs and outputs with the names of their dynamic dimensions.
-        stages: the order of the programs of a segmented model, in which sizes that depend on data
-            separate the segments; None for other models. With stages, sizes select no program.
+        stages: the tree of segments of a segmented model, with the index of each segment's program;
+            None for other models. If it is not None, sizes do not select a program.
         target: the target of the generated code (`Target.to_json`).
-        metadata: the compiler's additions: model, schedules, keys, versions.
+        metadata: entries that the compiler adds: model, schedules, keys, versions.
     """
 
     path: Path
@@ -98,7 +98,7 @@ class Artifact:
     stages: SegmentBoundary[int] | None = None
 
     def executable(self, threads: int = 1, sizes: Mapping[str, int] | None = None) -> Executable:
-        """Load the program for these sizes; None selects the first in the artifact.
+        """Load the program for these sizes; None selects the first program of the artifact.
 
         Raises:
             ArtifactError: if no program has the sizes, or the library does not load.
@@ -108,10 +108,10 @@ class Artifact:
         return self.load(self.program(sizes), threads)
 
     def model(self, threads: int = 1) -> GuardedModel:
-        """Load all programs as one model.
+        """Return a model that consists of all programs.
 
-        The sizes of the inputs, or values that data determine, select the program of a run. A
-        program loads on first use.
+        The sizes of the inputs, and sizes that data determine, select the programs of a run. A
+        program is loaded on first use.
 
         Raises:
             ArtifactError: if the library does not load.
@@ -143,7 +143,7 @@ class Artifact:
 
     @property
     def reads(self) -> Reads:
-        """The inputs of a model without segments, with the ranges that are served."""
+        """The inputs of a model without segments, with the served ranges of their dimensions."""
         inputs = zip(self.programs[0].program.inputs, self.ports.inputs.values(), strict=True)
         crossings = tuple(
             Crossing(port.name, "", port.dtype, dims, deciding=False, text=port.labels is not None)
@@ -153,7 +153,7 @@ class Artifact:
         return Reads(crossings, {each.name: each for each in ranges})
 
     def load(self, chosen: Program, threads: int = 1) -> Executable:
-        """Load one of the artifact's programs, or a copy of one with fixed sizes (`Program.at`).
+        """Load a program of the artifact, or such a program with fixed sizes (`Program.at`).
 
         Raises:
             ArtifactError: if the library does not load.
@@ -186,10 +186,10 @@ class Artifact:
         return _map(self.path / WEIGHTS)
 
     def program(self, sizes: Mapping[str, int] | None = None, stage: int | None = None) -> Program:
-        """The program for these sizes; None selects the first in the artifact.
+        """Return the program for these sizes; None selects the first program of the artifact.
 
-        For a segmented model, `stage` is the number of a program, and the sizes are those of its
-        own dimensions.
+        For a segmented model, `stage` is the index of a program, and the sizes are those of its own
+        dimensions.
 
         Raises:
             ArtifactError: if no program has the sizes, or the model is segmented and no stage is
@@ -238,7 +238,7 @@ class Artifact:
 
     @property
     def served_text(self) -> str:
-        """The served sizes, such as `sequence=16; sequence 1..512`."""
+        """The served sizes and ranges for messages, such as `sequence=16; sequence 1..512`."""
         return "; ".join(
             ranges_text(entry.program.dimensions) or sizes_text(entry.sizes)
             for entry in self.programs
@@ -250,9 +250,9 @@ def load_artifact(
 ) -> Model:
     """Verify an artifact folder and load it.
 
-    With `sizes`, or if all sizes are fixed, this loads the program for them. Otherwise it loads all
-    programs behind one `run`, which selects (or pads to) the program that fits its inputs, or runs
-    the stages in order.
+    With `sizes`, or if all sizes are fixed, the result is the program for these sizes. Otherwise,
+    it is a model whose `run` selects the program that fits its inputs, or pads inputs to the next
+    served sizes, or runs the segments in order.
 
     Raises:
         ArtifactError: if a file is missing or damaged, the version is unknown, this processor lacks

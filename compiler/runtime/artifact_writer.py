@@ -1,4 +1,4 @@
-"""Writing of artifacts: a folder that appears complete or not at all."""
+"""Writing of artifact folders, which appear complete or not at all."""
 
 from __future__ import annotations
 
@@ -218,7 +218,10 @@ def _write(path: Path, data: bytes | memoryview) -> None:
 
 
 def replace_folder(staging: Path, path: Path) -> None:
-    """Move a complete folder to `path`. An existing one is moved away first and removed last."""
+    """Move the complete folder `staging` to `path`.
+
+    An existing folder at `path` is moved away first, and removed at the end.
+    """
     if not path.exists():
         staging.rename(path)
         return

@@ -1,9 +1,9 @@
-"""Running and timing of single kernels.
+"""Execution and timing of single kernels.
 
 With one thread, a sample is CPU time of the calling thread, which excludes other processes. With
-several threads, a sample is wall time, which includes waiting. Rank candidates on the minimum of
-samples that were taken interleaved, in an order shuffled for every round: in a fixed order, the
-first of two kernels that share buffers pays the cache misses of both.
+several threads, a sample is wall time, which includes waiting. To rank candidates, interleave their
+samples in an order that is shuffled for every round, and compare the minimum of each candidate. In
+a fixed order, the first of two kernels that share buffers has the cache misses of both.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from tilewright.compiler.runtime.packing import Array, Bytes, aligned_empty, ali
 
 
 class BoundKernel:
-    """A kernel bound to its functions and buffers.
+    """A kernel with the addresses of its functions and buffers, ready to run.
 
     Args:
-        spec: the kernel.
-        addresses: the address of each stage's function. The owner of the code must outlive this
-            object.
+        spec: the interface of the kernel.
+        addresses: the address of each stage's function. The code must stay in memory as long as
+            this object.
         buffers: an array for each buffer of the kernel, C-contiguous, aligned to 64 bytes.
         threads: threads that share the tiles of a stage.
         scratch: allocates the scratch blocks of all threads, given a number of bytes.
@@ -85,15 +85,15 @@ class BoundKernel:
         native().tw_call(ctypes.byref(self._struct), self.threads)
 
     def evict(self, role: BufferRole) -> None:
-        """Evict the buffers of a role from the caches, if the processor allows it."""
+        """Evict the buffers with a role from the caches, if the CPU has instructions for that."""
         for spec, buffer in zip(self.spec.buffers, self._buffers, strict=True):
             if spec.role is role:
                 native().tw_evict(buffer.ctypes.data, spec.bytes)
 
     def time(self, samples: int, inner: int = 1) -> NDArray[np.float64]:
-        """Time the kernel: returns `samples` numbers, each the seconds per run in a sample.
+        """Time the kernel: returns the seconds per run of each sample, (samples,).
 
-        A sample is `inner` consecutive runs.
+        A sample consists of `inner` consecutive runs.
         """
         seconds = np.empty(samples, np.float64)
         self._struct.inner = inner
@@ -101,8 +101,9 @@ class BoundKernel:
         return seconds
 
     def inner_for(self, sample_seconds: float, limit: int = 1 << 20) -> int:
-        """Run the kernel to find the number of runs per sample for samples of about
-        `sample_seconds`.
+        """Return the number of runs that take about `sample_seconds`, at most `limit`.
+
+        The kernel is run to measure that.
         """
         inner = 1
         while inner < limit:
@@ -128,12 +129,12 @@ def _zeros() -> Bytes:
 
 
 def reference_seconds(threads: int = 1) -> tuple[float, float]:
-    """Time a fixed workload on this machine: seconds for (arithmetic, memory).
+    """Time fixed reference code on this machine: returns the seconds for (arithmetic, memory).
 
-    The workload is 2^20 multiply-adds in 16 chains, and 2^12 dependent loads from 8 MiB; each time
-    is the minimum of three. The first time rises on a machine that throttles, the second if others
-    use its caches. CPU time with one thread, wall time with several, as for kernels. It takes about
-    2 ms altogether.
+    The code is 2^20 multiply-adds in 16 chains, and 2^12 dependent loads from 8 MiB; each time is
+    the minimum of three. The first time increases if the machine throttles, the second if other
+    processes use its caches. The times are CPU time with one thread, and wall time with several.
+    The call takes about 2 ms.
     """
     seconds = np.empty((REFERENCE_ROUNDS, 2), np.float64)
     zeros = _zeros()

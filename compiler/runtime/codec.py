@@ -1,6 +1,6 @@
-"""The JSON forms of frozen dataclasses: one strict reader and one writer, generated from a class.
+"""Conversion of frozen dataclasses to JSON and back, by code that is generated from the class.
 
-The annotations of the fields define the form, so that a class needs no code of its own for it:
+The annotations of the fields define the JSON form, so that a class needs no code of its own for it:
 
     @dataclass(frozen=True, slots=True)
     class Key(JsonValue):
@@ -15,8 +15,9 @@ other dataclasses, or unions of them. `Between`, `Matching`, `Length` and `Via` 
 limits or with a custom form. `JsonForm` declares how a class differs from an object with all its
 fields.
 
-Readers do not trust the sender. A field that is unknown, missing or of another type raises an error
-that names its path, such as `buffers[3].shape[0]`. Numbers and lengths are bounded.
+Readers do not trust the sender. They raise an error for a field that is unknown, missing or of
+another type; the error names the field's path, such as `buffers[3].shape[0]`. Numbers and lengths
+are bounded.
 
 A class is compiled on first use. The source of its reader tests scalars inline and calls a function
 for other values, which makes it about as fast as a handwritten reader.
@@ -72,39 +73,41 @@ T = TypeVar("T")
 
 
 class JsonValue:
-    """The base of dataclasses with a JSON form."""
+    """Base class of dataclasses that are converted to JSON and back."""
 
     __slots__ = ()
 
     def to_json(self) -> dict[str, Any]:
-        """Convert to JSON; `from_json` reads the result back to an equal value."""
+        """Convert to JSON data; `from_json` returns an equal value for it."""
         written: dict[str, Any] = encode(self)
         return written
 
     @classmethod
     def from_json(cls, data: object) -> Self:
-        """Build a value from the output of `to_json`.
+        """Build a value from JSON data, such as the output of `to_json`.
 
-        Raises the error class that `json_form` names, otherwise MalformedError.
+        Raises:
+            MalformedError: if the data is malformed; `json_form.error` replaces this class.
         """
         return decode(cls, data)
 
 
 def encode(value: Any) -> Any:
-    """Convert an instance of a dataclass to its JSON form."""
+    """Convert an instance of a dataclass to JSON data, as for `json.dumps`."""
     return _class_codec(type(value)).compiled().write(value)  # type: ignore[arg-type]
 
 
 def decode(kind: type[T], data: object, scope: Any = None) -> T:
-    """Read a value of a class from its JSON form.
+    """Convert JSON data to an instance of a dataclass.
 
     Args:
-        kind: the class.
+        kind: the dataclass.
         data: the result of `json.loads`.
-        scope: passed to the `Via` annotations of its fields.
+        scope: the second argument of the `read` functions in `Via` annotations of its fields.
 
     Raises:
-        MalformedError, or the error of the class's form: naming the field that is wrong.
+        MalformedError: if the data is malformed, naming the field; `json_form.error` of the class
+            replaces this class.
     """
     try:
         value: T = _class_codec(kind).compiled().read(data, scope)  # type: ignore[arg-type]

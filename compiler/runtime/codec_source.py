@@ -1,4 +1,4 @@
-"""The source of readers and writers of dataclasses, compiled to functions."""
+"""Generation of Python source that reads and writes dataclasses as JSON, compiled to functions."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from tilewright.compiler.runtime.json_form import (
 
 @dataclass(frozen=True, slots=True)
 class Codec:
-    """Reader and writer for values of one annotation.
+    """Reader and writer for values of one type annotation.
 
     Attributes:
-        read: checks data and returns the value.
-        write: converts the value to its JSON form; None if the value is its own JSON form.
-        is_own_form: the source of a test, in which `$` stands for the data. It is true only for
-            data that `read` returns unchanged, so that no function call is needed for them.
+        read: checks JSON data and returns the value.
+        write: converts the value to JSON data; None if both are equal.
+        is_own_form: Python source of a test, in which `$` is replaced by the data. The test is true
+            only for data that `read` returns unchanged, which then need not be called.
     """
 
     read: Read
@@ -37,7 +37,7 @@ class Codec:
 
 @dataclass(frozen=True, slots=True)
 class FormField:
-    """A field of a class.
+    """A field of a dataclass in JSON.
 
     Attributes:
         name: its name in the class.
@@ -55,7 +55,7 @@ class FormField:
 
 
 class FunctionSource:
-    """A function under construction: its source lines, and the values that the lines refer to."""
+    """A Python function under construction: source lines, and the values that they refer to."""
 
     def __init__(self) -> None:
         self.lines: list[str] = []
@@ -77,9 +77,9 @@ class FunctionSource:
         return f"{value} if {codec.is_own_form.replace('$', value)} else {call}"
 
     def part(self, codec: Codec, value: str, place: str) -> list[str]:
-        """Return lines that replace the variable `value` by the value read from it.
+        """Return source lines that convert the variable `value` from JSON data to its value.
 
-        Errors name `place`.
+        `place` is the path of the data in errors.
         """
         if codec.is_own_form == "True":
             return []
@@ -93,9 +93,9 @@ class FunctionSource:
         return lines
 
     def compiled(self, parameters: str, what: str) -> Any:
-        """Compile the lines to a function with these parameters.
+        """Compile the lines to a function with these parameters; `what` names it in tracebacks.
 
-        The source contains only names of fields and words of this module, no data from outside.
+        The source contains only names of fields and text of this module, no data from outside.
         """
         text = "\n    ".join([f"def made({parameters}):", *self.lines])
         exec(compile(text, f"<the JSON form of {what}>", "exec"), self.values)
@@ -171,10 +171,10 @@ def class_reader(kind: type, form: JsonForm, fields: Sequence[FormField]) -> Rea
 
 
 def row_reader(parts: list[tuple[Codec, str]], made: str, source: FunctionSource) -> Read:
-    """Compile the reader of a list of fixed length.
+    """Compile the reader of a JSON list of fixed length.
 
-    `parts` has a codec and a place in error messages for each item. `made` is the source of the
-    result, an expression of the items `a0`, `a1`...
+    `parts` has the codec of each item, and its path in errors. `made` is the source of the result,
+    an expression of the items `a0`, `a1`...
     """
     source.values |= {"expected": expected}
     wrong = f"raise expected('a list of {len(parts)}', data)"
@@ -189,10 +189,10 @@ def row_reader(parts: list[tuple[Codec, str]], made: str, source: FunctionSource
 
 
 def class_writer(form: JsonForm, fields: Sequence[FormField], what: str) -> Write:
-    """Compile the writer of a class.
+    """Compile the writer of a class, called `what` in tracebacks.
 
-    It writes an object with the constants, the fields and the derived entries, or a list if
-    `form.row` is set.
+    The writer returns an object with the constants, the fields and the derived entries, or a list
+    if `form.row` is true.
     """
     source = FunctionSource()
     written = {each.name: f"value.{each.name}" for each in fields}

@@ -1,4 +1,4 @@
-"""State of a program's runs: its code with the numbers of a run, and memory."""
+"""State of a program's run: encoded instructions with the sizes of the run, and memory."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ GROWTH = 1.5
 
 
 class SizedPort(NamedTuple):
-    """An input or output of one run, with its sizes.
+    """An input or output of one run, with fixed sizes.
 
-    `positions` are the indices of its pointers. `stored` is its shape in memory, which is larger
-    than `shape` with slack capacity (`Port.room`).
+    `positions` are the indices of its pointers in `RunContext.pointers`. `stored` is its shape in
+    memory, which is larger than `shape` with slack capacity (`Port.room`).
     """
 
     dtype: np.dtype[Any]
@@ -46,8 +46,9 @@ class SizedPort(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class PortForm:
-    """An input or output of a program; `shape`, `stored` and `bytes` are indices of numbers
-    (`Rules`).
+    """An input or output of a program, with sizes that each run computes.
+
+    `shape`, `stored` and `bytes` are indices into the integers that `Rules` compute.
     """
 
     dtype: np.dtype[Any]
@@ -58,14 +59,14 @@ class PortForm:
 
 
 class ProgramForm:
-    """A program encoded for the interpreter, and the indices of its numbers (`Rules`).
+    """A program encoded for the interpreter, and the `Rules` that compute its sizes in a run.
 
     All contexts of an executable share it.
 
     Args:
         program: a checked program.
-        encoded: its code.
-        functions: the address of each function of the code.
+        encoded: the program's encoded instructions.
+        functions: the address of each function that the instructions call.
         weights: the packed constants.
     """
 
@@ -123,17 +124,17 @@ def _pairs(pairs: Iterable[tuple[int, int]]) -> NDArray[np.int64]:
 
 
 class RunContext:
-    """The resources of one run at a time: code, arena, scratch, and the table of pointers.
+    """The resources of one run at a time: instructions, arena, scratch, and pointers.
 
-    `resize` computes the numbers for the sizes of a run, `hold` allocates memory for them. Both are
-    fast if the sizes equal those of the previous run, or are smaller.
+    `resize` sets the sizes of a run; `hold` writes them into the instructions and allocates memory.
+    Both are fast if the sizes equal those of the previous run, or are smaller.
 
     Attributes:
         values: the current sizes, as in `resize`; None before the first call.
-        ready: whether code and memory match the sizes.
-        pointers: the addresses that the arguments of the code refer to.
-        counts: the numbers of elements of counted outputs.
-        program: address of the interpreter's program struct.
+        ready: whether `hold` was called for the current sizes.
+        pointers: the address of each argument of the instructions.
+        counts: for each output, the number of elements along its counted dimension.
+        program: address of the interpreter's struct `tw_program`.
     """
 
     def __init__(self, form: ProgramForm, threads: int) -> None:
@@ -177,26 +178,26 @@ class RunContext:
 
     @property
     def inputs(self) -> tuple[SizedPort, ...]:
-        """Each input at the current sizes."""
+        """The inputs at the current sizes, in order."""
         if self._inputs is None:
             self._inputs = _sized(self._form.inputs, self._numbers)
         return self._inputs
 
     @property
     def outputs(self) -> tuple[SizedPort, ...]:
-        """Each output at the current sizes."""
+        """The outputs at the current sizes, in order."""
         if self._outputs is None:
             self._outputs = _sized(self._form.outputs, self._numbers)
         return self._outputs
 
     def resize(self, values: tuple[int, ...]) -> None:
-        """Compute all numbers of the program for a run.
+        """Compute all shapes, byte counts and offsets of the program for the sizes of a run.
 
         `values` are the sizes of the dimensions in order, each divided by the dimension's
         `multiple`, then the slack capacities.
 
         Raises:
-            OutOfMemoryError: if a number exceeds any memory.
+            OutOfMemoryError: if a result exceeds any memory.
         """
         form, numbers = self._form, self._numbers
         self.values, self.ready = None, False
@@ -208,10 +209,10 @@ class RunContext:
         self.values = values
 
     def hold(self) -> None:
-        """Write the numbers into the code, and allocate memory for them.
+        """Write the current sizes into the instructions, and allocate arena and scratch.
 
         Raises:
-            OutOfMemoryError: if memory does not suffice for the values between inputs and outputs.
+            OutOfMemoryError: if there is not enough memory.
         """
         form, numbers = self._form, self._numbers
         stride = scratch_stride(numbers[form.scratch_bytes])

@@ -1,4 +1,4 @@
-"""Executables: programs bound to code and weights, ready to run."""
+"""Executables: programs with loaded code and weights, ready to run."""
 
 from __future__ import annotations
 
@@ -53,10 +53,11 @@ class Executable(Model):
         weights: the packed constants, aligned to 64 bytes; they are not copied.
         address_of: returns the address of a function by symbol.
         threads: threads per run, including the calling one.
-        code: an object that keeps the functions' code in memory.
+        code: an object that keeps the functions' code in memory, such as the loaded library.
 
     Raises:
-        ValueError: if the program would access memory out of bounds, or the weights do not fit it.
+        ValueError: if the program would access memory out of bounds, or the weights have another
+            size than the program states.
     """
 
     def __init__(
@@ -131,7 +132,7 @@ class Executable(Model):
 
     @property
     def output_names(self) -> tuple[str, ...]:
-        """The names of the values that `run` returns, in order: a list has one name."""
+        """The names of the values that `run` returns, in order; a list of arrays has one name."""
         return tuple(result.name for result in self.program.results)
 
     @property
@@ -160,7 +161,7 @@ class Executable(Model):
         labels: bool = True,
         stop: StopFlag | None = None,
     ) -> list[Array]:
-        """Like `Model.run`; this never compiles."""
+        """Run the program once, as `Model.run`; this never compiles."""
         arrays = arrays_in_order(inputs, self._input_names)
         if self._texts:
             arrays = self._positions(arrays)
@@ -191,7 +192,7 @@ class Executable(Model):
     def bind(
         self, states: Mapping[str, str], initial: Mapping[str, Array] | None = None
     ) -> Session:
-        """Like `Model.bind`."""
+        """Create a session, as `Model.bind`."""
         ports = {port.name: port.shape for port in self.inputs}
         names = [port.name for port in self.outputs]
         session = Session(ports, names, lambda arrays: self, self.run, states, initial or {})
@@ -200,7 +201,7 @@ class Executable(Model):
 
     @cached_property
     def in_place(self) -> Mapping[int, int]:
-        """Map each output that `run_into` may write over an input to that input, both by number.
+        """For each output that `run_into` may write over an input, the input; both by index.
 
         See `Program.in_place`.
         """
@@ -208,10 +209,10 @@ class Executable(Model):
 
     @cached_property
     def rooms(self) -> tuple[tuple[int, ...], ...]:
-        """For each slack capacity (`Program.rooms`), the numbers of the outputs that have it.
+        """For each slack capacity (`Program.rooms`), the indices of the outputs that have it.
 
-        The result is empty if runs must not pass slack capacities: an output with slack cannot
-        share its input's memory, or an input with slack has no such output.
+        It is empty if no run may pass slack capacities. This is the case if an output with slack
+        cannot share its input's memory, or an input with slack has no such output.
         """
         program, continued = self.program, self._continued.values()
         with_room = {k for k, port in enumerate(program.inputs) if port.room is not None}
@@ -236,10 +237,10 @@ class Executable(Model):
     def ports_for(
         self, arrays: Sequence[Array], rooms: tuple[int, ...] = ()
     ) -> tuple[tuple[SizedPort, ...], tuple[SizedPort, ...]]:
-        """Return the inputs and the outputs of a run on these arrays, with their sizes.
+        """Return the inputs and the outputs of a run, with their sizes for these input arrays.
 
-        `arrays` are the inputs in order, `rooms` the slack capacities as in `run_into`. A following
-        run with the same sizes reuses the computed sizes.
+        `arrays` are the inputs in order, `rooms` the slack capacities as in `run_into`. The next
+        run with the same sizes reuses the result.
 
         Raises:
             InvalidInputError: if a dimension is outside its range.
@@ -268,17 +269,20 @@ class Executable(Model):
         rooms: tuple[int, ...] = (),
         stop: StopFlag | None = None,
     ) -> list[Array]:
-        """Like `run`, with caller-provided memory for some inputs and outputs, and without
-        conversion of labels.
+        """Run the program once, with caller-provided memory, and without conversion of labels.
 
         Args:
-            arrays: the inputs, in order. Placed ones must have the dtype of their port.
-            given: the destination of some outputs, by the number of the output: an array of its
-                shape and dtype. Only an output of `in_place` may share memory, with its input. The
-                caller must keep the memory valid.
-            rooms: the slack capacity for each of `Program.rooms`. All ports with slack must then be
-                placed, at the start of buffers that are longer by it. `()` means no slack.
+            arrays: the inputs, in order. A `Placed` input must have the dtype of its port.
+            given: the memory of some outputs, by the index of the output: an array of its shape and
+                dtype. Only an output in `in_place` may share memory with an input, the one that it
+                replaces. The caller must keep the memory valid.
+            rooms: the slack capacity for each of `Program.rooms`; `()` for no slack. With slack,
+                all ports that have it must be `Placed`, at the start of buffers that are longer by
+                it.
             stop: as in `run`.
+
+        Returns:
+            The outputs, in order; those in `given` are the given arrays.
 
         Raises:
             InvalidInputError, OutOfMemoryError, StoppedError: as `run` does.
@@ -355,7 +359,7 @@ class Executable(Model):
         return outputs
 
     def labelled(self, outputs: Sequence[Array]) -> list[Array]:
-        """Convert outputs for the caller: numbers to their labels, and bfloat16 bits to bfloat16.
+        """Convert outputs for the caller: positions to strings, bfloat16 bits to bfloat16.
 
         Other outputs are unchanged.
         """
@@ -367,7 +371,7 @@ class Executable(Model):
         return made
 
     def listed(self, outputs: Sequence[Array]) -> list[Array]:
-        """Group the outputs that are elements of one list into one list of arrays."""
+        """Return the results of the model: outputs that are elements of one list become a list."""
         if not self._lists:
             return list(outputs)
         return [cast("Array", result.of(outputs)) for result in self._lists]

@@ -1,10 +1,10 @@
-"""Compiled models of several programs with guards: the inputs' sizes, or values that data
-determine, select the program.
+"""Compiled models that consist of several programs, each with a guard for the runs that it serves.
 
-One program may serve all sizes of a range; some sizes may have their own programs. Sizes that no
-program serves are compiled for when a run first needs them, in a process that has the compiler. An
-artifact holds a fixed list. If its manifest allows it, inputs between two served sizes are padded
-with zeros to the next one, and the outputs are cropped.
+The guard is a condition on the sizes of inputs and on values that data determine. One program may
+serve all sizes of a range; some sizes may have their own programs. In a process that has the
+compiler, a program for other sizes is compiled when a run first needs it. An artifact holds a fixed
+list of programs. If its manifest allows it, inputs between two served sizes are padded with zeros
+to the larger one, and the outputs are cropped.
 """
 
 from __future__ import annotations
@@ -60,18 +60,18 @@ Part: TypeAlias = "Callable[[Mapping[str, Dims]], GuardedModel]"
 
 
 class GuardedModel(Model):
-    """A compiled model of several programs.
+    """A compiled model that consists of several programs with guards (`SegmentGuard`).
 
-    Each program is compiled once, even if several threads need it.
+    Each program is compiled once, even if several threads need it at once.
 
     Args:
-        ports: its inputs and outputs, without dimensions whose size the caller sets.
-        first: the whole model as the continuation of an empty cut.
-        make: compiles a stage that is missing in `SegmentBoundary.made`, and adds it there. Only
+        ports: its inputs and outputs, with numbers for dimensions whose size is fixed.
+        first: the boundary before the whole model.
+        make: compiles a segment that a boundary lacks, and adds it to `SegmentBoundary.made`. Only
             one thread calls it at a time.
-        part: handles runs in which one dimension name of the file has two different sizes. Without
-            it, each such run gets programs for its sizes only, or raises an error, as in an
-            artifact.
+        part: returns the same model with other dimensions of its inputs. It is called if, in a run,
+            a dimension that the file names once has two different sizes. None selects the default:
+            programs for such runs in a process with the compiler, an error in an artifact.
 
     Raises:
         InvalidArgumentError: if inputs are to be padded and an output could not be cropped.
@@ -116,7 +116,7 @@ class GuardedModel(Model):
 
     @property
     def open(self) -> tuple[str, ...]:
-        """The names of the inputs' dynamic dimensions, each once, in order."""
+        """The distinct names of the inputs' dynamic dimensions, in order."""
         return self.ports.open
 
     @property
@@ -132,27 +132,25 @@ class GuardedModel(Model):
 
     @property
     def reasons(self) -> tuple[str, ...]:
-        """The reasons why some programs serve only one combination of sizes, or only a part of the
-        stated ranges."""
+        """The reasons why some programs serve only one combination of sizes, or not all ranges."""
         return tuple(dict.fromkeys(text for cut in self._first.walk() for text in cut.reasons))
 
     @property
     def reason(self) -> str:
-        """The first of `reasons`; an empty text if `reasons` is empty."""
+        """The first of `reasons`; "" if there is no reason."""
         return next(iter(self.reasons), "")
 
     @property
     def ranged(self) -> Executable | None:
-        """The program that serves ranges, for a model without segments; None if there is no such
-        program."""
+        """The program with dynamic sizes of a model without segments, or None."""
         found = (stage.program for facts, stage in list(self._first.made.items()) if facts.open)
         return next(found, None) if self._first.whole else None
 
     @property
     def made(self) -> tuple[Sizes, ...]:
-        """The combinations of sizes that have their own program, in the order of first use.
+        """The combinations of sizes that have a program with fixed sizes, in order of first use.
 
-        Segmented models have none.
+        It is empty for segmented models.
         """
         made = tuple(self._first.made) if self._first.whole else ()
         own = tuple(tuple(sorted(facts.sizes)) for facts in made if not facts.open)
@@ -160,9 +158,9 @@ class GuardedModel(Model):
 
     @property
     def served(self) -> tuple[Sizes, ...] | None:
-        """The combinations of sizes for which an artifact has programs.
+        """The combinations of sizes for which an artifact has programs with fixed sizes.
 
-        None if programs for other sizes can be compiled, or the model is segmented.
+        It is None if programs for other sizes can be compiled, or the model is segmented.
         """
         listed_ = self._first.served
         if listed_ is None or self.is_cut:
@@ -170,7 +168,7 @@ class GuardedModel(Model):
         return tuple(tuple(sorted(facts.sizes)) for facts in listed_ if not facts.open)
 
     def inputs_at(self, sizes: Mapping[str, int]) -> tuple[Port, ...]:
-        """The inputs except texts, for these sizes of the dimensions in `open`."""
+        """Return the inputs, except string inputs, for these sizes of the dimensions in `open`."""
         return tuple(
             Port(crossing.name, crossing.dtype, _shape(crossing.dims, sizes))
             for crossing in self._first.reads.crossings
@@ -178,7 +176,7 @@ class GuardedModel(Model):
         )
 
     def texts_at(self, sizes: Mapping[str, int]) -> dict[str, tuple[int, ...]]:
-        """The shapes of the text inputs, by name, for these sizes of the dimensions in `open`."""
+        """Return the shapes of string inputs, by name, for these sizes of dimensions in `open`."""
         return {
             crossing.name: _shape(crossing.dims, sizes)
             for crossing in self._first.reads.crossings
@@ -186,9 +184,9 @@ class GuardedModel(Model):
         }
 
     def executable(self, sizes: Mapping[str, int]) -> Executable:
-        """Return the program for exactly these sizes, compiled if necessary.
+        """Return the program for exactly these sizes, and compile it if necessary.
 
-        Later runs with these sizes use it.
+        Later runs with these sizes use this program.
 
         Raises:
             InvalidInputError: if the sizes are not served, or a size without its own program is
@@ -249,10 +247,10 @@ class GuardedModel(Model):
         return self._run(inputs, labels, stop)[0]
 
     def programs_of(self, inputs: Mapping[str, Array] | Sequence[Array]) -> list[Ran]:
-        """Run the model, and return the programs that ran, in order, each with its own inputs.
+        """Run the model, and return the programs that ran, in order, each with its inputs by name.
 
         Raises:
-            InvalidInputError, CompilerError: where `run` raises them.
+            InvalidInputError, CompilerError: as `run`.
         """
         return self._run(inputs, labels=False)[1]
 
@@ -295,9 +293,7 @@ class GuardedModel(Model):
         )
 
     def program_for(self, arrays: Sequence[Array]) -> Executable | None:
-        """Return the single program that serves a run on these inputs; None if a run needs
-        several.
-        """
+        """Return the program that serves a run on these inputs; None for a segmented model."""
         if not self._first.whole:
             return None
         if self._direct is not None and self._direct.takes(arrays):
@@ -535,14 +531,15 @@ def whole_cut(
     own: Iterable[Sizes] = (),
     reason: str = "",
 ) -> SegmentBoundary[Executable]:
-    """Build the boundary before the whole of a model without segments.
+    """Return the boundary before the whole model, for a model without segments.
 
     Args:
         reads: its inputs, with the ranges of their dimensions.
         ports: its inputs and outputs.
-        ranged: the program that serves ranges, possibly only parts of the ranges of `reads`.
-        served: combinations of sizes for which an artifact has programs.
-        own: combinations of sizes that get their own program on first use, within ranges or not.
+        ranged: a program with dynamic sizes, possibly for smaller ranges than those of `reads`.
+        served: combinations of sizes for which an artifact has programs; None outside of artifacts.
+        own: combinations of sizes that get a program with fixed sizes on first use, even if
+            `ranged` serves them.
         reason: the reason why no program serves all sizes of the ranges.
     """
     listed_ = None if served is None else [reads.at(dict(sizes)) for sizes in served]

@@ -1,4 +1,4 @@
-"""Checks of the input arrays, given by name or in order."""
+"""Checks of a run's input arrays, and inference of dynamic sizes from them."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from tilewright.compiler.sizes import dimensions, is_dynamic
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """An array in aligned memory that a program uses directly, and the array's address."""
+    """An array in aligned memory that a program accesses without a copy, with its address."""
 
     array: Array
     address: int
 
     @staticmethod
     def at_start(memory: Bytes, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Placed:
-        """Create an array at the start of a block of memory.
+        """Create an array with its first element at the start of a block of memory.
 
         Raises:
             ValueError: if the memory is too small, not aligned to 64 bytes, or read-only.
@@ -53,7 +53,8 @@ def arrays_in_order(
 ) -> Sequence[Array]:
     """Return the input arrays in the order of `names`.
 
-    Memory shared by DLPack, such as tensors of PyTorch and JAX, is read without a copy.
+    An object that supports DLPack, such as a tensor of PyTorch or JAX, becomes an array without a
+    copy.
 
     Raises:
         InvalidInputError: if the names or the count are wrong, or an object cannot share its
@@ -128,7 +129,7 @@ def shapes_of(arrays: Sequence[Array | Placed], names: Sequence[str]) -> list[tu
 
 
 class InputSizes:
-    """Infers a program's dynamic dimensions from its inputs, and checks that the inputs fit."""
+    """Infers the sizes of a program's dynamic dimensions from inputs, and checks the inputs."""
 
     def __init__(self, program: Program) -> None:
         sources = program.sources()
@@ -162,9 +163,10 @@ class InputSizes:
         return tuple(values)
 
     def named(self, arrays: Sequence[Array]) -> dict[str, int]:
-        """The size of each dimension in these inputs, by the dimension's name.
+        """Return the size of each dimension in these inputs, by the dimension's name.
 
-        Raises InvalidInputError where `of` does.
+        Raises:
+            InvalidInputError: as `of`.
         """
         values = zip(self._sources, self.of(arrays), strict=True)
         return {source[0].name: source[0].multiple * value for source, value in values}

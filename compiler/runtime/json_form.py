@@ -1,4 +1,4 @@
-"""Declarations of JSON forms, for annotations and classes, and the error of readers.
+"""Declarations that control the conversion of dataclasses to JSON, and the error of readers.
 
 `codec` generates readers and writers from these declarations.
 """
@@ -21,7 +21,7 @@ MOST_ITEMS = 1_000_000
 
 
 class MalformedError(ValueError):
-    """JSON data does not match the form that is read; `path` names the wrong field."""
+    """JSON data is malformed: `path` is the path of the wrong field, `problem` its fault."""
 
     def __init__(self, problem: str, path: str = "") -> None:
         super().__init__(f"{path}: {problem}" if path else problem)
@@ -32,8 +32,8 @@ class MalformedError(ValueError):
 class Between:
     """The limits of a number in JSON, both inclusive.
 
-    With `above`, the number must exceed `least`. Unless `finite`, NaN and infinities are accepted,
-    also as the texts that databases store for them (`NaN`, `-Infinity`).
+    With `above`, the number must exceed `least`. If `finite` is false, NaN and infinities are
+    accepted, also as the strings `NaN`, `Infinity` and `-Infinity`, which databases store.
     """
 
     least: float
@@ -56,20 +56,20 @@ LARGEST_FLOAT = 1 << 1023
 
 @dataclass(frozen=True, slots=True)
 class Matching:
-    """A regular expression that the whole text must match."""
+    """A regular expression that a whole string in JSON must match."""
 
     pattern: str
 
 
 @dataclass(frozen=True, slots=True)
 class Length:
-    """Limits of the length of a text or a list, and of the number of entries of a mapping."""
+    """Limits, both inclusive, of the length of a string, a list or a mapping in JSON."""
 
     least: int = 0
     most: int = MOST_ITEMS
 
     def check(self, data: Any, what: str) -> None:
-        """Raise MalformedError for data of another length; `what` names its items."""
+        """Raise MalformedError for data of another length; `what` names the items in the error."""
         if not self.least <= len(data) <= self.most:
             limits = f"at least {self.least}" if len(data) < self.least else f"at most {self.most}"
             raise MalformedError(f"{len(data)} {what}, expected {limits}")
@@ -77,13 +77,15 @@ class Length:
 
 @dataclass(frozen=True, slots=True)
 class Via:
-    """An annotation of a value that is written as a value of another type with a JSON form.
+    """An annotation of a field that is converted to another type before it is written as JSON.
 
     Attributes:
         form: the other type.
-        read: converts a value of `form`, with the scope; raises ValueError for invalid data.
-        write: converts the value to `form`.
-        own: a type whose values are read unchanged; None if every value is converted.
+        read: returns the field's value, given the value of type `form` and the scope (`decode`);
+            raises ValueError for invalid data.
+        write: converts the field's value to `form`.
+        own: a type whose instances in the data are accepted unchanged; None if every value is
+            converted.
     """
 
     form: Any
@@ -94,25 +96,25 @@ class Via:
 
 @dataclass(frozen=True, slots=True)
 class JsonForm:
-    """The JSON form of a class, where it differs from an object with all fields in order.
+    """Options of a class's JSON form, which by default is an object with all fields in order.
 
     A class declares it as `json_form`.
 
     Attributes:
         what: the class's name in errors, such as `measure request`.
-        error: the exception that `decode` raises, a ValueError or an error with one text argument.
-        row: whether the form is a list of the values, without names.
-        constants: entries before the fields with a fixed value. They distinguish the classes of a
-            union. Without constants, the first field of each class does.
+        error: the class of the exception that `decode` raises, whose constructor takes a message.
+        row: whether the form is a list of the fields' values, without names.
+        constants: entries with a fixed value, before the fields. They distinguish the classes of a
+            union; without constants, the first field of each class does.
         leading: fields that are written before the others.
         names: JSON names of fields, if they differ from the class's names.
         sparse: fields that are omitted if they equal their default, or `()` without a default.
         optional: fields that a sender may omit, although they are always written.
         derived, derive: names of entries after the fields, and a function that computes them from a
-            value. Other programs may read them; this reader ignores their values.
+            value, for other programs. The reader ignores these entries.
         check: raises ValueError for a value whose fields are inconsistent.
-        opens, scope: fields that are read first, and a function that computes the scope of the
-            others from the enclosing scope and these fields.
+        opens, scope: fields that are read first, and a function that returns the scope for reading
+            the other fields, given the enclosing scope and the first fields.
     """
 
     what: str = ""
@@ -131,7 +133,7 @@ class JsonForm:
 
 
 def pairs(form: Any) -> Via:
-    """Return the annotation of a tuple of (name, value) pairs that JSON represents as an object.
+    """Return an annotation for a tuple of (name, value) pairs that is an object in JSON.
 
     `form` is the `Mapping` type of that object.
     """
@@ -139,7 +141,7 @@ def pairs(form: Any) -> Via:
 
 
 def within(error: ValueError, place: str) -> MalformedError:
-    """Return the error of a part as an error of the whole: prepend `place` to its path."""
+    """Return a MalformedError for `error`, with `place` prepended to its path."""
     if not isinstance(error, MalformedError):
         return MalformedError(str(error), place)
     separator = "." if error.path and not error.path.startswith("[") else ""
@@ -151,5 +153,5 @@ def expected(what: str, value: object) -> MalformedError:
 
 
 def shown(key: object) -> str:
-    """Shorten a name from untrusted data for an error message."""
+    """Shorten and escape a name from untrusted data for an error message."""
     return reprlib.repr(key).strip("'")

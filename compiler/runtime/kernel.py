@@ -45,7 +45,7 @@ ALIGNMENT = 64
 
 
 def ranges_to_json(dimensions: Iterable[Dimension]) -> dict[str, str]:
-    """Convert dimensions to a mapping from names to ranges: `{"batch": "1..64"}`."""
+    """Convert dimensions to a JSON object from names to ranges: `{"batch": "1..64"}`."""
     return {dimension.name: dimension.range_text for dimension in dimensions}
 
 
@@ -68,12 +68,12 @@ def size_to_json(size: int) -> int | str:
 
 
 def size_from_json(value: Any, known: Mapping[str, Dimension]) -> int:
-    """Read the output of `size_to_json`.
+    """Convert the output of `size_to_json` to a size.
 
-    `known` are the dynamic dimensions by name.
+    `known` has the dynamic dimensions by name.
 
     Raises:
-        ValueError: for other data, and for a size that is or may be negative.
+        ValueError: if the data is malformed, or the size is or may be negative.
     """
     if not isinstance(value, str):
         return _size(value)
@@ -97,9 +97,9 @@ def _size(value: Any) -> int:
 
 
 class SizeScope(NamedTuple):
-    """The context in which sizes are read from JSON.
+    """The scope (`codec.decode`) in which sizes are read from JSON.
 
-    `known` are the dynamic dimensions by name, `depth` is the nesting depth of the instruction.
+    `known` has the dynamic dimensions by name; `depth` is the nesting depth of the instruction.
     """
 
     known: Mapping[str, Dimension]
@@ -107,7 +107,7 @@ class SizeScope(NamedTuple):
 
 
 def size_in(value: Any, scope: SizeScope | None) -> int:
-    """Read a size, as `size_from_json` does, with the dynamic dimensions of `scope`, if any."""
+    """Convert JSON data to a size as `size_from_json`, with the dynamic dimensions of `scope`."""
     return size_from_json(value, {} if scope is None else scope.known)
 
 
@@ -164,21 +164,22 @@ class BufferRole(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class BufferSpec(JsonValue):
-    """One buffer of a kernel.
+    """One buffer of a kernel: its tensor and its memory layout.
 
     Attributes:
         name: the tensor's name in the loop nest.
-        role: its role.
+        role: the buffer's role.
         dtype: the type of an element in memory.
         shape: the logical shape; for a weight, the shape after `einsum`.
         layout: memory layout of the logical axes (`compiler.loops.layout`), as text.
         halo: zeros before and after each logical axis; `()` for no halo.
         bytes: size in memory, including halo and padding of the layout.
-        source: index of the workload input that fills it; -1 for shared and output buffers.
-        parts: for a weight, the number of equal parts of each source dimension before `einsum`; the
-            parts become the first axis, in row-major order. `()` leaves the source whole.
-        einsum: for a weight, the linear transform before packing, in NumPy's notation. The operands
-            are the first matrix, the source, then the other matrices.
+        source: index of the workload input with its elements; -1 for shared and output buffers.
+        parts: for a weight, the number of equal parts into which each dimension of the source is
+            divided before `einsum`; the parts become the first axis, in row-major order. `()` does
+            not divide the source.
+        einsum: for a weight, the linear transform before packing, as subscripts of `np.einsum`. The
+            operands are the first matrix, the source, then the other matrices. "" for none.
         matrices: constant matrices of `einsum`.
         may_alias: indices of buffers of this kernel that may share this one's memory.
     """
@@ -204,7 +205,7 @@ class BufferSpec(JsonValue):
     may_alias: tuple[Natural, ...] = ()
 
     def parsed_layout(self) -> Layout:
-        """The layout, parsed from its text."""
+        """Return the layout, parsed from its text."""
         return Layout.parse(self.layout)
 
     def check(self) -> None:
@@ -215,9 +216,9 @@ class BufferSpec(JsonValue):
 
 @dataclass(frozen=True, slots=True)
 class StageSpec:
-    """One function of a kernel, by its symbol.
+    """One stage of a kernel: the symbol of its function, and the extent of its parallel loop.
 
-    `extent` is the number of tiles of its parallel loop; it is 1 for a serial stage.
+    The extent is a number of tiles; it is 1 for a serial stage.
     """
 
     json_form: ClassVar[JsonForm] = JsonForm(row=True)
@@ -250,9 +251,9 @@ class KernelSpec(JsonValue):
     sizes: WorkloadRanges = ()
 
     def given(self, size: int, sizes: tuple[int, ...]) -> int:
-        """Evaluate a size of this kernel, given the sizes of its dynamic dimensions.
+        """Evaluate a size of this kernel for `sizes`, the sizes of its dynamic dimensions in order.
 
-        The given sizes may be dynamic too, and the result is then dynamic.
+        If `sizes` are dynamic sizes of a program, so is the result.
         """
         if not is_dynamic(size):
             return size
@@ -260,9 +261,9 @@ class KernelSpec(JsonValue):
         return substituted(size, lambda dimension: values[dimension] // dimension.multiple)
 
     def check_sizes(self, sizes: tuple[int, ...]) -> None:
-        """Raise ValueError unless `sizes` are possible sizes of the kernel's dynamic dimensions.
+        """Raise ValueError unless `sizes` are within the ranges of the kernel's dimensions.
 
-        The sizes may be dynamic themselves.
+        `sizes` may be dynamic sizes of a program.
         """
         if len(sizes) != len(self.sizes):
             raise ValueError(
@@ -279,10 +280,10 @@ class KernelSpec(JsonValue):
                 )
 
     def at(self, sizes: tuple[int, ...]) -> KernelSpec:
-        """Return the kernel's interface for these sizes of its dynamic dimensions.
+        """Return the interface with the dynamic dimensions replaced by `sizes`.
 
         Raises:
-            ValueError: if a dimension cannot have its size.
+            ValueError: if a size is outside the range of its dimension.
         """
         self.check_sizes(sizes)
         known = replace(self, sizes=())
@@ -301,11 +302,10 @@ class KernelSpec(JsonValue):
 
 
 def elements(shape: tuple[int, ...]) -> int:
-    """Number of elements of a logical shape; 1 for a scalar."""
+    """Return the number of elements of a logical shape; 1 for a scalar."""
     return math.prod(shape)
 
 
 def aligned_bytes(size: int) -> int:
-    """Bytes that a buffer of `size` bytes occupies in a block: rounded up to a multiple of
-    `ALIGNMENT`."""
+    """Return `size` rounded up to a multiple of `ALIGNMENT`: the bytes of a buffer in a block."""
     return -(-size // ALIGNMENT) * ALIGNMENT

@@ -1,6 +1,7 @@
-"""Labels: texts, or the keys of dictionaries, that the numbers of an output represent.
+"""Labels: tables of strings or dictionary keys, by which inputs and outputs are converted.
 
-Kernels compute numbers only. An executable converts them to labels for the caller.
+Kernels compute only with numeric tensors. An executable converts strings of inputs to int64
+positions in a table, and positions in outputs to strings.
 """
 
 from __future__ import annotations
@@ -31,10 +32,10 @@ WIDEST_DISPLAY = 64
 
 @dataclass(frozen=True, slots=True)
 class Labels(JsonValue):
-    """The meanings of an output's numbers.
+    """The labels of a numeric tensor that represents strings or dictionaries.
 
-    Without `columns`, elements are int64 positions in `keys`, which are texts. With `columns`, the
-    output has shape (rows, keys), and each row represents a dictionary of its elements by key.
+    Without `columns`, elements are int64 positions in `keys`, which are strings. With `columns`,
+    the tensor has shape (rows, keys), and each row represents a dictionary of its elements by key.
     """
 
     json_form: ClassVar[JsonForm] = JsonForm("labels")
@@ -43,7 +44,7 @@ class Labels(JsonValue):
     columns: bool = False
 
     def check(self, dtype: np.dtype[Any], shape: tuple[int, ...]) -> None:
-        """Raises ValueError unless outputs of this type and shape can have these labels."""
+        """Raise ValueError unless a tensor of this type and shape can have these labels."""
         if self.columns:
             fits = len(shape) == 2 and shape[1] == len(self.keys)
         else:
@@ -52,7 +53,7 @@ class Labels(JsonValue):
             raise ValueError(f"{len(self.keys)} labels do not fit {dtype} of {shape}")
 
     def applied(self, array: NDArray[Any]) -> NDArray[Any]:
-        """Convert numbers to labels: texts, or (rows,) objects that are dictionaries.
+        """Convert a tensor to an array of strings, or to an object array (rows,) of dictionaries.
 
         Raises:
             IndexError: if an element is not the position of a key.
@@ -66,9 +67,7 @@ class Labels(JsonValue):
         return np.array(self.keys, np.str_)[array] if self.keys else np.empty(array.shape, np.str_)
 
     def positions(self, texts: NDArray[Any]) -> NDArray[Any]:
-        """Convert texts to their int64 positions; a text without a key gets the last position,
-        `OTHER`.
-        """
+        """Convert strings to int64 positions in `keys`; others get the last position, `OTHER`."""
         places = _places(self.keys)
         other = len(self.keys) - 1
         found = [places.get(text, other) for text in texts.reshape(-1).tolist()]

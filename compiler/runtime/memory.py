@@ -1,4 +1,4 @@
-"""Available memory of this machine.
+"""The memory that this machine can provide.
 
 Linux overcommits memory and kills a process that uses more than exists. Code that is about to fill
 much memory checks here first.
@@ -15,10 +15,12 @@ SMALL_BYTES = 1 << 28
 
 
 def check_memory(needed_bytes: int, what: str, root: Path = Path("/")) -> None:
-    """Check that the machine can provide this much memory; passes if the amount is unknown.
+    """Check that `needed_bytes` are available; passes if the available memory is unknown.
+
+    `what` names the purpose, such as "to read the model".
 
     Raises:
-        OutOfMemoryError: naming the purpose of the memory.
+        OutOfMemoryError: naming the purpose, if memory does not suffice.
     """
     if needed_bytes < SMALL_BYTES:
         return
@@ -31,9 +33,9 @@ def check_memory(needed_bytes: int, what: str, root: Path = Path("/")) -> None:
 
 
 def available_bytes(root: Path = Path("/")) -> int | None:
-    """Return the bytes that can be filled without swapping, within the limit of a container.
+    """Return the bytes available without swapping, within the limit of a container.
 
-    Return None if the number is unknown.
+    The result is None if it is unknown.
     """
     found = [_of_machine(root / "proc/meminfo"), _of_container(root / "sys/fs/cgroup")]
     return min((size for size in found if size is not None), default=None)
@@ -42,7 +44,7 @@ def available_bytes(root: Path = Path("/")) -> int | None:
 def total_bytes(root: Path = Path("/")) -> int | None:
     """Return the memory of this machine in bytes, or the limit of a container if that is less.
 
-    Return None if the number is unknown.
+    The result is None if it is unknown.
     """
     limit = _read(root / "sys/fs/cgroup/memory.max").strip()
     found = [

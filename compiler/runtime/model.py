@@ -1,4 +1,4 @@
-"""The interface of compiled models of all kinds: calls, printing, inputs and outputs."""
+"""`Model`, the interface of all compiled models: calls, printing, inputs and outputs."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ class Model(ABC):
     @property
     @abstractmethod
     def inputs(self) -> Sequence[ModelPort]:
-        """Name, dtype and shape of each input, in order; dynamic dimensions by name."""
+        """Name, dtype and shape of each input, in order; a dynamic dimension is its name."""
 
     @property
     @abstractmethod
     def outputs(self) -> Sequence[ModelPort]:
-        """Name, dtype and shape of each output, in order; dynamic dimensions by name."""
+        """Name, dtype and shape of each output, in order; a dynamic dimension is its name."""
 
     @property
     @abstractmethod
@@ -74,14 +74,15 @@ class Model(ABC):
     def bind(
         self, states: Mapping[str, str], initial: Mapping[str, Array] | None = None
     ) -> Session:
-        """Create a session of runs, each of which takes outputs of the previous run as inputs: a
-        cache of keys and values, the state of a recurrent network. Each element of a list counts as
-        a separate output (`caches[0]`).
+        """Create a session: consecutive runs that take outputs of the previous run as inputs.
+
+        Examples are a cache of keys and values, or the state of a recurrent network. Each element
+        of a list counts as a separate output (`caches[0]`).
 
         Args:
-            states: maps each output that is kept to the input that it becomes.
+            states: maps each output that is a state to the input that it becomes in the next run.
             initial: the initial values of states, by input; zeros by default. A state with dynamic
-                dimensions needs one, and may change its size at each step.
+                dimensions needs an initial value, and may change its size at each step.
 
         Raises:
             InvalidArgumentError: if an output or input does not exist, two outputs become one

@@ -60,7 +60,7 @@ class ProgramStruct(ctypes.Structure):
 
 
 def find_library(folder: Path) -> Path:
-    """Return the path of the library in a folder; the library is compiled there if it is missing.
+    """Return the path of the C runtime in a folder; it is compiled into the folder if missing.
 
     Raises:
         ImportError: if it cannot be compiled.
@@ -120,10 +120,10 @@ def native() -> ctypes.CDLL:
 
 @contextmanager
 def pinned_random_keys() -> Iterator[None]:
-    """Within this context, random numbers without a seed are the same in each run.
+    """Return a context in which random numbers without a seed are the same in each run.
 
-    They are the numbers of the references (`compiler.ops.random_bits`). This holds for all threads
-    of the process, until the last of overlapping contexts ends.
+    They equal those of the NumPy references (`compiler.ops.random_bits`). This holds for all
+    threads of the process, until the last of overlapping contexts ends.
     """
     native().tw_pin_random_keys(1)
     try:
@@ -133,9 +133,9 @@ def pinned_random_keys() -> Iterator[None]:
 
 
 def vector_bits() -> int:
-    """Return the bits of a vector register whose length the device determines (SVE, RISC-V's V).
+    """Return the length of scalable vector registers in bits (SVE, RISC-V's V).
 
-    Return 0 if the processor has no such registers.
+    The result is 0 if the processor has none.
 
     Raises:
         ImportError: see `native`.
@@ -144,10 +144,10 @@ def vector_bits() -> int:
 
 
 def native_address(symbol: str) -> int:
-    """Return the address of a native function in the library.
+    """Return the address of a function in the C runtime, by its symbol.
 
     Raises:
-        ImportError: if the library lacks the function: it was built from other sources.
+        ImportError: if the library lacks the function, because it was built from other sources.
     """
     try:
         address = ctypes.cast(getattr(native(), symbol), ctypes.c_void_p).value

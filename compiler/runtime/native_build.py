@@ -1,7 +1,8 @@
 """Compilation of the C runtime on a device, if the package has no library for its architecture.
 
-Wheels contain it for the usual architectures; the wheel for any platform contains its sources only.
-The system's C compiler builds it once, in the package's folder, so that the sandbox finds it too.
+Wheels contain the library for common architectures; the wheel for any platform contains only its
+sources. The system's C compiler builds it once, in the package's folder, to which the sandbox has
+access.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ SECONDS = 300.0
 
 
 def build_native(path: Path) -> None:
-    """Compile the C runtime to a file, which appears complete or not at all.
+    """Compile the C runtime to the library `path`, which appears complete or not at all.
 
     Raises:
         ImportError: naming the missing compiler, sources, or permission to write.

@@ -1,9 +1,9 @@
-"""The native functions: operations that the C runtime implements because they are not loop nests.
+"""Memory accesses of the native functions, by which a program is checked before it runs.
 
-A function has a stage's type; its parameters are integers in the program. This module defines the
-memory that each function reads and writes, so that a program can be checked before it runs. The
-functions are in `native/selection.c`, `native/suppression.c`, `native/accumulation.c`,
-`native/random.c` and `native/descent.c`.
+A native function is an operation that the C runtime implements, because it is not a loop nest. It
+has the C type of a kernel's stage; its parameters are integers in the program. The functions are in
+`native/selection.c`, `native/suppression.c`, `native/accumulation.c`, `native/random.c` and
+`native/descent.c`.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ class NativeSignature:
     Attributes:
         inputs: bytes of each buffer that is read.
         output: bytes of the buffer that is written.
-        extent: number of tiles, which threads share.
+        extent: number of tiles, which are distributed over threads.
         scratch_bytes: work memory per thread.
         counts: whether the call also writes the number of elements of the output
             (`BufferSpace.COUNT`).
         partial: whether the call leaves most of the output unchanged.
-        over: the number of the input that may share the output's memory, which the function then
-            changes in place; None if no input may.
+        over: the index of the input that may share the output's memory, so that the function
+            changes it in place; None if no input may.
     """
 
     inputs: tuple[int, ...]
@@ -65,7 +65,7 @@ def native_signature(function: str, parameters: tuple[int, ...]) -> NativeSignat
 
 
 def native_symbol(function: str) -> str:
-    """Return the name of a native function in the C library."""
+    """Return the symbol of a native function in the C runtime."""
     return f"tw_native_{function}"
 
 

@@ -1,9 +1,9 @@
 """Conversion of logical arrays to physical buffers and back.
 
-A layout maps each logical index to a position in memory, factor by factor. The factors'
-contributions along one logical axis add up, so that an element's position is a sum of one table
-entry per axis: packing is one scatter with broadcast tables. If a layout's factors split each axis
-evenly, packing is a reshape and a transpose, which is faster and covers nearly every buffer.
+An element's position in memory is a sum of one table entry per logical axis, because each factor of
+a layout depends on one axis. In general, packing is therefore one scatter with broadcast tables. If
+a layout splits each axis evenly, as nearly all layouts do, packing is a reshape and a transpose,
+which is faster.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def aligned_empty(size: int) -> Bytes:
 def aligned_zeros(size: int) -> Bytes:
     """Allocate `size` zero bytes, aligned to 64 bytes.
 
-    The system provides memory pages on first access.
+    A memory page is only used once it is accessed.
     """
     raw = np.zeros(size + ALIGNMENT, np.uint8)
     start = -raw.ctypes.data % ALIGNMENT
@@ -48,10 +48,15 @@ def pack(
     dtype: DType = DType.FLOAT32,
     out: Bytes | None = None,
 ) -> Array:
-    """Convert a logical array to its physical form: 1-D, of `dtype`, aligned to 64 bytes.
+    """Copy a logical array to a physical buffer: 1-D, of `dtype`, aligned to 64 bytes.
 
-    The halo and the padding of the layout's last blocks are zero. `out` is the destination: zero
-    bytes of the exact size. Without `out`, new memory is allocated.
+    Args:
+        array: the logical array.
+        shape: its shape.
+        layout, halo: the layout and the halo of the buffer. The halo and the padding of the
+            layout's last blocks are zero.
+        dtype: the element type.
+        out: the memory of the buffer, filled with zeros; None allocates it.
 
     Raises:
         ValueError: if the array has another shape, or `out` another size.
@@ -82,9 +87,9 @@ def unpack(
     halo: Halo = (),
     dtype: DType = DType.FLOAT32,
 ) -> Array:
-    """Copy a physical buffer to a logical array, which is C-contiguous.
+    """Copy a physical buffer to a new logical array, which is C-contiguous.
 
-    `buffer` is 1-D and either of `dtype` or bytes.
+    `buffer` is 1-D, of type `dtype` or uint8. The other arguments are those of `pack`.
 
     Raises:
         ValueError: if the buffer is too small.
@@ -101,21 +106,25 @@ def unpack(
 
 
 def packed_bytes(spec: BufferSpec) -> int:
-    """Return the size in bytes of a buffer in its layout, computed from its shape."""
+    """Return the size in bytes of a buffer, computed from its shape, layout and halo."""
     count = strides(spec.shape, spec.parsed_layout(), spec.halo)[1]
     return count * spec.dtype.bytes
 
 
 def make_weight(spec: BufferSpec, source: Array, out: Bytes | None = None) -> Array:
-    """Pack a weight: return `pack(einsum(parts(source)))`, computed in float64.
+    """Pack a weight into its buffer: divide it into parts, transform it, and store it in a layout.
 
-    `source` is the logical array of the workload input `spec.source`. Transformed integers are the
-    bits of bfloat16, because no other integers are transformed. A kernel that merges adjacent
-    dimensions has them merged in its buffer's shape. `out` is as in `pack`.
+    The transform `spec.einsum` is computed in float64. A source of integers that is transformed
+    holds the bits of bfloat16.
+
+    Args:
+        spec: the buffer.
+        source: the constant, the workload input with the index `spec.source`.
+        out: as in `pack`.
 
     Raises:
-        ValueError: if the (transformed) source does not have the buffer's shape, or its dimensions
-            do not divide into the parts.
+        ValueError: if the transformed source has another number of elements than the buffer, or its
+            dimensions are not divisible by `spec.parts`.
     """
     sums = _sums_of_parts(spec, source, out)
     if sums is not None:
@@ -184,12 +193,13 @@ def _add_up(terms: list[list[tuple[bool, int]]], parts: list[Array], out: Array)
 
 
 def cut(array: Array, parts: tuple[int, ...]) -> Array:
-    """Cut an array into equal parts, which become a new first axis.
+    """Divide an array into equal blocks, which become a new first axis.
 
-    An array (4, 6) in parts (2, 2) becomes (4, 2, 3).
+    `parts` has the number of blocks along each dimension. An array (4, 6) with parts (2, 2) becomes
+    (4, 2, 3).
 
     Raises:
-        ValueError: if a dimension does not divide into its number of parts.
+        ValueError: if a dimension is not divisible by its number of parts.
     """
     split = _in_parts(array, parts)
     return split.reshape(-1, *split.shape[array.ndim :])
@@ -207,7 +217,7 @@ def _in_parts(array: Array, parts: tuple[int, ...]) -> Array:
 
 
 def to_bfloat16(array: Array) -> NDArray[np.uint16]:
-    """Round to the nearest bfloat16, ties to even, as raw bits. NaNs stay NaNs."""
+    """Round floats to the nearest bfloat16, ties to even, as raw bits. NaNs stay NaNs."""
     bits = np.ascontiguousarray(array, np.float32).view(np.uint32)
     rounded = bits + (0x7FFF + ((bits >> 16) & 1))
     rounded = np.where(np.isnan(array), bits | 0x0040_0000, rounded)
@@ -215,7 +225,7 @@ def to_bfloat16(array: Array) -> NDArray[np.uint16]:
 
 
 def from_bfloat16(bits: Array) -> NDArray[np.float32]:
-    """Convert raw bits to float32 numbers: each is the upper half of a float32."""
+    """Convert raw bits of bfloat16 to float32, of which they are the upper half."""
     return (bits.astype(np.uint32) << 16).view(np.float32)
 
 

@@ -1,4 +1,4 @@
-"""Processor affinity of the thread pool that all executables of a process share."""
+"""CPU affinity of the thread pool that all executables of a process share."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from tilewright.compiler.runtime.native import native
 
 
 def bind_workers(processors: Sequence[int]) -> None:
-    """Bind the pool's workers to processors; without processors, remove the binding.
+    """Bind the pool's threads to processors; an empty sequence removes the binding.
 
-    A run on n threads uses the calling thread and the workers 1 to n - 1; worker w is bound to
-    `processors[(w - 1) % len(processors)]`. The calling thread is not changed:
-    `os.sched_setaffinity` binds it. By default, workers run on the processors allowed to the thread
-    that first ran a model on several threads.
+    A run on n threads uses the calling thread and the pool's threads 1 to n - 1. Thread w is bound
+    to `processors[(w - 1) % len(processors)]`. The calling thread is not bound; use
+    `os.sched_setaffinity` for it. By default, the pool's threads run on the processors allowed to
+    the thread that first ran a model on several threads.
 
     Args:
         processors: the system's processor numbers; this process must be allowed to use each.

@@ -1,4 +1,4 @@
-"""Inputs and outputs with dynamic dimensions, and sizes for those."""
+"""Inputs and outputs of models with their dynamic dimensions, and texts for messages."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ Sizes = tuple[tuple[str, int], ...]
 
 @dataclass(frozen=True, slots=True)
 class ModelPort:
-    """An input or output of a model for more than one size.
+    """An input or output of a model, as users see it.
 
     Attributes:
         name: its name in the model.
-        dtype: element type; None for texts, dictionaries and lists.
-        shape: a number for each fixed dimension and a name for each dynamic one; -1 for an extent
-            that depends on the sizes in an unnamed way.
+        dtype: element type; None for strings, dictionaries and lists.
+        shape: the size of each fixed dimension, and the name of each dynamic one; -1 for a dynamic
+            dimension without a name.
     """
 
     name: str
@@ -39,17 +39,17 @@ class ModelPort:
 
 @dataclass(frozen=True, slots=True)
 class ModelPorts(JsonValue):
-    """Inputs and outputs in order, by name, with their dimensions.
+    """The inputs and outputs of a model, in order and by name, with their dimensions.
 
     Attributes:
         inputs: dimensions of each input.
-        outputs: dimensions of each output; -1 depends on the sizes in an unknown way.
+        outputs: dimensions of each output; -1 for a dynamic dimension without a name.
         pad: whether inputs may be padded with zeros to the next served sizes. This is correct only
             for models that ignore the padding, such as transformers with a mask input.
-        ranges: ranges of dimensions that the program expresses by other dimensions. The program
-            itself has no such dimension.
+        ranges: ranges of dimensions that are missing in the program, because it expresses them by
+            other dimensions.
         hints: the sizes at which dimensions with a range were tuned, by name.
-        dtypes: types of inputs and outputs, by name; texts and lists have none.
+        dtypes: types of inputs and outputs, by name; strings and lists have none.
     """
 
     json_form: ClassVar[JsonForm] = JsonForm("ports", sparse=("ranges", "hints", "dtypes"))
@@ -68,13 +68,13 @@ class ModelPorts(JsonValue):
         return tuple(dict.fromkeys(names))
 
     def described(self, ports: Mapping[str, Dims]) -> tuple[ModelPort, ...]:
-        """Convert `ports`, which is `inputs` or `outputs`, to one `ModelPort` each, in order."""
+        """Convert `ports`, which is `self.inputs` or `self.outputs`, to `ModelPort`s, in order."""
         return tuple(ModelPort(n, self.dtypes.get(n), dims) for n, dims in ports.items())
 
     def fixed(self, sizes: Mapping[str, int]) -> ModelPorts:
-        """Return the ports with these sizes in place of dynamic dimensions.
+        """Return the inputs and outputs with some dynamic dimensions fixed to `sizes`.
 
-        A dimension is given by its name, or by its input and position (`x[0]`).
+        A key is the name of a dimension, or its input and position (`x[0]`).
         """
         inputs = {
             name: tuple(
@@ -92,7 +92,10 @@ class ModelPorts(JsonValue):
         return replace(self, inputs=inputs, outputs=outputs)
 
     def check_padding(self) -> None:
-        """Raise InvalidArgumentError if outputs of padded inputs cannot be cropped."""
+        """Raise InvalidArgumentError if `pad` is true, but outputs could not be cropped.
+
+        A dynamic dimension of an output must be a dimension of an input.
+        """
         for name, dims in self.outputs.items():
             unknown = [d for d in dims if d == -1 or (isinstance(d, str) and d not in self.open)]
             if self.pad and unknown:
@@ -138,9 +141,9 @@ def dims_text(dims: Dims) -> str:
 
 
 def element_name(listed: str, number: int, outputs: Collection[str]) -> str:
-    """Return the name of a list's element as a separate output, such as `boxes[0]`.
+    """Return the name of element `number` of a list as a separate output, such as `boxes[0]`.
 
-    The name gets a prime if another output of the model has it already.
+    Primes are appended as long as the name is in `outputs`, the names of other outputs.
     """
     name = f"{listed}[{number}]"
     while name in outputs:
@@ -149,12 +152,12 @@ def element_name(listed: str, number: int, outputs: Collection[str]) -> str:
 
 
 def dynamic_dims(shape: tuple[int, ...]) -> Dims:
-    """Convert a shape to dimensions: a dynamic size becomes its text, a number stays a number."""
+    """Convert a shape to `Dims`: a dynamic size becomes its text, an integer is unchanged."""
     return tuple(size_text(extent) if is_dynamic(extent) else extent for extent in shape)
 
 
 def size_text(size: int) -> str:
-    """Format a dynamic size for messages: a single dimension is its name, without its multiple."""
+    """Format a size for messages; a size that is one dimension becomes the dimension's name."""
     text = str(size)
     for dimension in dimensions(size):
         if dimension.multiple > 1:

@@ -4,9 +4,9 @@ A program is data. It refers to memory by space and offset, to kernels by index 
 symbol, so that the same program runs kernels in memory and kernels of an artifact. The arena is
 planned ahead of time: a run allocates only the outputs.
 
-Numbers of a program may be dynamic sizes (`compiler.sizes`): shapes of ports, bytes, extents,
-parameters, places. Such a program runs with all sizes of its dimensions. The start of an arena part
-follows from the parts before it (`Slot`); `Program.at` returns the program with numbers.
+Shapes, byte counts, extents, parameters and offsets may be dynamic sizes (`compiler.sizes`). Such a
+program runs with all sizes of its dimensions. Its arena consists of parts (`Slot`), each of which
+starts at the end of others; `Program.at` replaces all dynamic sizes by integers.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ ENDLESS = (1 << 63) - 1
 
 
 class BufferSpace(StrEnum):
-    """The memory space of a buffer."""
+    """The memory space of a buffer: the block of memory that an offset refers to."""
 
     ARENA = "arena"
     """Work memory of one run."""
@@ -72,10 +72,10 @@ class BufferSpace(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class BufferRef:
-    """A place in memory: a space and an offset in it.
+    """A reference to a buffer: a memory space, and an offset in it.
 
-    The offset is in bytes; for an input, output or count it is the number of the port. In slot i of
-    the arena, it is `slot_start(i)` plus an offset in the slot.
+    For arena and weights, the offset is in bytes. For an input, output or count, it is the index of
+    the input or output. In slot i of the arena, it is `slot_start(i)` plus an offset in the slot.
     """
 
     json_form: ClassVar[JsonForm] = JsonForm(row=True)
@@ -88,8 +88,9 @@ class BufferRef:
 class Slot:
     """A part of the arena of a program with dynamic sizes.
 
-    It starts behind the end of all slots in `after`, at a multiple of `ALIGNMENT`. Those slots have
-    lower numbers. Two slots may overlap unless one is, directly or indirectly, after the other.
+    It starts where the last of the slots in `after` ends, at a multiple of `ALIGNMENT`. The slots
+    in `after` have lower indices. Two slots may overlap, unless one is after the other, directly or
+    through further slots.
     """
 
     json_form: ClassVar[JsonForm] = JsonForm(row=True)
@@ -100,15 +101,16 @@ class Slot:
 
 @dataclass(frozen=True, slots=True)
 class Slices:
-    """Division of a run with a large batch into several runs of the whole program, each on a slice.
+    """The rule by which a run with a large batch becomes several runs, each on a slice of it.
 
-    Elements along the dimension, which is the first of every output and of every input that has it,
-    do not influence each other's results.
+    The batch is the first dimension of every output, and of every input that has it. Elements of
+    the batch do not influence one another's results.
 
     Attributes:
-        dimension: its name.
-        bytes: cache bytes that one element needs, over the other dimensions.
-        budget: maximum cache bytes per slice.
+        dimension: the name of the batch dimension.
+        bytes: bytes that the kernel with the largest operands accesses per element of the batch, as
+            a size in the other dimensions.
+        budget: maximum bytes that a kernel may access per slice.
         least: minimum number of elements per slice, regardless of the budget.
     """
 
@@ -118,15 +120,12 @@ class Slices:
     least: Natural
 
     def most(self, sizes: Mapping[str, int]) -> int:
-        """The maximum number of elements per slice, for sizes of the dimensions by name."""
+        """Return the maximum number of elements per slice; `sizes` has the dimensions by name."""
         return max(self.least, self.budget // max(1, at(self.bytes, sizes)))
 
 
 def slot_start(number: int) -> int:
-    """Return the start of a slot in the arena, in bytes, as a dynamic size.
-
-    The number is known when a program runs.
-    """
+    """Return the start of slot `number` in the arena, in bytes, as a dynamic size."""
     return dynamic_size(slot_dimension(number))
 
 
@@ -136,7 +135,7 @@ def slot_dimension(number: int) -> SlotDimension:
 
 
 def slot_end(number: int, slot: Slot) -> int:
-    """Return the aligned end of a slot, in bytes, which is where a slot after it may start."""
+    """Return the end of slot `number` in bytes, aligned, at which another slot may start."""
     return slot_start(number) + aligned_bytes(slot.bytes)
 
 
@@ -145,14 +144,15 @@ class Port:
     """An input or output of a program: a row-major array.
 
     Attributes:
-        counted: the dimension of an output whose extent is known only at run time; `shape` has its
-            maximum.
-        labels: the meanings of the numbers.
-        room: a dimension and its extent in memory, if the array is the start of a larger buffer
-            along that dimension (slack capacity).
-        part_of: the output of the model that is a list with this port as its next element.
-        integers: the range of random test data for an input: from the first number up to, but
-            excluding, the second.
+        name: its name.
+        dtype: the element type.
+        shape: the shape, which may have dynamic sizes.
+        counted: the dimension of an output whose extent each run computes; `shape` has its maximum.
+        labels: the labels of the elements, if they represent strings or dictionaries.
+        room: (dimension, extent in memory), if the array is the start of a buffer that is larger
+            along this dimension (slack capacity).
+        part_of: the name of the model's output that is a list with this port as an element.
+        integers: for an input, the range [low, high) of random test data.
     """
 
     json_form: ClassVar[JsonForm] = JsonForm(
@@ -184,7 +184,7 @@ class Port:
         return (*self.shape[:axis], extent, *self.shape[axis + 1 :])
 
     def is_longer_by(self, room: RoomDimension) -> bool:
-        """Whether the port has extra rows in memory whose number is the slack capacity `room`."""
+        """Whether the port's buffer is longer than the array by the slack capacity `room`."""
         if self.room is None:
             return False
         axis, extent = self.room
@@ -192,12 +192,12 @@ class Port:
 
     @property
     def bytes(self) -> int:
-        """The maximum size in memory."""
+        """The size in memory in bytes; the maximum for a counted output."""
         return elements(self.stored) * self.dtype.bytes
 
 
 def described(port: Port) -> ModelPort:
-    """Convert a port to its public form, in which texts and dictionaries have no dtype."""
+    """Convert a port to a `ModelPort`, in which strings and dictionaries have no dtype."""
     return ModelPort(
         port.name, None if port.labels is not None else port.dtype, dynamic_dims(port.shape)
     )
@@ -205,9 +205,9 @@ def described(port: Port) -> ModelPort:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """An output of the model: one output of the program, or a list of consecutive ones.
+    """An output of the model: one output of the program, or a list of consecutive outputs.
 
-    `places` are the numbers of these outputs.
+    `places` are the indices of these outputs in the program.
     """
 
     name: str
@@ -215,16 +215,16 @@ class Result:
     is_list: bool
 
     def of(self, outputs: Sequence[T]) -> T | list[T]:
-        """Select the result from the program's outputs."""
+        """Return the output or the list of outputs, given all outputs of the program."""
         return [outputs[k] for k in self.places] if self.is_list else outputs[self.places[0]]
 
 
 @dataclass(frozen=True, slots=True)
 class KernelCall:
-    """Instruction: run kernel number `kernel` of the program.
+    """Instruction: run the kernel `Program.kernels[kernel]`.
 
     `buffers` are its arguments, in the order of `KernelSpec.buffers`. `sizes` are the sizes of its
-    dynamic dimensions (`KernelSpec.sizes`), as sizes of the program.
+    dynamic dimensions (`KernelSpec.sizes`), expressed in the program's dimensions.
     """
 
     json_form: ClassVar[JsonForm] = JsonForm(sparse=("sizes",))
@@ -236,7 +236,7 @@ class KernelCall:
 
 @dataclass(frozen=True, slots=True)
 class Copy:
-    """Instruction: copy bytes, for outputs that are views of an input, a weight or an output."""
+    """Instruction: copy `bytes` bytes from `source` to `destination`, for example loop states."""
 
     json_form: ClassVar[JsonForm] = JsonForm(
         leading=("bytes",), names={"bytes": "copy", "destination": "to", "source": "from"}
@@ -249,10 +249,9 @@ class Copy:
 
 @dataclass(frozen=True, slots=True)
 class NativeCall:
-    """Run a function of the C runtime; see `native_functions`.
+    """Instruction: run a function of the C runtime (`native_functions`).
 
-    `buffers` are its inputs and its output, then the count of that output if the function writes
-    one.
+    `buffers` are its inputs, its output, and the count of the output if the function writes one.
     """
 
     json_form: ClassVar[JsonForm] = JsonForm(names={"function": "native"})
@@ -277,10 +276,11 @@ def _known_dimension(name: str, scope: SizeScope) -> Dimension:
 
 @dataclass(frozen=True, slots=True)
 class Loop:
-    """Run a body for `counter` = 0, 1, ..., below `trips` and `most`, while `going` is true.
+    """Instruction: run a body for `counter` = 0, 1, ..., while it is below `trips` and `most`.
 
-    `counter` and `trips` are int64, `going` is one byte. The body may write `going`. The loop sets
-    `counter` before each step, and to the number of steps after the last.
+    The loop also ends when `going` is false; the body may write it. `counter` and `trips` are
+    int64, `going` is one byte. The loop sets `counter` before each step. In the end, it is the
+    number of steps.
     """
 
     json_form: ClassVar[JsonForm] = JsonForm(
@@ -296,7 +296,7 @@ class Loop:
 
 @dataclass(frozen=True, slots=True)
 class Branch:
-    """Run `then` if the byte at `condition` is not 0, else `otherwise`."""
+    """Instruction: run `then` if the byte at `condition` is not 0, else `otherwise`."""
 
     json_form: ClassVar[JsonForm] = JsonForm(names={"condition": "branch"}, scope=_deeper)
 
@@ -327,7 +327,7 @@ class SizeBranch:
 
 @dataclass(frozen=True, slots=True)
 class Refuse:
-    """End the run with this error message."""
+    """Instruction: end the run with the error `message`."""
 
     json_form: ClassVar[JsonForm] = JsonForm(names={"message": "refusal"})
 
@@ -338,7 +338,7 @@ Instruction = KernelCall | Copy | NativeCall | Loop | Branch | SizeBranch | Refu
 
 
 def walk(instructions: Iterable[Instruction]) -> Iterator[Instruction]:
-    """Yield every instruction in the order of the code, each before those nested in it."""
+    """Yield every instruction in program order, each before the instructions nested in it."""
     for instruction in instructions:
         yield instruction
         match instruction:
@@ -353,7 +353,7 @@ def walk(instructions: Iterable[Instruction]) -> Iterator[Instruction]:
 
 
 def places(instruction: Instruction) -> tuple[BufferRef, ...]:
-    """Return the places that an instruction refers to, without those of nested instructions."""
+    """Return the buffers that an instruction accesses, without those of nested instructions."""
     match instruction:
         case KernelCall(_, buffers) | NativeCall(_, _, buffers):
             return buffers
@@ -393,17 +393,17 @@ def _decided(
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """Instructions in order, and the memory and kernels that they use.
+    """A list of instructions, with the kernels and the memory that they use.
 
     Attributes:
-        name: the graph's.
+        name: the name of the graph.
         inputs, outputs: the caller's arguments and results, in order.
-        kernels: each distinct kernel once.
-        instructions: run one after the other.
-        arena_bytes: work memory of one run, excluding `slots`.
+        kernels: the distinct kernels.
+        instructions: the instructions in the order in which they run.
+        arena_bytes: bytes of the arena, the work memory of one run, excluding `slots`.
         weight_bytes: size of the packed constants.
-        slots: parts of the arena; in a program with dynamic sizes, they are the whole arena.
-        slices: division of large batches; None runs them in one piece.
+        slots: the parts of the arena, if the program has dynamic sizes; otherwise empty.
+        slices: the rule for dividing large batches; None does not divide them.
     """
 
     name: str
@@ -418,19 +418,21 @@ class Program:
 
     @property
     def dimensions(self) -> tuple[Dimension, ...]:
-        """The dynamic dimensions, by name: the dimensions of the inputs."""
+        """The dynamic dimensions of the inputs, sorted by name; the program has no others."""
         return dimensions(*(extent for port in self.inputs for extent in port.shape))
 
     @property
     def rooms(self) -> tuple[RoomDimension, ...]:
-        """The slack capacities of ports, as dimensions by name. They are 0 in a run unless the
-        caller passes them."""
+        """The slack capacities of inputs and outputs, as dimensions sorted by name.
+
+        They are 0 in a run unless the caller passes them.
+        """
         found = dimensions(*(n for port in (*self.inputs, *self.outputs) for n in port.stored))
         return tuple(each for each in found if isinstance(each, RoomDimension))
 
     @property
     def results(self) -> tuple[Result, ...]:
-        """The values that a run returns to its caller, in order."""
+        """The outputs of the model, in order."""
         whole = [(port.part_of or port.name, port.part_of is not None) for port in self.outputs]
         return tuple(
             Result(name, tuple(places), is_list)
@@ -447,7 +449,7 @@ class Program:
         return max(self.scratch_sizes(), default=0)
 
     def scratch_sizes(self) -> list[int]:
-        """The distinct scratch sizes that kernels and native functions need, in bytes."""
+        """Return the distinct scratch sizes of kernels and native functions, in bytes."""
         sizes = []
         for call in self.walk():
             match call:
@@ -459,7 +461,7 @@ class Program:
         return list(dict.fromkeys(sizes))
 
     def at(self, values: Mapping[str, int]) -> Program:
-        """Return the program with a number in place of each dynamic size.
+        """Return the program with each dynamic size replaced by an integer.
 
         `values` has a size for each dimension by name. Slack capacities without a value are 0.
 
@@ -488,14 +490,14 @@ class Program:
 
     @property
     def refusals(self) -> tuple[str, ...]:
-        """The messages of all refusals, in the order of `walk`."""
+        """The messages of all `Refuse` instructions, in the order of `walk`."""
         return tuple(each.message for each in self.walk() if isinstance(each, Refuse))
 
     @property
     def borders(self) -> Mapping[str, tuple[int, ...]]:
-        """For each dimension by name, the sizes at which the program switches to other kernels.
+        """By name of a dimension, the sizes after which the program uses other kernels.
 
-        A size is the last one of its interval.
+        Each size is the last one of an interval.
         """
         found: dict[str, set[int]] = {}
         for each in self.walk():
@@ -505,17 +507,17 @@ class Program:
         return {name: tuple(sorted(last)) for name, last in sorted(found.items())}
 
     def walk(self) -> Iterator[Instruction]:
-        """Yield every instruction; a loop or branch comes before the instructions in it."""
+        """Yield every instruction, each before the instructions nested in it."""
         return walk(self.instructions)
 
     def in_place(self) -> dict[int, int]:
-        """Map each output that may share an input's memory to that input, both by number.
+        """Return, for each output that may share an input's memory, the input; both by index.
 
-        A native function writes such an output over the input (`NativeSignature.over`). No earlier
-        instruction refers to the output, no later one to the input, and the input is only one of
-        the function's own buffers. The values read are therefore the same, whether the two share
-        memory or not. Both have one shape in memory. No later instruction refuses the run: a
-        refused run leaves its inputs unchanged.
+        A native function computes such an output in place of the input (`NativeSignature.over`),
+        which has the same type and shape in memory. No earlier instruction accesses the output, no
+        later one the input, and each is only one of the function's buffers. Therefore, sharing
+        memory does not change the results. No later instruction is a `Refuse`, so that a run that
+        ends with its error leaves the inputs unchanged.
         """
         first: dict[BufferRef, int] = {}
         last: dict[BufferRef, int] = {}
@@ -546,7 +548,7 @@ class Program:
         return found
 
     def sources(self) -> dict[Dimension, tuple[int, int]]:
-        """For each dimension, the number of the first input that has it, and its position there."""
+        """Return, for each dimension, an input and the position of the dimension in its shape."""
         found: dict[Dimension, tuple[int, int]] = {}
         for index, port in enumerate(self.inputs):
             for position, extent in enumerate(port.shape):

@@ -1,4 +1,4 @@
-"""Validation of programs, for executables and readers of artifacts."""
+"""Validation of programs before they run: memory bounds, and definition of all outputs."""
 
 from __future__ import annotations
 
@@ -49,17 +49,15 @@ _T = TypeVar("_T")
 
 
 def check_program(program: Program) -> None:
-    """Check that a run stays within memory and writes every output.
+    """Check that a run accesses only its own memory and writes every output.
 
-    Instructions in a loop or a branch may not run, and count as writing nothing. Of a branch on a
-    size, one list always runs: an output counts as written if both lists write it, and each list is
-    checked for the sizes that select it.
-
-    A program with dynamic sizes is checked for all of them.
+    The check covers all sizes of the program's dynamic dimensions. The body of a loop or a `Branch`
+    might not run, so that its writes do not count. An output counts as written by a `SizeBranch` if
+    both alternatives write it; each alternative is checked for the sizes that select it.
 
     Raises:
-        ValueError: naming the instruction that violates this, or that the ranges of the dimensions
-            do not prove valid.
+        ValueError: naming an instruction that is invalid, or whose validity the ranges of the
+            dimensions do not prove.
     """
     _check_numbers(program)
     _check_sizes(program)

@@ -1,4 +1,4 @@
-"""Programs in the C interpreter's form: 64-bit words."""
+"""Encoding of programs as 64-bit words for the C interpreter."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ from tilewright.compiler.sizes import is_dynamic
 
 
 class Opcode(IntEnum):
-    """The first word of an instruction, as in native/tilewright.h.
+    """The first word of an encoded instruction, as in native/tilewright.h.
 
-    New kinds of instructions get the next numbers.
+    New kinds of instructions get the next values.
     """
 
     KERNEL = 0
@@ -43,17 +43,15 @@ class Opcode(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class EncodedProgram:
-    """A program in the C interpreter's form.
+    """A program encoded for the C interpreter.
 
     Attributes:
         code: the words of the instructions.
-        starts: the first word of each instruction, in the order of `Program.walk`.
-        refs: the place that each argument of the code points to; a kernel's arguments are
-            consecutive.
-        symbols: the name of each kernel function of the code.
-        natives: the native functions, which the C library contains; they are numbered after
-            `symbols`.
-        open: the dynamic size of each word that is 0 in `code`, by the number of the word.
+        starts: the index of each instruction's first word, in the order of `Program.walk`.
+        refs: the buffer of each argument; the arguments of a kernel are consecutive.
+        symbols: the symbols of the kernel functions that the code calls, by index.
+        natives: the native functions that the code calls; their indices follow those of `symbols`.
+        open: the words that each run computes, by index in `code`, as dynamic sizes.
     """
 
     code: NDArray[np.int64]
@@ -65,7 +63,7 @@ class EncodedProgram:
 
 
 def encode(program: Program) -> EncodedProgram:
-    """Translate instructions into words, whose meaning `native/tilewright.h` defines."""
+    """Encode a program; `native/tilewright.h` defines the words."""
     encoder = _Encoder(program)
     encoder.add(program.instructions)
     dynamic_words = {i: word for i, word in enumerate(encoder.words) if is_dynamic(word)}

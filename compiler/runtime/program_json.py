@@ -1,6 +1,7 @@
 """Programs as JSON, in artifacts and in messages to workers.
 
-Dynamic sizes are texts over the `dimensions` of the program and the `sizes` of kernels.
+Dynamic sizes are strings. They refer to the `dimensions` of the program, or to the `sizes` of a
+kernel.
 """
 
 from __future__ import annotations
@@ -84,10 +85,10 @@ def program_to_json(program: Program) -> dict[str, Any]:
 
 
 def program_from_json(data: object) -> Program:
-    """Read the output of `program_to_json`, and check it.
+    """Convert the output of `program_to_json` to a program, and check it (`check_program`).
 
     Raises:
-        ValueError: if it is malformed, or would access memory out of bounds.
+        ValueError: if the data is malformed, or the program would access memory out of bounds.
     """
     stored = decode(_Stored, data)
     slots = stored.slots or ()

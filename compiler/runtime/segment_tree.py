@@ -1,6 +1,7 @@
-"""The JSON form of a segmented model's stages in an artifact: reading, writing, checking, loading.
+"""The segments of a model in an artifact: conversion to JSON and back, checking, loading.
 
-The stages are a tree of cuts. Each refers to a program by its number in the artifact.
+The segments form a tree: each `SegmentBoundary` has the segments that may follow it, and each
+segment the boundary behind it. A segment has the index of its program in the artifact.
 """
 
 from __future__ import annotations
@@ -69,7 +70,7 @@ class _StoredBoundary:
 
 
 def segments_to_json(cut: SegmentBoundary[int]) -> dict[str, Any]:
-    """Convert the stages of a segmented model to JSON, which `segments_from_json` reads."""
+    """Convert the tree of segments behind a boundary to JSON, which `segments_from_json` reads."""
     written: dict[str, Any] = encode(_stored(cut))
     return written
 
@@ -92,7 +93,7 @@ def _stored(cut: SegmentBoundary[int]) -> _StoredBoundary:
 
 
 def segments_from_json(data: object) -> SegmentBoundary[int]:
-    """Read the output of `segments_to_json`.
+    """Convert the output of `segments_to_json` to a tree of segments.
 
     Raises:
         ValueError: naming the field that is malformed.
@@ -115,8 +116,9 @@ def _cut(stored: _StoredBoundary) -> SegmentBoundary[int]:
 def check_segments(
     first: SegmentBoundary[int], programs: Sequence[Program], ports: ModelPorts
 ) -> None:
-    """Check that on every path, the stages compute the values that later stages read, and all
-    outputs.
+    """Check that on each path through the tree, segments compute all live-ins and all outputs.
+
+    `first` is the boundary before the whole model.
 
     Raises:
         ValueError: naming the mismatch.
@@ -221,7 +223,7 @@ class _LoadedBoundary(SegmentBoundary[Executable]):
 def load_segments(
     first: SegmentBoundary[int], ports: ModelPorts, load: Callable[[int], Executable]
 ) -> GuardedModel:
-    """Load the stages of an artifact as a model; `load` returns a program by its number."""
+    """Return the model of an artifact's segments; `load` loads a program by its index."""
 
     def make(
         cut: SegmentBoundary[Executable], facts: SegmentGuard, values: Mapping[str, Array]

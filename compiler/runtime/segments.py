@@ -1,11 +1,12 @@
-"""Programs with guards: the program of a model that serves given sizes, and the segment that
-follows.
+"""Segments of models, with guards that state for which sizes and values a program is valid.
 
-A model is the first cut. Where data determine a size or a branch, the model has a further cut, and
-a run proceeds from cut to cut. At each cut, the values that data determine are known. Behind a cut,
-one program serves all sizes above 0; sizes of 0, truth values and numbers that are not sizes have
-their own programs. In a process that has the compiler, a program is compiled when a run first needs
-it (`compiler.specialise.jit`); an artifact holds a fixed list (`stage_tree`).
+A `SegmentBoundary` is a point of the model at which the values of some tensors determine sizes or
+branches of the rest. A run proceeds from boundary to boundary, where these values are known, and
+selects the segment (`ModelSegment`) whose guard (`SegmentGuard`) holds. The first boundary is
+before the whole model; only segmented models have others. Behind a boundary, one program serves all
+sizes above 0; sizes of 0, booleans, and integers that are not sizes have their own programs. In a
+process that has the compiler, a segment is compiled when a run first needs it
+(`compiler.specialise.jit`); an artifact holds a fixed tree of segments (`segment_tree`).
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from tilewright.compiler.sizes.ranges import default_range
 P = TypeVar("P")
 
 LARGEST_SIZE = 1 << 30
-"""Larger numbers are not sizes, but ends of slices that extend to the last element."""
+"""Larger integers are not sizes, but ends of slices that extend to the last element."""
 
 MOST_OPEN = 16
 """Maximum elements of one value that stay dynamic: they are the extents of one array."""
@@ -36,15 +37,15 @@ MOST_OPEN = 16
 
 @dataclass(frozen=True, slots=True)
 class Crossing:
-    """A live-in: a value that is read behind a cut.
+    """A live-in of a boundary: a value that is computed before it and read behind it.
 
     Attributes:
         name: the name of the value.
-        label: the prefix of the names of its elements.
+        label: the prefix of the names of its elements, which are names of sizes (`elements`).
         dtype: the element type.
-        dims: a number for each fixed dimension, a name for each dynamic one.
-        deciding: whether the value is shape-determining: sizes depend on its elements, and the
-            continuation is imported for the values of the elements.
+        dims: the size of each fixed dimension, and the name of each dynamic one.
+        deciding: whether the value is shape-determining: sizes depend on its elements, so that the
+            continuation is imported for given elements.
         text: whether the value is an array of `str`.
     """
 
@@ -68,10 +69,12 @@ class Crossing:
         return f"{self.name}//sizes"
 
     def taken(self, array: Array) -> Array:
-        """Convert an input to an array that programs accept; bfloat16 becomes raw bits.
+        """Convert an input of the model to an array that programs accept.
+
+        bfloat16 becomes raw bits.
 
         Raises:
-            InvalidInputError: if it has another type.
+            InvalidInputError: if the input has another element type.
         """
         given = np.asarray(array)
         if self.dtype is DType.BFLOAT16 and given.dtype.name == "bfloat16":
@@ -86,12 +89,14 @@ class Crossing:
 
 @dataclass(frozen=True, slots=True)
 class SegmentGuard:
-    """The facts about the live-ins of a cut: the guard of a stage, and its specialisation key.
+    """The condition on live-ins under which a segment may run, and the key by which it is found.
+
+    A guard of fixed sizes only (`exact`) also describes the live-ins of one run.
 
     Attributes:
-        sizes: dimensions and shape-determining elements that have one value.
+        sizes: the dimensions, and elements of shape-determining values, that must have one size.
         known: name, bytes and shape of each shape-determining value that is not a size.
-        open: the dimensions that stay dynamic, with their ranges.
+        open: the dimensions that stay dynamic, with the ranges in which their sizes must be.
     """
 
     sizes: tuple[tuple[str, int], ...] = ()
@@ -99,7 +104,7 @@ class SegmentGuard:
     open: tuple[Dimension, ...] = ()
 
     def holds(self, exact: SegmentGuard) -> bool:
-        """Whether a program for these facts serves a run with the facts `exact`."""
+        """Whether this guard holds for a run; `exact` is the guard of only that run."""
         if self.known != exact.known:
             return False
         sizes = dict(exact.sizes)
@@ -113,7 +118,7 @@ class SegmentGuard:
 
     @property
     def text(self) -> str:
-        """Format the facts for a message, such as `count_0=0, element_1_0 1..4096`."""
+        """The guard as text for messages, such as `count_0=0, element_1_0 1..4096`."""
         parts = [f"{name}={size}" for name, size in self.sizes]
         parts += [f"{name} of {len(data)} bytes, shape {shape}" for name, data, shape in self.known]
         return ", ".join([*parts, *filter(None, [ranges_text(self.open)])]) or "nothing"
@@ -121,14 +126,14 @@ class SegmentGuard:
 
 @dataclass(frozen=True, slots=True)
 class Reads:
-    """The values that are read behind a cut, in order.
+    """The live-ins of a boundary, in order, with the ranges of their dimensions.
 
     Attributes:
-        crossings: the values.
-        ranges: ranges of the extents' dynamic dimensions, by name, which limit the sizes of a run.
-            Shape-determining elements have no ranges.
+        crossings: the live-ins.
+        ranges: ranges of dynamic dimensions, by name, which limit the sizes of a run. Elements of
+            shape-determining values have no ranges.
         defaults: ranges that are tried first for dimensions without a given range, by name.
-        derived: dimensions that the model expresses by others, by name.
+        derived: names of dimensions that the model expresses by others.
     """
 
     crossings: tuple[Crossing, ...]
@@ -137,7 +142,7 @@ class Reads:
     derived: frozenset[str] = frozenset()
 
     def exact(self, arrays: Mapping[str, Array]) -> SegmentGuard:
-        """Return the facts of a run on these arrays, in which each size is one number."""
+        """Return the guard of only one run, whose live-ins are `arrays`: all sizes are fixed."""
         sizes: dict[str, int] = {}
         known: list[tuple[str, bytes, tuple[int, ...]]] = []
         for crossing in self.crossings:
@@ -154,7 +159,10 @@ class Reads:
         return SegmentGuard(tuple(sizes.items()), tuple(known))
 
     def at(self, sizes: Mapping[str, int]) -> SegmentGuard:
-        """Like `exact`, for these sizes of the dimensions, without shape-determining values."""
+        """Return the guard of runs with these sizes of dimensions.
+
+        Shape-determining values are not part of it.
+        """
         names = (dim for c in self.crossings for dim in c.dims if isinstance(dim, str))
         ordered = dict.fromkeys(name for name in (*names, *sorted(sizes)) if name in sizes)
         return SegmentGuard(tuple((name, sizes[name]) for name in ordered))
@@ -162,12 +170,14 @@ class Reads:
     def around(
         self, exact: SegmentGuard, ends: Mapping[str, Sequence[int]], steps: Mapping[str, int]
     ) -> SegmentGuard:
-        """Derive the facts of a program that serves a run and others: sizes above 0 stay dynamic.
+        """Return a guard that holds for a run and as many others as possible.
+
+        Sizes above 0 stay dynamic, within the largest ranges between split points.
 
         Args:
-            exact: the facts of a run that the program must serve.
-            ends: split points, which a range must not cross, by name.
-            steps: required multiples of ranges, by name; other sizes have their own programs.
+            exact: the guard of only that run.
+            ends: split points, which a range must not cross, by name of the dimension.
+            steps: required multiples of sizes in a range, by name; other sizes become fixed.
         """
         opened = self._open(dict(exact.sizes))
         fixed: list[tuple[str, int]] = []
@@ -184,7 +194,7 @@ class Reads:
         return SegmentGuard(tuple(fixed), exact.known, tuple(ranges))
 
     def parted(self, inputs: Mapping[str, Dims]) -> Reads:
-        """Return the same values with the dimensions in `inputs`.
+        """Return the live-ins with other names of dimensions, as stated in `inputs`.
 
         A new dimension has the range of the dimension that it replaces.
         """
@@ -197,10 +207,10 @@ class Reads:
         return Reads(crossings, ranges)
 
     def inputs(self, facts: SegmentGuard, arrays: Mapping[str, Array]) -> dict[str, Array]:
-        """Return the inputs of a program for these facts, by name.
+        """Return the inputs of a program with the guard `facts`, by name, for these live-ins.
 
-        A shape-determining value is passed as an array without elements, whose extents are the
-        elements of the value.
+        A shape-determining value is passed as an empty array whose extents are the elements of the
+        value that stay dynamic; if none does, it is not passed.
         """
         found: dict[str, Array] = {}
         names = {dimension.name for dimension in facts.open}
@@ -248,13 +258,13 @@ class Reads:
 
 @dataclass(frozen=True, slots=True)
 class ModelSegment(Generic[P]):
-    """A program between two cuts, and the cut behind it.
+    """A segment: the program between two boundaries, and the boundary behind it.
 
     Attributes:
-        program: None if there is nothing to compute.
+        program: the program; None if no value must be computed.
         makes: the model's names of the program's outputs. The program's own names differ if an
             output is an input or a constant.
-        behind: the cut behind the program; None at the end of the model.
+        behind: the boundary behind the program; None at the end of the model.
     """
 
     program: P | None
@@ -264,23 +274,24 @@ class ModelSegment(Generic[P]):
 
 @dataclass(slots=True, eq=False)
 class SegmentBoundary(Generic[P]):
-    """The continuation of a model, with its compiled programs.
+    """A boundary between segments, with the compiled segments that may follow it.
 
     Attributes:
-        reads: the values that are read behind the cut.
-        ends: split points, which no range crosses, by name: a condition of the compiler on a size
-            has one answer below and another one from there on.
-        steps: required multiples of ranges, by name.
-        made: the stages, by the facts that they serve.
-        reason: why no program serves ranges of sizes; empty as long as one may.
-        asked: ranges that no program serves, each with the condition that it leaves undecided. Each
-            of their sizes may have a program.
-        refused: ranges in which the model contradicts itself, with the contradiction. Each of their
-            sizes may have a program.
-        own: sizes that get their own programs, within the range of another program or not.
-        served: the facts for which an artifact has stages; None if others can be compiled.
-        whole: whether each stage is the whole model, without a cut behind it.
-        ranged: whether new stages serve ranges; else each serves one combination of sizes.
+        reads: the live-ins.
+        ends: split points, by name of the dimension. No range crosses them, because the result of a
+            comparison that the compiler needs differs below and from the split point on.
+        steps: required multiples of sizes in a range, by name.
+        made: the segments behind the boundary, by guard.
+        reason: why a program with dynamic sizes is impossible; empty unless that is known.
+        asked: guards with ranges for which no program compiles, because they do not decide the
+            condition. A program may compile for single sizes.
+        refused: guards with ranges in which the model is invalid, with the error. A program may
+            compile for single sizes.
+        own: guards of fixed sizes that get their own programs, even if a program with ranges serves
+            them.
+        served: the guards of an artifact's segments; None if other segments can be compiled.
+        whole: whether each segment is the whole model, so that no boundary follows.
+        ranged: whether new segments may have dynamic sizes; otherwise, each has fixed sizes.
     """
 
     reads: Reads
@@ -297,18 +308,18 @@ class SegmentBoundary(Generic[P]):
 
     @property
     def reasons(self) -> list[str]:
-        """The reasons why accepted sizes have their own programs."""
+        """The reasons why programs with fixed sizes are necessary."""
         return [*filter(None, [self.reason]), *map(str, self.asked.values())]
 
     def facts(self, values: Mapping[str, Array]) -> SegmentGuard:
-        """Return the facts of the stage that serves these values, or of a new stage to compile."""
+        """Return the guard of the segment for these live-ins, which may have to be compiled."""
         exact = self.reads.exact(values)
         return self.serving(exact) or self.wanted(exact)
 
     def serving(self, exact: SegmentGuard) -> SegmentGuard | None:
-        """Return the facts of the stage that serves a run; None if no stage serves it.
+        """Return the guard of the existing segment for a run with the guard `exact`, or None.
 
-        A stage for the exact sizes of the run is preferred to a stage for ranges.
+        A segment with the fixed sizes of the run is preferred to a segment with ranges.
         """
         if exact in self.made or exact in self.own or exact in (self.served or ()):
             return exact
@@ -316,14 +327,14 @@ class SegmentBoundary(Generic[P]):
         return next((facts for facts in known if facts.open and facts.holds(exact)), None)
 
     def wanted(self, exact: SegmentGuard) -> SegmentGuard:
-        """Return the facts of a new stage to compile, for a run with the facts `exact`."""
+        """Return the guard of a new segment to compile, for a run with the guard `exact`."""
         if self.reason or not self.ranged:
             return exact
         facts = self.reads.around(exact, self.ends, self.steps)
         return exact if facts in self.asked or facts in self.refused else facts
 
     def walk(self) -> Iterator[SegmentBoundary[P]]:
-        """This cut and all later ones, each before its successors."""
+        """Yield this boundary and all later ones, each before its successors."""
         waiting = [self]
         while waiting:
             cut = waiting.pop(0)
@@ -332,5 +343,5 @@ class SegmentBoundary(Generic[P]):
 
 
 Make = Callable[[SegmentBoundary[P], SegmentGuard, Mapping[str, Array]], "ModelSegment[P] | None"]
-"""Compiles the stage for these facts, which the values satisfy; None if no program serves these
-ranges: the cut then has new split points, or a reason."""
+"""Compiles a segment behind a boundary for a guard, which the live-ins satisfy. Returns None if no
+program compiles for the guard's ranges: the boundary then has new split points, or a reason."""

@@ -1,11 +1,12 @@
-"""Sessions: consecutive runs with values that are kept between them.
+"""Sessions: consecutive runs of a model with states.
 
-A state is an output that the next run takes as an input. The session owns its memory, and no step
-copies it. If a program changes the input in place (`Program.in_place`: a cache to which rows are
-added), both share the same memory. A cache that grows by its new rows lies in a buffer with slack
-capacity (`Port.room`). It is copied only when that is full, into a buffer twice as large. Other
-states have two buffers: a run reads one and writes the other, and they are swapped. If a step runs
-several programs, because the model is segmented, the states are the arrays that the run returned.
+A state is an output that the next run takes as an input. The session owns the memory of its states,
+and no step copies it. If a program changes the input in place (`Program.in_place`), such as a cache
+to which rows are added, input and output share memory. A cache that grows by its new rows is in a
+buffer with slack capacity (`Port.room`). It is copied only if the buffer is full, into a buffer
+twice as large. Other states have two buffers: a run reads one and writes the other, and they are
+swapped. If a step runs several programs, because the model is segmented, the states are the arrays
+that the run returned.
 """
 
 from __future__ import annotations
@@ -47,12 +48,12 @@ class Session:
     Args:
         inputs: the dimensions of the model's inputs, by name and in order.
         outputs: the names of its outputs, in order.
-        fitting: returns the executable for all inputs, including states; None if a run takes
-            several.
-        run: runs the model once on all inputs, for steps that take several executables.
-        states: maps each output that is kept to the input that it becomes.
+        fitting: returns the executable that serves a run, given all inputs including states; None
+            if a run needs several executables.
+        run: runs the model once on all inputs, for steps that need several executables.
+        states: maps each output that is a state to the input that it becomes.
         initial: initial values, by input.
-        dtypes: types of inputs that are known before the first step, by name.
+        dtypes: the types, by name, of inputs whose type is known before the first step.
 
     Raises:
         InvalidArgumentError: if an argument is not a mapping, a name is unknown, two outputs become
@@ -95,7 +96,7 @@ class Session:
         self._lock = threading.Lock()
 
     def run(self, inputs: Mapping[str, Array] | Sequence[Array] = ()) -> list[Array]:
-        """Take one step.
+        """Take one step: run the model once, and keep the new states.
 
         Args:
             inputs: arrays by name, or in the order of `input_names`.

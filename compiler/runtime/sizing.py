@@ -1,7 +1,7 @@
-"""Rules by which the C runtime computes the numbers of a program from the sizes of a run.
+"""Rules by which the C runtime evaluates a program's dynamic sizes in a run.
 
-A run with new sizes costs only a few microseconds more than a run with known ones: C computes all
-numbers in one call, from rules that are encoded once (`native/sizing.c`).
+A run with new sizes takes only a few microseconds longer than a run with the previous sizes: C
+evaluates all dynamic sizes in one call, by rules that are encoded once (`native/sizing.c`).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tilewright.compiler.sizes import Atom, Dimension, Size
 
 
 class SizingStruct(ctypes.Structure):
-    """`tw_sizing`: rules, and the numbers that they compute."""
+    """The C struct `tw_sizing`: rules, and the integers that they compute."""
 
     _fields_ = (
         ("rules", ctypes.c_void_p),
@@ -46,10 +46,10 @@ def sizing_functions() -> tuple[ctypes._NamedFuncPointer, ctypes._NamedFuncPoint
 
 
 class Rules:
-    """The rules by which the C runtime computes a program's numbers, each with an index.
+    """A sequence of rules, each of which computes one integer from earlier ones.
 
-    The first numbers are the sizes of the dimensions, which a run provides, divided by their
-    `multiple`. Each rule computes one further number from earlier ones.
+    The first integers are the sizes of the `dimensions`, each divided by its `multiple`, which a
+    run provides. Integers are referred to by index.
     """
 
     def __init__(self, dimensions: Sequence[Dimension]) -> None:
@@ -64,10 +64,10 @@ class Rules:
         return self._count
 
     def number(self, size: int) -> int:
-        """Return the index of the number for a size, and add rules that compute it if necessary.
+        """Return the index of the integer for a size, and add rules that compute it if necessary.
 
         Raises:
-            KeyError: if it refers to an unknown dimension.
+            KeyError: if the size has an unknown dimension.
         """
         found = self._numbers.get(size)
         if found is None:
@@ -75,18 +75,16 @@ class Rules:
         return found
 
     def largest(self, numbers: Iterable[int]) -> int:
-        """Add a rule for the maximum of 0 and numbers given by index; returns the index of the
-        result.
-        """
+        """Add a rule for the maximum of 0 and integers given by index; returns its index."""
         listed = list(numbers)
         return self._rule([0, len(listed), *listed])
 
     def define(self, dimension: Dimension, number: int) -> None:
-        """Define a dimension that follows from others; `number` is the index of its size."""
+        """Define a dimension whose size is computed: `number` is the index of the size."""
         self._numbers[dimension] = self._rule([dimension.multiple, 0, 1, 1, 1, number])
 
     def encoded(self) -> NDArray[np.int64]:
-        """The rules in the C runtime's form."""
+        """Return the rules as words for the C runtime."""
         return np.array(self.words, np.int64)
 
     def _sum(self, size: int, divisor: int) -> int:

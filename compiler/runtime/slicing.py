@@ -1,5 +1,4 @@
-"""Division of large batches into slices: the parts of its inputs that each run of a program
-takes."""
+"""Division of a run with a large batch into several runs of the program on slices."""
 
 from __future__ import annotations
 
@@ -12,7 +11,7 @@ from tilewright.compiler.sizes import dynamic_size
 
 
 class Slicing:
-    """Divides a run with a large batch into runs on slices, for a program with `slices`."""
+    """Divides the inputs of runs into slices, for a program with `slices`."""
 
     def __init__(self, program: Program, sizes: InputSizes) -> None:
         assert program.slices is not None

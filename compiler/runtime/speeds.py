@@ -1,6 +1,7 @@
-"""Compute and read rates of a core, measured on the device by two given functions.
+"""Measurement of a core's peak FLOP/s and of its bandwidth from each cache level and memory.
 
-`tuner.measure.roofline` generates the code of both. Nothing here depends on the target.
+`tuner.measure.roofline` generates the functions that are timed. This module does not depend on the
+target.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ READ_BYTES, MEMORY_BYTES = 16 << 20, 256 << 20
 """Minimum and maximum bytes that are read to time memory: more than caches hold."""
 
 DOTS = {"int8": 4, "bfloat16": 2}
-"""Narrow types, with the number of products that a dot-product instruction sums at once."""
+"""Types of dot-product instructions, with the number of products that an instruction sums."""
 
 PEAK_SAMPLES, PEAK_ROUNDS = 20, 100_000
 READ_SAMPLES = 8
@@ -34,7 +35,7 @@ READ_SAMPLES = 8
 class Level:
     """A cache level or the memory.
 
-    `bytes` is its size (0: no limit), `bytes_per_second` the rate at which a core reads from it.
+    `bytes` is its size (0 for the memory), `bytes_per_second` the bandwidth for one core's reads.
     """
 
     json_form: ClassVar[JsonForm] = JsonForm(row=True)
@@ -46,10 +47,11 @@ class Level:
 
 @dataclass(frozen=True, slots=True)
 class Speeds(JsonValue):
-    """Rates of one core: float32 operations per second, and bytes per second read from each level.
+    """The roofline of one core: peak operations per second, and bandwidth from each level.
 
-    `levels` are ordered from the smallest cache to the memory. `dots` are operations per second for
-    the types in DOTS for which the target has an instruction.
+    `flops_per_second` is for float32. `levels` are ordered from the smallest cache to the memory.
+    `dots` has the operations per second of dot-product instructions, for the types in DOTS for
+    which the target has one.
     """
 
     json_form: ClassVar[JsonForm] = JsonForm("roofline", check=lambda found: found.check())
@@ -70,12 +72,13 @@ class Speeds(JsonValue):
 
 @dataclass(frozen=True, slots=True)
 class Probes:
-    """Addresses of the two functions, and the bytes of the vectors that their code uses.
+    """The addresses of the functions that are timed, and the bytes of the vectors that they use.
 
-    `peak` is the address of `void peak(int64_t rounds, float *memory)`: one multiply-add per round
-    on each of CHAINS vectors; `memory` holds 3 vectors. `read` is the address of `void read(int64_t
-    rounds, float *memory, int64_t bytes)`: reads the memory once per round; `bytes` is a multiple
-    of CHAINS vectors. `dots` has functions like `peak` for types in DOTS.
+    `peak` is the address of `void peak(int64_t rounds, float *memory)`, which computes one
+    multiply-add per round on each of CHAINS vectors; `memory` holds 3 vectors. `read` is the
+    address of `void read(int64_t rounds, float *memory, int64_t bytes)`, which reads the memory
+    once per round; `bytes` is a multiple of CHAINS vectors. `dots` has the addresses of functions
+    like `peak` that use dot-product instructions, for types in DOTS.
     """
 
     peak: int
@@ -93,7 +96,10 @@ class Probes:
     def dot_peaks(
         self, samples: int = PEAK_SAMPLES, rounds: int = PEAK_ROUNDS
     ) -> Mapping[str, float]:
-        """Like `peak_flops`, for the narrow types."""
+        """Measure the operations per second of dot-product instructions, for each type in `dots`.
+
+        The arguments are those of `peak_flops`.
+        """
         return {
             name: self._operations(address, DOTS[name], samples, rounds)
             for name, address in self.dots.items()
@@ -124,7 +130,7 @@ class Probes:
 
 
 def largest_block(cache_bytes: Sequence[int], memory_bytes: int) -> int:
-    """Return the size in bytes of the block whose reading measures the memory's rate.
+    """Return the size in bytes of the block by which the bandwidth of the memory is measured.
 
     Args:
         cache_bytes: the size of each level of the data caches, the first level first; 0 for a level

@@ -1,4 +1,4 @@
-"""States of sessions: the values that one step leaves for the next, and their memory."""
+"""States of sessions, which pass values from one step to the next, and their memory."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ memory."""
 class StateBuffer:
     """The memory of a state, and the array at its start.
 
-    `room` is a dimension and its extent in memory, if the array is the first part of a larger one
-    (slack capacity).
+    `room` is (dimension, extent in memory), if the memory is longer than the array along this
+    dimension (slack capacity).
     """
 
     memory: Bytes
@@ -48,12 +48,17 @@ class StateBuffer:
 
 
 class SessionState:
-    """The state of one input, and the output that becomes it.
+    """A state of a session: an input, and the output that becomes this input in the next step.
 
-    `_now` is the input of the next step; it is None before the first step, and after a step that
-    returned a separate array, which is then `_held`. `_spare` is the buffer for the output of a
-    step that cannot work in place. `dtype` is the type of the input, if it is known before the
-    first step.
+    `_now` is the buffer of the current value. It is None before the first step, and after a step
+    that returned a separate array, which is then `_held`. `_spare` is the buffer for the output of
+    a step that cannot work in place.
+
+    Args:
+        name: the name of the input.
+        input_, output: the indices of the input and of the output.
+        dims: the dimensions of the input.
+        dtype: the type of the input, if it is known before the first step.
     """
 
     def __init__(
@@ -73,11 +78,16 @@ class SessionState:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The shape of the input of the next step."""
+        """The shape of the current value."""
         return self.value().shape
 
     def begin_with(self, first: Array | None) -> None:
-        """Set the initial value; None for zeros."""
+        """Set the initial value; None for zeros.
+
+        Raises:
+            InvalidArgumentError: if `first` is None and the input has dynamic dimensions.
+            InvalidInputError: if `first` is not an array, or does not fit the dimensions.
+        """
         if first is None:
             if self._grows:
                 raise InvalidArgumentError(
@@ -100,14 +110,14 @@ class SessionState:
         self._first, self._dtype = array, array.dtype
 
     def hold(self, array: Array) -> None:
-        """Use an array that a step returned and no other code writes to."""
+        """Set the current value to an array that a step returned; no other code may write to it."""
         self._now, self._held, self._dtype = None, _bits(array), _bits(array).dtype
 
     def reset(self) -> None:
         self._held = self._now = self._next = self._spare = None
 
     def value(self) -> Array:
-        """Return the input of the next step; boolean zeros as long as its type is unknown."""
+        """Return the current value; boolean zeros as long as its type is unknown."""
         found = self._known()
         if found is not None:
             return found
@@ -145,9 +155,9 @@ class SessionState:
         self._dtype = port.dtype.numpy
 
     def of(self, port: SizedPort, *, roomy: bool) -> Placed:
-        """Return the input of the next step, in memory that steps may write to.
+        """Return the current value in a buffer that steps may write to, as the input `port`.
 
-        With `roomy`, call `have_room` first.
+        With `roomy`, the buffer has slack capacity; call `have_room` before.
         """
         if self._now is None or (self._now.room is not None and not roomy):
             old = self._known()
@@ -157,12 +167,12 @@ class SessionState:
         return self._now.placed
 
     def room(self, axis: int) -> int:
-        """The number of rows that the memory holds along a dimension; 0 without slack capacity."""
+        """Return the capacity of the buffer along a dimension in rows; 0 without slack capacity."""
         room = self._now.room if self._now is not None else None
         return room[1] if room is not None and room[0] == axis else 0
 
     def have_room(self, port: SizedPort, axis: int, extent: int) -> None:
-        """Move the state to a buffer with `extent` rows."""
+        """Move the current value to a buffer with a capacity of `extent` rows along `axis`."""
         if self._now is not None and self._now.room == (axis, extent):
             return
         old = self.value()
@@ -173,7 +183,11 @@ class SessionState:
         self._now.placed.array[...] = old
 
     def next(self, port: SizedPort, *, in_place: bool, roomy: bool) -> Placed:
-        """Return the memory to which a step writes the next value."""
+        """Return the buffer to which a step writes the next value, as the output `port`.
+
+        With `in_place`, it is the buffer of the current value; with `roomy`, that buffer with the
+        number of rows of `port`.
+        """
         spare = self._spare
         if roomy:
             assert self._now is not None
@@ -211,12 +225,12 @@ def _placed(memory: Bytes, port: SizedPort) -> StateBuffer:
 
 
 class StateMove(NamedTuple):
-    """The use of a state by one step of a program.
+    """The use of a state by one step: its input, its output, and whether they share memory.
 
     Attributes:
         state: the state.
-        before, after: the input port and the output port.
-        in_place: whether both ports share one buffer.
+        before, after: the input and the output of the step.
+        in_place: whether input and output share one buffer.
         roomy: whether that buffer has slack capacity.
     """
 
@@ -238,17 +252,17 @@ class StateMove(NamedTuple):
 
 
 class StateRoom(NamedTuple):
-    """States whose buffers share one slack capacity.
+    """The states whose buffers have the same slack capacity, such as the caches of all layers.
 
-    `members` has each state with its input port and its dimension of rows. `rows` is the number of
-    rows after the step.
+    `members` has each state with its input and its dimension of rows. `rows` is the number of rows
+    after the step.
     """
 
     members: Sequence[tuple[SessionState, SizedPort, int]]
     rows: int
 
     def made(self) -> int:
-        """Provide memory for the rows in every state; returns the slack capacity after them."""
+        """Enlarge the buffers if they hold fewer than `rows`; returns the slack capacity left."""
         extent = min([state.room(axis) for state, _, axis in self.members])
         if extent < self.rows:
             extent = GROWTH * self.rows
@@ -257,9 +271,9 @@ class StateRoom(NamedTuple):
         return extent - self.rows
 
     def left(self, room: int) -> int:
-        """Return the slack capacity after a further step that adds the same number of rows.
+        """Return the slack capacity left after one more step that adds the same number of rows.
 
-        Return 0 if the capacity does not suffice for that step.
+        `room` is the present slack capacity. The result is 0 if it does not suffice for that step.
         """
         _, port, axis = self.members[0]
         return max(room - (self.rows - port.shape[axis]), 0)
@@ -276,7 +290,7 @@ class SessionStep(NamedTuple):
 def with_rooms(executable: Executable, moves: Sequence[StateMove]) -> SessionStep:
     """Plan a step with slack capacities if possible, else without.
 
-    Slack capacities are possible if every port that has slack belongs to a state in place.
+    They are possible if every output of the program with slack capacity is a state in place.
     """
     by_output = {move.state.output: move for move in moves if move.in_place}
     rooms: list[StateRoom] = []

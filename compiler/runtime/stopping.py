@@ -1,4 +1,4 @@
-"""A flag that ends runs in progress."""
+"""`StopFlag`, by which a thread ends the runs of other threads."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Comparison of an output with its expected value, and the tolerances.
+"""Comparison of an output with its expected value, and tolerances per element type.
 
-Errors are relative to the largest expected value: a sum of products that nearly cancel is small,
-but has the rounding errors of large terms, so that its own size is meaningless as a scale.
+Errors are relative to the largest expected value. The value of a single element is not a useful
+scale: a sum of products that nearly cancel is small, but has the rounding errors of large terms.
 """
 
 from __future__ import annotations
@@ -25,10 +25,11 @@ _TOLERANCES = {
 
 
 def compare(output: Array, expected: Array) -> float:
-    """The largest |output - expected|, divided by the largest finite |expected|.
+    """Return the largest |output - expected|, divided by the largest finite |expected|.
 
-    Infinite if the shapes differ, or if NaNs or infinities are at different positions. If all
-    expected values are zero, the error is absolute. bfloat16 arrays must be widened first.
+    The result is infinite if the shapes differ, or if NaNs or infinities are at different
+    positions. It is the absolute error if all expected values are zero. Arrays of bfloat16 must be
+    converted to float32 before.
     """
     if output.shape != expected.shape:
         return math.inf
@@ -58,14 +59,14 @@ def _relative(output: Doubles, expected: Doubles) -> float:
 
 
 def tolerance_for(dtype: DType) -> float:
-    """The maximum relative error of a correct output with this type in memory.
+    """Return the maximum error (`compare`) of a correct output with this type in memory.
 
-    1e-4 for float32. The rounding errors of a sum of K terms add up like a random walk, to about u
-    * sqrt(K) of the largest output (u = 2**-24: 1.2e-6 was measured for K = 1152). They are twice
-    that with one level of Strassen and twelve times that with Winograd's F(6x6) (14e-6). So 1e-4 is
-    far above rounding errors and far below the error of a wrong kernel: one missing term of K is an
-    error of about 1 / (4 * sqrt(K)), 4e-3 for K = 4608. Sums of float16 and bfloat16 are
-    accumulated in float32, and only the result is rounded. Integers and booleans must agree
-    exactly.
+    It is 1e-4 for float32. The rounding errors of a sum of K terms add up like a random walk, to
+    about u * sqrt(K) of the largest output (u = 2**-24: 1.2e-6 was measured for K = 1152). They are
+    twice as large with one level of Strassen, and twelve times as large with Winograd's F(6x6)
+    (14e-6). 1e-4 is therefore far above rounding errors, and far below the error of a wrong kernel:
+    if one of K terms is missing, the error is about 1 / (4 * sqrt(K)), 4e-3 for K = 4608. Sums of
+    float16 and bfloat16 are accumulated in float32, and only the result is rounded. Integers and
+    booleans must be equal.
     """
     return _TOLERANCES.get(dtype, 0.0)

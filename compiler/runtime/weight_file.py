@@ -1,4 +1,4 @@
-"""Packed constants in a file, written and hashed while the next ones are packed."""
+"""Packed constants in a file; each one is written and hashed while the next one is packed."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ with many stages would each map the whole file again."""
 
 
 class WeightFile(PackedWeights):
-    """Weights in a file. One thread writes them, another hashes them.
+    """Packed weights in a file, which one thread writes and another one hashes.
 
-    Memory never holds all of them: a weight is packed into one of a few buffers, and the written
+    Memory never holds all weights: a weight is packed into one of a few buffers, and the written
     part of the file is mapped. A weight whose packed form equals the model's own array is written
     from that array.
 
@@ -47,7 +47,7 @@ class WeightFile(PackedWeights):
         path: the file to create.
 
     Raises:
-        OSError: here, and from every method, if the file cannot be written.
+        OSError: from the constructor and every method, if the file cannot be written.
     """
 
     def __init__(self, path: Path) -> None:
@@ -73,9 +73,9 @@ class WeightFile(PackedWeights):
         return self._at(0, self._end)
 
     def finish(self) -> dict[str, Any]:
-        """Wait until all data is written, and return the file's size and checksum for the manifest.
+        """Wait until all data is written, and return {"bytes": size, "sha256": checksum}.
 
-        The flush to disk continues.
+        The file is flushed to disk in the background (`close`).
         """
         self._settle()
         os.ftruncate(self._file.fileno(), self._end)
@@ -83,7 +83,7 @@ class WeightFile(PackedWeights):
         return {"bytes": self._end, "sha256": self._digest.hexdigest()}
 
     def close(self) -> None:
-        """Wait for the threads, and for the flush after `finish`."""
+        """Wait for the flush that `finish` started, end the threads, and close the file."""
         try:
             if self._synced is not None:
                 self._synced.result()

@@ -1,4 +1,4 @@
-"""Ranges of the packed weights that a program reads."""
+"""The byte ranges of packed weights that a program reads."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from tilewright.compiler.runtime.program import (
 
 
 def weight_ranges(program: Program) -> tuple[tuple[int, int], ...]:
-    """Offsets and sizes, in bytes, of the packed weights that a program reads, in order.
+    """Return (offset, size) in bytes of each packed weight that a program reads, in order.
 
-    Each packed weight is one range; overlapping ones (a weight that is a part of another) are
-    merged. Bytes outside all ranges may have any value.
+    Overlapping ranges are merged, such as those of a weight that is a part of another. The program
+    does not read bytes outside of the ranges.
     """
     found: list[tuple[int, int]] = []
     read = {

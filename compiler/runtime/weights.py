@@ -1,4 +1,4 @@
-"""Packed constants of programs: each distinct one once, aligned, one after the other."""
+"""Storage of packed constants: aligned and contiguous, each distinct constant once."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SAMPLED_BYTES = 4096
 
 
 class PackedWeights(ABC):
-    """Packs weights one after the other, and assigns each an offset.
+    """Base class of storages that pack weights one after the other, and assign them offsets.
 
     Equal packed bytes of two kernels, or of two programs, are stored once.
     """
@@ -47,10 +47,12 @@ class PackedWeights(ABC):
         """Return a view of all weights so far, which later additions do not change."""
 
     def add(self, spec: BufferSpec, source: Array) -> int:
-        """Pack a weight; returns its offset in bytes.
+        """Pack the constant `source` as the buffer `spec` states, and return its offset in bytes.
+
+        An equal packed weight that is already stored is used instead.
 
         Raises:
-            ValueError: if the source does not fit the buffer, or free memory does not suffice.
+            ValueError: if the source does not fit the buffer, or the storage is full.
         """
         key = id(source), replace(spec, name="", source=-1)
         known = self._known.get(key)
@@ -99,12 +101,13 @@ class PackedWeights(ABC):
 
 
 class WeightBlock(PackedWeights):
-    """Weights in one block of memory with a fixed address.
+    """Packed weights in one block of memory with a fixed address.
 
-    Pages of the block take memory on the first write, so that unused capacity costs nothing.
+    Memory pages of the block are only used once they are written, so that unused capacity takes no
+    memory.
 
     Args:
-        capacity: maximum bytes.
+        capacity: size of the block in bytes.
     """
 
     def __init__(self, capacity: int) -> None:
