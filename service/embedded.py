@@ -53,16 +53,20 @@ def _kept_token(file: Path, name: str, scope: Scope, storage: Storage) -> str:
 
 
 def is_owner_token(settings: Settings, storage: Storage, token_id: str) -> bool:
-    """Whether the owner's token in the data folder has this id. Raises StorageError if the token
-    file cannot be used."""
+    """Whether the owner's token in the data folder has this id.
+
+    Raises StorageError if the token file cannot be used.
+    """
     secret = read_token(settings)
     known = storage.tokens.find(secret) if secret else None
     return known is not None and known.id == token_id
 
 
 def keep_owner_token(settings: Settings, secret: str) -> None:
-    """Store `secret` as the owner's token in the data folder, in place of the previous one. Raises
-    StorageError if the file cannot be written."""
+    """Store `secret` as the owner's token in the data folder, in place of the previous one.
+
+    Raises StorageError if the file cannot be written.
+    """
     with _alone(settings.data_folder):
         settings.token_file.unlink(missing_ok=True)
         _make(settings.token_file, secret)

@@ -85,8 +85,10 @@ def size_texts(sizes: Mapping[str, int | str | Sequence[int | str]]) -> list[str
 
 
 def parse_ranges(given: Iterable[str] | None) -> dict[str, int | str]:
-    """Parse one size or range per dimension: {"sequence": "1..512"} for ["sequence=1..512"]. Raises
-    OptionError."""
+    """Parse one size or range per dimension: {"sequence": "1..512"} for ["sequence=1..512"].
+
+    Raises OptionError.
+    """
     ranges: dict[str, int | str] = {}
     for name, choices in parse_sizes(given).items():
         if len(choices) != 1:

@@ -22,8 +22,10 @@ KEY_BYTES = 32
 
 @dataclass(frozen=True, slots=True)
 class SigningKey:
-    """A service's private key. `public` is its public key, 32 bytes in base64, which identifies the
-    service."""
+    """A service's private key.
+
+    `public` is its public key, 32 bytes in base64, which identifies the service.
+    """
 
     private: Ed25519PrivateKey
 

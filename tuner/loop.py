@@ -402,8 +402,9 @@ class _TuningRun:
             self._drain_some()
 
     def _may_compare(self) -> bool:
-        """Whether time is left for comparisons. A repeated run has no limit: it ends with its
-        journal.
+        """Whether time is left for comparisons.
+
+        A repeated run has no limit: it ends with its journal.
         """
         left = self._limits.seconds_left
         in_time = self._pipeline.repeats or left is None or left > 0

@@ -115,9 +115,9 @@ class Pipeline:
     def has_room(self, phase: Phase, least: int = 0) -> bool:
         """Whether the loop should propose another batch of this phase now.
 
-        Without a given journal, the answer is yes if the builders would run out of work, or if
-        fewer than `least` batches are in the pipeline. With a journal, it is yes if the next entry
-        is a sent batch of this phase.
+        Without a given journal, it should if the builders would run out of work, or if fewer than
+        `least` batches are in the pipeline. With a journal, it should if the next entry is a sent
+        batch of this phase.
         """
         if self._given is not None:
             return self._next_given() == _sent(phase)

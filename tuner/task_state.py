@@ -179,8 +179,9 @@ class TaskState:
         return not (self.finished or self.finals_adopted) and bool(self.finalists())
 
     def schedule(self) -> None:
-        """Initialise `progress` for the task scheduler. Tasks with the same algorithms have one
-        kind.
+        """Initialise `progress` for the task scheduler.
+
+        Tasks with the same algorithms have one kind.
         """
         kind = frozenset(space.algorithm for space in self.task.space.subspaces)
         operations = max(self.operations, 1.0)

@@ -33,8 +33,9 @@ class BlobRow(Base):
 
 
 class BlobReferenceRow(Base):
-    """A reference from a row, the holder, to a blob. The blob is kept as long as its
-    holder exists.
+    """A reference from a row, the holder, to a blob.
+
+    The blob is kept as long as its holder exists.
     """
 
     __tablename__ = "blob_references"

@@ -90,8 +90,9 @@ class BlobBytes(Protocol):
         ...
 
     def keep(self, staged: Staged) -> None:
-        """Store staged bytes under their digest, completely or not at all. The file may
-        be moved.
+        """Store staged bytes under their digest, completely or not at all.
+
+        The file may be moved.
         """
         ...
 
@@ -205,8 +206,9 @@ def stage(folder: Path, chunks: Iterable[bytes], max_bytes: int | None = None) -
 
 
 def remove_old_files(folder: Path, older_than: float) -> int:
-    """Delete files that were modified before a time. Return the freed bytes. Raises
-    StorageError.
+    """Delete files that were modified before a time.
+
+    Return the freed bytes. Raises StorageError.
     """
     freed = 0
     for path in folder.iterdir():

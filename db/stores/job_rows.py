@@ -26,8 +26,9 @@ held_states = sorted(state.value for state in HELD_STATES)
 
 @dataclass(frozen=True, slots=True)
 class JobProgress:
-    """Progress of a job, reported by its tuner. Seconds of the model are weighted sums
-    over tasks.
+    """Progress of a job, reported by its tuner.
+
+    Seconds of the model are weighted sums over tasks.
     """
 
     phase: str = ""  # one word for people: "importing", "tuning", ...

@@ -182,8 +182,9 @@ class LeaseStore(MeasureQueue):
         return payload
 
     def held(self, lease_id: str, worker_id: str) -> Held:
-        """Return the request of a worker's lease, to check the result against. Raises
-        NotFoundError.
+        """Return the request of a worker's lease, to check the result against.
+
+        Raises NotFoundError.
         """
         (found,) = self.held_all([(lease_id, worker_id)])
         if found is None:

@@ -107,8 +107,9 @@ class RunStore:
                 raise NotFoundError("run", run_id)
 
     def get(self, run_id: str) -> StoredRun:
-        """Return the run with this id, or the only one whose id starts with it. Raises
-        NotFoundError.
+        """Return the run with this id, or the only one whose id starts with it.
+
+        Raises NotFoundError.
         """
         with reading(self._engine) as connection:
             return _run(row_of_id(connection, sa.select(_runs), _runs.c.id, run_id, "run"))

@@ -225,8 +225,9 @@ class TokenStore:
         return _token(row)
 
     def list(self, *, limit: int | None = None, after: Position | None = None) -> Page[Token]:
-        """Return a page of all tokens, oldest first, including revoked ones. Raises
-        PositionError.
+        """Return a page of all tokens, oldest first, including revoked ones.
+
+        Raises PositionError.
         """
         with reading(self._engine) as connection:
             return _oldest_first.page(connection, sa.select(_tokens), _token, limit, after)

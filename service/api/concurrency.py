@@ -135,8 +135,9 @@ class Batcher(Generic[Asked, Answer]):
             self._working = None
 
     async def _answers(self, questions: Sequence[Asked]) -> Sequence[Answer | Exception]:
-        """Answer each question. If a question has an exception as its answer, only its caller
-        raises it.
+        """Answer each question.
+
+        If a question has an exception as its answer, only its caller raises it.
         """
         try:
             return await self._answer(questions)

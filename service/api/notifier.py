@@ -116,7 +116,7 @@ class Notifier:
         self._thread = threading.Thread(target=self._hear, name="notices", daemon=True)
 
     async def start(self) -> None:
-        """Start to receive notices."""
+        """Start receiving notices."""
         self._loop = asyncio.get_running_loop()
         self._thread.start()
         self._fallback = asyncio.create_task(self._ask_now_and_then())
@@ -132,7 +132,7 @@ class Notifier:
         return self._clock() - self._heard_at
 
     async def stop(self) -> None:
-        """Stop to receive notices, and wake every listener once more."""
+        """Stop receiving notices, and wake every listener once more."""
         self._fallback.cancel()
         self._ending.set()
         self.wake_all()

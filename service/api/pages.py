@@ -47,8 +47,10 @@ class Pages:
         return self.limit, self.after
 
     def told(self, page: Page[T]) -> Page[T]:
-        """Return the page unchanged. If another page follows, add its link to the response's
-        headers."""
+        """Return the page unchanged.
+
+        If another page follows, add its link to the response's headers.
+        """
         if page.next is not None:
             token = _token(page.next, self._list())
             query = urlencode([*self._filters(), ("limit", self.limit), ("page_token", token)])

@@ -38,7 +38,7 @@ class Retries:
         self._opened = self._clock()
 
     def over(self) -> None:
-        """Start again with the first pause and the full time, because the service answered."""
+        """Reset the pause and the time limit, because the service answered."""
         self._since, self._pause = None, FIRST_PAUSE_SECONDS
 
     def pause(self, error: ClientError) -> float:

@@ -55,8 +55,10 @@ class Claimer:
         self._log = log
 
     def serve(self) -> None:
-        """Claim and prepare leases until the worker ends. This is the main function of the
-        thread."""
+        """Claim and prepare leases until the worker ends.
+
+        This is the main function of the thread.
+        """
         in_flight = self._in_flight
         backoff = self._registration.backoff()
         claim_id = uuid.uuid4().hex

@@ -75,8 +75,10 @@ class _NoRedirects(urllib.request.HTTPRedirectHandler):
 
 
 class Api:
-    """Sends requests to one service with the worker's token. Methods raise Unreachable or
-    Refused."""
+    """Sends requests to one service with the worker's token.
+
+    Methods raise Unreachable or Refused.
+    """
 
     def __init__(self, server: str, token: str, timeout_seconds: float = 30.0) -> None:
         self.server = server.rstrip("/")

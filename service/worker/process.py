@@ -140,8 +140,10 @@ class Worker:
         self._log(f"stopped after {self._reporter.finished} requests", logging.INFO)
 
     def _guarded(self, work: Callable[[], None]) -> None:
-        """Run the main function of a thread. A refusal or a full disk stops the worker; `run`
-        raises the error."""
+        """Run the main function of a thread.
+
+        A refusal or a full disk stops the worker; `run` raises the error.
+        """
         try:
             work()
         except (Refused, Distrusted, OSError) as error:

@@ -125,8 +125,10 @@ class Registration:
         self._log(f"registered as {worker_id} for {len(keys)} targets{why}", logging.INFO)
 
     def come_again(self, answer: dict[str, Any]) -> None:
-        """Adopt the interval of heartbeats from the answer to a heartbeat. Raises Unreachable if it
-        is invalid."""
+        """Adopt the interval of heartbeats from the answer to a heartbeat.
+
+        Raises Unreachable if it is invalid.
+        """
         self.heartbeat_seconds = seconds_of(answer, "heartbeat_seconds")
 
     def _check_key(self, key: str) -> None:

@@ -101,8 +101,10 @@ class StateFolder:
 
     @property
     def service_key(self) -> str | None:
-        """The public key of the service from the first contact; None before it. All workers of this
-        machine share it."""
+        """The public key of the service from the first contact; None before it.
+
+        All workers of this machine share it.
+        """
         try:
             return (self.path.parent / "service-key").read_text().strip() or None
         except OSError:

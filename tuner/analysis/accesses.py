@@ -239,8 +239,9 @@ def _reach(extent: int, terms: tuple[FormTerm, ...], sizes: tuple[int, ...]) -> 
 
 @dataclass(frozen=True, eq=False)
 class MemoryAccess:
-    """A load or a store in memory, with its `Form`. A store is represented by a load of
-    its target.
+    """A load or a store in memory, with its `Form`.
+
+    A store is represented by a load of its target.
     """
 
     load: Load

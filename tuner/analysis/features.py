@@ -178,8 +178,9 @@ class TargetFacts:
 def target_facts(
     target: Target, threads: int = 1, device: DeviceFacts | None = None
 ) -> TargetFacts:
-    """Collect the properties of a target and of a device. Without a device, cache sizes are
-    unknown.
+    """Collect the properties of a target and of a device.
+
+    Without a device, cache sizes are unknown.
     """
     caches, ways = (0, 0, 0), 0
     if device is not None:

@@ -231,8 +231,9 @@ class ProcessBuilder(CachingBuilder):
 
 
 class _PooledBuild:
-    """A build in a process pool. If another candidate breaks the pool, the build is
-    repeated once.
+    """A build in a process pool.
+
+    If another candidate breaks the pool, the build is repeated once.
     """
 
     def __init__(
@@ -381,8 +382,9 @@ class _CachingTicket:
 def compile_with_compiler(
     text: str, schedule: Mapping[str, Any], mode: Mapping[str, Any]
 ) -> Mapping[str, Any]:
-    """Compile with the real compiler. It is imported on the call, so only builder processes load
-    it.
+    """Compile with the real compiler.
+
+    It is imported on the call, so only builder processes load it.
     """
     from tilewright.tuner.measure.candidate import compile_candidate
 

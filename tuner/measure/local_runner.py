@@ -75,8 +75,9 @@ class LocalRunner:
         return speed
 
     def submit(self, request: MeasureRequest, blobs: Mapping[str, bytes]) -> None:
-        """Queue a request. If a request with its id was measured before, `poll` returns that
-        result.
+        """Queue a request.
+
+        If a request with its id was measured before, `poll` returns that result.
         """
         with self._lock:
             if request.request_id in self._results:

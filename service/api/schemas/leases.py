@@ -84,8 +84,11 @@ class ResultView(View):
 
 
 class FailureRequest(RequestBody):
-    """A worker's failure to work on a request. Causes: the process was `killed` during the work,
-    the device cannot do it (`worker`), or the service's request is invalid (`service`)."""
+    """A worker's failure to work on a request.
+
+    Causes: the process was `killed` during the work, the device cannot do it (`worker`), or the
+    service's request is invalid (`service`).
+    """
 
     model_config = shown(worker_id=SHOWN_ID, cause="worker", error="no memory for the inputs")
 

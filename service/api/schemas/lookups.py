@@ -23,8 +23,9 @@ from tilewright.service.api.schemas.options import ModeRequest
 
 
 class IntervalView(View):
-    """A confidence interval for the time of an undisturbed run, in seconds. `high` is the fastest
-    sample.
+    """A confidence interval for the time of an undisturbed run, in seconds.
+
+    `high` is the fastest sample.
     """
 
     low: Seconds

@@ -70,8 +70,11 @@ DeviceFactsJson = Annotated[dict[str, Any], AfterValidator(_device_facts)]
 
 
 class WorkerRequest(RequestBody):
-    """The registration of a worker. The worker generates its id at random. With the same id, it is
-    the same worker after a restart or a lost answer."""
+    """The registration of a worker.
+
+    The worker generates its id at random. With the same id, it is the same worker after a restart
+    or a lost answer.
+    """
 
     model_config = shown(name="rack-3", targets=[SHOWN_TARGET], protocol=PROTOCOL)
 

@@ -86,7 +86,9 @@ class Device(Protocol):
 
     @property
     def facts(self) -> DeviceFacts | None:
-        """The device facts that the worker reports; None until a worker has registered."""
+        """The properties of the device that its worker reports; None until a worker has
+        registered.
+        """
 
     @property
     def runner(self) -> Runner:

@@ -138,8 +138,10 @@ class LeaseClient:
         return found
 
     def workers(self, target_key: str) -> Sequence[RegisteredWorker]:
-        """Return the workers that run a target, live workers first. Among these, workers that have
-        left requests untaken come last."""
+        """Return the workers that run a target, live workers first.
+
+        Among these, workers that have left requests untaken come last.
+        """
 
         def order(worker: RegisteredWorker) -> tuple[bool, int, int]:
             named = self.worker_ids.index(worker.id) if self.worker_ids else 0

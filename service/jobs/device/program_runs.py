@@ -192,8 +192,9 @@ class ProgramRuns(ABC):
         work_bytes: int,
         target: Target | None = None,
     ) -> tuple[RunResult, str]:
-        """Create and execute a run. Return its result, and the id of the worker that
-        executed it.
+        """Create and execute a run.
+
+        Return its result, and the id of the worker that executed it.
         """
         target = target or self._run_target
         plain: tuple[str, ...] = ()

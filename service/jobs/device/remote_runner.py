@@ -200,8 +200,10 @@ class RemoteRunner:
         self._stored.clear()
 
     def _withdraw(self, request_ids: Sequence[str]) -> None:
-        """Remove these requests from the batch. Requests queued by an earlier process keep their
-        results."""
+        """Remove these requests from the batch.
+
+        Requests queued by an earlier process keep their results.
+        """
         mine = [name for name in request_ids if name in self._gathered]
         if not mine:
             return

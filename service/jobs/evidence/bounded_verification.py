@@ -92,8 +92,9 @@ def _verify(
     bound: VerificationBound,
     child: BoundedChild,
 ) -> Verification:
-    """Call `verify_program` in a child. If the child exceeds its limits, `not_run` has
-    the reason.
+    """Call `verify_program` in a child.
+
+    If the child exceeds its limits, `not_run` has the reason.
     """
     if not device.runs(planned.target):
         return verify_program(planned, made, device)

@@ -107,8 +107,9 @@ class Verdict:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Verdict:
-        """Return the verdict for JSON from `to_json`. Raises KeyError or ValueError for
-        other JSON.
+        """Return the verdict for JSON from `to_json`.
+
+        Raises KeyError or ValueError for other JSON.
         """
         comparison = data["comparison"]
         return cls(

@@ -180,8 +180,10 @@ class Observation:
         return self._kept[number][name]
 
     def output(self, port: str) -> np.ndarray:
-        """Return an output of the plain program, without copies of values. Raises DeviceError as
-        `value` does."""
+        """Return an output of the plain program, without copies of values.
+
+        Raises DeviceError as `value` does.
+        """
         if port not in self._outputs:
             (names,) = (each for each in self._port_groups() if port in each)
             self._outputs |= self._device.check(self._loadable, *self._run, {}, names).fetched

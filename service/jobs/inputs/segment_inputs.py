@@ -1,4 +1,4 @@
-"""Random inputs for a model that runs in stages, because its sizes depend on data."""
+"""Random inputs for a model that runs in stages (segments), because its sizes depend on data."""
 
 from __future__ import annotations
 

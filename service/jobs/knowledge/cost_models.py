@@ -25,8 +25,10 @@ from tilewright.tuner.cost_model.xgboost import XGBoostModel
 
 
 def _log() -> Any:
-    """The tuner's log. The import is lazy, because it loads asyncio, which many commands do not
-    need."""
+    """The tuner's log.
+
+    The import is lazy, because it loads asyncio, which many commands do not need.
+    """
     import structlog
 
     return structlog.get_logger("tilewright.tuner")

@@ -98,8 +98,10 @@ class KnownModel:
         )
 
     def best(self, workload_key: str, mode: Mode) -> Schedule | None:
-        """Return the served schedule of a workload, or None for the default. This makes KnownModel
-        a `tilewright.compiler.program.kernels.ScheduleSource`."""
+        """Return the served schedule of a workload, or None for the default.
+
+        This makes KnownModel a `tilewright.compiler.program.kernels.ScheduleSource`.
+        """
         return self._schedules.get(workload_key)
 
     def _tuned_sizes(self, dims: Mapping[str, SizeRange]) -> list[Sizes]:

@@ -122,8 +122,9 @@ class SharedTasks:
             self._look_again()
 
     def _look_again(self) -> None:
-        """Wait before the next check. The wait counts as progress of this job, because other jobs
-        work.
+        """Wait before the next check.
+
+        The wait counts as progress of this job, because other jobs work.
         """
         self._hold.check()
         self._hold.interrupt.wait(LOOK_SECONDS)

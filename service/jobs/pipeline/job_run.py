@@ -229,8 +229,9 @@ class JobReporter(JobWatcher):
         self.device: LeasedDevice | None = None
 
     def phase(self, name: str) -> None:
-        """Record the phase. Raises Interrupted or JobCancelled if the tuner must release
-        the job.
+        """Record the phase.
+
+        Raises Interrupted or JobCancelled if the tuner must release the job.
         """
         self._lease.check()
         if name == "settling" and self.device is not None:

@@ -75,8 +75,9 @@ class JobWatcher:
         tracker.take(event)
 
     def tuned(self, outcome: JobOutcome) -> None:
-        """Called when tuning has ended. Later phases may still fail, for example if the disk is
-        full.
+        """Called when tuning has ended.
+
+        Later phases may still fail, for example if the disk is full.
         """
 
 

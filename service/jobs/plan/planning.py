@@ -114,7 +114,8 @@ class Planned:
         sizes: the sizes of `graph` and `plan` in dimensions with several sizes or a range.
         open: the plan for all sizes of the ranges, for which kernels are tuned; `graph` and `plan`
             then have the sizes of the hints, at which the model is verified. None for fixed sizes.
-        stages: the sequence of stages of a staged model; None for other models.
+        stages: the stages (`ModelSegment`) of a model whose sizes depend on data; None for other
+            models.
         stage: the number of this plan among the stages.
         notes: sentences for the user about dimensions that were fixed to a size.
     """
@@ -142,8 +143,10 @@ class Planned:
 
     @property
     def workloads(self) -> list[tuple[Workload, int]]:
-        """Each workload with the number of its runs in the model. A workload for a split range is
-        listed once per piece."""
+        """Each workload with the number of its runs in the model.
+
+        A workload for a split range is listed once per piece.
+        """
         return self.served_plan.tasks()
 
     @property

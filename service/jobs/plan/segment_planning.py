@@ -1,5 +1,6 @@
-"""Plans models whose sizes depend on data: one plan for each program (stage).
+"""Plans models whose sizes depend on data: one plan for each of their programs.
 
+Such a model is divided into segments, also called stages: programs that run one after the other.
 Tuning, races and verification handle the stages like the plans of a model at several sizes: each
 stage is a program with its own reference.
 """

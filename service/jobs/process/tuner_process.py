@@ -161,8 +161,10 @@ class TunerProcess:
             run.interrupt("shutdown")
 
     def _learn(self) -> bool:
-        """Train cost models for the targets with enough new trials. Always returns True, for the
-        caller's loop."""
+        """Train cost models for the targets with enough new trials.
+
+        Always returns True, for the caller's loop.
+        """
         try:
             train_due(self._storage, self._settings.cost_model_trials)
         except DatabaseError as error:

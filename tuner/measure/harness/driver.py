@@ -201,8 +201,9 @@ class Harness:
         self._room = 0
 
     def facts(self) -> Mapping[str, Any]:
-        """Return the device's properties in the form of a worker's registration. Raises
-        DeviceLost.
+        """Return the device's properties in the form of a worker's registration.
+
+        Raises DeviceLost.
         """
         if self._given_facts is not None:
             return self._given_facts
@@ -378,8 +379,9 @@ class Harness:
     def _give(
         self, digests: Sequence[object], blobs: _Blobs, cancelled: Callable[[], bool]
     ) -> bool:
-        """Send the blobs that the device lacks. Return False if the work was cancelled
-        meanwhile.
+        """Send the blobs that the device lacks.
+
+        Return False if the work was cancelled meanwhile.
         """
         for digest in digests:
             if not isinstance(digest, str) or digest not in blobs.named:
@@ -438,8 +440,9 @@ class Harness:
         raise self._command.failure("the harness does not start there")
 
     def _met(self, facts: Mapping[str, Any]) -> None:
-        """Store the device's properties. Raises DeviceLost if an earlier connection had another
-        device.
+        """Store the device's properties.
+
+        Raises DeviceLost if an earlier connection had another device.
         """
         changed = [name for name in _SAME if facts.get(name) != self._facts.get(name)]
         if self._facts and changed:
