@@ -91,7 +91,7 @@ def backup(
                         with place.local(digest) as path:
                             archive.add(path, _BLOBS + digest, filter=_plain)
                             sizes.append(path.stat().st_size)
-                    except NotFoundError:  # swept meanwhile, or lost: see `db check`
+                    except NotFoundError:  # deleted by a sweep meanwhile, or lost: see `db check`
                         missing.append(digest)
                 manifest = Manifest(
                     FORMAT, revision, clock(), counts, len(sizes), sum(sizes), tuple(missing)
@@ -232,7 +232,7 @@ def _restore_rows(
     connection: sa.Connection, table: sa.Table, archive: tarfile.TarFile, expected: int
 ) -> None:
     for column in table.columns:
-        if isinstance(column.type, sa.JSON):  # what was NULL is NULL, and no JSON null
+        if isinstance(column.type, sa.JSON):  # NULL stays NULL, instead of a JSON null
             column.type = sa.JSON(none_as_null=True)
     binary = [c.name for c in table.columns if isinstance(c.type, sa.LargeBinary)]
     lines = iter(_read(archive, f"{_TABLES}{table.name}.jsonl"))

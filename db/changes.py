@@ -41,7 +41,7 @@ def invalidate_lookups(connection: sa.Connection, keys: Iterable[str]) -> None:
     named = sorted(set(keys))
     if not named:
         return
-    # one after the other, so that whoever has seen a number has seen all before it
+    # serialised, so that a reader of a number has seen all smaller numbers
     one_at_a_time(connection, "lookup changes")
     connection.execute(sa.insert(_changes), [{"key": key} for key in named])
     newest = sa.select(sa.func.max(_changes.c.serial)).scalar_subquery()
@@ -109,7 +109,7 @@ class SqliteChanges:
 
     async def read(self) -> Collection[str] | None:
         anew, version, rows = await anyio.to_thread.run_sync(self._read, limiter=self._limiter)
-        # not before whoever asked has the keys: until then there is something to read
+        # set only after the read: until then `unchanged` must return False
         self._version = version
         if anew:
             self._rows.last = rows[0][0]
@@ -129,9 +129,9 @@ class SqliteChanges:
             anew = self._own is None
             if self._own is None:
                 self._own = OwnConnection(self._engine)
-                # the event loop asks for the version, and must not wait for who locks the file
+                # the event loop reads the version, and must not wait for a lock on the file
                 self._own.driver.execute("PRAGMA busy_timeout=0")
-            version = self._version_now()  # first: what is committed meanwhile is read once more
+            version = self._version_now()  # first: rows committed meanwhile are read once more
             with reading(self._engine) as connection:
                 if anew:
                     found = connection.exec_driver_sql(_NEWEST)

@@ -22,8 +22,8 @@ _references = table_of(BlobReferenceRow)
 
 
 class Severity(StrEnum):
-    NOTE = "note"  # the sweep will see to it
-    ERROR = "error"  # something is lost, or will be
+    NOTE = "note"  # the sweep corrects it
+    ERROR = "error"  # data is lost, or will be
 
 
 @dataclass(frozen=True, slots=True)

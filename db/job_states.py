@@ -11,12 +11,12 @@ class JobState(StrEnum):
     """The state of a job. The last four are final."""
 
     QUEUED = "queued"  # waits for a tuner
-    WAITING = "waiting_for_worker"  # no living worker runs its target; no tuner holds it
-    PAUSED = "paused"  # its owner stopped it, and may let it go on
+    WAITING = "waiting_for_worker"  # no live worker runs its target; no tuner holds it
+    PAUSED = "paused"  # its owner stopped it, and may resume it
     RUNNING = "running"  # a tuner holds it and measures
-    VERIFYING = "verifying"  # measured; the artifact is built and compared with the reference
+    VERIFYING = "verifying"  # measured; the artifact is built and verified
     SUCCEEDED = "succeeded"
-    INCOMPLETE = "incomplete"  # nothing was tuned or verified, for a reason that it names
+    INCOMPLETE = "incomplete"  # nothing was tuned or verified; `reason` has the cause
     FAILED = "failed"
     CANCELLED = "cancelled"
 

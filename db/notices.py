@@ -38,7 +38,7 @@ _requests = table_of(RequestRow)
 _workers = table_of(WorkerRow)
 
 
-# made once: every transaction that others wait for runs them
+# created once: they run in every transaction that others wait for
 _NOTIFY = sa.select(sa.func.pg_notify(CHANNEL, sa.bindparam("topic")))
 _ADD = sa.insert(_notices)
 _DROP_OLD = sa.delete(_notices).where(

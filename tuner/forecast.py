@@ -148,7 +148,7 @@ class History:
         Return the scale as a fraction of the best time, and its weight: the number of distances
         between times used.
         """
-        # From the second fastest on: the fastest is hardly random, a model or the default chose it.
+        # From the second fastest on: a model or the default chose the fastest, so it is not random.
         most = len(self.fastest) - 2
         if most < 1:
             return 0.0, 0

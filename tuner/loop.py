@@ -230,7 +230,7 @@ class _TuningRun:
         """Send the default schedules of untried tasks; they are built while the machine is
         measured.
         """
-        # Single candidates: as few of them as of batches would leave most builders idle.
+        # These batches have one candidate each: a few of them would leave most builders idle.
         least = self._options.batch_size
         while self._pipeline.has_room(Phase.SCREEN, least) and not self._stopped():
             state = self._board.scheduler.next(self._options.batch_size)
@@ -273,7 +273,7 @@ class _TuningRun:
             if self._pipeline.is_empty:
                 return
             self._drain_some()
-        # Late, or ended: results of batches on their way still count, until the budget is spent.
+        # Late, or ended: results of batches in flight still count, until the budget is spent.
         while not self._pipeline.is_empty and not self._token.cancelled:
             if not self._pipeline.repeats and self._limits.is_over(self._board.unfinished):
                 self._pipeline.cancel()
@@ -299,9 +299,9 @@ class _TuningRun:
             return False
         while (state := self._board.scheduler.next(self._options.batch_size)) is not None:
             size = min(left, self._options.batch_size)
-            # If the budget is small, most of it is spent when something is known.
+            # If the budget is small, most of it is spent after the first results are known.
             size = min(size, max(LEAST_BATCH, left // 4))
-            # Likewise for each task: no more candidates are on their way than were measured. A
+            # Likewise for each task: no more candidates are in flight than were measured. A
             # repeated run sends when its journal says so.
             known = max(LEAST_BATCH, len(state.measured))
             unknown = state.progress.in_flight
@@ -398,7 +398,7 @@ class _TuningRun:
                 waiting.remove(state)
                 self._send_finalists(state)
             if self._pipeline.is_empty:
-                return  # the run that the journal repeats ended here, or a relative found nothing
+                return  # the recorded run ended here, or a relative found nothing
             self._drain_some()
 
     def _may_compare(self) -> bool:

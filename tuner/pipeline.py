@@ -197,7 +197,7 @@ class Pipeline:
             self._journal.append(done.number)
             ready.append(done)
             if self._options.in_order or self._given is not None:
-                # The loop must learn from this one and propose the next before it sees another.
+                # The loop must learn from this batch and propose the next before it sees another.
                 break
         if self._given is not None and not ready and all(b.finished for b in self._batches):
             raise TuningError("the run cannot go on in the order of the journal that was given")
@@ -270,7 +270,7 @@ class Pipeline:
             batch.state.progress.waits = False
             with timed(self._timings, "send"):
                 self._submit(batch, batch.ticket.results(), batch.prepared.cases())
-            batch.prepared = None  # the request has its own
+            batch.prepared = None  # the request has separate limits
         self._count_busy()
 
     def _submit(

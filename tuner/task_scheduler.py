@@ -150,7 +150,7 @@ class TaskScheduler(Generic[T]):
         open_tasks = [task for task in tasks if task.progress.open]
         untouched = [task for task in open_tasks if not task.progress.batches]
         if untouched:
-            # The costliest by estimate: if time runs out, what matters most has been measured.
+            # The costliest by estimate: if time runs out, the important tasks have been measured.
             return max(untouched, key=lambda task: task.progress.profile.work)
         if not open_tasks:
             return None
@@ -195,7 +195,7 @@ class TaskScheduler(Generic[T]):
 def _gain(task: TaskProgress, batch_size: int, kinds: Mapping[Hashable, _Kind]) -> float:
     curve = _curve(task, kinds)
     if curve is None:
-        # Nothing worked so far: the estimated cost counts, and less with each failure.
+        # No trial succeeded so far: the estimated cost counts, and less with each failure.
         tried = task.history.trials + task.in_flight
         return _likely_seconds(task.profile, kinds) * task.profile.weight / (1 + tried)
     return curve.gain(curve.trials + task.in_flight, batch_size)

@@ -298,7 +298,7 @@ class TaskState:
                 continue
             measured = trial.measurement
             if measured.status is Status.NO_REFERENCE:
-                continue  # now there may be one
+                continue  # the expected output may exist now
             if measured.ok and measured.distribution != self.task.distribution:
                 continue  # its time was measured at other sizes
             # Without a job id runs cannot be distinguished, so trials of earlier ones do not count.

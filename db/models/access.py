@@ -21,14 +21,14 @@ class TokenRow(Base):
     created_at: Mapped[float]
     expires_at: Mapped[float | None]
     revoked_at: Mapped[float | None]
-    # quotas; NULL is what the service is set to
+    # quotas; NULL: those of the service's settings
     max_open_jobs: Mapped[int | None]
     max_running_jobs: Mapped[int | None]
     last_used_at: Mapped[float | None]
-    # the secret before the last rotation, and until when it is taken
+    # the secret before the last rotation, and the end of its validity
     previous_digest: Mapped[str | None] = mapped_column(unique=True)
     previous_until: Mapped[float | None]
-    # whether it sees the jobs and models of everybody, and not only those of tokens of its name
+    # whether it sees the jobs and models of all owners, not only those of tokens with its name
     all_owners: Mapped[bool]
 
 
@@ -51,7 +51,7 @@ class IdempotencyRow(Base):
     key: Mapped[str] = mapped_column(primary_key=True)
     digest: Mapped[str]  # of method, path, query and body
     holder: Mapped[str]  # the process that answers it
-    until: Mapped[float]  # when another process may, without an answer
+    until: Mapped[float]  # when another process may take over, if no answer is stored
     status: Mapped[int | None]
     answer: Mapped[bytes | None] = mapped_column(sa.LargeBinary)
     created_at: Mapped[float] = mapped_column(index=True)

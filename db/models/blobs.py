@@ -26,7 +26,7 @@ class BlobRow(Base):
     digest: Mapped[str] = mapped_column(primary_key=True)
     bytes: Mapped[int] = mapped_column(sa.BigInteger)
     created_at: Mapped[float]
-    touched_at: Mapped[float] = mapped_column(index=True)  # a row that names it may come soon after
+    touched_at: Mapped[float] = mapped_column(index=True)  # a row that refers to it may follow soon
     doomed_until: Mapped[
         float | None
     ]  # a sweep deletes its bytes: no process writes them until then

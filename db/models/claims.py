@@ -28,7 +28,7 @@ class ClaimRow(Base):
         sa.Index(None, "target_key"),
         sa.Index(None, "job_id"),
         sa.Index(None, "reporter"),
-        # for an idle tuner: the schedules that rest on one owner's reports, with the reporters
+        # for an idle tuner: schedules that only one owner's workers reported, with the reporters
         sa.Index(
             "ix_claims_weak",
             "target_key",
@@ -40,7 +40,7 @@ class ClaimRow(Base):
             sqlite_where=sa.text(_WEAK),
             postgresql_where=sa.text(_WEAK),
         ),
-        # for the metrics, which count races: there are far more schedules
+        # for the metrics, which count races: most claims are about schedules
         sa.Index(
             "ix_claims_race",
             "job_id",
@@ -59,9 +59,9 @@ class ClaimRow(Base):
     numerics: Mapped[str]
     codegen_version: Mapped[str]
     compiler_version: Mapped[str]
-    # the claim: Schedule as JSON, or which schedules win as {"served": ...}
+    # the claim: Schedule as JSON, or the winning schedules as {"served": ...}
     statement: Mapped[Json]
-    # what was measured: Measurement or Verdict as JSON, and the trial of a schedule
+    # the evidence: Measurement or Verdict as JSON, and the trial of a schedule
     evidence: Mapped[Json]
     trial_id: Mapped[str]
     # the worker that measured, its token, and the job that requested the measurement
@@ -70,7 +70,7 @@ class ClaimRow(Base):
     job_id: Mapped[str]
     # the review
     state: Mapped[str]
-    reason: Mapped[str]  # why it is disputed or withdrawn
+    reason: Mapped[str]  # of a dispute or withdrawal
     attestation: Mapped[str]
     reviewer: Mapped[str | None]  # the worker that measured again
     review: Mapped[Json | None]  # its report: Measurement, or Comparisons of a race, as JSON

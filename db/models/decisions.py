@@ -34,9 +34,9 @@ class CostModelRow(Base):
     objective: Mapped[str]
     rows: Mapped[int]
     tasks: Mapped[int]
-    trials: Mapped[int]  # that the target had when it was trained
+    trials: Mapped[int]  # of the target, at the time of the training
     scores: Mapped[Json]  # on held-out tasks
-    chance: Mapped[Json]  # of a random order of the same candidates
+    chance: Mapped[Json]  # of a random ranking of the same candidates
     state: Mapped[str]
     created_at: Mapped[float]
     promoted_at: Mapped[float | None]

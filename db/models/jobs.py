@@ -29,7 +29,7 @@ class JobRow(Base):
     wait_seconds: Mapped[float | None]
     owner: Mapped[str]  # "" for no owner: NULLs would all differ in the unique constraint
     idempotency_key: Mapped[str | None]
-    reason: Mapped[str | None]  # why it waits, or is incomplete
+    reason: Mapped[str | None]  # for which it waits, or is incomplete
     error: Mapped[str | None]
     result: Mapped[Json | None]
     artifact_digest: Mapped[str | None]

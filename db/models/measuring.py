@@ -27,12 +27,12 @@ class WorkerRow(Base):
     created_at: Mapped[float]
     speed: Mapped[Json | None]  # of the reference kernel, as last reported
     condition: Mapped[Json | None]  # temperature, load, clock and governor, as last reported
-    # quarantine: since when, why, when it may try one request, how often it came to that
+    # quarantine: its start, reason, time of the next canary request, number of quarantines
     quarantined_at: Mapped[float | None]
     quarantine_reason: Mapped[str | None]
     canary_at: Mapped[float | None]
     quarantines: Mapped[int]
-    readmitted_at: Mapped[float | None]  # its failures before do not count
+    readmitted_at: Mapped[float | None]  # earlier failures do not count
 
 
 class WorkerOutcomeRow(Base):
@@ -51,7 +51,7 @@ class RequestRow(Base):
     __tablename__ = "measure_requests"
     __table_args__ = (
         sa.Index(None, "job_id"),
-        # what a claim looks for, in the order in which it takes them: as small as the queue,
+        # the requests that a claim reads, in its order: the index is as small as the queue,
         # however many finished requests are kept
         sa.Index(
             "ix_measure_requests_queued",
@@ -61,7 +61,7 @@ class RequestRow(Base):
             sqlite_where=sa.text("state = 'queued'"),
             postgresql_where=sa.text("state = 'queued'"),
         ),
-        # what a tuner looks for: outcomes that it has not stored
+        # the requests that a tuner reads: outcomes that it has not stored
         sa.Index(
             "ix_measure_requests_unstored",
             "job_id",
@@ -83,7 +83,7 @@ class RequestRow(Base):
     max_attempts: Mapped[int]
     not_before: Mapped[float]  # earliest time of a claim
     lease_id: Mapped[str | None]  # the last one
-    worker_id: Mapped[str | None]  # the last one that took it
+    worker_id: Mapped[str | None]  # the last worker that had it
     result: Mapped[Json | None]
     error: Mapped[str | None]
     acknowledged: Mapped[bool]  # the tuner has stored the trials
@@ -97,7 +97,7 @@ class LeaseRow(Base):
     __tablename__ = "leases"
     __table_args__ = (
         sa.Index(None, "request_id"),
-        # what a sweep looks for, and a worker's failures: few rows, however many have ended
+        # the leases that a sweep reads, and a worker's failures: few rows, however many have ended
         sa.Index(
             "ix_leases_live",
             "deadline",
@@ -111,7 +111,7 @@ class LeaseRow(Base):
             sqlite_where=sa.text("blame IS NOT NULL"),
             postgresql_where=sa.text("blame IS NOT NULL"),
         ),
-        # what a claim that is sent again brought the first time
+        # the leases of a claim that is sent again
         sa.Index(
             "ix_leases_claimed",
             "claim_id",
@@ -123,7 +123,7 @@ class LeaseRow(Base):
     id: Mapped[str] = mapped_column(primary_key=True)  # 128 random bits in hexadecimal
     request_id: Mapped[str]
     worker_id: Mapped[str]
-    token_id: Mapped[str | None]  # that the worker had when it took it
+    token_id: Mapped[str | None]  # of the worker when it claimed the request
     claim_id: Mapped[str | None]  # the worker's name for the claim that brought it
     attempt: Mapped[int]
     taken_at: Mapped[float]
@@ -133,4 +133,4 @@ class LeaseRow(Base):
     blame: Mapped[str | None]
     error: Mapped[str | None]
     result_key: Mapped[str | None]
-    late_result: Mapped[Json | None]  # came after another worker had the request
+    late_result: Mapped[Json | None]  # arrived after another worker had the request

@@ -26,7 +26,7 @@ class NoticeRow(Base):
     """A recent notice of a SQLite transaction (`tilewright.db.notices`). PostgreSQL uses NOTIFY."""
 
     __tablename__ = "notices"
-    # numbers that were given once are not given again: a gap shows that rows were missed
+    # numbers are never reused: a gap shows that rows were missed
     __table_args__ = {"sqlite_autoincrement": True}  # noqa: RUF012 (SQLAlchemy's own protocol)
 
     serial: Mapped[int] = mapped_column(SerialId, primary_key=True, autoincrement=True)
@@ -37,7 +37,7 @@ class LookupChangeRow(Base):
     """A recently invalidated lookup key (`tilewright.db.changes`); only the last rows are kept."""
 
     __tablename__ = "lookup_changes"
-    # numbers that were given once are not given again: they show how far behind a reader is
+    # numbers are never reused: they show how far behind a reader is
     __table_args__ = {"sqlite_autoincrement": True}  # noqa: RUF012 (SQLAlchemy's own protocol)
 
     serial: Mapped[int] = mapped_column(SerialId, primary_key=True, autoincrement=True)

@@ -16,11 +16,11 @@ class TrialRow(Base):
     __table_args__ = (
         sa.Index(None, "workload_key", "target_key", "threads", "numerics"),
         # lists of them, the newest first: each ends with the order of the list
-        # who suggested a trial and who measured it is read there, without a look at those of others
+        # the origin and the worker of a trial are read from the index, without reading its row
         sa.Index(None, "workload_key", "serial", "origin", "worker"),
         sa.Index(None, "job_id", "serial", "origin", "worker"),
         sa.Index(None, "job_id", "workload_key", "serial"),
-        sa.Index(None, "job_id", "status", "serial"),  # also how many there are of each
+        sa.Index(None, "job_id", "status", "serial"),  # also for counts by status
     )
 
     # `serial` is the order of arrival; `id` names the trial, so that it is saved once.
@@ -36,7 +36,7 @@ class TrialRow(Base):
     schedule: Mapped[Json]
     schedule_digest: Mapped[str]
     codegen_version: Mapped[str]
-    origin: Mapped[str]  # who suggested it
+    origin: Mapped[str]  # the source of the candidate
     # the measurement
     status: Mapped[str]
     error: Mapped[str]
@@ -52,12 +52,12 @@ class TrialRow(Base):
     worker: Mapped[str]
     device: Mapped[Json]
     measured_at: Mapped[float]
-    checks: Mapped[int]  # random inputs on which the output was right
+    checks: Mapped[int]  # number of sets of random inputs on which the output was correct
     comparison: Mapped[Json | None]  # with the incumbent, in pairs
-    speed: Mapped[Json | None]  # of the reference kernel meanwhile
+    speed: Mapped[Json | None]  # of the reference kernel during the measurement
     at_sizes: Mapped[list[Any] | None]  # times at each size, of a workload with open ones
     stored_at: Mapped[float]
-    withdrawn: Mapped[bool]  # nothing learns from it any more
+    withdrawn: Mapped[bool]  # searches and training ignore it
 
 
 class RetiredTrialsRow(Base):

@@ -35,7 +35,7 @@ class WorkloadShapeRow(Base):
     sizes: Mapped[list[Any]]
     extent: Mapped[float]  # sum of the sizes' binary logarithms: near shapes have near ones
     operator: Mapped[str]  # that names it: "conv"
-    name: Mapped[str]  # for people: "conv 3x3 +relu 64x56x56"
+    name: Mapped[str]  # for users: "conv 3x3 +relu 64x56x56"
 
 
 class TargetRow(Base):

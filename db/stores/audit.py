@@ -48,7 +48,7 @@ class Entry:
     serial: int
     at: float
     actor: str
-    actor_name: str  # as it was called then
+    actor_name: str  # its name at that time
     origin: str  # the address of the client, or the user and host of a command
     action: str
     subject: str  # the id of the token, job, worker, ...

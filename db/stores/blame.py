@@ -139,7 +139,7 @@ def end_without_result(
     deaths = connection.execute(died).all() if outcome is LeaseOutcome.LOST else []
     dead = [row.worker_id for row in deaths]
     tokens = {row.token_id for row in deaths}
-    # one token would be enough to end anybody's request, as it can have any number of workers
+    # otherwise one token could end any request, because it can have any number of workers
     seen = len(tokens) >= min(MOST_DEATHS, len(owners | tokens))
     enough = len(dead) >= MOST_DEATHS and (seen or request.only_worker is not None)
     names = ", ".join(f"'{name}'" for name in sorted({*dead}))
@@ -160,7 +160,7 @@ def end_without_result(
         values["error"] = error
     else:
         state = RequestState.QUEUED
-        # attempts have no end of their own, and floats have
+        # attempts are not limited, but floats are
         doubled = FIRST_PAUSE_SECONDS * 2.0 ** min(request.attempt - 1, 60)
         pause = min(LONGEST_PAUSE_SECONDS, doubled)
         values = {"error": error, "not_before": now + pause}
@@ -326,7 +326,7 @@ def judge(connection: sa.Connection, worker_id: str, now: float, most_failures: 
         .limit(100)
     )
     if worker.quarantined_at is not None:
-        # what it had in hand before says nothing new
+        # leases claimed before the quarantine do not count again
         query = query.where(leases.c.taken_at > worker.quarantined_at)
     failed = connection.execute(query).all()
     if _count(failed) < (1 if worker.quarantined_at is not None else most_failures):

@@ -105,7 +105,7 @@ class BlobObjects:
         last = size if end is None else min(end, size)
 
         def chunks() -> Iterator[bytes]:
-            # a request for each part: a slow reader keeps none of them open
+            # a request per part, so that a slow reader keeps no request open
             for first in range(start, last, PART_BYTES):
                 try:
                     with self._errors(key=True):

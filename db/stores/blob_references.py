@@ -44,7 +44,7 @@ class BlobKind(StrEnum):
     MODEL = "model"  # an ONNX file; held by its row
     ARTIFACT = "artifact"  # held by the job that made it
     COST_MODEL = "cost-model"  # held by the version of a target
-    SAMPLES = "samples"  # real inputs that a job was given; held by the job while it is open
+    SAMPLES = "samples"  # sample inputs of a job; held by the job while it is open
     REQUEST = "request"  # candidates, programs, weights, expected outputs: held by an open request
 
 

@@ -72,7 +72,7 @@ class BlobStore:
         """
         digest = hashlib.sha256(data).hexdigest()
         self._need({digest: len(data)})
-        # one of another size is damaged: it is written again
+        # existing bytes of another size are damaged: they are written again
         if self.place.size(digest) != len(data):
             with stage(self.place.staging, (data,)) as staged:
                 self.place.keep(staged)
@@ -100,7 +100,7 @@ class BlobStore:
 
     def keep(self, staged: Staged) -> None:
         """Save staged bytes. Raises StorageError."""
-        # the row first: a sweep that is about to delete the same bytes is waited for
+        # the row first: this waits for a sweep that is about to delete the same bytes
         self._need({staged.digest: staged.bytes})
         self.place.keep(staged)
 
@@ -112,7 +112,7 @@ class BlobStore:
         sizes = {digest: self.place.size(digest) for digest in set(digests)}
         there = {digest: size for digest, size in sizes.items() if size is not None}
         self._need(there)
-        # a sweep that was under way has deleted one by now, or spares it
+        # a concurrent sweep has deleted a blob by now, or keeps it
         return {digest for digest in there if self.place.size(digest) is not None}
 
     def get(self, digest: str) -> bytes:
@@ -188,7 +188,7 @@ class BlobStore:
         while left:
             rows = [
                 {"digest": digest, "bytes": left[digest], "created_at": now, "touched_at": now}
-                for digest in sorted(left)  # in one order, as everybody who locks several
+                for digest in sorted(left)  # in the order in which all code locks several rows
             ]
             for digest in self._make_young(rows):
                 del left[digest]
@@ -223,7 +223,7 @@ class BlobStore:
                     query.where(_blobs.c.digest.in_([a.digest for a in some]))
                 )
                 doomed = {row.digest: row.doomed for row in rows}
-            # a sweep may be at those that are doomed
+            # a sweep may be deleting the marked ones
             self.place.restore_quarantined([one for one in some if doomed.get(one.digest) is False])
             self.place.discard([one for one in some if one.digest not in doomed])
 
@@ -271,7 +271,7 @@ class BlobStore:
         with writing(self._engine) as connection:
             locked = unwanted.with_for_update(skip_locked=True)
             digests = list(connection.execute(locked).scalars())
-            # asked again now that the rows are locked: one may have been referred to meanwhile
+            # checked again under the lock: a blob may have got a reference meanwhile
             mark = (
                 sa.update(_blobs)
                 .where(_blobs.c.digest.in_(digests), sa.not_(held(_blobs.c.digest)))

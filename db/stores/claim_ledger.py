@@ -213,7 +213,7 @@ class ClaimLedger:
                 connection.execute(update.values(state=superseded, **reviewed))
                 return True
             values = dict(row._mapping)
-            del values["serial"]  # it becomes the newest
+            del values["serial"]  # the claim becomes the newest
             served = {"state": ReviewState.CONFIRMED.value, "stored_at": self._clock()}
             serve(connection, {**values, **reviewed, **served})
         return True

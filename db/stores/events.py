@@ -51,7 +51,7 @@ class EventStore:
 
         If there are more than `most`, return at most `most` evenly spaced events and the last one.
         """
-        # by its place among its kind: sequence numbers of one kind may all be odd
+        # by its position among its kind: sequence numbers of one kind may all be odd
         place = sa.func.row_number().over(order_by=_events.c.sequence)
         of_kind = sa.and_(_events.c.job_id == job_id, _events.c.kind == kind)
         numbered = sa.select(_events, place.label("place")).where(of_kind).subquery()

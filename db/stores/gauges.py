@@ -22,9 +22,9 @@ _trials = table_of(TrialRow)
 class Figures:
     """Counts and ages over the whole database. An age is in seconds; 0 without such a row."""
 
-    oldest_lease: float  # of those that hold
+    oldest_lease: float  # of the live leases
     oldest_queued: float
-    trials: int  # that were ever stored
+    trials: int  # ever stored, including deleted ones
     ended: Mapping[tuple[str, str], int]  # leases of the last hour by outcome and blame ("": none)
 
 

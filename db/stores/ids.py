@@ -49,7 +49,7 @@ def row_of_id(
         return row
     if not LEAST_GIVEN <= len(given) < WHOLE.get(what, len(given) + 1):
         raise NotFoundError(what, given)
-    # not LIKE, which takes capitals for small letters in SQLite and `_` for any character
+    # not LIKE, which ignores case in SQLite and matches any character with `_`
     begins = sa.func.substr(column, 1, len(given), type_=column.type) == given
     found = [
         row._mapping[column]

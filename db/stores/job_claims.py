@@ -102,7 +102,7 @@ class JobClaims:
         suspect = sa.and_(free, _jobs.c.attempts >= SHARED_ATTEMPTS)
         if shared:
             free = sa.and_(free, _jobs.c.attempts < SHARED_ATTEMPTS)
-        with reading(self._engine) as connection:  # mostly there is nothing: take no write lock
+        with reading(self._engine) as connection:  # usually no job is free: take no write lock
             if connection.execute(sa.select(_jobs.c.id).where(free).limit(1)).first() is None:
                 return None
         running = (
@@ -128,7 +128,7 @@ class JobClaims:
         since = sa.func.coalesce(_jobs.c.deadline, _jobs.c.progressed_at)
         overdue = allowed.where(suspect, since <= now - ALONE_SECONDS)
         with writing(self._engine) as connection:
-            one_at_a_time(connection, "claims of jobs")  # else two tuners count the same
+            one_at_a_time(connection, "claims of jobs")  # otherwise two tuners count the same jobs
             if shared and connection.execute(overdue).first() is not None:
                 return None
             while (row := connection.execute(turn).first()) is not None:
@@ -147,7 +147,7 @@ class JobClaims:
                     "fencing_token": claim.fencing_token,
                     "attempts": job.attempts + 1,
                     "started_at": job.started_at if job.started_at is not None else now,
-                    # after the wait: why it has no worker
+                    # after a wait: the reason for the absence of workers
                     "reason": job.reason,
                 }
                 if job.state is not JobState.RUNNING:
@@ -185,7 +185,7 @@ class JobClaims:
         query = query.where(_jobs.c.state.in_([state.value for state in moved]))
         with reading(self._engine) as connection:
             found = connection.execute(query).all()
-        wrong: list[tuple[Any, str | None]] = []  # a row, and why its jobs wait
+        wrong: list[tuple[Any, str | None]] = []  # a row, and the reason why its jobs wait
         for row in found:
             waits = row.state == JobState.WAITING.value
             why = None

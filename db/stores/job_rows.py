@@ -31,16 +31,16 @@ class JobProgress:
     Seconds of the model are weighted sums over tasks.
     """
 
-    phase: str = ""  # one word for people: "importing", "tuning", ...
+    phase: str = ""  # one word for users: "importing", "tuning", ...
     tasks_total: int = 0
     tasks_done: int = 0
     trials_budget: int = 0
-    trials_done: int = 0  # failures too
+    trials_done: int = 0  # including failures
     trials_failed: int = 0
     default_seconds: float | None = None  # with untuned defaults
     best_seconds: float | None = None  # with the best schedules so far
     seconds_left: float | None = None  # estimate
-    forecast_gain: float | None = None  # share of best_seconds that a minute more is to gain
+    forecast_gain: float | None = None  # of another minute, as a fraction of best_seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,21 +49,21 @@ class Job:
     state: JobState
     model_digest: str
     target: str  # as the user named it: "host", "x86-64-v3", a worker, ...
-    target_key: str  # what that was resolved to
+    target_key: str  # the key of the resolved target
     worker_id: str | None  # the only worker that measures; None: any that runs the target
     threads: int
     numerics: str  # "fast" | "strict" | "loose"
     options: JsonObject  # budget, dims, seed, ...: the service's schema
-    priority: int  # among the jobs of owners who have as many running; the highest first
-    wait_seconds: float | None  # most time to wait for a worker; None: the service's
+    priority: int  # among jobs of owners with equally many running jobs; highest first
+    wait_seconds: float | None  # longest wait for a worker; None: the service's setting
     owner: str | None  # token id
     progress: JobProgress
-    reason: str | None  # why it waits, has no worker, or is incomplete; one sentence
-    error: str | None  # why it failed, one sentence
+    reason: str | None  # the cause of waiting or incompleteness; one sentence
+    error: str | None  # the cause of failure, one sentence
     result: JsonObject | None  # the final report
     artifact_digest: str | None  # blob
-    tuner: str | None  # who holds the claim
-    deadline: float | None  # until when
+    tuner: str | None  # the tuner that holds the claim
+    deadline: float | None  # of the claim
     fencing_token: int
     attempts: int  # claims since the last progress
     created_at: float

@@ -119,7 +119,7 @@ class JobStore(JobClaims):
                 .on_conflict_do_nothing(index_elements=[_jobs.c.owner, _jobs.c.idempotency_key])
                 .returning(_jobs)
             ).first()
-            if made is None:  # another request with the same key was faster
+            if made is None:  # a concurrent request with the same key created the job first
                 return job_of(connection.execute(sa.select(_jobs).where(same)).one())
             refer(connection, BlobKind.SAMPLES, made.id, samples)
             append_events(connection, made.id, [state_event(state, reason=waits)], now)

@@ -303,7 +303,7 @@ def _deal(
         seen += [row.serial for row in rows]
         rows.sort(key=lambda row: (-row.priority, row.serial))
         _deal_out(rows, claimants, spent_owners(connection, rows, heard_since))
-        # each went to a claim with room: claims that could take a remaining one have none now
+        # every claim that could take a remaining request has its full number by now
         left.update(row.target_key for row in rows)
     return left
 

@@ -122,7 +122,7 @@ class LeaseStore(MeasureQueue):
 
         No request goes to two claims: PostgreSQL locks and skips rows, and SQLite has one writer.
         """
-        with reading(self._engine) as connection:  # mostly there is nothing: take no write lock
+        with reading(self._engine) as connection:  # usually no row matches: take no write lock
             seen = survey(connection, claims, self._now())
         taken: Sequence[Found] = ()
         if seen.able:
@@ -287,11 +287,11 @@ class LeaseStore(MeasureQueue):
         wait long for its locks.
         """
         over = sa.and_(leases.c.ended_at.is_(None), leases.c.deadline <= self._now())
-        with reading(self._engine) as connection:  # mostly there is nothing: take no write lock
+        with reading(self._engine) as connection:  # usually no row matches: take no write lock
             if connection.execute(sa.select(leases.c.id).where(over).limit(1)).first() is None:
                 return Expiry()
         found: dict[RequestState, list[str]] = {state: [] for state in RequestState}
-        now = None  # one for all: what a worker had in hand when it died is one death
+        now = None  # one time for all: leases that a worker held when it died count as one death
         while True:
             with writing(self._engine) as connection:
                 now = self._time(connection) if now is None else now
@@ -315,7 +315,7 @@ class LeaseStore(MeasureQueue):
         over = sa.and_(
             is_queued(), requests.c.not_before > 0.0, requests.c.not_before <= self._now()
         )
-        with reading(self._engine) as connection:  # mostly there is nothing: take no write lock
+        with reading(self._engine) as connection:  # usually no row matches: take no write lock
             if connection.execute(sa.select(requests.c.id).where(over).limit(1)).first() is None:
                 return 0
         with writing(self._engine) as connection:

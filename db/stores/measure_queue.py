@@ -97,7 +97,7 @@ class MeasureQueue:
 
     def _insert(self, connection: sa.Connection, columns: tuple[str, ...]) -> sa.Executable:
         """Return the statement that inserts new requests and queues cancelled ones again."""
-        if self._insert_made is None:  # to make it takes as long as to run it
+        if self._insert_made is None:  # building it takes as long as running it
             insert = upsert(connection, requests)
             again = {name: insert.excluded[name] for name in columns if name != "id"}
             gone = ("finished_at", "lease_id", "worker_id", "result", "error")
@@ -239,7 +239,7 @@ class MeasureQueue:
             requests.c.job_id.not_in(open_jobs),
         )
         old = sa.and_(sa.not_(_is_open), requests.c.finished_at < limit, unwanted)
-        with reading(self._engine) as connection:  # mostly there is nothing: take no write lock
+        with reading(self._engine) as connection:  # usually no row matches: take no write lock
             first = sa.select(requests.c.serial).where(old).limit(1)
             if connection.execute(first).first() is None:
                 return 0

@@ -28,7 +28,7 @@ _newest_first = PageOrder((_models.c.created_at, _models.c.digest))
 @dataclass(frozen=True, slots=True)
 class UploadedModel:
     digest: str  # sha256 hex of the ONNX file
-    name: str  # that the owner who asks gave, else the first
+    name: str  # the name by the requesting owner, else the first name
     bytes: int
     owner: str | None  # the id of the token that uploaded it first
     created_at: float

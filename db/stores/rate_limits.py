@@ -40,7 +40,7 @@ class RateLimitStore:
         """
         now = self._now()
         gone = now - _buckets.c.at
-        # a clock that went back fills nothing
+        # a clock that was set back does not fill the bucket
         filled = _buckets.c.level + sa.case((gone > 0.0, gone), else_=0.0) * rate.per_second
         level = sa.case((filled > rate.burst, rate.burst), else_=filled)
         with writing(self._engine) as connection:

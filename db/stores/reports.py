@@ -104,7 +104,7 @@ class _Batch:
     def write(self, connection: sa.Connection, most_failures: int) -> None:
         """Save the judged results, and the consequences for the workers."""
         for report in self._late:
-            # it lives: what it was silent about is not its death
+            # the worker is alive, so the lost lease is not its fault
             values = {"outcome": LeaseOutcome.LATE.value, "blame": None}
             update = sa.update(leases).where(leases.c.id == report.lease_id).values(values)
             late = {"result_key": report.result_key, "late_result": dict(report.result)}
@@ -140,7 +140,7 @@ class _Batch:
             request = self._request(report)
             if request["attempt"] > 1:
                 blamed |= blame_others(connection, request["id"], report.worker_id)
-        # in one order, so that no two processes wait for each other
+        # in a fixed order, so that two processes cannot deadlock
         for name in sorted(blamed | {report.worker_id for report in tried}):
             for report in tried:
                 if report.worker_id == name:

@@ -13,10 +13,10 @@ JsonObject = Mapping[str, Any]
 class RequestState(StrEnum):
     QUEUED = "queued"
     LEASED = "leased"
-    DONE = "done"  # `result` holds what the worker sent; its candidates may have failed each
-    FAILED = "failed"  # as often as it was tried, a worker could not work on it: `error`
-    EXPIRED = "expired"  # every worker that took it was lost: status worker_lost for its candidates
-    SET_ASIDE = "set_aside"  # several workers died of it: the candidates are to blame
+    DONE = "done"  # `result` has the worker's result; each of its candidates may have failed
+    FAILED = "failed"  # workers gave it up in all attempts; `error` has the reason
+    EXPIRED = "expired"  # its workers were lost: status worker_lost for its candidates
+    SET_ASIDE = "set_aside"  # several workers died with it: the candidates are blamed
     CANCELLED = "cancelled"
 
     @property
@@ -27,14 +27,14 @@ class RequestState(StrEnum):
 class LeaseOutcome(StrEnum):
     """The end of a lease."""
 
-    COMPLETED = "completed"  # its result is that of the request
-    FAILED = "failed"  # the worker said that it cannot work on the request
+    COMPLETED = "completed"  # its result is the result of the request
+    FAILED = "failed"  # the worker gave up the request
     REFUSED = "refused"  # the service rejected the result
     LOST = "lost"  # the worker was silent beyond the deadline, or was killed
-    LATE = "late"  # a result came when another worker had the request, or it was done or
+    LATE = "late"  # a result arrived when another worker had the request, or it was done or
     # cancelled; it becomes COMPLETED if the other worker fails
-    RELEASED = "released"  # given back
-    CANCELLED = "cancelled"  # the request was
+    RELEASED = "released"  # the worker returned it without a result
+    CANCELLED = "cancelled"  # the request was cancelled
 
 
 class Blame(StrEnum):
@@ -48,9 +48,9 @@ class Blame(StrEnum):
 class Cause(StrEnum):
     """The cause that a worker reports if it gives up a lease."""
 
-    KILLED = "killed"  # the worker died with the lease in its hand
-    WORKER = "worker"  # this device cannot
-    SERVICE = "service"  # what the service sent cannot be worked on
+    KILLED = "killed"  # the worker's process died while it held the lease
+    WORKER = "worker"  # this device cannot execute the request
+    SERVICE = "service"  # the request is invalid
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,9 +64,9 @@ class NewRequest:
     request_id: str
     target_key: str
     payload: JsonObject  # a tuner.protocol.messages.Request as JSON
-    blob_digests: tuple[str, ...] = ()  # what the worker fetches
+    blob_digests: tuple[str, ...] = ()  # the blobs that the worker downloads
     job_id: str | None = None
-    worker_id: str | None = None  # only this worker may take it
+    worker_id: str | None = None  # the only worker that may take it
     max_attempts: int = 5
     priority: int = 0  # higher first, then the oldest
 
@@ -121,18 +121,18 @@ class RequestStatus:
     job_id: str | None
     state: RequestState
     attempt: int
-    worker_id: str | None  # the last one that took it
+    worker_id: str | None  # the last worker that had it
     result: JsonObject | None
     error: str | None
     created_at: float
     finished_at: float | None
-    acknowledged: bool  # the tuner has stored what came of it
+    acknowledged: bool  # the tuner has stored the outcome
 
 
 class Completion(StrEnum):
     ACCEPTED = "accepted"
-    DUPLICATE = "duplicate"  # this result was saved before: the worker may forget it
-    LATE = "late"  # kept with the lease, and not counted while another worker has the request
+    DUPLICATE = "duplicate"  # this result was saved before: the worker may delete it
+    LATE = "late"  # stored with the lease; not accepted while another worker has the request
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,8 +140,8 @@ class Expiry:
     """The requests whose leases `LeaseStore.expire` ended: ids by new state."""
 
     requeued: tuple[str, ...] = ()
-    lost: tuple[str, ...] = ()  # that have no attempt left
-    set_aside: tuple[str, ...] = ()  # that workers died of
+    lost: tuple[str, ...] = ()  # without remaining attempts
+    set_aside: tuple[str, ...] = ()  # under which several workers died
 
     @property
     def count(self) -> int:

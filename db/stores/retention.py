@@ -115,12 +115,12 @@ class RetentionStore:
         count = 0
         for _ in range(MOST_BATCHES):
             some = sa.select(key).where(old).order_by(key).limit(BATCH)
-            with reading(self._engine) as connection:  # mostly there is nothing: no write lock
+            with reading(self._engine) as connection:  # usually no row matches: no write lock
                 if connection.execute(some).first() is None:
                     break
             with writing(self._engine) as connection:
                 locked = connection.execute(some.with_for_update(skip_locked=True)).scalars().all()
-                # checked again under the lock: a new row may name one since
+                # checked again under the lock: a new row may refer to one by now
                 again = sa.select(key).where(key.in_(locked), old)
                 gone = connection.execute(again).scalars().all()
                 forget(connection, key, gone)

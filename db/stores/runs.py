@@ -31,7 +31,7 @@ class StoredRun:
     """A recorded tuning run. Fields about its course are None until the run ends."""
 
     id: str  # the job's, with a number from the second run of a job on
-    starts: int  # more than one: it was killed and taken up again
+    starts: int  # more than 1: the run was killed and continued
     options: TuneOptions
     inputs: tuple[TaskInputs, ...]
     adopted: Sequence[Mapping[str, Any]]  # requests of earlier processes, as JSON
@@ -39,8 +39,8 @@ class StoredRun:
     ended: str | None  # tuner.events.Ended
     trials: int | None
     seconds: float | None
-    model_seconds: float | None  # sum of all kernels, each as often as the model runs it
-    forecast_gain: float | None  # share that a minute more was expected to gain
+    model_seconds: float | None  # weighted sum over all tasks
+    forecast_gain: float | None  # expected gain of another minute, as a fraction
     forecast_error: Mapping[str, Any] | None  # tuner.forecast.ForecastError
     started_at: float
     finished_at: float | None

@@ -65,7 +65,7 @@ class SweepStore:
                 made.on_conflict_do_update(
                     index_elements=[_sweeps.c.name],
                     set_=values,
-                    # two that meet in an empty table: the second one finds the row of the first
+                    # of two concurrent inserts, the second one finds the row of the first
                     where=sa.or_(_sweeps.c.holder == holder, _sweeps.c.until <= now),
                 )
             )

@@ -32,15 +32,15 @@ class TaskStatus(StrEnum):
     PENDING = "pending"
     TUNING = "tuning"
     TUNED = "tuned"  # its share of the trials is spent
-    CACHED = "cached"  # answered from the records, no trial spent
+    CACHED = "cached"  # served from the records, without trials
     FAILED = "failed"  # not even the default ran
 
 
 @dataclass(frozen=True, slots=True)
 class JobTask:
     workload_key: str
-    name: str  # for people: "conv 64x56x56 3x3"
-    count: int  # how often it occurs in the model
+    name: str  # for users: "conv 64x56x56 3x3"
+    count: int  # number of occurrences in the model
     weight: float  # count times cost: what the task scheduler maximises over
     status: TaskStatus = TaskStatus.PENDING
     default_seconds: float | None = None

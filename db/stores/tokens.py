@@ -30,7 +30,7 @@ USED_SECONDS = 60.0
 
 class Scope(StrEnum):
     SUBMIT = "submit"  # upload models, create and cancel jobs
-    READ = "read"  # look at jobs, records, workers
+    READ = "read"  # read jobs, records, workers
     MEASURE = "measure"  # register as a worker, lease, report
     ADMIN = "admin"  # everything, and tokens
 
@@ -44,10 +44,10 @@ class Token:
     expires_at: float | None
     revoked_at: float | None
     last_used_at: float | None = None
-    previous_until: float | None = None  # until when the secret before the last rotation is taken
-    max_open_jobs: int | None = None  # None: what the service is set to
+    previous_until: float | None = None  # end of validity of the secret before the last rotation
+    max_open_jobs: int | None = None  # None: the service's setting
     max_running_jobs: int | None = None
-    all_owners: bool = False  # sees the jobs and models of everybody
+    all_owners: bool = False  # sees the jobs and models of all owners
 
     @property
     def sees(self) -> str | None:
@@ -234,7 +234,7 @@ class TokenStore:
 
 
 def _digest(secret: str) -> str:
-    # Surrogates come from a header that is no UTF-8: such a secret is merely unknown.
+    # Surrogates come from a header that is not UTF-8: such a secret is unknown.
     return hashlib.sha256(secret.encode("utf-8", "surrogatepass")).hexdigest()
 
 

@@ -27,7 +27,7 @@ def count_outcomes(connection: sa.Connection, ended: Iterable[tuple[str, str]]) 
     for some in chunks(sorted({worker for worker, _ in counts})):
         query = sa.select(_workers.c.id).where(_workers.c.id.in_(some))
         known.update(connection.execute(query).scalars())
-    # in one order, as everybody does who changes several
+    # in the order in which all code changes several rows
     rows = [
         {"worker": worker, "status": status, "trials": count}
         for (worker, status), count in sorted(counts.items())

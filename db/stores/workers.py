@@ -31,7 +31,7 @@ class Health(StrEnum):
     LOST = "lost"  # no heartbeat for too long
     QUARANTINED = "quarantined"  # failed too often: gets one request at a time, after a pause
     DRAINING = "draining"  # takes no new leases
-    GONE = "gone"  # said good-bye
+    GONE = "gone"  # unregistered
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ class Quarantine:
 class RegisteredWorker:
     id: str
     name: str
-    target_keys: tuple[str, ...]  # what it can run
+    target_keys: tuple[str, ...]  # keys of the targets that it can run
     device: Mapping[str, Any]  # model name, cores, caches, governor, ...
     protocol: int
     owner: str | None  # token id
@@ -180,7 +180,7 @@ class WorkerStore:
         The heartbeat of an unregistered worker does not bring it back: it must register again.
         """
         with writing(self._engine) as connection:
-            # locked in one order, as everybody does who changes several
+            # locked in the order in which all code changes several rows
             query = self._presence_query({sign.worker_id for sign in signs})
             rows = connection.execute(query.order_by(_workers.c.id).with_for_update()).all()
             heard = {row.id: self._presence(row, heard=True) for row in rows}
@@ -282,7 +282,7 @@ class WorkerStore:
         """
         limit = self._now() - silent_seconds
         silent = _workers.c.last_heartbeat < limit
-        with reading(self._engine) as connection:  # mostly there is nothing: take no write lock
+        with reading(self._engine) as connection:  # usually no row matches: take no write lock
             if connection.execute(sa.select(_workers.c.id).where(silent).limit(1)).first() is None:
                 return 0
         with writing(self._engine) as connection:

@@ -76,7 +76,7 @@ def refusal(answer: httpx2.Response) -> RefusedError:
     """Return the error of an answer of status 400 or above, whose body has been read."""
     try:
         problem = ProblemView.model_validate(json.loads(answer.text))
-    except (ValueError, RecursionError):  # not the service's: a proxy's, say
+    except (ValueError, RecursionError):  # written by a proxy instead of the service
         status = answer.status_code
         problem = ProblemView(
             type="about:blank",
@@ -84,7 +84,7 @@ def refusal(answer: httpx2.Response) -> RefusedError:
             status=status,
             detail=f"the service answered {status} {answer.reason_phrase}",
         )
-    # what the header says counts: a body may say anything
+    # the header takes precedence over the body
     problem = problem.model_copy(update={"status": answer.status_code})
     wait = answer.headers.get("Retry-After", "")
     seconds = float(wait) if wait.isascii() and wait.isdecimal() and len(wait) < 10 else 0.0

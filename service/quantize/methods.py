@@ -204,7 +204,7 @@ class Quantiser:
 
                     try:
                         static(kept)
-                    except AssertionError:  # it asserts that scales are numbers
+                    except AssertionError:  # onnxruntime asserts that scales are numbers
                         self.wild = _wild(self._source.graph, self._ranges)
                         if not self.wild:
                             raise

@@ -104,7 +104,7 @@ def select(
     def first(count: int) -> frozenset[int]:
         return frozenset(candidate.part for candidate in order[:count])
 
-    low, high = 0, len(order)  # all of them are the float32 model, which loses nothing
+    low, high = 0, len(order)  # keeping all of them gives the float32 model, which has no loss
     while low < high:
         middle = (low + high) // 2
         runs += 1

@@ -79,7 +79,7 @@ class Claimer:
                 }
                 answer = self._api.call("POST", "/v1/leases/claim", body, extra_seconds=wait)
                 leases = field(answer, "leases", list)
-                claim_id = uuid.uuid4().hex  # till now the same: a lost answer comes again
+                claim_id = uuid.uuid4().hex  # kept until then, so that a lost answer is sent again
                 for lease in leases:
                     self._accept(lease)
                 backoff.reset()
@@ -106,7 +106,7 @@ class Claimer:
         self._registration.check_signed(request_id, payload, field(lease, "signature", str))
         in_flight, files = self._in_flight, self._in_flight.files
         with in_flight.changed:
-            # ours already: its lease ran out while the service was away
+            # known already: its lease expired while the service was unreachable
             known = in_flight.leases.get(request_id)
             if known is not None:
                 known.lease_id = lease_id

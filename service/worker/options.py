@@ -46,13 +46,13 @@ class WorkerOptions:
     spool: Path
     targets: tuple[str, ...] = ()
     cache_bytes: int = 1 << 30
-    sandbox_users: tuple[int, int] | None = SANDBOX_USERS  # where the harness is root
+    sandbox_users: tuple[int, int] | None = SANDBOX_USERS  # if the harness runs as root
     sandbox_bytes: int = 0  # 0: as much as the machine has
     cores: tuple[int, ...] = ()
-    service_key: str | None = None  # of the service; else the one that it had when first met
-    check: bool = False  # look at the device instead
+    service_key: str | None = None  # of the service; None: the key of the first contact
+    check: bool = False  # check the device and exit
     as_json: bool = False  # the findings of the check, or the log
-    via: str = ""  # a command that reaches the device; else it is this machine
+    via: str = ""  # a command that reaches the device; "": this machine
     log_level: int = logging.INFO
 
 

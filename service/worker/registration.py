@@ -106,7 +106,7 @@ class Registration:
                 continue
             except Refused as error:
                 if error.slug == "forbidden" and drawn == self._files.worker_id:
-                    # it was another token's
+                    # the worker belonged to another token
                     self._files.worker_id = ""
                     drawn = uuid.uuid4().hex
                     continue

@@ -378,7 +378,7 @@ def _cost_in(
     operands = 0
     uses: list[Use] = []
     for found, step, is_inner, held_axes, aligned in facts.loads:
-        # Loads of the start or the end of a sum run once a tile, not in every step.
+        # Loads of the initial value or the epilogue run once per tile, not in every step.
         distinct = counted.points_along(found.axes)
         count = distinct * (executions if is_inner else float(outer))
         uses.append(Use(found, False, count, step, is_inner, aligned))

@@ -64,7 +64,7 @@ def cases(loops: EnclosingLoops, vector: Axis | None, lanes: int) -> list[TileCa
         if not rest or loop.lets:  # lets move the last tile back, so that it is full
             found = [TileCase(c.count * around.trips, c.share, c.parts) for c in found]
             continue
-        width = min(loop.step, around.extent)  # the tile's, as it was counted
+        width = min(loop.step, around.extent)  # of the tile, as in its counts
         shares = [rest / width]
         if loop.axis == vector:
             width = -(-width // lanes) * lanes
@@ -101,7 +101,8 @@ class RegisterTile:
         stores = self._stores * case.share
         chains = joins = spills = 0.0
         if statement.is_reduction:
-            # Each step of a sum waits for the last, and the end for all; but the core looks ahead.
+            # Each step of a sum waits for the previous one, and the epilogue for all steps. But the
+            # core looks ahead.
             steps = statement.reduce_trips * statement.points
             latency = core.fma_latency * (core.extremum_latency if statement.is_extremum else 1.0)
             waiting = (

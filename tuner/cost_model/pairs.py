@@ -56,7 +56,7 @@ class AllPairs:
             if total > 0:
                 firsts.append(first)
                 seconds.append(second)
-                # A pair counts for two candidates, and its second derivative starts at a quarter.
+                # A pair has two candidates, and its second derivative starts at a quarter.
                 weights.append(weight * (2 * size / total))
             start += size
         empty = np.zeros(0, dtype=np.intp)

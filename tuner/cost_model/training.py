@@ -89,7 +89,7 @@ def train_base_model(
         scores = evaluate(parts.held_out, model.predict)
         chance = random_order(parts.held_out, seed)
     except ValueError:
-        return None  # each held-out task has too few candidates that worked
+        return None  # each held-out task has too few successful candidates
     return BaseModel(model.save(), objective, len(learned), len(_tasks(learned)), scores, chance)
 
 

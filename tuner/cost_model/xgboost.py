@@ -68,7 +68,7 @@ _PARAMETERS: dict[Objective, dict[str, Any]] = {
         "ndcg_exp_gain": False,
         "lambdarank_pair_method": "topk",
         "lambdarank_num_pair_per_sample": 8,
-        # Second derivatives of ranking losses are small: with 1, there would be hardly any leaves.
+        # Second derivatives of ranking losses are small: with 1, trees would have few leaves.
         "min_child_weight": 0.01,
     },
     Objective.PAIRWISE: {
@@ -78,7 +78,7 @@ _PARAMETERS: dict[Objective, dict[str, Any]] = {
         "lambdarank_num_pair_per_sample": 8,
         "min_child_weight": 0.01,
     },
-    # AllPairs gives the derivatives. This is for predictions, which are the scores as they are.
+    # AllPairs gives the derivatives. XGBoost's objective applies to predictions: the raw scores.
     Objective.ALL_PAIRS: {"objective": "reg:squarederror", "base_score": 0.0},
 }
 
@@ -113,7 +113,7 @@ class XGBoostModel:
             "max_depth": 6,
             "min_child_weight": 1.0,
             "subsample": 0.8,
-            # Drawn for each split: many columns say nearly the same, and none should take over.
+            # Sampled for each split: many columns are correlated, and none should dominate.
             "colsample_bynode": 0.3,
             "lambda": 1.0,
             "tree_method": "hist",
@@ -256,7 +256,7 @@ class XGBoostModel:
         if self._objective is Objective.ALL_PAIRS:
             return xgboost.DMatrix(rows, label=scores, base_margin=self._start(rows))
         if self._objective is Objective.THROUGHPUT:
-            # It is enough to know a slow candidate as slow: the fast ones are to be ranked.
+            # Slow candidates weigh less: only the fast ones need an exact rank.
             return xgboost.DMatrix(rows, label=scores, weight=0.25 + scores)
         numbers = {task: n for n, task in enumerate(dict.fromkeys(s.task for s in ordered))}
         return xgboost.DMatrix(

@@ -187,7 +187,7 @@ class ProcessBuilder(CachingBuilder):
 
     def start(self) -> None:
         """Start the processes now, so that they import the compiler while the caller plans."""
-        # To ask a pool whether it is active starts it.
+        # Reading `active` starts the pool.
         assert self._pool.active
 
     def begin(self, text: str, schedule: Mapping[str, Any], mode: Mapping[str, Any]) -> BuildFuture:

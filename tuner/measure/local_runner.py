@@ -192,7 +192,7 @@ class LocalRunner:
                     result = _unmeasured(request, Measurement(status, error, worker=self._worker))
                 self._results[request.request_id] = result
                 if status is Status.WORKER_LOST:
-                    del self._results[request.request_id]  # if it is repeated, it is measured
+                    del self._results[request.request_id]  # a repeated request is measured again
                 self._finished.put(result)
 
     def _work(

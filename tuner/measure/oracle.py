@@ -132,7 +132,7 @@ def _at_ties(workload: Workload, specs: tuple[InputSpec, ...], output: np.ndarra
     rounded = [node.inputs[0] for node in graph.nodes if _jumps(graph, node)]
     exact = workload.output.type.dtype in (DType.BOOL, *HALVES)
     if exact or not output.size or len(rounded) <= (not workload.output.type.dtype.is_float):
-        return 0.0  # rounding to the output alone is that of `_tolerance`
+        return 0.0  # `_tolerance` covers the rounding to the output
     before = _run(graph.replace(outputs=tuple(dict.fromkeys(rounded))), specs)
     reach = {
         value: NEAR_TIE * float(np.abs(array).max(initial=0.0))

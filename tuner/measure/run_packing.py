@@ -66,7 +66,7 @@ class PackedProgram:
         drawn = sum(
             3 * max(port.bytes, 8 * port.bytes // port.dtype.bytes) for port in self.program.inputs
         )
-        # Outputs of the run before may still be in memory.
+        # Outputs of the previous run may still be in memory.
         made = sum(2 * port.bytes for port in self.program.outputs)
         return PROCESS_BYTES + self.program.arena_bytes + drawn + made
 

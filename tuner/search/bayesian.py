@@ -89,7 +89,7 @@ class Bayesian:
         chosen: list[Schedule] = []
         for _ in range(min(count, len(pool))):
             means, deviations = self._kriging.predict(pool, levels, opinions, measured)
-            # Before anything is measured, the first is the best by estimate, and others spread out.
+            # Without measurements, the first is the best by estimate, and the others spread out.
             best = min(measured.values(), default=float(means.min()))
             gains = _expected_improvement(means, deviations, best)
             late = np.array([self._waited[s.algorithm] >= PATIENCE for s in pool])

@@ -102,7 +102,7 @@ class LeaseClient:
         Raises:
             StaleLeaseError: if the job was paused or has ended.
         """
-        # existing blobs get a new time: the sweep spares them until a request names them
+        # existing blobs get a new time: the sweep keeps them until a request refers to them
         wanted = {digest for request in requests for digest in request.digests}
         for digest in wanted - self._storage.blobs.touch(wanted):
             self._storage.blobs.put(bytes(blobs[digest]))
@@ -176,7 +176,7 @@ class LeaseClient:
         other = next((each for each in self.alive(target_key) if each.id != worker_id), None)
         if other is None or not self.leases.hand_on(names, other.id):
             return None
-        # workers that had a turn come last
+        # workers that left requests untaken come last
         self._had_a_turn = [each for each in self._had_a_turn if each != worker_id] + [worker_id]
         return other
 

@@ -79,9 +79,9 @@ class RemoteRunner:
         self._storage = storage
         self._job_id = job_id
         self._target_key = target_key
-        self._worker = next(iter(worker_ids), None)  # whose turn it is, if any are named
+        self._worker = next(iter(worker_ids), None)  # the worker whose turn it is
         self._open: dict[str, MeasureRequest] = {}
-        self._gathered: dict[str, MeasureRequest] = {}  # of the open ones, and what they name
+        self._gathered: dict[str, MeasureRequest] = {}  # not queued yet
         self._blobs: dict[str, bytes] = {}
         self._stored: list[str] = []
         self._withdrawn: dict[str, MeasureRequest] = {}
@@ -282,7 +282,7 @@ def result_of(request: MeasureRequest, status: RequestStatus) -> MeasureResult:
         case _, RequestState.CANCELLED:
             return _same(request, Status.CANCELLED, answer.error, answer.worker)
         case _, RequestState.SET_ASIDE:
-            # one of them takes machines down: none of them is tried again
+            # one of the candidates crashes machines: none of them is tried again
             return _same(request, Status.CRASH, answer.error, answer.worker)
         case _:
             return _same(request, Status.WORKER_LOST, answer.error, answer.worker)

@@ -89,7 +89,7 @@ class RunQueue:
             name = self._submit(request, blobs, worker, target)
             status = self._await(name, worker, target)
         # not acknowledged: while the job is open, its next tuner may request the result again
-        by = status.worker_id or worker.id  # another one, if this one let it lie
+        by = status.worker_id or worker.id  # another worker, if this one left the run untaken
         names = {each.id: each.name for each in self.known(target)}
         where = f"worker '{names.get(by, by)}'"
         return _result(answer_of(replace(request, request_id=name), status), where), by
@@ -183,7 +183,7 @@ class RunQueue:
 
     def _give_back(self, target: Target) -> None:
         """Raise WorkerAbsent if the job should wait for a worker that runs its target."""
-        # the job would be woken at once for one in quarantine, whose pause is not over
+        # a worker in quarantine would queue the job again at once, before its pause has ended
         resting = self._client.alive(target.key, Health.QUARANTINED)
         if self._gives_back and target.key == self._target.key and not resting:
             raise WorkerAbsent(self._nobody(target))

@@ -214,7 +214,7 @@ class _Steps:
         for value in node.inputs:
             maker = self._graph.producer(value)
             if maker is not None and maker.bodies and value not in self._allowed:
-                self._allowed[value] = self._step(maker)  # only its fields are looked at
+                self._allowed[value] = self._step(maker)  # only its fields are read
         return max(own, *(self._allowed.get(value, 0.0) for value in node.inputs), 0.0)
 
     def _is_shown(self, name: str) -> bool:

@@ -251,7 +251,7 @@ def _usable(
         if not (worker or device.trusted):
             return replace(
                 verdict, attestation=Attestation.ONCE
-            )  # of several workers: nor is this kept
+            )  # by several workers: not stored either
         known = storage.ledger.add_race(
             identity,
             programs.mode.key,

@@ -193,7 +193,7 @@ class Verifier:
         Raises:
             CompilerError: see `verify_program`.
         """
-        expected = iter(self._expected)  # of the hints, which come first
+        expected = iter(self._expected)  # belongs to the hints, which come first
         self.found = at_each_size(
             self._planned,
             lambda each: verify_program(each, made, self._device, next(expected, None)),
@@ -294,7 +294,7 @@ def _verify(
             if planned.mode.precision == DType.FLOAT16:
                 _check_range(planned, inputs)
             raise
-        except DeviceError as failed:  # it shows no values, and the whole model agrees
+        except DeviceError as failed:  # its outputs agree, but its values cannot be read
             if failed.ran or differs or _is_narrow(planned):
                 raise
     if differs and (steps is None or _is_firm(planned)):

@@ -22,7 +22,7 @@ def name_workloads(storage: Storage) -> int:
     try:
         return storage.shapes.index(shape_of, INDEXED_AT_ONCE)
     except StorageError as error:  # a full disk must not stop a request that only reads
-        import structlog  # with it comes asyncio
+        import structlog  # imports asyncio
 
         structlog.get_logger("tilewright.web").warning("workloads not named", error=str(error))
         return 0

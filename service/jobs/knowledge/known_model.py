@@ -142,6 +142,6 @@ class KnownModel:
         for workload, _ in served.workloads:
             schedule = selected.schedules.best(workload.key, self.mode)
             self._schedules.setdefault(workload.key, schedule)
-        # the graphs go: a model's weights are in them
+        # the graphs are dropped, because they contain the model's weights
         self.selected.append(replace(selected, planned=()))
         return served.served_plan

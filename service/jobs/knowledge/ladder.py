@@ -213,7 +213,7 @@ def _relatives(
     for key, workload in wanted.items():
         families.setdefault(workload.family, []).append(key)
     found: dict[RecordKey, LadderStep] = {}
-    storage.shapes.index(shape_of)  # once: it is a statement for each call
+    storage.shapes.index(shape_of)  # read once: each call runs a statement
     for family, keys in families.items():
         left = list(keys)
         for stored in _members(family, keys[0], storage):
@@ -230,7 +230,7 @@ def _members(family: str, key: RecordKey, storage: Storage) -> Iterator[StoredRe
     mode = key.target_key, key.threads, key.numerics
     members = storage.shapes.members(family, *mode, MOST_MEMBERS)
     keys = [RecordKey(name, *mode) for name in members]
-    for start in range(0, len(keys), MEMBERS_AT_ONCE):  # mostly the first one will do
+    for start in range(0, len(keys), MEMBERS_AT_ONCE):  # usually the first one suffices
         some = keys[start : start + MEMBERS_AT_ONCE]
         served = storage.ledger.served(some)
         yield from (served[key] for key in some if key in served)

@@ -73,7 +73,7 @@ def deliver_verified(
             gone = before.schedules.schedules.keys() - after.schedules.schedules.keys()
             # before the withdrawal, which notifies all users of a record: this artifact is not one
             storage.ledger.leave(_ids(before, gone), job_id)
-            if device.trusted and len(gone) == 1:  # this kernel, beyond doubt
+            if device.trusted and len(gone) == 1:  # certainly this kernel
                 withdraw_records(storage, reason, record_ids=_ids(before, gone))
         return selected, verifier.found
 

@@ -21,7 +21,7 @@ from tilewright.service.jobs.plan.planning import Planned
 from tilewright.service.jobs.plan.segment_planning import plan_programs
 from tilewright.service.jobs.process.interrupts import JobCancelled
 
-# a child has no use for settings, nor for a log, which take a third of its start
+# a child needs neither settings nor a log, which take a third of its start
 if TYPE_CHECKING:
     from tilewright.service.jobs.inputs.given_files import GivenFiles
     from tilewright.service.jobs.inputs.given_inputs import GivenInputs

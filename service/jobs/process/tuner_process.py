@@ -104,7 +104,7 @@ class TunerProcess:
                 thread.join()
             if self._builder is not None:
                 self._builder.close()
-            with suppress(StorageError):  # it is missed as if it had been killed
+            with suppress(StorageError):  # its absence is noticed as if it had been killed
                 self._storage.sweeps.leave(CLAIMS, self._name)
             log.info("tuner is down", name=self._name)
 
@@ -170,7 +170,7 @@ class TunerProcess:
         except DatabaseError as error:
             log.warning("cost model not trained", error=str(error))
         except Exception as error:
-            # a model is a help and no more: jobs go on without
+            # a cost model is optional: jobs continue without one
             log.error("bug", exc_info=error)
         return True
 
@@ -186,7 +186,7 @@ class TunerProcess:
                 return
             builder, token = self.builder, CancelToken()
         except (CompilerError, StorageError) as error:
-            # no builders or no database at the moment: only a log line, since no job is affected
+            # no builders or no database at present: only a log line, because no job is affected
             log.warning("not measured again", error=str(error))
             return
 
@@ -197,7 +197,7 @@ class TunerProcess:
             except (CompilerError, DatabaseError) as error:
                 log.warning("not measured again", error=str(error))
             except Exception as error:
-                # jobs go on without
+                # jobs continue without it
                 log.error("bug", exc_info=error)
             finally:
                 self._wake.set()

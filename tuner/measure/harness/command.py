@@ -191,7 +191,7 @@ class DeviceCommand:
     def _popen(self, words: Sequence[str]) -> subprocess.Popen[bytes]:
         self._last = []
         try:
-            # in a session of its own: an interrupt of a terminal ends the agent, which ends it
+            # in a separate session: Ctrl-C in a terminal ends the agent, which ends the command
             process = subprocess.Popen(
                 words,
                 stdin=subprocess.PIPE,
@@ -248,7 +248,7 @@ class DeviceCommand:
 
 def kill(process: subprocess.Popen[bytes]) -> None:
     """Kill a command and its child processes; thread-safe."""
-    with contextlib.suppress(OSError):  # it has ended, or belongs to root
+    with contextlib.suppress(OSError):  # the command has ended, or belongs to root
         os.killpg(process.pid, signal.SIGKILL)
 
 

@@ -334,7 +334,7 @@ class Harness:
         """Wait for the results of the work in flight; None if it was cancelled without
         any result.
         """
-        over_at: float | None = None  # when it must have ended that is not wanted any more
+        over_at: float | None = None  # when cancelled work must have ended
         while True:
             said = self._heard(LOOK_SECONDS)
             if over_at is None and cancelled():
@@ -464,7 +464,7 @@ class Harness:
                     connection.sending_since = time.monotonic()
                     connection.process.stdin.write(part[start : start + PIECE_BYTES])
                     connection.process.stdin.flush()
-        except (OSError, ValueError) as error:  # also of one that the watch has closed
+        except (OSError, ValueError) as error:  # also if the watch has closed the pipe
             raise self._lost("it ended") from error
         finally:
             connection.sending_since = float("inf")

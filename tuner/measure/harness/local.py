@@ -74,7 +74,7 @@ def sweep(folder: Path) -> None:
     Each harness locks the file `lock` of its numbered folder while it runs (`cache.c`).
     """
     for lock in folder.glob("*/lock"):
-        with suppress(OSError), lock.open("rb") as held:  # a harness runs, or another user's file
+        with suppress(OSError), lock.open("rb") as held:  # it may be in use
             fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
             for blob in (*lock.parent.glob("blobs/*"), lock.with_name("arriving")):
                 blob.unlink(missing_ok=True)
