@@ -173,8 +173,8 @@ def optimise(
 def unsuited_passes(target: Target) -> frozenset[str]:
     """Return the names of passes whose kernels need instructions that the target lacks."""
     suited = {
-        quantised_products: target.multiplies_bytes,
-        quantised_activation_products: target.multiplies_bytes,
+        quantised_products: target.has_int8_dot,
+        quantised_activation_products: target.has_int8_dot,
         lookup_tables: target.lookup is not None,
     }
     return frozenset(step.__name__ for step, suits in suited.items() if not suits)

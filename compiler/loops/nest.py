@@ -261,9 +261,9 @@ class LoopNest:
         try:
             return replaced(self, closed, Closing.KINDS)
         except SameAxisError:
-            return self._axes_apart(values).at(values)
+            return self._with_separate_axes(values).at(values)
 
-    def _axes_apart(self, values: Mapping[str, int]) -> LoopNest:
+    def _with_separate_axes(self, values: Mapping[str, int]) -> LoopNest:
         """Return the nest with other names for axes that would become equal at these sizes."""
         closed: set[Axis] = set()
         renamed: dict[Axis, Axis] = {}

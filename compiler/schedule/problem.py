@@ -27,7 +27,7 @@ from tilewright.compiler.loops.expr import (
     walk,
 )
 from tilewright.compiler.loops.index import Affine, Axis, affine
-from tilewright.compiler.loops.narrowing import without_bytes
+from tilewright.compiler.loops.int8_casts import remove_int8_casts
 from tilewright.compiler.loops.rewriting import substitute
 from tilewright.compiler.loops.semantics import from_memory
 from tilewright.compiler.memo import memo
@@ -132,7 +132,7 @@ def compose(workload: Workload, split: tuple[tuple[int, int], ...] = ()) -> Prob
     inputs, tensor = boundaries(workload)
     sources = dict(zip(graph.inputs, inputs, strict=True))
     builder = _Composer(workload, sources)
-    expr = without_bytes(builder.value(graph.outputs[0], tuple(index)))
+    expr = remove_int8_casts(builder.value(graph.outputs[0], tuple(index)))
     return Problem(workload, tuple(axes), Load(tensor, tuple(index)), expr, inputs, tuple(groups))
 
 

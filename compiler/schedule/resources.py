@@ -23,7 +23,7 @@ def tile_registers(target: Target, rows: int, vectors: int, each: int = 1) -> in
     return (rows + 1) * vectors * each + target.factor_registers(rows, vectors)
 
 
-def work_share(*sides: tuple[int, int]) -> float:
+def useful_fraction(*sides: tuple[int, int]) -> float:
     """Return the fraction of the work in whole tiles that is not wasted in tails, in 0..1.
 
     Each side is a pair: the extent of an axis, and the size of the tile along it.
@@ -39,7 +39,8 @@ def tile_rate(
 
     Args:
         target: the processor, whose core model is used.
-        useful: the fraction of the tile's sums that is not wasted in tails, as from `work_share`.
+        useful: the fraction of the tile's sums that is not wasted in tails, as from
+            `useful_fraction`.
         sums: vectors of sums in the tile.
         loads: loads at each step, weighted as by `step_loads`.
         wanted: the smallest number of vectors of sums with which no multiply-add waits for an
@@ -71,7 +72,7 @@ def step_loads(
     return spread + panel if near else 0.75 * spread + panel + 0.25 * vectors
 
 
-def waiting(target: Target, loads: float, operations: int) -> float:
+def load_stall_factor(target: Target, loads: float, operations: int) -> float:
     """Return the factor by which loads slow down arithmetic.
 
     It is the time of `loads` and `operations` together, divided by that of the operations alone.

@@ -11,8 +11,8 @@ from tilewright.compiler.memo import memo
 from tilewright.compiler.mode import Mode
 from tilewright.compiler.plan.workload import Workload
 from tilewright.compiler.schedule.kernel import Kernel
+from tilewright.compiler.schedule.parallel_loops import parallelise
 from tilewright.compiler.schedule.schedule import Schedule
-from tilewright.compiler.schedule.sharing import share_out
 from tilewright.compiler.schedule.space import ScheduleSpace, SubSpace
 from tilewright.compiler.schedule.templates import (
     FALLBACK,
@@ -131,4 +131,4 @@ def lower_schedule(workload: Workload, schedule: Schedule, mode: Mode) -> Kernel
             at each of its dynamic sizes.
     """
     kernel = template_of(schedule.algorithm).kernel(workload, schedule, mode)
-    return replace(kernel, nest=share_out(kernel.nest, mode.threads))
+    return replace(kernel, nest=parallelise(kernel.nest, mode.threads))

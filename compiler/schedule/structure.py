@@ -300,10 +300,10 @@ def with_halo(stages: tuple[Stage, ...], output: Tensor, lanes: int) -> tuple[St
 
     `lanes` is the number of lanes of a vector of float32.
     """
-    return (*stages[:-1], *beside(stages[-1], _halo(output, lanes)))
+    return (*stages[:-1], *add_serial_nests(stages[-1], _halo(output, lanes)))
 
 
-def beside(stage: Stage, nests: Sequence[Node]) -> tuple[Stage, ...]:
+def add_serial_nests(stage: Stage, nests: Sequence[Node]) -> tuple[Stage, ...]:
     """Add serial nests to a stage. The nests must not access any tensor that the stage or another
     of the nests writes.
 

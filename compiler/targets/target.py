@@ -20,7 +20,7 @@ from tilewright.compiler.runtime.codec import JsonValue
 from tilewright.compiler.runtime.json_form import JsonForm
 from tilewright.compiler.targets.families import (
     MATRIX_BITS,
-    ByteLookup,
+    BytePermute,
     CoreModel,
     DotInstruction,
     Family,
@@ -252,7 +252,7 @@ class Target(JsonValue):
         return self.widening is not None and not self.widening.intrinsic
 
     @property
-    def multiplies_bytes(self) -> bool:
+    def has_int8_dot(self) -> bool:
         """Whether a dot-product instruction adds products of 8-bit integers to int32 sums.
 
         The signedness of the factors does not matter.
@@ -283,7 +283,7 @@ class Target(JsonValue):
         )
 
     @property
-    def lookup(self) -> ByteLookup | None:
+    def lookup(self) -> BytePermute | None:
         """The instruction that looks up bytes in two vectors; None if the target has none."""
         for found in self.family.lookup:
             if self.has(found.feature) and self.vector_bits >= 8 * found.bytes:

@@ -470,7 +470,7 @@ def test_targets_without_an_instruction_multiply_floats_as_they_did(
 ) -> None:
     """Only scaled products: integers have no floats to multiply."""
     target = resolve_target(name)
-    assert target.multiplies_bytes == (scaled is not None)
+    assert target.has_int8_dot == (scaled is not None)
     for kind, accumulator in (("qdq_matmul", scaled), ("matmul_integer", "int32")):
         graph = optimise(load_graph(drawn(kind, 0).proto()), Mode(target))
         (anchor,) = [node for node in graph.nodes if node.op == "matmul"]

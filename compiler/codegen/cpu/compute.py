@@ -21,7 +21,6 @@ from tilewright.compiler.codegen.cpu.expressions import Evaluator, evaluator, it
 from tilewright.compiler.codegen.cpu.folds import join, join_lanes, start
 from tilewright.compiler.codegen.cpu.loops import over, tail_of
 from tilewright.compiler.codegen.cpu.matrix_tiles import Key, matrix_tile
-from tilewright.compiler.codegen.cpu.narrowing import ByteStores
 from tilewright.compiler.codegen.cpu.operations import apply
 from tilewright.compiler.codegen.cpu.order import constant_points, greedy_points
 from tilewright.compiler.codegen.cpu.points import Point, Points
@@ -37,9 +36,10 @@ from tilewright.compiler.codegen.cpu.resolve import (
     resolve_target,
 )
 from tilewright.compiler.codegen.cpu.ssa import Value
-from tilewright.compiler.codegen.cpu.stores import are_apart, may_wait
+from tilewright.compiler.codegen.cpu.stores import are_independent, may_be_delayed
 from tilewright.compiler.codegen.cpu.tile_registers import tile_registers
 from tilewright.compiler.codegen.cpu.transpose import transpose
+from tilewright.compiler.codegen.cpu.uint8_stores import Uint8Stores
 from tilewright.compiler.codegen.cpu.vectors import lane_mask
 from tilewright.compiler.errors import ScheduleError
 from tilewright.compiler.loops.expr import Combiner, Fold, Load, Op, Operation, Space, walk
@@ -363,11 +363,13 @@ class ComputeLowering:
                 self._transposed(results, points)
                 return
             prepared = [self._prepare(store, points) for store in self.compute.stores]
-            held = ByteStores(self.context, self.compute.stores)
+            held = Uint8Stores(self.context, self.compute.stores)
             # Sums leave no registers for values that several of their stores read.
-            apart = self.compute.combiner is None and are_apart(self.compute.stores)
+            apart = self.compute.combiner is None and are_independent(self.compute.stores)
             waiting: dict[Point, list[Value]] = {}
-            if self.compute.combiner is not None and may_wait(self.context, self.compute.stores):
+            if self.compute.combiner is not None and may_be_delayed(
+                self.context, self.compute.stores
+            ):
                 ((value_of, _),) = prepared
                 waiting = {point: [value_of(point, results[point])] for point in points}
             for point in points:

@@ -30,8 +30,9 @@ class Context:
         registers: elements of register tensors, by `RegisterAccess.key`.
         epochs: number of stores to each tensor so far.
         masks: whether tails of vectors get a run-time mask.
-        cuts: whether one code serves full and partial tiles that inner loops split (`Tail.CUT`).
-        has_matrices: whether the stage used tile registers (AMX).
+        partial_tiles: whether one code serves full and partial tiles that inner loops split
+            (`Tail.PARTIAL`).
+        uses_tile_registers: whether the stage used tile registers (AMX).
     """
 
     emitter: Emitter
@@ -43,8 +44,8 @@ class Context:
     registers: dict[tuple[object, ...], Value] = field(default_factory=dict)
     epochs: dict[str, int] = field(default_factory=dict)
     masks: bool = False
-    cuts: bool = False
-    has_matrices: bool = False
+    partial_tiles: bool = False
+    uses_tile_registers: bool = False
 
     @property
     def lanes(self) -> int:

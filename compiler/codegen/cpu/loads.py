@@ -44,7 +44,7 @@ def load_plan(context: Context, budget: RegisterBudget, access: Access, points: 
         return _separate_groups
     if access.contiguous:
         return _in_runs_or(_side_by_side(context, budget, access, points))
-    return _in_runs_or(_apart(emitter, access, points))
+    return _in_runs_or(_scattered(emitter, access, points))
 
 
 def _constant(place: LoadSite) -> Value:
@@ -159,7 +159,7 @@ def _side_by_side(
     return load
 
 
-def _apart(emitter: Emitter, access: Access, points: Points) -> LoadPlan:
+def _scattered(emitter: Emitter, access: Access, points: Points) -> LoadPlan:
     """Lanes that are not contiguous, or in another order."""
     first_of = starts([*points], access) if splits(emitter.target) and not points.is_ragged else {}
     is_known = not any(map(is_dynamic, access.lane_offsets))

@@ -37,8 +37,8 @@ class Segment:
         width: indices per tile. It may be a dynamic size for one or two optional tiles.
         room: for a dynamic width, the number of rows that code is emitted for; the last row is
             repeated in place of missing ones.
-        is_cut: whether the last tile is narrower so that it ends with the axis; the width of each
-            tile is then computed at run time.
+        has_partial_tile: whether the last tile is narrower so that it ends with the axis; the width
+            of each tile is then computed at run time.
         overlaps: whether the last tile starts earlier in order to end with the axis at the latest.
     """
 
@@ -47,7 +47,7 @@ class Segment:
     step: int
     width: int
     room: int = 0
-    is_cut: bool = False
+    has_partial_tile: bool = False
     overlaps: bool = False
 
 
@@ -66,7 +66,7 @@ class Tail(Enum):
 
     WHOLE = auto()
     """One tile of run-time width, which inner loops split further."""
-    CUT = auto()
+    PARTIAL = auto()
     """No code: inner loops split the full tiles as well as the last one, so that one code serves
     both."""
     OVERLAPPED = auto()
@@ -122,7 +122,7 @@ def tail_of(
         is_of_matrices: whether the tiles are in tile registers (AMX).
     """
     if is_split:
-        return Tail.CUT if context.cuts and not is_reduced else Tail.WHOLE
+        return Tail.PARTIAL if context.partial_tiles and not is_reduced else Tail.WHOLE
     if is_vector:
         return Tail.MASKED if context.masks else Tail.HALVES
     if repeats is not None:
@@ -171,10 +171,10 @@ def _open_segments(
     extent: int, step: int, peel: bool, granularity: int, tail: Tail
 ) -> tuple[Segment, ...]:
     full, rest = divmod(extent, step)
-    if tail is Tail.CUT or tail is Tail.OVERLAPPED:
+    if tail is Tail.PARTIAL or tail is Tail.OVERLAPPED:
         if full != 0 and rest != 0 and not peel:
-            count, is_cut = (extent + step - 1) // step, tail is Tail.CUT
-            return (Segment(0, count, step, step, is_cut=is_cut, overlaps=not is_cut),)
+            count, partial = (extent + step - 1) // step, tail is Tail.PARTIAL
+            return (Segment(0, count, step, step, has_partial_tile=partial, overlaps=not partial),)
         tail = Tail.WHOLE
     if tail is Tail.REPEATED and rest != 0 and not peel and _is_block(full):
         return tuple(s for s in _repeated_segments(extent, step) if s.count != 0)
@@ -307,7 +307,7 @@ def over(
     if unroll and is_dynamic(outer.extent):
         raise ScheduleError(f"axis {axis.name}: {outer.extent} values cannot be unrolled")
     for segment in segments(outer.extent, step, peel=peel, granularity=granularity, tail=tail):
-        if unroll or (segment.count == 1 and clipped is None and not segment.is_cut):
+        if unroll or (segment.count == 1 and clipped is None and not segment.has_partial_tile):
             for number in range(segment.count):
                 start = _moved(outer.start, segment.offset + number * segment.step)
                 context.environment[axis] = Bound(start, segment.width)
@@ -382,7 +382,7 @@ def tile_body(
     """
 
     def lowered(counter: Value, values: list[Value]) -> list[Value]:
-        if segment.is_cut:
+        if segment.has_partial_tile:
             context.environment[axis] = _cut(context.emitter, outer, segment, counter, first)
             return body(values)
         if segment.overlaps:

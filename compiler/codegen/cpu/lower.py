@@ -28,9 +28,9 @@ from tilewright.compiler.codegen.cpu.loops import (
     tail_of,
     tile_body,
 )
-from tilewright.compiler.codegen.cpu.rows import is_of_rows, may_repeat
-from tilewright.compiler.codegen.cpu.shares import part, share, whole_tiles
+from tilewright.compiler.codegen.cpu.rows import may_recompute, may_start_at_any_index
 from tilewright.compiler.codegen.cpu.ssa import Emitter, Value
+from tilewright.compiler.codegen.cpu.thread_ranges import inner_range, outer_range, thread_range
 from tilewright.compiler.codegen.cpu.tile_registers import release
 from tilewright.compiler.dtypes import DType
 from tilewright.compiler.errors import ScheduleError
@@ -105,7 +105,7 @@ def lower_nest(nest: LoopNest, target: Target, sizes: Sequence[Dimension] | None
         masks = [True, False] if target.masks(DType.FLOAT32) else [False]
         for masked, cut in product(masks, (True, False)):
             with suppress(ScheduleError):
-                return _lower_nest(nest, target, sizes, masks=masked, cuts=cut)
+                return _lower_nest(nest, target, sizes, masks=masked, partial_tiles=cut)
     return _lower_nest(nest, target, sizes)
 
 
@@ -115,12 +115,14 @@ def _lower_nest(
     sizes: Sequence[Dimension],
     *,
     masks: bool = False,
-    cuts: bool = False,
+    partial_tiles: bool = False,
 ) -> str:
     declarations: set[str] = set()
     functions = []
     for number, stage in enumerate(nest.stages):
-        emitter = _lower_stage(nest, stage, Emitter(target, sizes), masks=masks, cuts=cuts)
+        emitter = _lower_stage(
+            nest, stage, Emitter(target, sizes), masks=masks, partial_tiles=partial_tiles
+        )
         declarations |= emitter.declarations
         body = "\n".join([*emitter.opening, *emitter.lines])
         symbol = stage_symbol(nest.name, number)
@@ -146,7 +148,7 @@ def _lower_nest(
 
 
 def _lower_stage(
-    nest: LoopNest, stage: Stage, emitter: Emitter, *, masks: bool, cuts: bool
+    nest: LoopNest, stage: Stage, emitter: Emitter, *, masks: bool, partial_tiles: bool
 ) -> Emitter:
     """The body of a stage's function."""
     context = Context(
@@ -158,11 +160,13 @@ def _lower_stage(
         scratch=scratch_layout(nest)[0],
         written=_written(stage.body),
         masks=masks,
-        cuts=cuts,
+        partial_tiles=partial_tiles,
     )
     loops = _parallel_loops(stage)
     for loop in loops:
-        _parallel(context, loop, *share(context.emitter, stage_extent(stage), _shared_tiles(loop)))
+        _parallel(
+            context, loop, *thread_range(context.emitter, stage_extent(stage), _shared_tiles(loop))
+        )
     for node in () if loops else stage.body:
         _lower(context, node)
     release(context)
@@ -205,10 +209,10 @@ def _parallel(context: Context, loop: For, low: Value, high: Value) -> None:
     inner = _parallel_inside(loop)
     within = low, high
     if inner is not None:
-        low, high = whole_tiles(emitter, within, _shared_tiles(inner))
-    parts = _loop_segments(loop, cuts=context.cuts)
+        low, high = outer_range(emitter, within, _shared_tiles(inner))
+    parts = _loop_segments(loop, partial_tiles=context.partial_tiles)
     is_open_loop = is_dynamic(loop.axis.extent)
-    if len(parts) == 2 and not loop.peel and not is_open_loop and is_of_rows(loop):
+    if len(parts) == 2 and not loop.peel and not is_open_loop and may_start_at_any_index(loop):
         full, rest = parts
         parts = replace(rest, offset=0), replace(full, offset=rest.width)
     first = 0
@@ -244,7 +248,9 @@ def _parallel_tile(
             return _body(context, loop, values)
         for let in loop.lets:
             context.environment[let.axis] = _let(context, let)
-        _parallel(context, inner, *part(context.emitter, within, counter, _shared_tiles(inner)))
+        _parallel(
+            context, inner, *inner_range(context.emitter, within, counter, _shared_tiles(inner))
+        )
         return values
 
     def tail(values: list[Value]) -> list[Value]:
@@ -285,14 +291,14 @@ def _let(context: Context, let: Let) -> Bound:
     return Bound(Linear({Variable(Kind.RUNTIME, let.maximum + 1, value): 1}), 1)
 
 
-def _loop_segments(loop: For, *, cuts: bool = False) -> tuple[Segment, ...]:
-    """The number of tiles is the same with and without cuts."""
+def _loop_segments(loop: For, *, partial_tiles: bool = False) -> tuple[Segment, ...]:
+    """The segments of a loop; their number of tiles does not depend on `partial_tiles`."""
     return segments(
         loop.axis.extent,
         loop.step,
         peel=loop.peel,
         granularity=_granularity(loop.body, loop.axis),
-        tail=Tail.CUT if cuts and _is_split(loop.body, loop.axis) else Tail.WHOLE,
+        tail=Tail.PARTIAL if partial_tiles and _is_split(loop.body, loop.axis) else Tail.WHOLE,
     )
 
 
@@ -314,7 +320,7 @@ def _tail(context: Context, loop: For) -> Tail:
     computes = [*_computes(loop.body)]
     unrolling = [c for c in computes if any(tile.axis == loop.axis for tile in c.unroll)]
     repeats = None
-    if unrolling and all(may_repeat(compute, loop.axis) for compute in computes):
+    if unrolling and all(may_recompute(compute, loop.axis) for compute in computes):
         here = context.environment[loop.axis].extent
         repeats = repeating_tail(loop.axis.extent, here, loop.step)
     return tail_of(

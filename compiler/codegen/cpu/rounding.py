@@ -86,7 +86,7 @@ def limited(emitter: Emitter, operation: Operation, x: Value, limit: Value) -> V
     conversion.
 
     A zero is +0, also for a negative number, like the 8-bit integer that the float replaces
-    (`loops/narrowing.py`).
+    (`loops/int8_casts.py`).
     """
     if operation is not Operation.MIN or x.name not in emitter.floors or limit.const is None:
         return None

@@ -9,7 +9,7 @@ from tilewright.compiler.loops.index import Axis
 from tilewright.compiler.loops.nest import Compute, For, Node
 
 
-def is_of_rows(loop: For) -> bool:
+def may_start_at_any_index(loop: For) -> bool:
     """Whether the tiles of a loop may start at any index.
 
     This holds if the axis moves over whole slices in every access, so that no vector and no layout
@@ -51,7 +51,7 @@ def _moves_by_slices(load: Load, axis: Axis) -> bool:
     return all(f.div == 1 and f.mod is None for f in moved)
 
 
-def may_repeat(compute: Compute, axis: Axis) -> bool:
+def may_recompute(compute: Compute, axis: Axis) -> bool:
     """Whether any thread may recompute rows along an axis.
 
     This holds for a sum that reads and writes memory by rows, and reads no tensor that it writes.

@@ -8,7 +8,7 @@ from tilewright.compiler.codegen.cpu.arithmetic import apply
 from tilewright.compiler.codegen.cpu.ssa import Emitter, Value, type_text
 from tilewright.compiler.dtypes import DType
 from tilewright.compiler.loops.expr import Operation
-from tilewright.compiler.targets.families import ByteLookup
+from tilewright.compiler.targets.families import BytePermute
 
 
 def interleaved(emitter: Emitter, vectors: Value, lanes: int) -> Value:
@@ -34,7 +34,9 @@ def interleaved(emitter: Emitter, vectors: Value, lanes: int) -> Value:
     return emitter.emit(DType.INT32, lanes, f"bitcast {groups.type} %s to {text}", groups)
 
 
-def looked_up(emitter: Emitter, lookup: ByteLookup, parts: Sequence[Value], places: Value) -> Value:
+def looked_up(
+    emitter: Emitter, lookup: BytePermute, parts: Sequence[Value], places: Value
+) -> Value:
     """Look up 8-bit elements in a table: return the element at each position in `places` (uint8).
 
     `parts` are the four quarters of the table.

@@ -12,7 +12,7 @@ from tilewright.compiler.loops.nest import Store
 from tilewright.compiler.sizes import is_dynamic
 
 
-def may_wait(context: Context, stores: Sequence[Store]) -> bool:
+def may_be_delayed(context: Context, stores: Sequence[Store]) -> bool:
     """Whether to compute all results of a tile before the first of them is stored.
 
     This holds on in-order cores, for a single store to a tensor that it does not read. Each result
@@ -27,7 +27,7 @@ def may_wait(context: Context, stores: Sequence[Store]) -> bool:
     return store.target.tensor.name not in read
 
 
-def are_apart(stores: Sequence[Store]) -> bool:
+def are_independent(stores: Sequence[Store]) -> bool:
     """Whether several stores are independent; False for a single store.
 
     Stores are independent if none reads an element that another one writes at the same point.

@@ -139,7 +139,7 @@ class RegisterMatrices:
             return values
 
         emitter.loop(emitter.const(0, DType.INT64), turns, (), load, may_be_empty=True)
-        self._context.has_matrices = True
+        self._context.uses_tile_registers = True
 
     def multiply(self, accesses: Accesses, points: Points) -> None:
         """Add the products of one step of the reduction.
@@ -238,5 +238,5 @@ class _Sums(Mapping[Point, Partial]):
 def release(context: Context) -> None:
     """Emit the instruction that releases the tile registers, if the stage used any."""
     registers = context.emitter.target.tiles
-    if context.has_matrices and registers is not None:
+    if context.uses_tile_registers and registers is not None:
         context.emitter.do(registers.release)

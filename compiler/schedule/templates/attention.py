@@ -25,7 +25,7 @@ from itertools import product
 
 from tilewright.compiler.dtypes import DType
 from tilewright.compiler.mode import Mode
-from tilewright.compiler.schedule.resources import tile_rate, tile_registers, work_share
+from tilewright.compiler.schedule.resources import tile_rate, tile_registers, useful_fraction
 from tilewright.compiler.schedule.schedule import Choice, Schedule
 from tilewright.compiler.schedule.space import Knob
 from tilewright.compiler.schedule.structure import unit_stride
@@ -114,7 +114,7 @@ def _default(found: Attention, mode: Mode, knobs: tuple[Knob, ...]) -> Schedule:
     def score(pair: tuple[int, int]) -> float:
         tile, vectors = pair
         loads = target.scalar_loads(tile, vectors) + vectors
-        useful = work_share((rows, tile), (keys, vectors))
+        useful = useful_fraction((rows, tile), (keys, vectors))
         return tile_rate(target, useful, tile * vectors, loads)
 
     pairs = [

@@ -36,10 +36,10 @@ from tilewright.compiler.mode import Mode
 from tilewright.compiler.plan.workload import Workload
 from tilewright.compiler.schedule.kernel import Kernel
 from tilewright.compiler.schedule.merge import one_expression
+from tilewright.compiler.schedule.parallel_loops import parallel_balance
 from tilewright.compiler.schedule.problem import Problem, axes_of
-from tilewright.compiler.schedule.resources import work_share
+from tilewright.compiler.schedule.resources import useful_fraction
 from tilewright.compiler.schedule.schedule import Choice, Schedule
-from tilewright.compiler.schedule.sharing import parallel_balance
 from tilewright.compiler.schedule.space import Knob
 from tilewright.compiler.schedule.structure import (
     LoopSpec,
@@ -211,7 +211,7 @@ def _score(found: Blocks, mode: Mode, choice: Mapping[str, Choice]) -> float:
     taken = work.both + work.weights / tile + work.rows / vectors + _LOOP / (unroll * points)
     length = unroll * (points * work.both + vectors * work.weights + tile * work.rows)
     width = vectors * mode.target.lanes(DType.FLOAT32)
-    used = work_share((found.rows, tile), (found.lanes.extent, width))
+    used = useful_fraction((found.rows, tile), (found.lanes.extent, width))
     balance = parallel_balance([LoopSpec(found.lanes, width)], mode.threads)
     prefetch = 1.0
     if choice["prefetch"]:

@@ -63,8 +63,8 @@ class Contraction:
         channel_block: block size of the channels of the broadcast factor; None without blocks.
         padded: whether some load may leave its tensor.
         group: number of adjacent channels per operand of a dot-product instruction: the 8-bit,
-            int16 or bfloat16 elements that fill 32 bits (64 after `by_matrices`); 1 for other
-            types.
+            int16 or bfloat16 elements that fill 32 bits (64 after `with_matrix_instructions`); 1
+            for other types.
         depth: channels that one step multiplies in tile registers (AMX); 0 without them.
     """
 
@@ -88,7 +88,7 @@ class Contraction:
         return widened(broadcast, dtype) * widened(streamed, dtype)
 
     @cached_property
-    def lanes_are_a_group(self) -> bool:
+    def lanes_are_one_group(self) -> bool:
         """Whether the lanes are the output channels of one group of a grouped convolution.
 
         A tile must not contain channels of two groups.
@@ -98,14 +98,14 @@ class Contraction:
         return any(self.lanes in i.axes() and groups & set(i.axes()) for i in index)
 
     @property
-    def multiplies_matrices(self) -> bool:
+    def uses_matrix_instructions(self) -> bool:
         """Whether one step is a matrix instruction of two rows by two columns (`smmla`).
 
         Each row and column has eight bytes of channels.
         """
         return self.group > 1 and self.group * self.streamed.dtype.bytes == _MATRIX_BYTES
 
-    def by_matrices(self, target: Target) -> Contraction | None:
+    def with_matrix_instructions(self, target: Target) -> Contraction | None:
         """Return the same contraction in steps of the target's matrix instruction (`smmla`).
 
         Returns None if the target has no such instruction for these types, the channels do not fill
@@ -148,7 +148,7 @@ class Contraction:
         return next((d for d in depths if common % d == 0 and d % self.group == 0), None)
 
     @property
-    def registers_each(self) -> int:
+    def registers_per_vector(self) -> int:
         """Registers per vector of sums.
 
         Such a vector has as many lanes as a vector of float32, so that sums of float64 need two.
@@ -163,9 +163,9 @@ class Contraction:
         product needs one.
         """
         if self.group == 1:
-            return tile_registers(target, tile, vectors, self.registers_each)
+            return tile_registers(target, tile, vectors, self.registers_per_vector)
         operands = vectors + 1
-        if self.multiplies_matrices:
+        if self.uses_matrix_instructions:
             operands += vectors
         elif self.products_at_once(target) == 1:
             operands = 2 * operands + 1
@@ -226,7 +226,7 @@ class Contraction:
             return core.level1_ways * sets
         return core.level1_ways * sets // gcd(self._row_stride, sets)
 
-    def crowds_cache(self, core: CoreModel) -> bool:
+    def exceeds_cache_sets(self, core: CoreModel) -> bool:
         """Whether the channels of one row exceed the sets of the second-level cache that they map
         to.
 
@@ -285,7 +285,7 @@ def analyse(workload: Workload) -> Contraction | None:
     window = _window(problem)
     if not _can_stream(right, lanes, window):
         return None
-    window = _beside_tile_last(problem, window, tile)
+    window = _tile_axis_last(problem, window, tile)
     rest = [a for a in problem.reduction.axes if a not in window]
     channel = max(rest, key=lambda a: typical(a.extent), default=Axis("unit", 1))
     block = _channel_block(loads(left), channel)
@@ -386,7 +386,7 @@ def _window(problem: Problem) -> tuple[Axis, ...]:
     return tuple(a for a in reduced if a in window or a in others[:-1])
 
 
-def _beside_tile_last(
+def _tile_axis_last(
     problem: Problem, window: tuple[Axis, ...], tile: Axis | None
 ) -> tuple[Axis, ...]:
     """The window axes, with the one that moves along the tile axis last: only that one may unroll.

@@ -62,7 +62,7 @@ def lower(found: Contraction, schedule: Schedule, mode: Mode) -> Kernel:
     """
     choices, target = dict(schedule.choices), mode.target
     if choices.get("products") == MATRICES:
-        wide = found.by_matrices(target)
+        wide = found.with_matrix_instructions(target)
         if wide is None:
             raise ScheduleError("the target has no matrix instruction for these factors")
         found = wide
@@ -157,7 +157,7 @@ def _stage(
     if found.tile is not None:
         points.append(Tile(found.tile))
     rows = [*map(LoopSpec, found.outer), *([LoopSpec(found.tile, tile)] if found.tile else [])]
-    ahead, passes = asked_ahead(found, schedule, target, rows)
+    ahead, passes = weight_prefetch(found, schedule, target, rows)
     compute = Compute(
         (Store(problem.output, problem.epilogue),),
         body,
@@ -189,7 +189,7 @@ def _joined(found: Contraction, target: Target, vectors: int) -> int:
     return target.joined(vectors) if not is_dynamic(extent) and extent % half == 0 else 1
 
 
-def asked_ahead(
+def weight_prefetch(
     found: Contraction, schedule: Schedule, target: Target, loops: Sequence[LoopSpec]
 ) -> tuple[int, tuple[Tile, ...]]:
     """Return the prefetch distance of weights in bytes, and the loops that share a panel's

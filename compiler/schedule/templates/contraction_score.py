@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-from tilewright.compiler.schedule.resources import step_loads, tile_rate, waiting, work_share
+from tilewright.compiler.schedule.resources import (
+    load_stall_factor,
+    step_loads,
+    tile_rate,
+    useful_fraction,
+)
 from tilewright.compiler.schedule.templates.contraction_analysis import Contraction
 from tilewright.compiler.targets.target import Target
 
@@ -27,7 +32,7 @@ def matrix_score(
         registers.latency,
         (rows + vectors * groups) / core.load_units,
     )
-    useful = work_share((extent, tile), (whole, vectors))
+    useful = useful_fraction((extent, tile), (whole, vectors))
     return useful * rows * vectors * groups / cycles / core.fma_units
 
 
@@ -59,7 +64,7 @@ def tile_score(
     wanted = target.core.sums_share * registers * (1.0 if target.broadcasts else _ADDING)
     scalars, sums = found.scalar_loads(target, tile, vectors), tile * vectors
     loads = step_loads(target, scalars, tile, vectors, near=near)
-    useful = work_share((extent, tile), (whole, vectors))
-    rate = tile_rate(target, useful, sums, loads, wanted / found.registers_each)
+    useful = useful_fraction((extent, tile), (whole, vectors))
+    rate = tile_rate(target, useful, sums, loads, wanted / found.registers_per_vector)
     # For comparison, a tile of one vector loads about as often as it multiplies.
-    return rate / waiting(target, scalars + vectors, sums * found.operations(target))
+    return rate / load_stall_factor(target, scalars + vectors, sums * found.operations(target))

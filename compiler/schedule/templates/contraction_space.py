@@ -10,9 +10,9 @@ from tilewright.compiler.dtypes import DType
 from tilewright.compiler.loops.expr import loads
 from tilewright.compiler.loops.index import Axis
 from tilewright.compiler.mode import Mode
+from tilewright.compiler.schedule.parallel_loops import parallel_balance
 from tilewright.compiler.schedule.problem import axes_of
 from tilewright.compiler.schedule.schedule import Choice, Schedule
-from tilewright.compiler.schedule.sharing import parallel_balance
 from tilewright.compiler.schedule.space import Knob
 from tilewright.compiler.schedule.structure import (
     LoopSpec,
@@ -109,7 +109,7 @@ def knobs_of(found: Contraction, mode: Mode) -> tuple[Knob, ...]:
     orders += ["lanes-inner"]
     orders += ["lanes-middle"] if found.outer and found.tile else []
     unrolls = tuple(u for u in _UNROLLS if u <= _groups(found))
-    wide = found.by_matrices(target)
+    wide = found.with_matrix_instructions(target)
     knobs = [
         Knob("tile", tiles),
         Knob("vectors", vectors),
@@ -165,7 +165,7 @@ def lowers(found: Contraction, mode: Mode, choice: Mapping[str, Choice]) -> bool
     if choice.get("prefetch") == NEXT_PANEL and (split > 1 or choice["order"] not in _ONE_PANEL):
         return False
     width = vectors * mode.target.lanes(DType.FLOAT32)
-    if found.lanes_are_a_group and found.lanes.extent % width:
+    if found.lanes_are_one_group and found.lanes.extent % width:
         return False
     written_out = int(choice["unroll"]) * tile * vectors
     if choice.get("taps") == "unroll":
@@ -191,7 +191,7 @@ def fits(found: Contraction, mode: Mode, choice: Mapping[str, Choice]) -> bool:
     width = vectors * lanes
     extent = found.tile.extent if found.tile else 1
     enough = (
-        min(registers // (2 * found.registers_each), extent * -(-found.lanes.extent // lanes))
+        min(registers // (2 * found.registers_per_vector), extent * -(-found.lanes.extent // lanes))
         * 3
         // 4
     )
@@ -227,7 +227,7 @@ def _matrices(target: Target, tile: int, vectors: int) -> int:
 
 def _chosen(found: Contraction, target: Target, choice: Mapping[str, Choice]) -> Contraction:
     """The contraction in the steps that a schedule selects."""
-    wide = found.by_matrices(target) if choice.get("products") == MATRICES else None
+    wide = found.with_matrix_instructions(target) if choice.get("products") == MATRICES else None
     return wide or found
 
 
@@ -251,8 +251,8 @@ def default_schedule(
     whole = -(-found.lanes.extent // lanes)
     best: tuple[float, Schedule] | None = None
     splits = [s for s in values.get("split", (1,)) if int(s) == 1 or is_worth_splitting(found)]
-    near, crowded = target.core.panel_bytes, found.crowds_cache(target.core)
-    wide, rowwise = found.by_matrices(target), _order_of_images(found, target.core)
+    near, crowded = target.core.panel_bytes, found.exceeds_cache_sets(target.core)
+    wide, rowwise = found.with_matrix_instructions(target), _order_of_images(found, target.core)
     for tile, vectors, order, split, products in product(
         values["tile"],
         values["vectors"],
@@ -327,7 +327,7 @@ def rows_schedule(
     if rows is None or rows in axes_of(found.streamed):
         return None
     target = mode.target
-    wide = found.by_matrices(target)
+    wide = found.with_matrix_instructions(target)
     found, products = (found, GROUPS) if wide is None else (wide, MATRICES)
     lanes, registers = target.lanes(DType.FLOAT32), target.vector_registers
     whole = -(-found.lanes.extent // lanes)

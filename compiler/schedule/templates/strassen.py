@@ -23,21 +23,21 @@ from tilewright.compiler.loops.nest import Compute, Node, Stage, Store, Tile
 from tilewright.compiler.memo import memo
 from tilewright.compiler.mode import Mode
 from tilewright.compiler.schedule.kernel import Kernel
+from tilewright.compiler.schedule.parallel_loops import parallel_balance
 from tilewright.compiler.schedule.schedule import Schedule
-from tilewright.compiler.schedule.sharing import parallel_balance
 from tilewright.compiler.schedule.space import Knob
 from tilewright.compiler.schedule.structure import (
     STAGGER,
     LoopSpec,
-    beside,
+    add_serial_nests,
     kernel_of,
     nest,
     parallel_stage,
 )
 from tilewright.compiler.schedule.templates import Template
 from tilewright.compiler.schedule.templates.contraction_lowering import (
-    asked_ahead,
     reduction_tiles,
+    weight_prefetch,
 )
 from tilewright.compiler.schedule.templates.contraction_space import (
     default_prefetch,
@@ -131,7 +131,7 @@ def _default(found: Strassen, mode: Mode, knobs: tuple[Knob, ...]) -> Schedule:
     choices = dict(plain.choices) | {"order": order}
     rows = found.row_count // 2
     if order == _BLOCKS:
-        rows = _block(found, target, plain.integer("tile"), mode.threads) * _beside(found)
+        rows = _block(found, target, plain.integer("tile"), mode.threads) * _other_rows(found)
     choices["prefetch"] = default_prefetch(quarter, target, choices, rows)
     return Schedule.of("strassen", **choices)
 
@@ -150,11 +150,11 @@ def _sums_are_near(found: Strassen, target: Target) -> bool:
 def _most_rows(found: Strassen, target: Target) -> int:
     """Maximum values of the axis of rows in a block whose sums fit, with all values of the other
     axes."""
-    each = len(SUMS) * found.depth.extent * DType.FLOAT32.bytes * _beside(found)
+    each = len(SUMS) * found.depth.extent * DType.FLOAT32.bytes * _other_rows(found)
     return int(target.core.cache_bytes[1] * _BLOCK_SHARE) // each
 
 
-def _beside(found: Strassen) -> int:
+def _other_rows(found: Strassen) -> int:
     """Number of rows per value of the axis of rows."""
     return prod(axis.extent for axis in found.others)
 
@@ -167,7 +167,7 @@ def _has_blocks(found: Strassen, target: Target) -> bool:
     if found.may_have_last or any(is_dynamic(a.extent) for a in (found.rows, *found.others)):
         return False
     most = _most_rows(found, target)
-    return most < found.rows.extent and most * _beside(found) >= _LEAST_BLOCK
+    return most < found.rows.extent and most * _other_rows(found) >= _LEAST_BLOCK
 
 
 def _block(found: Strassen, target: Target, tile: int, threads: int) -> int:
@@ -196,7 +196,7 @@ def _lower(found: Strassen, schedule: Schedule, mode: Mode) -> Kernel:
         schedule.integer("vectors"),
         tile,
         schedule.integer("unroll"),
-        asked_ahead(found.quarter, schedule, target, _passes(found, tile)),
+        weight_prefetch(found.quarter, schedule, target, _passes(found, tile)),
         block,
     )
     panels = LoopSpec(found.columns, width)
@@ -268,7 +268,7 @@ def _sums_stages(found: Strassen, lanes: int) -> tuple[Stage, ...]:
     row = affine(found.rows.extent)
     store = Store(_sum(found, left, row=row), signed(left[:2], _last_halves(found)))
     last = [LoopSpec(found.last), *loops[1:]]
-    return beside(sums, nest(last, _map(found, (store,), lanes)))
+    return add_serial_nests(sums, nest(last, _map(found, (store,), lanes)))
 
 
 @memo(1024)

@@ -31,12 +31,12 @@ from tilewright.compiler.memo import memo
 from tilewright.compiler.mode import Mode
 from tilewright.compiler.plan.workload import Workload
 from tilewright.compiler.schedule.kernel import Kernel, Transform
-from tilewright.compiler.schedule.resources import tile_rate, work_share
+from tilewright.compiler.schedule.resources import tile_rate, useful_fraction
 from tilewright.compiler.schedule.schedule import Choice, Schedule
 from tilewright.compiler.schedule.space import Knob
 from tilewright.compiler.schedule.structure import (
     LoopSpec,
-    beside,
+    add_serial_nests,
     kernel_of,
     nest,
     parallel_stage,
@@ -148,7 +148,7 @@ def _default(found: Strassen, mode: Mode, knobs: tuple[Knob, ...]) -> Schedule:
     def score(pair: tuple[int, int]) -> float:
         tile, vectors = pair
         loads = -(-tile // target.lane_factors) + vectors
-        return tile_rate(target, work_share((whole, vectors)), tile * vectors, loads)
+        return tile_rate(target, useful_fraction((whole, vectors)), tile * vectors, loads)
 
     pairs = [
         (int(tile), int(vectors))
@@ -251,7 +251,7 @@ def _left_stages(found: Strassen, lanes: int, tile: int, left: Tensor) -> tuple[
     # One block after the other: registers hold the squares of four quadrants.
     each_block = [nest(squares, *computes)[0] for computes in combined[1:]]
     return (
-        *beside(parallel_stage("left", squares, *combined[0]), each_block),
+        *add_serial_nests(parallel_stage("left", squares, *combined[0]), each_block),
         parallel_stage("sums", along, second_level),
     )
 

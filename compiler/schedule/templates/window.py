@@ -33,7 +33,7 @@ from tilewright.compiler.schedule.edges import edge_parts
 from tilewright.compiler.schedule.kernel import Kernel
 from tilewright.compiler.schedule.merge import one_expression
 from tilewright.compiler.schedule.problem import Problem, axes_of
-from tilewright.compiler.schedule.resources import work_share
+from tilewright.compiler.schedule.resources import useful_fraction
 from tilewright.compiler.schedule.schedule import Choice, Schedule
 from tilewright.compiler.schedule.space import Knob
 from tilewright.compiler.schedule.structure import (
@@ -103,7 +103,7 @@ class WindowReduction:
         lanes = target.lanes(DType.INT32)
         blocks = (f.mod or lanes for t in self.problem.inputs for f in t.layout.factors[-1:])
         whole = all(block % lanes == 0 for block in blocks)
-        return self.dot if whole and target.multiplies_bytes else None
+        return self.dot if whole and target.has_int8_dot else None
 
     def steps(self, target: Target) -> int:
         """Return the number of operations for one output.
@@ -307,7 +307,7 @@ def _default(found: WindowReduction, mode: Mode, knobs: tuple[Knob, ...]) -> Sch
                 "taps": taps,
                 "order": "greedy",
             }
-            useful = work_share((tile_extent, int(tile)), (row_extent, int(rows)))
+            useful = useful_fraction((tile_extent, int(tile)), (row_extent, int(rows)))
             score = useful * min(1.0, int(tile) * int(rows) / 12)
             if int(rows) > 1 and int(tile) * int(rows) + weights >= target.vector_registers:
                 score *= _CROWDED_ROWS

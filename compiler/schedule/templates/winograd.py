@@ -15,10 +15,10 @@ from tilewright.compiler.dtypes import DType
 from tilewright.compiler.mode import Mode
 from tilewright.compiler.schedule.cook_toom import POINTS
 from tilewright.compiler.schedule.resources import (
+    load_stall_factor,
     step_loads,
     tile_registers,
-    waiting,
-    work_share,
+    useful_fraction,
 )
 from tilewright.compiler.schedule.schedule import Choice, Schedule
 from tilewright.compiler.schedule.space import Knob
@@ -185,8 +185,8 @@ def _useful(found: Winograd, target: Target, block: int, tile: int, vectors: int
     # panel in the first level is still there for the next tile of rows.
     panel = found.channels * vectors * target.vector_bits // 8
     loads += (_NEAR_PANEL if panel <= target.core.panel_bytes else 1.0) / tile
-    loaded = waiting(target, scalars + vectors, tile * vectors)
-    return work_share((block, tile), (panels, vectors)) * latency / (1 + loads) / loaded
+    loaded = load_stall_factor(target, scalars + vectors, tile * vectors)
+    return useful_fraction((block, tile), (panels, vectors)) * latency / (1 + loads) / loaded
 
 
 def _cost(

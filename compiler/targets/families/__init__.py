@@ -272,7 +272,7 @@ class LaneIntrinsic:
 
 
 @dataclass(frozen=True, slots=True)
-class ByteLookup:
+class BytePermute:
     """An LLVM intrinsic `name(left, positions, right)` that permutes bytes of two vectors.
 
     The low bits of each byte of `positions` select a byte of the concatenation of `left` and
@@ -434,7 +434,7 @@ class Family:
     scale: tuple[LaneIntrinsic, ...] = ()
     conversions: Mapping[DType, str] = field(default_factory=dict)
     fused: Mapping[DType, str] = field(default_factory=dict)
-    lookup: tuple[ByteLookup, ...] = ()
+    lookup: tuple[BytePermute, ...] = ()
     masked: tuple[tuple[str, int], ...] = ()
     syntax: AssemblySyntax = AssemblySyntax()
     scan_stack: Callable[[bytes], StackScan] | None = None

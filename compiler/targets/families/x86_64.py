@@ -13,7 +13,7 @@ from functools import cache
 from tilewright.compiler.dtypes import DType
 from tilewright.compiler.targets.families import (
     AssemblySyntax,
-    ByteLookup,
+    BytePermute,
     CoreModel,
     DotInstruction,
     Family,
@@ -418,7 +418,7 @@ FAMILY = Family(
     masked=(("avx512bw", 1), ("avx512f", 4), ("avx", 4)),
     lone_factors="avx512f",
     scalars_ahead=("avx", 4),  # X86InstrInfo::shouldScheduleLoadsNear
-    lookup=(ByteLookup("avx512vbmi", 64, "llvm.x86.avx512.vpermi2var.qi.512"),),
+    lookup=(BytePermute("avx512vbmi", 64, "llvm.x86.avx512.vpermi2var.qi.512"),),
     syntax=_SYNTAX,
     scan_stack=_scan_stack,
     granted=_AMX,

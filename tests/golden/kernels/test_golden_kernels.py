@@ -219,7 +219,7 @@ def test_defaults_for_bytes_do_not_spill(problem: str, name: str) -> None:
 
     A depthwise window keeps nine weights in registers: sixteen are not enough for its default.
     """
-    if problem != "bytes depthwise" or resolve_target(name).multiplies_bytes:
+    if problem != "bytes depthwise" or resolve_target(name).has_int8_dot:
         assert statistics_of(problem, None, name).inner_spills == 0
 
 

@@ -149,7 +149,7 @@ def test_products_of_bytes_are_exact(types: tuple[DType, DType], name: str) -> N
     wide = a.astype(np.int64) @ b.astype(np.int64)
     np.testing.assert_array_equal(found.reshape(wide.shape), wide)
     assembly = emit_assembly(lower_nest(nest, target), target)
-    assert ("vpdpbusd" in assembly) == target.multiplies_bytes
+    assert ("vpdpbusd" in assembly) == target.has_int8_dot
 
 
 @pytest.mark.parametrize("name", ISAS)

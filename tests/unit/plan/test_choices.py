@@ -143,15 +143,15 @@ def test_products_of_bytes_are_included_where_the_rule_leaves_them_out() -> None
     assert name not in unsuited_passes(able)
     assert "lookup_tables" in unsuited_passes(able)
 
-    def multiplies_bytes(target: Target, choice: GraphChoice) -> bool:
+    def has_int8_dot(target: Target, choice: GraphChoice) -> bool:
         graph = optimise(scaled_bytes(), Mode(target), choice=choice)
         (product,) = [node for node in graph.nodes if node.op == "matmul"]
         return product.attr("accumulator") == "int32"
 
     including = GraphChoice(including=frozenset({name}))
     neither = replace(including, without=frozenset({name}))
-    assert [multiplies_bytes(bare, c) for c in (RULE, including, neither)] == [False, True, False]
-    assert [multiplies_bytes(able, c) for c in (RULE, including, neither)] == [True, True, False]
+    assert [has_int8_dot(bare, c) for c in (RULE, including, neither)] == [False, True, False]
+    assert [has_int8_dot(able, c) for c in (RULE, including, neither)] == [True, True, False]
     planned(scaled_bytes(), including)
 
 

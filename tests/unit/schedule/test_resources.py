@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from tilewright.compiler.schedule.resources import tile_rate, tile_registers, work_share
+from tilewright.compiler.schedule.resources import tile_rate, tile_registers, useful_fraction
 from tilewright.compiler.targets.host import resolve_target
 
 V3, V4 = resolve_target("x86-64-v3"), resolve_target("x86-64-v4")
@@ -28,9 +28,9 @@ def test_vectors_of_two_registers_take_twice_as_many_but_for_the_factor() -> Non
 
 
 def test_the_work_of_whole_tiles_is_all_of_it_and_tails_waste() -> None:
-    assert work_share((12, 4), (6, 3)) == 1.0
-    assert work_share((9, 4), (6, 3)) == 0.75
-    assert work_share((9, 4), (5, 3)) == 0.75 * 5 / 6
+    assert useful_fraction((12, 4), (6, 3)) == 1.0
+    assert useful_fraction((9, 4), (6, 3)) == 0.75
+    assert useful_fraction((9, 4), (5, 3)) == 0.75 * 5 / 6
 
 
 def test_few_sums_and_many_loads_slow_a_tile_down() -> None:

@@ -8,7 +8,7 @@ from tilewright.compiler.dtypes import DType
 Range = tuple[Value, Value]
 
 
-def share(emitter: Emitter, whole: int, own: int) -> Range:
+def thread_range(emitter: Emitter, whole: int, own: int) -> Range:
     """Return the range of a nest's tiles that a thread runs.
 
     The thread runs tiles [lo, hi) of the `whole` tiles of the stage's first nest, and the same
@@ -22,7 +22,7 @@ def share(emitter: Emitter, whole: int, own: int) -> Range:
     return _calculate(emitter, "udiv", low, divisor), _calculate(emitter, "udiv", high, divisor)
 
 
-def whole_tiles(emitter: Emitter, within: Range, count: int) -> Range:
+def outer_range(emitter: Emitter, within: Range, count: int) -> Range:
     """Return the range of an outer loop's tiles that contain inner tiles of the range `within`.
 
     Each outer tile has `count` inner tiles.
@@ -33,7 +33,7 @@ def whole_tiles(emitter: Emitter, within: Range, count: int) -> Range:
     return _calculate(emitter, "udiv", low, divisor), _calculate(emitter, "udiv", up, divisor)
 
 
-def part(emitter: Emitter, within: Range, tile: Value, count: int) -> Range:
+def inner_range(emitter: Emitter, within: Range, tile: Value, count: int) -> Range:
     """Return the range of inner tiles of an outer loop's `tile` that are in the range `within`.
 
     Each outer tile has `count` inner tiles, numbered from 0 in the result.

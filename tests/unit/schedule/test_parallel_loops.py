@@ -13,8 +13,8 @@ from tilewright.compiler.loops.layout import blocked
 from tilewright.compiler.loops.nest import Binding, Compute, For, LoopNest, Store, Tile
 from tilewright.compiler.mode import Mode
 from tilewright.compiler.ops.interpret import run_graph
+from tilewright.compiler.schedule.parallel_loops import parallel_balance, parallelise
 from tilewright.compiler.schedule.select import lower_schedule, schedule_space
-from tilewright.compiler.schedule.sharing import parallel_balance, share_out
 from tilewright.compiler.schedule.structure import LoopSpec, parallel_stage
 
 
@@ -46,7 +46,7 @@ def shared(*loops: tuple[str, int], threads: int) -> str:
     x, y = Tensor("x", (4,)), Tensor("y", (4,), role=Role.OUTPUT)
     compute = Compute((Store(y[i], x[i]),), x[i], unroll=(Tile(i),))
     stage = parallel_stage("s", [LoopSpec(Axis(*loop)) for loop in loops], compute)
-    (stage,) = share_out(LoopNest("k", (x, y), (), (stage,)), threads).stages
+    (stage,) = parallelise(LoopNest("k", (x, y), (), (stage,)), threads).stages
     names, (node,) = "", stage.body
     while isinstance(node, For) and node.binding is Binding.PARALLEL:
         names, (node,) = names + node.axis.name, node.body
@@ -59,7 +59,7 @@ def loops_of(channels: int, pixels: int, threads: int) -> list[tuple[str, int, b
     x, y = Tensor("x", (channels, pixels)), Tensor("y", (channels, pixels), role=Role.OUTPUT)
     compute = Compute((Store(y[c, p], x[c, p]),), x[c, p], unroll=(Tile(p), Tile(c, 4)), vector=c)
     stage = parallel_stage("s", [LoopSpec(c, 4), LoopSpec(p, 7)], compute)
-    (stage,) = share_out(LoopNest("k", (x, y), (), (stage,)), threads).stages
+    (stage,) = parallelise(LoopNest("k", (x, y), (), (stage,)), threads).stages
     found, (node,) = [], stage.body
     while isinstance(node, For):
         found.append((node.axis.name, node.step, node.binding is Binding.PARALLEL))

@@ -24,7 +24,7 @@ _EXACT = 2.0**24
 """Integers up to this are exact in float32, and so are sums of two below half of it."""
 
 
-def without_bytes(expr: Expr) -> Expr:
+def remove_int8_casts(expr: Expr) -> Expr:
     """Return the expression without casts to uint8 or int8 whose results are cast back to float32.
 
     Each is replaced by the rounded float, clamped to the range of the 8-bit type.

@@ -25,7 +25,7 @@ TOGETHER = 4
 """Vectors of int32 that fill one vector after conversion to uint8."""
 
 
-class ByteStores:
+class Uint8Stores:
     """The delayed stores of one compute: four adjacent vectors of rounded uint8 become one store.
 
     A store to a tensor that the compute reads is not delayed, because the compute may read the

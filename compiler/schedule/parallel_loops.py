@@ -18,7 +18,7 @@ _PARTS_A_THREAD = (1, 2, 4)
 """Parts of an image per thread: a thread leaves at least one such part to others."""
 
 
-def share_out(nest: LoopNest, threads: int) -> LoopNest:
+def parallelise(nest: LoopNest, threads: int) -> LoopNest:
     """Return the nest with the outermost loops of each stage split over several threads.
 
     Only the first loop of a stage is changed. If it has too few tiles, loops inside it are split

@@ -18,7 +18,7 @@ from tilewright.compiler.loops.expr import (
     walk,
 )
 from tilewright.compiler.loops.index import Axis, affine
-from tilewright.compiler.loops.narrowing import without_bytes
+from tilewright.compiler.loops.int8_casts import remove_int8_casts
 from tilewright.compiler.loops.semantics import evaluate_expression
 
 X = Load(Tensor("x", (1000,), DType.FLOAT32), (affine(Axis("i", 1000)),))
@@ -49,7 +49,7 @@ def value(expr: Expr) -> np.ndarray:
 @pytest.mark.parametrize(("zero", "other"), [(0, 0), (7, 7), (-3, -3), (7, 0), (0, 9), (128, 1)])
 def test_the_number_stays_a_float(byte: DType, zero: int, other: int) -> None:
     before = dequantised(quantised(rounded(X * 0.7), byte, zero), other)
-    after = without_bytes(before)
+    after = remove_int8_casts(before)
     np.testing.assert_array_equal(value(after), value(before))
     assert not any(isinstance(node, Cast) for node in walk(after))
     assert sum(isinstance(n, Op) and n.operation is Operation.RINT for n in walk(after)) == 1
@@ -66,13 +66,13 @@ def test_a_constant_that_lets_integers_wrap_is_taken_off_them(
     byte = quantised(rounded(X), DType.INT8 if kind is DType.INT8 else DType.UINT8, 0)
     wide = byte if kind.bytes == 1 else Cast(byte, kind)
     before = Cast(op(operation, wide, constant(zero, kind)), DType.FLOAT32)
-    np.testing.assert_array_equal(value(without_bytes(before)), value(before))
+    np.testing.assert_array_equal(value(remove_int8_casts(before)), value(before))
 
 
 def test_what_is_done_with_it_stays() -> None:
     inner = dequantised(quantised(rounded(X), DType.UINT8, 3), 3)
     before = Cast(rounded(inner * 0.5) + 1.0, DType.UINT8)
-    after = without_bytes(before)
+    after = remove_int8_casts(before)
     np.testing.assert_array_equal(value(after), value(before))
     assert [node.type for node in walk(after) if isinstance(node, Cast)] == [DType.UINT8]
 
@@ -89,4 +89,4 @@ def test_what_is_done_with_it_stays() -> None:
     ],
 )
 def test_others_are_left_alone(expr: Expr) -> None:
-    assert without_bytes(expr) == expr
+    assert remove_int8_casts(expr) == expr
