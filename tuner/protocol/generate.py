@@ -24,6 +24,7 @@ MODULE = ROOT / "service/browser/messages.mjs"
 
 SHARED: Mapping[str, tuple[str, ...]] = {
     "tuner/protocol/version.py": ("PROTOCOL", "RequestKind"),
+    "tuner/protocol/standard_input.py": ("AgentMessage", "HarnessMessage", "FailureCause"),
     "tuner/protocol/measurement.py": ("MOST_ERROR", "Status"),
     "tuner/protocol/batches.py": ("LEAST_SECONDS", "COLD_BYTES"),
     "tuner/protocol/runs.py": (

@@ -35,6 +35,7 @@ from tilewright.tuner.protocol.measurement import Status
 from tilewright.tuner.protocol.messages import Request, WorkResult, read_result
 from tilewright.tuner.protocol.run_results import RunResult, RunStatus
 from tilewright.tuner.protocol.runs import RunRequest
+from tilewright.tuner.protocol.standard_input import AgentMessage, FailureCause, HarnessMessage
 from tilewright.tuner.protocol.version import PROTOCOL, ProtocolError
 
 PROBE_SECONDS = 20.0
@@ -249,7 +250,7 @@ class Harness:
         texts = [request.to_json() for request in plain]
         connection.cancelled = cancelled
         try:
-            self._send({"do": "work", "worker": self._worker_id, "requests": texts})
+            self._send({"do": AgentMessage.WORK, "worker": self._worker_id, "requests": texts})
             found = self._answer(plain, blobs, cancelled)
         finally:
             connection.cancelled = None
@@ -262,7 +263,7 @@ class Harness:
         Call it between requests, to keep `state` up to date. Raises DeviceLost, HarnessError.
         """
         if time.monotonic() >= self._looked_at + PROBE_SECONDS:
-            self._send({"do": "probe"})
+            self._send({"do": AgentMessage.PROBE})
             self._looked_at = time.monotonic()
         elif self._connected().ended.is_set():
             raise self._lost("it ended")
@@ -273,13 +274,13 @@ class Harness:
         Raises:
             HarnessError, OSError, RuntimeError: if the harness is missing, or cannot run a sandbox.
         """
-        self._send({"do": "probe", "times": count})
+        self._send({"do": AgentMessage.PROBE, "times": count})
         ends = time.monotonic() + START_SECONDS + count
         while time.monotonic() < ends:
             match self._heard(LOOK_SECONDS):
-                case {"readings": list(found)}:
+                case {HarnessMessage.READINGS: list(found)}:
                     return [Speed(float(arithmetic), float(memory)) for arithmetic, memory in found]
-                case {"failed": str(why)}:
+                case {HarnessMessage.FAILED: str(why)}:
                     raise RuntimeError(why)
                 case None:
                     continue
@@ -339,26 +340,26 @@ class Harness:
             said = self._heard(LOOK_SECONDS)
             if over_at is None and cancelled():
                 over_at = time.monotonic() + CANCEL_SECONDS
-                self._send({"do": "cancel"})
+                self._send({"do": AgentMessage.CANCEL})
             match said:
                 case None if over_at is not None and time.monotonic() >= over_at:
                     raise self._lost("it does not end cancelled work")
                 case None:
                     continue
-                case {"need": list(digests)}:
+                case {HarnessMessage.NEED: list(digests)}:
                     if over_at is None and not self._given(digests, blobs, cancelled):
                         over_at = time.monotonic() + CANCEL_SECONDS
-                case {"results": list(results)}:
+                case {HarnessMessage.RESULTS: list(results)}:
                     self._looked_at = time.monotonic()
                     found = self._read_all(requests, results)
                     if over_at is None and not all(map(is_complete, found)):
                         raise RuntimeError("the device gave up work that was not cancelled")
                     return found
-                case {"failed": str(why), "cause": "service"}:
+                case {HarnessMessage.FAILED: str(why), "cause": FailureCause.SERVICE}:
                     raise ProtocolError(f"the device: {why[:400]}")
-                case {"failed": str(why)}:
+                case {HarnessMessage.FAILED: str(why)}:
                     raise RuntimeError(f"the device: {why[:400]}")
-                case {"cancelled": True} if over_at is not None:
+                case {HarnessMessage.CANCELLED: True} if over_at is not None:
                     return None
                 case _:
                     raise self._lost("its answer is malformed")
@@ -387,7 +388,7 @@ class Harness:
             if not isinstance(digest, str) or digest not in blobs.named:
                 raise self._lost("it requested a blob that is not part of the request")
             if cancelled():
-                self._send({"do": "cancel"})
+                self._send({"do": AgentMessage.CANCEL})
                 return False
             data = blobs.bytes_of(digest)
             self._send({"blob": digest, "bytes": len(data)}, data)
@@ -428,7 +429,7 @@ class Harness:
                 threading.Thread(target=body, args=(connection,), daemon=True).start()
             match self._said(connection, START_SECONDS):
                 case {
-                    "hello": int(protocol),
+                    HarnessMessage.HELLO: int(protocol),
                     "digest": str(digest),
                     "facts": dict(facts),
                     "cache_bytes": int(room),
@@ -535,11 +536,11 @@ class Harness:
             except (ValueError, RecursionError):  # also its end
                 return
             match said:
-                case {"log": str(text)}:
+                case {HarnessMessage.LOG: str(text)}:
                     logged += 1
                     if logged <= MOST_LOGGED:
                         self._log(text[:1000])
-                case {"state": {"speed": dict() | None, "condition": dict()} as state}:
+                case {HarnessMessage.STATE: {"speed": dict() | None, "condition": dict()} as state}:
                     self._state = state
                 case dict() if not connection.said.full():
                     connection.said.put(said)

@@ -69,7 +69,7 @@ void tw_say(const char *format, ...) {
     va_start(given, format);
     vsnprintf(text, sizeof text, format, given);
     va_end(given);
-    tw_text_format(&line, "{\"log\":");
+    tw_text_format(&line, "{\"" HARNESS_MESSAGE_LOG "\":");
     tw_text_string(&line, text, strlen(text));
     tw_text_add(&line, "}", 1);
     tell(&line);
@@ -77,7 +77,7 @@ void tw_say(const char *format, ...) {
 
 static void tell_failed(const char *cause, const tw_error *error) {
     tw_text line = {0};
-    tw_text_format(&line, "{\"failed\":");
+    tw_text_format(&line, "{\"" HARNESS_MESSAGE_FAILED "\":");
     tw_text_string(&line, error->text, strlen(error->text));
     tw_text_format(&line, ",\"cause\":\"%s\"}", cause);
     tell(&line);
@@ -85,7 +85,7 @@ static void tell_failed(const char *cause, const tw_error *error) {
 
 static void tell_state(server *self) {
     tw_text line = {0};
-    tw_text_format(&line, "{\"state\":{\"speed\":");
+    tw_text_format(&line, "{\"" HARNESS_MESSAGE_STATE "\":{\"speed\":");
     tw_speed_json(&self->harness->speed, &line);
     tw_text_format(&line, ",\"condition\":");
     tw_condition(&line, self->harness->root);
@@ -96,7 +96,7 @@ static void tell_state(server *self) {
 
 static void tell_hello(const tw_harness *harness) {
     tw_text line = {0};
-    tw_text_format(&line, "{\"hello\":%d,\"digest\":\"", PROTOCOL);
+    tw_text_format(&line, "{\"" HARNESS_MESSAGE_HELLO "\":%d,\"digest\":\"", PROTOCOL);
     char hex[TW_DIGEST_CHARACTERS + 1] = "";
     int file = open("/proc/self/exe", O_RDONLY | O_CLOEXEC);
     if (file >= 0) tw_sha256_file(file, hex);
@@ -160,7 +160,7 @@ static bool is_over(void *given) {
     if (line) {
         json_document document = {0};
         const json *said = json_parse(&document, line, length);
-        if (strcmp(json_get_text(said, "do"), "cancel") == 0)
+        if (strcmp(json_get_text(said, "do"), AGENT_MESSAGE_CANCEL) == 0)
             self->is_cancelled = true;
         else
             self->ended = true; /* during work, an agent sends no other message */
@@ -227,7 +227,7 @@ static bool fetch_all(server *self, tw_blob *blobs, size_t count, tw_error *erro
     const tw_blob **needed = tw_allocate(count * sizeof *needed + 1);
     size_t missing = 0;
     bool good = true;
-    tw_text_format(&line, "{\"need\":[");
+    tw_text_format(&line, "{\"" HARNESS_MESSAGE_NEED "\":[");
     for (size_t i = 0; i < count; i++) {
         tell_sometimes(self);
         if (tw_cache_has(cache, blobs[i].digest)) continue;
@@ -242,7 +242,7 @@ static bool fetch_all(server *self, tw_blob *blobs, size_t count, tw_error *erro
         char *text = take_line(self, FOREVER, &length);
         const json *head = text ? json_parse(&document, text, length) : NULL;
         int64_t bytes;
-        if (strcmp(json_get_text(head, "do"), "cancel") == 0) {
+        if (strcmp(json_get_text(head, "do"), AGENT_MESSAGE_CANCEL) == 0) {
             self->is_cancelled = true;
         } else if (strcmp(json_get_text(head, "blob"), needed[i]->digest) != 0 ||
                    !json_integer(json_get(head, "bytes"), 0, BYTES_LIMIT, &bytes)) {
@@ -278,7 +278,7 @@ static bool take_name(tw_harness *harness, const char *worker, tw_error *error) 
 
 static void work(server *self, const json *asked) {
     tw_harness *harness = self->harness;
-    const char *cause = "service";
+    const char *cause = FAILURE_CAUSE_SERVICE;
     tw_error error = {.text = ""};
     tw_text result = {0};
     size_t count;
@@ -288,7 +288,7 @@ static void work(server *self, const json *asked) {
         task = tw_task_of(harness, json_get_kind(asked, "requests", JSON_ARRAY), &error);
     bool done = task != NULL;
     if (done) {
-        cause = "worker";
+        cause = FAILURE_CAUSE_WORKER;
         tw_blob *blobs = tw_task_blobs(task, &count);
         done = fetch_all(self, blobs, count, &error);
     }
@@ -297,11 +297,13 @@ static void work(server *self, const json *asked) {
         done = !is_over(self) && tw_task_do(task, is_over, self, &result, &error);
     }
     if (self->ended || (self->is_cancelled && !done)) {
-        write_all("{\"cancelled\":true}\n", 19);
+        tw_text line = {0};
+        tw_text_format(&line, "{\"" HARNESS_MESSAGE_CANCELLED "\":true}");
+        tell(&line);
     } else if (done) {
         tw_text line = {0};
         tell_state(self);
-        tw_text_format(&line, "{\"results\":");
+        tw_text_format(&line, "{\"" HARNESS_MESSAGE_RESULTS "\":");
         tw_text_add(&line, result.data, result.length);
         tw_text_add(&line, "}", 1);
         tell(&line);
@@ -322,11 +324,11 @@ static void probe(server *self, const json *asked) {
     size_t number = speed->counts[0];
     self->is_cancelled = false;
     bool probed = tw_probe_device(self->harness, (int)times, has_ended, self, &error);
-    if (!probed && told) tell_failed("worker", &error);
+    if (!probed && told) tell_failed(FAILURE_CAUSE_WORKER, &error);
     if (!probed && !told) tw_say("the reference kernel: %s", error.text);
     tell_state(self);
     if (!probed || !told) return;
-    tw_text_format(&line, "{\"readings\":[");
+    tw_text_format(&line, "{\"" HARNESS_MESSAGE_READINGS "\":[");
     for (size_t first = number; number < speed->counts[0]; number++) {
         tw_text_add(&line, number == first ? "[" : ",[", number == first ? 1 : 2);
         tw_text_number(&line, speed->readings[0][0][number % MOST_READINGS]);
@@ -349,11 +351,11 @@ int tw_serve(tw_harness *harness) {
         char *text = take_line(&self, 1000 * STATE_SECONDS, &length);
         const json *asked = text ? json_parse(&document, text, length) : NULL;
         const char *what = json_get_text(asked, "do");
-        if (strcmp(what, "work") == 0)
+        if (strcmp(what, AGENT_MESSAGE_WORK) == 0)
             work(&self, asked);
-        else if (strcmp(what, "probe") == 0)
+        else if (strcmp(what, AGENT_MESSAGE_PROBE) == 0)
             probe(&self, asked);
-        else if (text && strcmp(what, "cancel") != 0) /* that came after the result */
+        else if (text && strcmp(what, AGENT_MESSAGE_CANCEL) != 0) /* that came after the result */
             self.ended = true;
         json_free(&document);
         free(text);

@@ -26,7 +26,7 @@ from tilewright.tuner.protocol.batches import (
     MeasureResult,
     RepeatSettings,
 )
-from tilewright.tuner.protocol.generate import HEADER, MODULE, SHARED
+from tilewright.tuner.protocol.generate import HEADER, MODULE, SHARED, macro
 from tilewright.tuner.protocol.measurement import Measurement, RecordKey, TimesAt
 from tilewright.tuner.protocol.run_results import RunResult
 from tilewright.tuner.protocol.runs import (
@@ -38,6 +38,7 @@ from tilewright.tuner.protocol.runs import (
     RunRequest,
     SpeedsWork,
 )
+from tilewright.tuner.protocol.standard_input import AgentMessage, HarnessMessage
 
 ROOT = Path(__file__).parents[4]
 
@@ -47,7 +48,7 @@ REQUESTS = (
 )
 RESULTS = (MeasureResult, Measurement, TimesAt, Comparison, Speed, RunResult, Speeds)
 
-AGENT = {"do", "worker", "request", "requests", "times", "blob", "bytes", "cancel", "plain"}
+AGENT = {"do", "worker", "request", "requests", "times", "blob", "bytes", "plain"}
 """Fields of the lines that an agent writes to a harness, around requests and blobs."""
 
 
@@ -112,3 +113,16 @@ def test_c_reads_only_fields_that_messages_have() -> None:
     known.add("model")  # of the device's facts, which it writes itself
     assert {"cases", "reference_digest", "factors", "vector_bytes"} <= read, "they are found"
     assert read - known - written == set()
+
+
+def test_kinds_of_messages_on_standard_input_are_not_repeated_by_hand() -> None:
+    folder = HEADER.parent
+    c = re.sub(r"/\*.*?\*/", "", (folder / "serve.c").read_text(), flags=re.DOTALL)
+    for kind in (AgentMessage, HarnessMessage):
+        for each in kind:
+            assert not re.search(rf'"{each}\\?"', c), each
+            assert macro(kind.__name__, each.name) in c
+    assert macro("FailureCause", "SERVICE") in c and macro("FailureCause", "WORKER") in c
+    tree = ast.parse((folder / "driver.py").read_text())
+    texts = {node.value for node in ast.walk(tree) if isinstance(node, ast.Constant)}
+    assert not texts & {*AgentMessage, *HarnessMessage}
