@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from rich.console import Console
-from rich.live import Live
 
 from tilewright.service.cli.verbosity import Verbosity, verbosity
+from tilewright.service.show.progress import LiveLine
 
 Tell = Callable[[str], None]
 
@@ -20,10 +20,5 @@ def telling(out: Console | None) -> Iterator[Tell]:
     On a terminal it updates one line, and otherwise it prints a line per step. It shows nothing
     without a console, or with `--quiet`.
     """
-    if out is None or verbosity() is Verbosity.QUIET:
-        yield lambda _step: None
-    elif out.is_terminal:
-        with Live(console=out, refresh_per_second=4, transient=True) as live:
-            yield live.update
-    else:
-        yield lambda step: out.print(step, soft_wrap=True, markup=False)
+    with LiveLine(None if verbosity() is Verbosity.QUIET else out) as line:
+        yield line.show

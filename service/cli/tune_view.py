@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.live import Live
 
 from tilewright.db.storage import Storage
 from tilewright.service.api.schemas.jobs import ProgressView
@@ -20,7 +19,7 @@ from tilewright.service.jobs.device.local_device import LocalDevice
 from tilewright.service.jobs.pipeline.run_job import JobOutcome, JobWatcher
 from tilewright.service.jobs.pipeline.tracker import Tracker
 from tilewright.service.show.messages import kernels_text, result_lines, run_text
-from tilewright.service.show.progress import phase_line, progress_line
+from tilewright.service.show.progress import LiveLine, phase_line, progress_line
 from tilewright.service.show.text import failures_text
 from tilewright.service.show.units import speedup
 from tilewright.tuner.cancel import CancelToken
@@ -37,16 +36,14 @@ class LineWatcher(JobWatcher):
     def __init__(
         self,
         out: Console,
-        live: Live | None,
+        line: LiveLine,
         storage: Storage,
         job_id: str,
         device: LocalDevice,
         token: CancelToken,
     ) -> None:
-        self._verbosity = verbosity()
-        self._shown = ""
         self._out = out
-        self._live = live
+        self._line = line
         self._storage = storage
         self._job_id = job_id
         self._device = device
@@ -55,36 +52,23 @@ class LineWatcher(JobWatcher):
     def phase(self, name: str) -> None:
         if name == "planning":
             signal.signal(signal.SIGINT, lambda *_: self._token.cancel("interrupted"))
-        self._show(name)
+        self._line.show(name)
 
     def tasks(self, tracker: Tracker) -> None:
-        view = ProgressView.model_validate(tracker.progress, from_attributes=True)
-        self._show(phase_line(view, {}))
-
-    def _show(self, phase: str) -> None:
-        if self._verbosity is Verbosity.QUIET:
-            return
-        if self._live is not None:
-            self._live.update(phase)
-        elif phase != self._shown:  # artifacts of several segments are verified in sequence
-            self._out.print(phase, soft_wrap=True)
-        self._shown = phase
+        self._line.show(phase_line(_progress(tracker), {}))
 
     def event(self, event: Event, tracker: Tracker) -> None:
         tracker.take(event)
-        if self._live is not None:
-            view = ProgressView.model_validate(tracker.progress, from_attributes=True)
-            line = progress_line(view, {"candidates_per_second": tracker.candidates_per_second})
-            self._live.update(line)
+        more = {"candidates_per_second": tracker.candidates_per_second}
+        self._line.update(progress_line(_progress(tracker), more))
 
     def tuned(self, outcome: JobOutcome) -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
-        if self._live is not None:
-            self._live.stop()
+        self._line.stop()
         out, finished, progress = self._out, outcome.finished, outcome.tracker.progress
         views = [task_view(row) for row in outcome.tracker.rows.values()]
-        for told in listed_tasks(views, self._verbosity is Verbosity.VERBOSE):
-            out.print(told, soft_wrap=isinstance(told, str))
+        for part in listed_tasks(views, verbosity() is Verbosity.VERBOSE):
+            out.print(part, soft_wrap=isinstance(part, str))
         out.print(
             f"{kernels_text(progress.default_seconds, progress.best_seconds)}"
             f"{finished.trials_done} trials, "
@@ -113,11 +97,12 @@ def watching(
     token: CancelToken,
 ) -> Iterator[LineWatcher]:
     """Yield a watcher that prints the progress of a tuning run to a console."""
-    if not out.is_terminal or verbosity() is Verbosity.QUIET:
-        yield LineWatcher(out, None, storage, job_id, device, token)
-        return
-    with Live(console=out, refresh_per_second=4, transient=True) as live:
-        yield LineWatcher(out, live, storage, job_id, device, token)
+    with LiveLine(None if verbosity() is Verbosity.QUIET else out) as line:
+        yield LineWatcher(out, line, storage, job_id, device, token)
+
+
+def _progress(tracker: Tracker) -> ProgressView:
+    return ProgressView.model_validate(tracker.progress, from_attributes=True)
 
 
 def tell(out: Console, report: Mapping[str, Any], output: Path | None) -> None:

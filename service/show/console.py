@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from functools import cache
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from tilewright.service.show.text import visible
 
 if TYPE_CHECKING:
-    from rich.console import Console
+    from rich.console import Console, JustifyMethod
     from rich.table import Table as RichTable
 
     from tilewright.service.show.table import Table
@@ -39,9 +39,9 @@ def rich_table(table: Table) -> RichTable:
 
     made = RichTable(title=table.title or None, title_justify="left", box=None, header_style="bold")
     for position, column in enumerate(table.columns):
-        side: Literal["right", "left"] = "right" if column.is_number else "left"
-        noted = any(row[position].note for row in table.rows)
-        made.add_column(column.title, justify=side, no_wrap=column.is_number and not noted)
+        number, noted = column.is_number, any(row[position].note for row in table.rows)
+        side: JustifyMethod = "right" if number else "left"
+        made.add_column(column.title, justify=side, no_wrap=number and not noted)
     for row in table.rows:
         cells = zip(table.columns, row, strict=True)
         made.add_row(*(Text(column.text(cell)) for column, cell in cells))

@@ -12,7 +12,7 @@ from tilewright.service.show.text import one_sentence, with_reason
 from tilewright.service.show.units import duration, milliseconds
 
 if TYPE_CHECKING:
-    from rich.console import Console
+    from rich.console import Console, RenderableType
     from rich.live import Live
 
 
@@ -40,16 +40,19 @@ class Silent:
         return None
 
 
-class OnConsole:
-    """Updates a bar and a line on a terminal; prints one line per phase into a pipe."""
+class LiveLine:
+    """A line that is updated on a terminal. In a pipe, each new step is printed as a line.
 
-    def __init__(self, out: Console) -> None:
+    It shows nothing without a console.
+    """
+
+    def __init__(self, out: Console | None) -> None:
         self._out = out
         self._live: Live | None = None
-        self._shown = ""
+        self._step = ""
 
     def __enter__(self) -> Self:
-        if self._out.is_terminal:
+        if self._out is not None and self._out.is_terminal:
             from rich.live import Live
 
             self._live = Live(console=self._out, refresh_per_second=4, transient=True)
@@ -57,21 +60,35 @@ class OnConsole:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def show(self, step: str, details: RenderableType | None = None) -> None:
+        """Show a step, which `details` replace on a terminal."""
+        self.update(step if details is None else details)
+        if self._live is None and self._out is not None and step != self._step:
+            self._out.print(step, soft_wrap=True, markup=False)
+        self._step = step
+
+    def update(self, details: RenderableType) -> None:
+        """Update the line on a terminal; print nothing in a pipe."""
+        if self._live is not None:
+            self._live.update(details)
+
+    def stop(self) -> None:
+        """Remove the line from the terminal."""
         if self._live is not None:
             self._live.stop()
+
+
+class OnConsole(LiveLine):
+    """Updates a bar and a line on a terminal; prints one line per phase into a pipe."""
 
     def event(self, event: JobEventView) -> None:
         if event.kind == "progress":
             progress = ProgressView.model_validate(event.data)
-            if self._live is not None:
-                line = progress_line(progress, event.data)
-                self._live.update(_bar(share_done(progress), line))
-                return
-            phase = phase_line(progress, event.data)
-            if phase != self._shown:
-                self._out.print(phase, soft_wrap=True)
-            self._shown = phase
-        elif (said := why(event)) is not None:
+            bar = _bar(share_done(progress), progress_line(progress, event.data))
+            self.show(phase_line(progress, event.data), bar)
+        elif (said := why(event)) is not None and self._out is not None:
             self._out.print(said, soft_wrap=True, markup=False)
 
 

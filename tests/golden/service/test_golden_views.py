@@ -38,7 +38,7 @@ from tilewright.service.jobs.pipeline.tracker import Tracker
 from tilewright.service.jobs.report.explain import KernelReport, ModelReport
 from tilewright.service.jobs.report.replaying import Repeated
 from tilewright.service.show.messages import ending_text, result_lines, verdict_text
-from tilewright.service.show.progress import progress_line
+from tilewright.service.show.progress import LiveLine, progress_line
 from tilewright.service.show.text import failures_text
 from tilewright.tuner.cancel import CancelToken
 from tilewright.tuner.events import Ended, Finished, Progress, Recorded, Started, TaskSnapshot
@@ -275,7 +275,7 @@ def tuned(speed: dict[str, Any] | None, failed: int = 0, output: str = "", **tol
         local_runner=SimpleNamespace(speed=speed), name="this machine", facts=None
     )
     tracker = Tracker([task], 7)
-    watcher = LineWatcher(console(), None, store, "job", device, CancelToken())
+    watcher = LineWatcher(console(), LiveLine(None), store, "job", device, CancelToken())
     watcher.event(Progress(state, 5, 40, None, 1.0, 90.0, 12.5), tracker)
     finished = Finished((state,), (None,), 5, 61.23, **told)
     served: Any = SimpleNamespace(sizes={}, stages=None, open=None, notes=())
