@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 class ComparedKernel:
     """One workload of an artifact or a job.
 
-    An artifact has no readable names for workloads, so `told` has the operators and a shape of the
-    workload instead; it is "" for a job.
+    An artifact has no readable names for workloads, so `description` has the operators and a shape
+    of the workload instead; it is "" for a job.
 
     Attributes:
         key: the key of the workload.
@@ -41,7 +41,7 @@ class ComparedKernel:
     schedule: Mapping[str, Any] | None
     macs: float | None = None
     runs: float | None = None
-    told: str = ""
+    description: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +109,7 @@ class Pair:
         The times of artifacts come from a new measurement. They differ by chance and do not count
         if the schedules are equal.
         """
-        timed_here = bool(self.a and self.b and self.a.told and self.b.told)
+        timed_here = bool(self.a and self.b and self.a.description and self.b.description)
         return bool(self.same_schedule) and (timed_here or self.ratio in (None, 1))
 
     @property
@@ -123,7 +123,7 @@ class Pair:
         """A readable name: the name on either side, or operators and a shape, or the start of the
         key."""
         sides = [kernel for kernel in (self.a, self.b) if kernel]
-        names = (*(k.name for k in sides), *(k.told for k in sides), self.either.key[:12])
+        names = (*(k.name for k in sides), *(k.description for k in sides), self.either.key[:12])
         return next(filter(None, names))
 
     @property
@@ -295,8 +295,8 @@ def side_of_artifact(
     named = operators_of(artifact)
     seconds = None if timed is None else sum(spent for _, spent in timed.values())
     known = {}
-    for key, told in (_mapping(artifact.metadata.get("schedules")) or {}).items():
-        said = _mapping(told) or {}
+    for key, stored in (_mapping(artifact.metadata.get("schedules")) or {}).items():
+        said = _mapping(stored) or {}
         symbol = str(said.get("kernel"))
         count, spent = (timed or {}).get(symbol, (0, 0.0))
         operators = named.get(symbol)
@@ -306,7 +306,9 @@ def side_of_artifact(
             count or None,
             spent / count if count else None,
             _schedule(said.get("schedule")),
-            told=kernel_text(specs[symbol], operators) if operators and symbol in specs else "",
+            description=kernel_text(specs[symbol], operators)
+            if operators and symbol in specs
+            else "",
         )
     types = sorted({str(spec.dtype) for k in program.kernels for spec in k.buffers})
     facts = {

@@ -111,12 +111,12 @@ class TaskProgress:
 class _Kind:
     """Statistics of tasks that are alike.
 
-    `scales` and `told` are the sum and the number of the scales estimated from their times. `rate`
+    `scales` and `count` are the sum and the number of the scales estimated from their times. `rate`
     is their highest throughput, in operations per second (0: none).
     """
 
     scales: float
-    told: int
+    count: int
     rate: float
 
     def scale_beside(self, own: float, known: int) -> float:
@@ -124,7 +124,7 @@ class _Kind:
 
         `own` is the scale estimated from the task's own times, from `known` distances.
         """
-        others = (self.scales - own, self.told - 1) if known else (self.scales, self.told)
+        others = (self.scales - own, self.count - 1) if known else (self.scales, self.count)
         return (others[0] + VOICES * UNKNOWN_SCALE) / (others[1] + VOICES)
 
 
@@ -185,8 +185,8 @@ class TaskScheduler(Generic[T]):
             members.setdefault(task.progress.profile.kind, []).append(task.progress)
         found = {}
         for kind, alike in members.items():
-            told = [each.history.own_scale() for each in alike]
-            scales = [scale for scale, distances in told if distances]
+            estimates = [each.history.own_scale() for each in alike]
+            scales = [scale for scale, distances in estimates if distances]
             rates = [t.profile.operations / t.best_seconds for t in alike if t.best_seconds]
             found[kind] = _Kind(sum(scales), len(scales), max(rates, default=0.0))
         return found

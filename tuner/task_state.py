@@ -219,9 +219,9 @@ class TaskState:
             best = self.incumbent.run_seconds
         default, relative = self.default_seconds, ""
         if self.lead is not None:
-            told = self.lead.snapshot()
-            relative = told.key.workload_key
-            best, default = best or told.best_seconds, default or told.default_seconds
+            lead = self.lead.snapshot()
+            relative = lead.key.workload_key
+            best, default = best or lead.best_seconds, default or lead.default_seconds
         elif self.relative is not None:
             relative = self.relative.key.workload_key
             best = best or self.relative.run_seconds

@@ -23,7 +23,6 @@ from tilewright.compiler.plan.plan import (
 )
 from tilewright.compiler.plan.symbolic_memory import stack_memory
 from tilewright.compiler.plan.workload import Workload
-from tilewright.compiler.program.drawn_integers import drawn_integers
 from tilewright.compiler.program.emitter import ProgramEmitter, shared_bytes
 from tilewright.compiler.program.kernels import (
     KernelCache,
@@ -32,6 +31,7 @@ from tilewright.compiler.program.kernels import (
     ScheduleSource,
     weights_of,
 )
+from tilewright.compiler.program.random_integers import random_integer_range
 from tilewright.compiler.program.slices import slices_of
 from tilewright.compiler.runtime.kernel import aligned_bytes
 from tilewright.compiler.runtime.packing import Bytes
@@ -339,5 +339,5 @@ def _port(plan: GraphPlan, name: str) -> Port:
         plan.labels(name),
         room,
         plan.part_of(name),
-        drawn_integers(plan.graph, name) if name in plan.graph.inputs else None,
+        random_integer_range(plan.graph, name) if name in plan.graph.inputs else None,
     )

@@ -68,8 +68,8 @@ def missing_features(target: Target, facts: DeviceFacts) -> tuple[str, ...]:
     """
     family = target.family
     missing = family.missing(target.cpu, target.features, facts.processor, facts.features)
-    told = family.reported_features(facts.processor, facts.features)
-    known = max((family.scalable.get(name, 0) for name in told), default=0)
+    reported = family.reported_features(facts.processor, facts.features)
+    known = max((family.scalable.get(name, 0) for name in reported), default=0)
     if target.register_bits > (facts.vector_bits or known):
         return (*missing, f"vectors of {target.register_bits} bits")
     return missing

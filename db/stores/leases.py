@@ -207,10 +207,10 @@ class LeaseStore(MeasureQueue):
         Raises NotFoundError if the worker has no such lease. Raises StaleLeaseError if the worker
         ended the lease, or its result was refused.
         """
-        (told,) = self.complete_all([Report(lease_id, worker_id, result_key, result)])
-        if isinstance(told, DatabaseError):
-            raise told
-        return told
+        (completed,) = self.complete_all([Report(lease_id, worker_id, result_key, result)])
+        if isinstance(completed, DatabaseError):
+            raise completed
+        return completed
 
     def complete_all(
         self, reports: Sequence[Report]

@@ -149,10 +149,10 @@ class MeasureQueue:
     def left_behind(self, limit: int = 100) -> Sequence[RequestStatus]:
         """Return requests whose outcome no tuner stored before their job ended, oldest first."""
         over = sa.select(_jobs.c.id).where(_jobs.c.state.not_in(_open_job))
-        told = [RequestState.DONE.value, RequestState.SET_ASIDE.value]
+        finished = [RequestState.DONE.value, RequestState.SET_ASIDE.value]
         query = sa.select(*_status_columns).where(
             requests.c.acknowledged.is_(False),
-            requests.c.state.in_(told),
+            requests.c.state.in_(finished),
             requests.c.job_id.in_(over),
         )
         with reading(self._engine) as connection:

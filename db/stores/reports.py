@@ -56,9 +56,9 @@ def save(
     `most_failures` is the number of failures that put a worker into quarantine.
     """
     batch = _Batch(connection, {report.lease_id for report in reports}, now)
-    told = [batch.judge(report) for report in reports]
+    judged = [batch.judge(report) for report in reports]
     batch.write(connection, most_failures)
-    return told
+    return judged
 
 
 class _Batch:

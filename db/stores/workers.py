@@ -104,8 +104,8 @@ class Heartbeat:
     @property
     def facts(self) -> dict[str, Any]:
         """Return the reported values by column."""
-        told = {"device": self.device, "speed": self.speed, "condition": self.condition}
-        return {name: dict(value) for name, value in told.items() if value is not None}
+        reported = {"device": self.device, "speed": self.speed, "condition": self.condition}
+        return {name: dict(value) for name, value in reported.items() if value is not None}
 
 
 class WorkerStore:
@@ -187,11 +187,11 @@ class WorkerStore:
             for some in chunks(sorted(heard)):
                 update = sa.update(_workers).where(_workers.c.id.in_(some))
                 connection.execute(update.values(last_heartbeat=self._now()))
-            told: dict[tuple[str, ...], list[dict[str, Any]]] = defaultdict(list)
+            updates: dict[tuple[str, ...], list[dict[str, Any]]] = defaultdict(list)
             for sign in signs:
                 if sign.worker_id in heard and (facts := sign.facts):
-                    told[tuple(facts)].append({"worker": sign.worker_id, **facts})
-            for values in told.values():
+                    updates[tuple(facts)].append({"worker": sign.worker_id, **facts})
+            for values in updates.values():
                 update = sa.update(_workers).where(_workers.c.id == sa.bindparam("worker"))
                 connection.execute(update, values)
         return [heard.get(sign.worker_id) for sign in signs]

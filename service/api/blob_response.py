@@ -48,15 +48,15 @@ def blob_response(
         ApiProblem: 416, if the range begins after the end of the blob.
     """
     size = storage.blobs.size(digest)
-    told = {
+    fields = {
         "Accept-Ranges": "bytes",
         "ETag": f'"{digest}"',
         **(headers or {}),
     }
     if filename is not None:
-        told["Content-Disposition"] = f"attachment; filename*=utf-8''{quote(filename, safe='')}"
-    if has(request, told["ETag"]):
-        return Response(status_code=304, headers={"ETag": told["ETag"]})
+        fields["Content-Disposition"] = f"attachment; filename*=utf-8''{quote(filename, safe='')}"
+    if has(request, fields["ETag"]):
+        return Response(status_code=304, headers={"ETag": fields["ETag"]})
     wanted = _wanted(request, digest, size)
     start, end = wanted or (0, size)
     if wanted is not None:
@@ -67,13 +67,13 @@ def blob_response(
                 f"blob '{digest}' has {size} bytes: byte {start} is not among them",
                 headers={"Content-Range": f"bytes */{size}"},
             )
-        told["Content-Range"] = f"bytes {start}-{end - 1}/{size}"
-    told["Content-Length"] = str(end - start)
+        fields["Content-Range"] = f"bytes {start}-{end - 1}/{size}"
+    fields["Content-Length"] = str(end - start)
     return StreamingResponse(
         storage.blobs.read(digest, start, end),
         status_code=200 if wanted is None else 206,
         media_type=media_type,
-        headers=told,
+        headers=fields,
     )
 
 

@@ -46,7 +46,7 @@ class Pages:
         """The pair (`limit`, `after`), which `list` of the stores takes."""
         return self.limit, self.after
 
-    def told(self, page: Page[T]) -> Page[T]:
+    def linked(self, page: Page[T]) -> Page[T]:
         """Return the page unchanged.
 
         If another page follows, add its link to the response's headers.

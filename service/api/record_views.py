@@ -40,7 +40,7 @@ def withdraw_view(done: Withdrawal) -> WithdrawView:
         restored=list(done.withdrawn.restored),
         trials=done.withdrawn.trials,
         verdicts=done.withdrawn.races,
-        jobs=list(done.told),
+        jobs=list(done.notified),
     )
 
 

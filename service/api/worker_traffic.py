@@ -108,10 +108,10 @@ class WorkerTraffic:
         """
         if size_bytes < LARGE_BYTES:  # a large result is validated alone, to not delay a batch
             return await self._results.ask(sent)
-        (told,) = await run_in_threadpool(self._save, [sent])
-        if isinstance(told, Exception):
-            raise told
-        return told
+        (completion,) = await run_in_threadpool(self._save, [sent])
+        if isinstance(completion, Exception):
+            raise completion
+        return completion
 
     def _own(
         self, asked: Sequence[Asker | WorkerHeartbeat | UncheckedResult]
@@ -120,7 +120,7 @@ class WorkerTraffic:
         return [check_own(each.worker_id, known.get(each.worker_id), each.token) for each in asked]
 
     def _renew(self, beats: Sequence[WorkerHeartbeat]) -> Sequence[HeartbeatAnswer | Exception]:
-        told: list[HeartbeatAnswer | Exception] = []
+        answers: list[HeartbeatAnswer | Exception] = []
         allowed = self._own(beats)
         ours = [b for b, found in zip(beats, allowed, strict=True) if isinstance(found, Presence)]
         presences = iter(self._storage.workers.heartbeats([beat.sign for beat in ours]))
@@ -130,20 +130,20 @@ class WorkerTraffic:
         renewed = iter(self._storage.leases.renew_all(named, lease_seconds))
         for beat, found in zip(beats, allowed, strict=True):
             if isinstance(found, Exception):
-                told.append(found)
+                answers.append(found)
                 continue
             worker, deadlines = next(presences), next(renewed)
             unknown = NotFoundError("worker", beat.worker_id)  # removed since the ownership check
-            told.append(unknown if worker is None else HeartbeatAnswer(worker, deadlines, pause))
-        return told
+            answers.append(unknown if worker is None else HeartbeatAnswer(worker, deadlines, pause))
+        return answers
 
     def _save(self, sent: Sequence[UncheckedResult]) -> Sequence[Completion | Exception]:
-        told: dict[int, Completion | Exception] = {
+        answers: dict[int, Completion | Exception] = {
             number: found
             for number, found in enumerate(self._own(sent))
             if isinstance(found, Exception)
         }
-        left = [number for number in range(len(sent)) if number not in told]
+        left = [number for number in range(len(sent)) if number not in answers]
         held = self._storage.leases.held_all(
             [(sent[number].lease_id, sent[number].worker_id) for number in left]
         )
@@ -151,18 +151,18 @@ class WorkerTraffic:
         for number, request in zip(left, held, strict=True):
             each = sent[number]
             if request is None:
-                told[number] = NotFoundError("lease", each.lease_id)
+                answers[number] = NotFoundError("lease", each.lease_id)
                 continue
             try:
                 result = admit(request, each.worker_id, each.result)
             except ResultRefused as refusal:
-                told[number] = self._refused(each, refusal)
+                answers[number] = self._refused(each, refusal)
             else:
                 reports[number] = Report(each.lease_id, each.worker_id, each.result_key, result)
         if reports:
             saved = self._storage.leases.complete_all(list(reports.values()))
-            told |= dict(zip(reports, saved, strict=True))
-        return [told[number] for number in range(len(sent))]
+            answers |= dict(zip(reports, saved, strict=True))
+        return [answers[number] for number in range(len(sent))]
 
     def _refused(self, sent: UncheckedResult, refusal: ResultRefused) -> Exception:
         """Return the error that a worker receives for a rejected result."""

@@ -247,8 +247,8 @@ def _bench_on(
     ratio, interval = timing.untuned.ratio, timing.untuned.interval
     if as_json:
         untuned = {"ratio": ratio, "low": interval.low, "high": interval.high}
-        told = {"device": name, "seconds": timing.seconds, "untuned_over_served": untuned}
-        say_json({**told, **served_facts(selected)})
+        view = {"device": name, "seconds": timing.seconds, "untuned_over_served": untuned}
+        say_json({**view, **served_facts(selected)})
         return
     out = console()
     out.print(

@@ -159,10 +159,10 @@ WorkerName = Annotated[
 ]
 
 
-def of_worker(told: Callable[[WorkerView], str], *, draining: bool) -> Callable[..., None]:
+def of_worker(describe: Callable[[WorkerView], str], *, draining: bool) -> Callable[..., None]:
     """Return a command that drains a worker, or that resumes a drained worker.
 
-    `told` returns the line that the command prints. Its docstring is the command's help.
+    `describe` returns the line that the command prints. Its docstring is the command's help.
     """
 
     def command(
@@ -176,9 +176,9 @@ def of_worker(told: Callable[[WorkerView], str], *, draining: bool) -> Callable[
         if as_json:
             say_json(found)
         else:
-            console().print(told(found), soft_wrap=True, markup=False)
+            console().print(describe(found), soft_wrap=True, markup=False)
 
-    command.__doc__ = told.__doc__
+    command.__doc__ = describe.__doc__
     return command
 
 

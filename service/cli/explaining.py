@@ -113,13 +113,13 @@ def show_kernels(
         storage.close()
     chosen = _chosen(reports, kernel)
     if as_json:
-        told = [report.to_json() for report in reports]
-        for each in told:
+        views = [report.to_json() for report in reports]
+        for each in views:
             each["kernels"] = [k for k in each["kernels"] if k["number"] in chosen]
-        data = told[0]
+        data = views[0]
         if planned.open is not None:
             ranges = {d.name: d.range_text for d in planned.open.ranges}
-            data = {"ranges": ranges, "at_sizes": told}
+            data = {"ranges": ranges, "at_sizes": views}
         data["end_to_end"] = selected.verdict.to_json()
         if timings:
             data["timings"] = recorder.seconds()

@@ -221,7 +221,7 @@ def compile_(
         place = weights or WeightsIn.SECTION
         made = _written_for_c(one, output, model, format_, name, place, mode.threads)
     if as_json:
-        told = {
+        view = {
             "output": str(output),
             "format": format_.value,
             "packed_weight_bytes": packed,
@@ -230,8 +230,8 @@ def compile_(
             **served_facts(selected),
         }
         if timings:
-            told["timings"] = recorder.seconds()
-        say_json(told)
+            view["timings"] = recorder.seconds()
+        say_json(view)
         return
     out = console()
     out.print(

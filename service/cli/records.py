@@ -119,8 +119,8 @@ def withdraw(
         f"{len(taken.restored)} earlier records are served again",
         soft_wrap=True,
     )
-    if done.told:
-        console().print(f"built on it, and told: {', '.join(done.told)}", soft_wrap=True)
+    if done.notified:
+        console().print(f"built on it, and notified: {', '.join(done.notified)}", soft_wrap=True)
 
 
 def export(

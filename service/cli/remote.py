@@ -96,8 +96,8 @@ def submit(
         from tilewright.service.cli.view import listed_tasks
 
         tasks = client.tasks(job.id)
-        for told in listed_tasks(tasks, verbosity() is Verbosity.VERBOSE):
-            out.print(told, soft_wrap=isinstance(told, str))
+        for part in listed_tasks(tasks, verbosity() is Verbosity.VERBOSE):
+            out.print(part, soft_wrap=isinstance(part, str))
         out.print(_summary(job), soft_wrap=True)
         _tell_result(job, out)
         if output is not None:

@@ -115,18 +115,18 @@ def tune(
         out.print(timings_table(job_context.beside.stages, title))
         out.print(rate_line(outcome.finished))
     if as_json:
-        told = {
+        view = {
             "run": job_id,
             **report,
             "tasks": [task_view(row) for row in outcome.tracker.rows.values()],
         }
         if timings:
-            told["timings"] = {
+            view["timings"] = {
                 "stages": job_context.timings.seconds(),
                 "loop": job_context.loop.seconds(),
                 "beside": job_context.beside.seconds(),
             }
-        say_json(told)
+        say_json(view)
     if outcome.cancelled:
         raise typer.Exit(130)
     if nothing is not None and nothing.is_failure:

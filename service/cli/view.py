@@ -42,14 +42,14 @@ def listed_tasks(tasks: Sequence[TaskView], verbose: bool) -> list[RenderableTyp
     """
     known = [task for task in tasks if task.best_seconds or task.default_seconds]
     shown = tasks if verbose else sorted(known, key=_cost, reverse=True)[:MOST_TASKS]
-    told: list[RenderableType] = [task_table(shown)] if shown else []
+    parts: list[RenderableType] = [task_table(shown)] if shown else []
     if note := sizes_note([task.name for task in shown]):
-        told.append(note)
+        parts.append(note)
     if more := len(tasks) - len(shown):
-        told.append(f"and {more} more {'task' if more == 1 else 'tasks'}: -v shows all")
+        parts.append(f"and {more} more {'task' if more == 1 else 'tasks'}: -v shows all")
     if verbose and (suggested := origins_line(tasks)):
-        told.append(suggested)
-    return told
+        parts.append(suggested)
+    return parts
 
 
 _OPEN = re.compile(r"(?<![a-jl-wyzA-Z])s\d+")

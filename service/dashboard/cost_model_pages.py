@@ -36,8 +36,8 @@ class TargetModels:
     @classmethod
     def of(cls, target: str, models: Sequence[CostModelView]) -> TargetModels:
         ordered = sorted(models, key=lambda model: model.version)
-        told = (name for model in models for name in sorted(model.scores))
-        names = tuple(dict.fromkeys(name for name in told if name != HELD_OUT))[:MOST_SCORES]
+        scored = (name for model in models for name in sorted(model.scores))
+        names = tuple(dict.fromkeys(name for name in scored if name != HELD_OUT))[:MOST_SCORES]
         lines = [line for n, name in enumerate(names) for line in _lines(name, n, ordered)]
         span = ordered[0].version - 0.5, ordered[-1].version + 0.5
         said = f"Scores of {len(ordered)} versions, from 0 to 1, dashed the scores of chance"

@@ -12,8 +12,8 @@ from tilewright.service.jobs.report.layered import Point
 from tilewright.service.jobs.report.model_graph import (
     BOX_HEIGHT,
     LONGEST_NAME,
-    DrawnKind,
-    DrawnStep,
+    GraphStep,
+    GraphStepKind,
     ModelGraph,
 )
 from tilewright.service.show.text import one_sentence
@@ -47,7 +47,7 @@ class StepBox:
     """
 
     number: int
-    step: DrawnStep
+    step: GraphStep
     classes: str
     left: float
     top: float
@@ -107,7 +107,7 @@ class GraphFigures:
         )
 
 
-def _seconds(step: DrawnStep, known: Mapping[str, TaskView]) -> float | None:
+def _seconds(step: GraphStep, known: Mapping[str, TaskView]) -> float | None:
     """Return the time of one run of a step, from best times; None without a measurement."""
     times = []
     for key, runs in step.kernels:
@@ -120,7 +120,7 @@ def _seconds(step: DrawnStep, known: Mapping[str, TaskView]) -> float | None:
 
 def _box(
     number: int,
-    step: DrawnStep,
+    step: GraphStep,
     seconds: float | None,
     whole: float,
     precisions: Mapping[str, int],
@@ -155,7 +155,7 @@ def _box(
         name,
         below,
         said,
-        step.kernels[0][0] if step.kind is DrawnKind.KERNEL else "",
+        step.kernels[0][0] if step.kind is GraphStepKind.KERNEL else "",
         seconds,
         share,
     )

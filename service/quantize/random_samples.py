@@ -7,7 +7,7 @@ from pathlib import Path
 
 from tilewright.compiler.frontend.dimensions import model_ports
 from tilewright.compiler.frontend.model_file import read_model
-from tilewright.compiler.program.drawn_integers import drawn_integers
+from tilewright.compiler.program.random_integers import random_integer_range
 from tilewright.service.jobs.plan.planning import ModelRequest
 from tilewright.service.jobs.plan.segment_planning import plan_first_program
 from tilewright.service.quantize.samples import Samples, model_inputs, random_samples
@@ -38,5 +38,5 @@ def random_samples_at_hints(model: Path, given: Mapping[str, int]) -> Samples:
     }
     sizes = {**given, **(planned.request.dims or {}), **dict(planned.sizes), **sizes}
     inputs = model_inputs(graph, ports.fixed(sizes).inputs)
-    integers = {one.name: drawn_integers(planned.graph, one.name) for one in inputs}
+    integers = {one.name: random_integer_range(planned.graph, one.name) for one in inputs}
     return random_samples(inputs, sizes, integers)

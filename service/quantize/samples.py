@@ -178,7 +178,7 @@ def random_samples(
     Args:
         inputs: the inputs of the model, with fixed dimensions.
         dims: the sizes of named dimensions, for `Samples.dims`.
-        integers: distributions of random integers by input name (`drawn_integers`).
+        integers: distributions of random integers by input name (`random_integer_range`).
 
     Raises:
         QuantizeError: if a dimension has no size.

@@ -93,7 +93,7 @@ INSIDE: dict[str, set[str]] = {
     "program.build": _IR | {"mode", "plan.workload", "schedule", "codegen", "runtime"},
     "program.kernels": _IR
     | {"mode", "plan.workload", "plan.intervals", "schedule", "program.build", "runtime"},
-    "program.drawn_integers": _IR | {"ops"},
+    "program.random_integers": _IR | {"ops"},
     "program.emitter": _IR
     | {"plan.workload", "plan.plan", "plan.memory", "plan.intervals", "program.kernels", "runtime"},
     "program.slices": _IR

@@ -521,11 +521,11 @@ class Family:
         if not linux_names:
             return ()
         asked = [switch[1:] for switch in switches if switch.startswith("+")]
-        told = self.reported_features(processor, linux_names)
+        reported = self.reported_features(processor, linux_names)
         return tuple(
             name
             for name in dict.fromkeys((*asked, *self.implied_features.get(cpu, ())))
-            if name in self.linux_features and name not in told
+            if name in self.linux_features and name not in reported
         )
 
 

@@ -26,4 +26,4 @@ def list_audit(
 ) -> list[AuditView]:
     """Entries of the audit log, the newest first."""
     found = storage.audit.list(*pages.wanted, action=action, actor=actor, subject=subject)
-    return [audit_view(entry) for entry in pages.told(found)]
+    return [audit_view(entry) for entry in pages.linked(found)]

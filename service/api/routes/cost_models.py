@@ -33,7 +33,7 @@ def list_cost_models(
     """Versions of the cost models of one target or of all targets, the newest first."""
     key = None if target is None else target_key(target)
     found = storage.cost_models.list(key, limit=pages.limit, after=pages.after)
-    return [cost_model_view(model) for model in pages.told(found)]
+    return [cost_model_view(model) for model in pages.linked(found)]
 
 
 @router.post("/cost-models/promote")

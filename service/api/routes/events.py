@@ -77,7 +77,7 @@ def list_job_log(
 ) -> list[JobEventView]:
     """A job's events, the newest first, without the events that count trials."""
     found = storage.events.list(job.id, but=_PROGRESS, limit=pages.limit, after=pages.after)
-    return [event_view(event) for event in pages.told(found)]
+    return [event_view(event) for event in pages.linked(found)]
 
 
 @router.get("/jobs/{job_id}/curve")

@@ -118,7 +118,7 @@ def list_jobs(
     found = storage.jobs.list(
         sees=token.sees, state=state, results=results, limit=pages.limit, after=pages.after
     )
-    return _shown(storage, pages.told(found))
+    return _shown(storage, pages.linked(found))
 
 
 @router.get("/jobs/{job_id}")
@@ -135,7 +135,7 @@ def list_job_tasks(
     """The tasks of a job: workload, count, default time, best time and chosen schedule."""
     job = storage.jobs.get(job_id, token.sees)
     found = storage.tasks.list(job.id, limit=pages.limit, after=pages.after)
-    return [task_view(task, job.id) for task in pages.told(found)]
+    return [task_view(task, job.id) for task in pages.linked(found)]
 
 
 @router.get("/jobs/{job_id}/tasks/{workload}/nest")

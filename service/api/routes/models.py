@@ -81,7 +81,7 @@ def list_models(
 ) -> list[ModelView]:
     """Models, the newest first."""
     return [
-        model_view(model) for model in pages.told(storage.models.list(*pages.wanted, token.sees))
+        model_view(model) for model in pages.linked(storage.models.list(*pages.wanted, token.sees))
     ]
 
 

@@ -104,7 +104,7 @@ def list_records(
     names = storage.shapes.names([one.record.key.workload_key for one in found])
     views = [
         stored_record_view(one, names.get(one.record.key.workload_key, ""))
-        for one in pages.told(found)
+        for one in pages.linked(found)
     ]
     return without_jobs_of_others(views, storage, token)
 

@@ -77,7 +77,7 @@ def list_tasks(
         limit=pages.limit,
         after=pages.after,
     )
-    return [task_view(task, job_id) for job_id, task in pages.told(found)]
+    return [task_view(task, job_id) for job_id, task in pages.linked(found)]
 
 
 @router.get("/trials")
@@ -106,7 +106,7 @@ def list_trials(
         limit=pages.limit,
         after=pages.after,
     )
-    views = [trial_view(stored) for stored in pages.told(found)]
+    views = [trial_view(stored) for stored in pages.linked(found)]
     return without_jobs_of_others(views, storage, token)
 
 
@@ -114,7 +114,7 @@ def list_trials(
 def list_workloads(storage: StorageDep, _: Reader, pages: PagesDep) -> list[StoredWorkloadView]:
     """Workloads as text, the newest first."""
     found = storage.workloads.list_workloads(limit=pages.limit, after=pages.after)
-    return [workload_view(stored) for stored in pages.told(found)]
+    return [workload_view(stored) for stored in pages.linked(found)]
 
 
 @router.get("/workloads/{key}", response_model=WorkloadView, responses=NOT_MODIFIED)
@@ -129,4 +129,4 @@ def get_workload(key: str, request: Request, storage: StorageDep, _: Reader) -> 
 def list_targets(storage: StorageDep, _: Reader, pages: PagesDep) -> list[TargetView]:
     """Targets of jobs and workers, ordered by key."""
     found = storage.workloads.list_targets(limit=pages.limit, after=pages.after)
-    return [target_view(stored) for stored in pages.told(found)]
+    return [target_view(stored) for stored in pages.linked(found)]

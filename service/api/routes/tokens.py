@@ -51,7 +51,7 @@ def create_token(
 def list_tokens(storage: StorageDep, _: Admin, pages: PagesDep) -> list[TokenView]:
     """Tokens without their secrets, including revoked tokens, the oldest first."""
     found = storage.tokens.list(limit=pages.limit, after=pages.after)
-    return [token_view(token) for token in pages.told(found)]
+    return [token_view(token) for token in pages.linked(found)]
 
 
 @router.post("/tokens/{token_id}/rotate")

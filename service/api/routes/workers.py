@@ -101,7 +101,7 @@ def list_workers(
     With `alive`, a page may have fewer items than its limit.
     """
     in_hand = storage.leases.in_hand()
-    found = pages.told(storage.workers.list(alive=alive, limit=pages.limit, after=pages.after))
+    found = pages.linked(storage.workers.list(alive=alive, limit=pages.limit, after=pages.after))
     names = target_names(storage)
     trials = storage.workers.outcomes([worker.id for worker in found])
     return [

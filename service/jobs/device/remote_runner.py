@@ -259,14 +259,14 @@ class RemoteRunner:
         found = self._storage.leases.status(ours)
         final = {name: status for name, status in found.items() if status.state.final}
         self._known -= final.keys()
-        told = [result_of(self._open.pop(name), status) for name, status in final.items()]
-        return self._given_up() + told  # after the queries: one that fails loses none of them
+        ended = [result_of(self._open.pop(name), status) for name, status in final.items()]
+        return self._given_up() + ended  # after the queries: one that fails loses none of them
 
     def _given_up(self) -> list[MeasureResult]:
         """Return CANCELLED results for requests withdrawn before they were queued, each once."""
-        told = [_same(r, Status.CANCELLED, "cancelled", "") for r in self._withdrawn.values()]
+        withdrawn = [_same(r, Status.CANCELLED, "cancelled", "") for r in self._withdrawn.values()]
         self._withdrawn.clear()
-        return told
+        return withdrawn
 
 
 def result_of(request: MeasureRequest, status: RequestStatus) -> MeasureResult:

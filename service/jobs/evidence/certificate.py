@@ -272,7 +272,7 @@ class _Steps:
                 if not wrong.any():
                     self._excused += count
                     return
-        if hidden and (last is None or not (errors > last.apart)[wrong].any()):
+        if hidden and (last is None or not (errors > last.deviation)[wrong].any()):
             self._unverified.append(name)
             return
         place = np.unravel_index(int(np.argmax(np.where(wrong, errors / scales, -1.0))), own.shape)

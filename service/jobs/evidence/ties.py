@@ -51,16 +51,16 @@ NEAR_TIE = 2.0**-20
 """The perturbation of an operand of a jump, as a share of its largest element: the rounding of a
 preceding sum."""
 
-AS_FAR = 8.0
+DEVIATION_FACTOR = 8.0
 """A float's distance from the reference may be this multiple of the perturbed runs' distance."""
 
-MOST_APART = 0.02
+MOST_DEVIATION = 0.02
 """The limit of that distance, as a share of the largest element of the channel. A step for which
 rounding explains a larger error is not evidence."""
 
 PRODUCTS = (OpKind.CONTRACTION, OpKind.ATTENTION)
 
-HALF_MOST_APART = 0.25
+HALF_MOST_DEVIATION = 0.25
 """The same where a program multiplies in 16 bits: an activation may leave little of a sum, whose
 rounding is a large share of that."""
 
@@ -71,8 +71,8 @@ SUMS = (OpKind.CONTRACTION, OpKind.ATTENTION, OpKind.REDUCTION, OpKind.ROW)
 class RoundingInterval:
     """The range that rounding allows for each element of a value, according to the perturbed runs.
 
-    `apart` has the distance by which rounding may move each element, without the limit
-    `MOST_APART`.
+    `deviation` has the distance by which rounding may move each element, without the limit
+    `MOST_DEVIATION`.
 
     Attributes:
         low: the lower end for each element.
@@ -83,7 +83,7 @@ class RoundingInterval:
     low: np.ndarray
     high: np.ndarray
     found: np.ndarray
-    apart: np.ndarray
+    deviation: np.ndarray
 
 
 def jumps(graph: Graph) -> bool:
@@ -124,9 +124,9 @@ def rounding_intervals(
     jumped = before != name
     hair = NEAR_TIE * _largest(start) if jumped else 0.0
     numbers = np.abs(_numbers_of(start))
-    share = MOST_APART if narrow is None else HALF_MOST_APART
+    share = MOST_DEVIATION if narrow is None else HALF_MOST_DEVIATION
     most = share * by_channel(np.where(np.isfinite(numbers), numbers, 0.0))
-    apart = np.zeros(start.shape)
+    deviation = np.zeros(start.shape)
     watched = segment.replace(outputs=[before, name])
     by = SUM_MOVED_BY if has_bodies(segment) else MOVED_BY
     terms: dict[str, np.ndarray] = {}
@@ -137,15 +137,15 @@ def rounding_intervals(
             moved, found = run_graph(watched, moved_by, float64=True, chosen=mover)
         except CompilerError:
             return  # a loop that ends on these values does not end on the perturbed ones
-        apart = np.maximum(apart, errors_of(_numbers_of(moved), _numbers_of(start)))
-        reach = hair + np.minimum((0.0 if chosen else AS_FAR) * apart, most)
+        deviation = np.maximum(deviation, errors_of(_numbers_of(moved), _numbers_of(start)))
+        reach = hair + np.minimum((0.0 if chosen else DEVIATION_FACTOR) * deviation, most)
         ends = [_numbers_of(start) + sign * reach for sign in (-1.0, 1.0)]
         if jumped:
             dtype = segment.types[before].dtype
             ends = [run_graph(end, {before: to_memory(e, dtype)}, float64=True)[0] for e in ends]
         low, high = np.minimum(*ends), np.maximum(*ends)
         yield RoundingInterval(
-            np.minimum(low, right), np.maximum(high, right), found, AS_FAR * apart
+            np.minimum(low, right), np.maximum(high, right), found, DEVIATION_FACTOR * deviation
         )
 
 

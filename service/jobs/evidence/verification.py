@@ -30,7 +30,7 @@ from tilewright.compiler.errors import CompilerError
 from tilewright.compiler.graph.ir import Graph
 from tilewright.compiler.ops.interpret import run_graph
 from tilewright.compiler.ops.products import HALVES
-from tilewright.compiler.program.drawn_integers import drawn_integers
+from tilewright.compiler.program.random_integers import random_integer_range
 from tilewright.compiler.runtime.artifact import Artifact
 from tilewright.compiler.runtime.program import Port
 from tilewright.service.jobs.device.device import Device, DeviceError, Loadable
@@ -252,7 +252,7 @@ def input_ports(planned: Planned) -> list[Port]:
     """Return the inputs of a plan's programs, with the distributions of random integers."""
     types, made = planned.graph.types, planned.plan.graph
     return [
-        Port(v, types[v].dtype, types[v].shape, integers=drawn_integers(made, v))
+        Port(v, types[v].dtype, types[v].shape, integers=random_integer_range(made, v))
         for v in planned.graph.inputs
     ]
 

@@ -14,12 +14,12 @@ from tilewright.db.stores.claim_withdrawal import Withdrawn
 class Withdrawal:
     """The result of a withdrawal.
 
-    `withdrawn` has the withdrawn records, races and trials. `told` has the ids of the jobs that
+    `withdrawn` has the withdrawn records, races and trials. `notified` has the ids of the jobs that
     received an event.
     """
 
     withdrawn: Withdrawn
-    told: tuple[str, ...]
+    notified: tuple[str, ...]
 
 
 def withdraw_records(
@@ -43,15 +43,15 @@ def withdraw_records(
     known = names - set(workers) or {worker.id for worker in storage.workers.list()} & names
     if workers and not (known or done.records or done.races or done.trials):
         raise NotFoundError("worker", ", ".join(sorted(workers)))
-    told = tell(storage, done.jobs, reason, [one.id for one in done.records])
-    return Withdrawal(done, told)
+    notified = tell(storage, done.jobs, reason, [one.id for one in done.records])
+    return Withdrawal(done, notified)
 
 
 def tell(
     storage: Storage, job_ids: Collection[str], reason: str, record_ids: Sequence[str]
 ) -> tuple[str, ...]:
     """Append an event `withdrawn` to each of these jobs that exists; return their ids."""
-    told = []
+    notified = []
     for job_id in job_ids:
         try:
             storage.jobs.get(job_id)
@@ -60,8 +60,8 @@ def tell(
         storage.events.append(
             job_id, [("withdrawn", {"reason": reason, "records": list(record_ids)})]
         )
-        told.append(job_id)
-    return tuple(told)
+        notified.append(job_id)
+    return tuple(notified)
 
 
 def worker_names(storage: Storage, workers: Collection[str]) -> set[str]:

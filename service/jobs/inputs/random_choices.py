@@ -55,13 +55,13 @@ def with_inputs(error: InvalidInputError, plans: Sequence[Planned]) -> InvalidIn
     An error that does not depend on a random input is returned unchanged.
     """
     for planned in plans:
-        drawn = _drawn(planned)
-        names = [name for name in deciding_inputs(planned.graph, str(error)) if name in drawn]
+        random = _random_inputs(planned)
+        names = [name for name in deciding_inputs(planned.graph, str(error)) if name in random]
         if names:
             values = " ".join(f"--value '{name}=NUMBER'" for name in names)
             listed = ", ".join(f"'{name}'" for name in names)
             return InvalidInputError(
-                f"{error}; that follows from {listed}, which nobody gave, so that it was drawn: "
+                f"{error}; this depends on the random values of {listed}: "
                 f"give {values}, or real inputs with --samples"
             )
     return error
@@ -98,7 +98,7 @@ def _refusals(body: Graph) -> list[str]:
     return [str(node.attr("message")) for node in body.nodes if node.op == "refuse"]
 
 
-def _drawn(planned: Planned) -> frozenset[str]:
+def _random_inputs(planned: Planned) -> frozenset[str]:
     """Return the inputs of a plan that the user did not give; empty for a stage.
 
     The inputs of a stage are values of the model.

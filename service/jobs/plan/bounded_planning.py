@@ -61,8 +61,8 @@ def plan_bounded(
     if timings is not None:
         for stage in stages:
             timings.add(stage.stage, stage.seconds, stage.count)
-        told = sum(stage.seconds for stage in stages)
-        timings.add("planning child", max(0.0, time.perf_counter() - began - told))
+        in_stages = sum(stage.seconds for stage in stages)
+        timings.add("planning child", max(0.0, time.perf_counter() - began - in_stages))
     return tuple(_with_model(planned, spec.model) for planned in plans)
 
 

@@ -60,7 +60,7 @@ LONGEST_NAME = 30
 """Characters of a name in a box."""
 
 
-class DrawnKind(StrEnum):
+class GraphStepKind(StrEnum):
     INPUT = "input"
     OUTPUT = "output"
     KERNEL = "kernel"
@@ -71,7 +71,7 @@ class DrawnKind(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class DrawnStep:
+class GraphStep:
     """A step of the plan in the drawing, shown as a box.
 
     Attributes:
@@ -91,7 +91,7 @@ class DrawnStep:
         width: the width of the box.
     """
 
-    kind: DrawnKind
+    kind: GraphStepKind
     name: str
     value: str
     type: str
@@ -107,7 +107,7 @@ class DrawnStep:
 
 
 @dataclass(frozen=True, slots=True)
-class DrawnEdge:
+class GraphEdge:
     """A value that passes from one step to another, shown as a line.
 
     Attributes:
@@ -134,8 +134,8 @@ class ModelGraph:
             data.
     """
 
-    steps: tuple[DrawnStep, ...]
-    edges: tuple[DrawnEdge, ...]
+    steps: tuple[GraphStep, ...]
+    edges: tuple[GraphEdge, ...]
     width: float
     height: float
     staged: bool = False
@@ -167,7 +167,7 @@ def model_graph(planned: Planned) -> ModelGraph:
         left -= len(named)
         more = behind[n].count - len(named)
         steps.append(_drawn(plan, step, named, more, lay.centres[n], widths[n]))
-    edges = tuple(DrawnEdge(*edge, path) for edge, path in zip(found.edges, lay.paths, strict=True))
+    edges = tuple(GraphEdge(*edge, path) for edge, path in zip(found.edges, lay.paths, strict=True))
     return ModelGraph(tuple(steps), edges, lay.width, lay.height, planned.stages is not None)
 
 
@@ -188,7 +188,7 @@ class _Found:
     `inside` are the values that it computes, including its output.
     """
 
-    kind: DrawnKind
+    kind: GraphStepKind
     name: str
     value: str
     step: Step | None = None
@@ -211,7 +211,7 @@ class _Steps:
     def of(cls, plan: GraphPlan) -> _Steps:
         made = cls(plan)
         for value in plan.graph.inputs:
-            made._add(_Found(DrawnKind.INPUT, value, value, inside=(value,)), ())
+            made._add(_Found(GraphStepKind.INPUT, value, value, inside=(value,)), ())
         for step in plan.steps:
             sources = tuple(dict.fromkeys(n for v in step.inputs for n in made.makers.get(v, ())))
             if isinstance(step, ViewStep):
@@ -220,7 +220,7 @@ class _Steps:
             inside = tuple(_made(plan, step))
             made._add(_Found(_kind(step), _name(step), step.output, step, inside), sources)
         for value in plan.graph.outputs:
-            found = _Found(DrawnKind.OUTPUT, value, value)
+            found = _Found(GraphStepKind.OUTPUT, value, value)
             made._add(found, made.makers.get(value, ()), makes=False)
         return made
 
@@ -245,18 +245,18 @@ def _made(plan: GraphPlan, step: Step) -> Iterator[str]:
         pending += [v for v in fresh if plan.graph.producer(v) is not None]
 
 
-def _kind(step: Step) -> DrawnKind:
+def _kind(step: Step) -> GraphStepKind:
     match step:
         case KernelStep():
-            return DrawnKind.KERNEL
+            return GraphStepKind.KERNEL
         case NativeStep():
-            return DrawnKind.NATIVE
+            return GraphStepKind.NATIVE
         case LoopStep():
-            return DrawnKind.LOOP
+            return GraphStepKind.LOOP
         case BranchStep():
-            return DrawnKind.BRANCH
+            return GraphStepKind.BRANCH
         case RefusalStep():
-            return DrawnKind.REFUSAL
+            return GraphStepKind.REFUSAL
         case ViewStep():
             raise ValueError("a view is not a step of the drawing")
         case _:
@@ -288,12 +288,12 @@ def _drawn(
     more: int,
     centre: Point,
     width: float,
-) -> DrawnStep:
+) -> GraphStep:
     kind = plan.graph.types[found.value]
     step = found.step
     workload = step.workload if isinstance(step, KernelStep) else None
     placement = plan.placements.get(found.value)
-    return DrawnStep(
+    return GraphStep(
         kind=found.kind,
         name=found.name,
         value=found.value,

@@ -153,8 +153,8 @@ class DeviceCommand:
             target = target_of(self._ask(process, 'echo "tilewright runs $(uname -m)"\n', "runs"))
             binary = self._harness(target)
             digest = _digest(binary)
-            told = self._ask(process, _ASK.replace("@", digest), "has|lacks")
-            if again or told.startswith("lacks"):
+            answer = self._ask(process, _ASK.replace("@", digest), "has|lacks")
+            if again or answer.startswith("lacks"):
                 self._log(f"copying the harness for {target} to the device")
                 lines = base64.encodebytes(binary.read_bytes()).decode()
                 script = _COPY.replace("@", lines)

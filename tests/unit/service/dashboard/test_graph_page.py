@@ -19,7 +19,7 @@ from tilewright.service.api.schemas.jobs import TaskView
 from tilewright.service.dashboard.graph_figures import GraphFigures
 from tilewright.service.jobs.plan.planning import ModelRequest, plan_model
 from tilewright.service.jobs.report import model_graph as graphs
-from tilewright.service.jobs.report.model_graph import DrawnKind, ModelGraph, model_graph
+from tilewright.service.jobs.report.model_graph import GraphStepKind, ModelGraph, model_graph
 
 TARGET = resolve_target("x86-64-v3")
 
@@ -65,12 +65,12 @@ def names(graph: ModelGraph) -> list[str]:
 def test_every_node_of_the_file_is_behind_a_step(drawn: ModelGraph) -> None:
     assert set(names(drawn)) == {HOSTILE, "second", "soft", "folded", "scale", "join", "end"}
     kinds = [step.kind for step in drawn.steps]
-    assert kinds[0] is DrawnKind.INPUT and kinds[-1] is DrawnKind.OUTPUT
+    assert kinds[0] is GraphStepKind.INPUT and kinds[-1] is GraphStepKind.OUTPUT
     products = [s for s in drawn.steps if s.name.startswith("matmul")]
     found = {name for step in products for name, _ in step.nodes}
     assert {HOSTILE, "second"} <= found, "also where one product computes both"
     for step in drawn.steps:
-        assert (step.kind is DrawnKind.KERNEL) == bool(step.kernels)
+        assert (step.kind is GraphStepKind.KERNEL) == bool(step.kernels)
         assert step.type == "float32 8x16" or "matmul" in step.name
 
 
@@ -113,7 +113,7 @@ def test_a_long_chain_that_every_step_reads_takes_little_memory() -> None:
     nodes = [helper.make_node("Neg", [f"c{n - 1}"], [f"c{n}"], f"c{n}") for n in range(chain)]
     for n in range(steps):
         nodes.append(helper.make_node("Add", [f"c{chain - 1}", f"a{n - 1}"], [f"a{n}"], f"a{n}"))
-        made = graphs._Found(DrawnKind.KERNEL, "k", f"a{n}", plan.kernels[0], inside=(f"a{n}",))
+        made = graphs._Found(GraphStepKind.KERNEL, "k", f"a{n}", plan.kernels[0], inside=(f"a{n}",))
         found.steps.append(made)
     tracemalloc.start()
     behind = graphs._onnx_nodes(found, nodes)

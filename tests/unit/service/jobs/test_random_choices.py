@@ -28,8 +28,8 @@ from tilewright.tuner.cancel import CancelToken
 __all__ = ["data_folder"]  # a fixture
 
 NAMED = (
-    r"If 'y': the branch that is chosen contradicts itself: .*; that follows from 'sr', which "
-    r"nobody gave, so that it was drawn: give --value 'sr=NUMBER', or real inputs with --samples"
+    r"If 'y': the branch that is chosen contradicts itself: .*; this depends on the random "
+    r"values of 'sr': give --value 'sr=NUMBER', or real inputs with --samples"
 )
 
 
@@ -114,7 +114,7 @@ def test_what_fails_only_in_a_run_is_named_too(monkeypatch: pytest.MonkeyPatch) 
     check_draws([found])
     message = "If 'y': the branch that is chosen contradicts itself: MatMul 'y/else_branch/else'"
     (own,) = {m for m in _refusals(found) if m.startswith(message)}
-    named = re.escape(f"{own}; that follows from 'x', which nobody gave")
+    named = re.escape(f"{own}; this depends on the random values of 'x'")
     with pytest.raises(InvalidInputError, match=named), named_inputs([found]):
         raise InvalidInputError(own)
     with pytest.raises(InvalidInputError, match=r"^no such input$"), named_inputs([found]):

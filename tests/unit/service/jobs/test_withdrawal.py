@@ -43,7 +43,7 @@ def test_jobs_are_told_and_their_decisions_forgotten(storage: Storage) -> None:
 
     done = withdraw_records(storage, "its clock stands still", workers=["board"])
 
-    assert set(done.told) == {measured, built} and done.withdrawn.races == 2
+    assert set(done.notified) == {measured, built} and done.withdrawn.races == 2
     for name in (measured, built):
         (event,) = [e for e in storage.events.since(name) if e.kind == "withdrawn"]
         assert event.data["reason"] == "its clock stands still"

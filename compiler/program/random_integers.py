@@ -17,7 +17,7 @@ from tilewright.compiler.ops.registry import OpKind
 _KEEPS_ELEMENTS = (OpKind.VIEW, OpKind.MOVEMENT, OpKind.PIECES)
 
 
-def drawn_integers(graph: Graph, value: str) -> tuple[int, int] | None:
+def random_integer_range(graph: Graph, value: str) -> tuple[int, int] | None:
     """Return the range [low, high) of random elements for an integer input of a graph.
 
     If the elements index constant tables, the range is [0, rows of the smallest table). If the

@@ -12,7 +12,7 @@ from onnx import TensorProto, helper, numpy_helper
 from tilewright.compiler import driver
 from tilewright.compiler.mode import Mode
 from tilewright.compiler.program.builder import build_program
-from tilewright.compiler.program.drawn_integers import drawn_integers
+from tilewright.compiler.program.random_integers import random_integer_range
 from tilewright.compiler.runtime.program_json import program_from_json, program_to_json
 from tilewright.service.jobs.evidence.verification import _draw
 from tilewright.service.jobs.plan.planning import ModelRequest, plan_first_sizes
@@ -94,7 +94,7 @@ def test_the_smallest_constant_table_counts(nodes: list[Any], rows: int | None) 
     }
     source = model(nodes, {"x": TensorProto.INT64}, **{n: np.asarray(t) for n, t in tables.items()})
     known = None if rows is None else (0, rows)
-    assert drawn_integers(driver.load_graph(source, {"n": 5}), "x") == known
+    assert random_integer_range(driver.load_graph(source, {"n": 5}), "x") == known
     planned = plan_first_sizes(ModelRequest(source), {"n": (5,)})
     drawn = _draw(planned, INPUT_SEED)["x"]
     assert drawn.min() >= 0 and drawn.max() < (2 if rows is None else rows)
