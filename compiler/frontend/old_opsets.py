@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tilewright.compiler.ops.onnx_node import OnnxNode
+from tilewright.compiler.ops.shapes import show
 
 OLDEST_OPSET = 1
 FIRST_NUMPY_BROADCASTING = 7
@@ -40,7 +41,10 @@ def aligned_operands(node: OnnxNode) -> Sequence[str | None]:
     if node.op_type == "PRelu" and len(shape) != 1:
         return node.inputs
     if not 0 <= axis % max(rank, 1) <= rank - len(shape):
-        raise node.invalid(f"axis {axis} for operands of rank {rank} and {len(shape)}")
+        raise node.invalid(
+            f"attribute 'axis' is {axis}, from which on the second operand {show(shape)} does not "
+            f"fit in the {rank} dimensions of the first"
+        )
     behind = rank - axis % rank - len(shape)
     return (a, node.reshape(b, (*shape, *(1,) * behind)))
 

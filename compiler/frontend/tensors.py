@@ -166,7 +166,9 @@ def _external(tensor: TensorProto, folder: Path | None, size: int, what: str) ->
     try:
         offset, length = int(entries.get("offset", 0)), int(entries.get("length", size))
     except ValueError as error:
-        raise InvalidModelError(f"{what}: malformed offset or length of external data") from error
+        raise InvalidModelError(
+            f"{what}: the offset or length of its external data is not a number"
+        ) from error
     if offset < 0 or length != size:
         raise InvalidModelError(
             f"{what} has {length} bytes of external data at {offset}, its type and shape need "

@@ -154,7 +154,7 @@ def _spelled_scan(
         for row, result in zip(rows, results[len(states) :], strict=True):
             row.append(result)
     if rows and not scan.length:
-        raise node.unsupported("a scan without steps that collects values")
+        raise node.unsupported("it has no steps and collects values")
     return states, [_stacked(node, row, 0) for row in rows]
 
 
@@ -298,7 +298,7 @@ def _spelled_loop(
             row.append(result)
         number += 1
     if rows and not number:
-        raise node.unsupported("a loop without steps that collects values")
+        raise node.unsupported("it has no steps and collects values")
     return [*states, *(_stacked(node, row, 0) for row in rows)]
 
 

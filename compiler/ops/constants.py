@@ -118,7 +118,7 @@ def _onnx_identity(node: OnnxNode) -> str:
 def _onnx_dropout(node: OnnxNode) -> list[str]:
     training = node.static(2, "training_mode")
     if training is not None and training.any():
-        raise node.unsupported("training_mode")
+        raise node.unsupported("training_mode (input 2) is true")
     x = node.input(0)
     if len(node.outputs) < 2 or not node.outputs[1]:
         return [x]

@@ -148,7 +148,9 @@ def convolve(node: OnnxNode, operands: Sequence[str], accumulator: DType | None 
     kernel = node.shape(w)[2:]
     stated = node.ints("kernel_shape")
     if stated is not None and not same_extents(stated, kernel):
-        raise node.invalid(f"kernel_shape {stated} contradicts the weight {show(node.shape(w))}")
+        raise node.invalid(
+            f"attribute 'kernel_shape' is {show(stated)}, the weight has the kernel {show(kernel)}"
+        )
     rank = len(kernel)
     strides = node.ints("strides") or (1,) * rank
     dilations = node.ints("dilations") or (1,) * rank

@@ -127,7 +127,10 @@ def _product(node: OnnxNode, a: _Term, b: _Term, kept: set[str]) -> _Term:
     extents = dict(zip(a.labels, node.shape(a.value), strict=True))
     for label, extent in zip(b.labels, node.shape(b.value), strict=True):
         if not equal(extents.setdefault(label, extent), extent):
-            raise node.invalid(f"label '{label}' stands for {extents[label]} and for {extent}")
+            raise node.invalid(
+                f"label '{label}' of '{node.word('equation')}' names extents that differ, "
+                f"{extents[label]} and {extent}"
+            )
 
     labels = (*batch, *left, *right)
     if not inner:

@@ -36,7 +36,7 @@ def _no_expression(
 
 def _infer_concat(types: Sequence[TensorType], attrs: Attrs) -> TensorType:
     if not types:
-        raise InvalidModelError("nothing to concatenate")
+        raise InvalidModelError("it has no operands")
     dtype = same_dtype(types)
     first = types[0].shape
     axis = axis_of(attrs, len(first))

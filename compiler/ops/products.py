@@ -44,7 +44,9 @@ def computed_type(types: Sequence[TensorType], attrs: Attrs, operands: int = 2) 
         raise InvalidModelError(f"products of {names} are not added up in '{stated}'")
     sums = DType(stated)
     if any(kind.dtype is not sums for kind in types[operands:]):
-        raise InvalidModelError(f"a bias of {types[operands].dtype} for sums in {stated}")
+        raise InvalidModelError(
+            f"the bias has element type {types[operands].dtype}, expected {stated} as the sums"
+        )
     return sums
 
 

@@ -43,7 +43,7 @@ def _infer(types: Sequence[TensorType], attrs: Attrs) -> TensorType:
         raise InvalidModelError("a scalar has no axis")
     axis = axis_of(attrs, len(shape), 0)
     if not 0 < shape[axis] <= _LAST:
-        raise InvalidModelError(f"nothing to choose from: an axis of {shape[axis]} elements")
+        raise InvalidModelError(f"axis {axis} has {shape[axis]} elements, expected at least 1")
     kept = (1,) if integer(attrs, "keepdims", 1) else ()
     return TensorType(DType.INT64, (*shape[:axis], *kept, *shape[axis + 1 :]))
 

@@ -73,7 +73,7 @@ def operand_count(types: Sequence[TensorType], low: int, high: int | None = None
     limit = low if high is None else high
     if not low <= len(types) <= limit:
         wanted = str(low) if limit == low else f"{low} to {limit}"
-        raise InvalidModelError(f"{len(types)} operands instead of {wanted}")
+        raise InvalidModelError(f"it has {len(types)} operands, expected {wanted}")
 
 
 def pad(x: np.ndarray, pads: Sequence[tuple[int, int]], fill: float = 0.0) -> np.ndarray:
@@ -138,7 +138,7 @@ class Window:
             if space < 0:
                 raise InvalidModelError(
                     f"a window of {reach} does not fit in {extent} elements with padding "
-                    f"{self.before[dim]} and {self.after[dim]}"
+                    f"{self.before[dim]} and {self.after[dim]}, in spatial dimension {dim}"
                 )
             result.append(space // self.strides[dim] + 1)
         return tuple(result)

@@ -309,15 +309,15 @@ CONTRADICTIONS = [
         "activation Clip has 0 parameters",
     ),
     (nbits((3, 32), 5, 32, block=24), "blocks of 24, not a power of two of 16 or more"),
-    (nbits((3, 33), 5, 32), "input 0 is .3, 33. for K=32 and N=5"),
-    (nbits((3, 32), 5, 32, K=10**12), "input 0 is .3, 32. for K=1000000000000"),
+    (nbits((3, 33), 5, 32), r"A \(input 0\) is \(3, 33\)"),
+    (nbits((3, 32), 5, 32, K=10**12), r"A \(input 0\) is \(3, 32\)"),
     (nbits((3, 32), 5, 32, N=10**12), "B is uint8 of .5, 2, 8., not uint8 of .1000000000000, 2"),
-    (nbits((3, 32), 5, 32, N=0), "for K=32 and N=0"),
+    (nbits((3, 32), 5, 32, N=0), r"A \(input 0\) is \(3, 32\)"),
     (nbits((3, 32), 5, 32, drawn_bytes(5)[:4]), "zero points are uint8"),
     (nbits((3, 32), 5, 32, None, np.zeros(7, np.int32)), "g_idx has 7 elements for K=32"),
     (nbits((3, 32), 5, 32, None, np.full(32, 2, np.int32)), "g_idx has 2, and there are 2 blocks"),
     (nbits((3, 32), 5, 32, None, np.full(32, -1, np.int32)), "g_idx has -1"),
-    (nbits((3, 32), 5, 32, None, None, (4,)), "a bias .4. for N=5"),
+    (nbits((3, 32), 5, 32, None, None, (4,)), r"bias \(input 5\) is \(4\)"),
     (nbits((3, 32), 5, 32, accuracy_level=9), "accuracy_level is 9"),
     (qattention(num_heads=3), "not three dimensions of 3 heads"),
     (qattention(None, (2, 2, 2, 5, 3)), r"past is \(2, 2, 5, 3\)"),
@@ -342,16 +342,19 @@ CONTRADICTIONS = [
 """Inputs that contradict ONNX Runtime's documentation, and part of the message."""
 
 UNSUPPORTED = [
-    (ms("FusedGemm", ((2, 3), (3, 2)), {"activation": "Gelu"}), "activation 'Gelu'"),
+    (ms("FusedGemm", ((2, 3), (3, 2)), {"activation": "Gelu"}), "attribute 'activation' is 'Gelu'"),
     (ms("SkipLayerNormalization", ((2, 3, 8),) * 2 + ((8,),), outputs=2), "mean and inv_std_var"),
     (Case("SimplifiedLayerNormalization", ((2, 8), (8,)), outputs=2), "output inv_std_var"),
-    (nbits((3, 32), 5, 32, bits=3), "weights of 3 bits"),
+    (nbits((3, 32), 5, 32, bits=3), "attribute 'bits' is 3, expected "),
     (qattention(do_rotary=1), "do_rotary"),
     (
         ms(
             "GatherBlockQuantized", (_ROWS, i64(0), _SCALES), {"block_size": 16, "quantize_axis": 0}
         ),
-        "blocks along another axis",
+        "attribute 'quantize_axis' is not the last axis",
     ),
-    (ms("GatherBlockQuantized", (s8(7, 16), i64(0), _SCALES), {"block_size": 16}), "data of int8"),
+    (
+        ms("GatherBlockQuantized", (s8(7, 16), i64(0), _SCALES), {"block_size": 16}),
+        r"data \(input 0\) with element type int8",
+    ),
 ]

@@ -74,7 +74,7 @@ REFUSED: list[tuple[str, dict[str, Any], Any, str]] = [
         "LinearClassifier",
         {**ONE, "classlabels_ints": [1, 2], "post_transform": "SOFTMAX"},
         (3, 2),
-        "SOFTMAX of one score",
+        "SOFTMAX of a single score",
     ),
 ]
 
@@ -97,7 +97,7 @@ WRONG: list[tuple[str, dict[str, Any], Any, str]] = [
         "SVMRegressor",
         {"coefficients": [1.0], "rho": [0.0], "n_supports": 1, "support_vectors": [1.0, 2.0]},
         (2, 3),
-        "vectors of 2 for 3 features",
+        "support vectors have 2 elements",
     ),
     (
         "SVMRegressor",
@@ -115,10 +115,15 @@ WRONG: list[tuple[str, dict[str, Any], Any, str]] = [
         "SVMClassifier",
         {"coefficients": [1.0], "vectors_per_class": [1], "classlabels_ints": [1, 2]},
         (2, 3),
-        "2 labels for vectors_per_class",
+        r"attribute 'vectors_per_class' is \(1,\)",
     ),
-    ("LinearRegressor", {**THREE, "targets": 3}, (3, 5), "6 coefficients for 5 features"),
-    ("LinearRegressor", {**ONE, "intercepts": [1.0, 2.0]}, (3, 2), "2 intercepts for 1"),
+    ("LinearRegressor", {**THREE, "targets": 3}, (3, 5), "attribute 'coefficients' has 6 numbers"),
+    (
+        "LinearRegressor",
+        {**ONE, "intercepts": [1.0, 2.0]},
+        (3, 2),
+        "attribute 'intercepts' has 2 numbers",
+    ),
     (
         "LinearRegressor",
         {**ONE, "post_transform": "CUBE"},
@@ -126,9 +131,19 @@ WRONG: list[tuple[str, dict[str, Any], Any, str]] = [
         "attribute 'post_transform' is 'CUBE'",
     ),
     ("LinearRegressor", ONE, (3, 2, 2), r"\(3, 2, 2\), not \(rows, features\)"),
-    ("LinearClassifier", {**TWO, "classlabels_ints": [1, 2, 3]}, (3, 2), "3 labels for 2 rows"),
-    ("LinearClassifier", TWO, (3, 2), "names the classes"),
-    ("Scaler", {"offset": [1.0, 2.0], "scale": [1.0]}, (2, 3), "2 values in 'offset'"),
+    (
+        "LinearClassifier",
+        {**TWO, "classlabels_ints": [1, 2, 3]},
+        (3, 2),
+        "there are 3 labels and 2 rows of coefficients",
+    ),
+    (
+        "LinearClassifier",
+        TWO,
+        (3, 2),
+        "the classes have no labels: attributes 'classlabels_ints' and",
+    ),
+    ("Scaler", {"offset": [1.0, 2.0], "scale": [1.0]}, (2, 3), "attribute 'offset' has 2 values"),
     ("Normalizer", {"norm": "L3"}, (2, 3), "attribute 'norm' is 'L3'"),
     ("Imputer", {"imputed_value_int64s": [1]}, (2, 3), "'imputed_value_floats' is missing"),
     (

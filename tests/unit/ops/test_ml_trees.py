@@ -259,16 +259,16 @@ def test_an_ensemble_has_all_its_tensors(key: str) -> None:
 SMALL = trees(1, count=1, depth=1, features=1, modes=("BRANCH_LEQ",), missing=(0,))
 X = np.zeros((2, 1), np.float32)
 WRONG: list[tuple[dict[str, Any], str]] = [
-    ({"nodes_featureids": [4, 0, 0]}, "node 0 reads feature 4 of 1"),
+    ({"nodes_featureids": [4, 0, 0]}, "tree node 0 reads feature 4, the input has 1 features"),
     ({"nodes_modes": ["BRANCH_ODD", "LEAF", "LEAF"]}, "node 0 is 'BRANCH_ODD'"),
     ({"nodes_truenodeids": [7, 0, 0]}, "branches to -1"),
-    ({"nodes_truenodeids": [0, 0, 0]}, "node 0 branches to one before it"),
+    ({"nodes_truenodeids": [0, 0, 0]}, "tree node 0 branches to a node above it"),
     ({"nodes_values": [float("nan"), 0.0, 0.0]}, "node 0 compares with a NaN"),
-    ({"nodes_truenodeids": [1, 0]}, "2 integers in 'nodes_truenodeids', there are 3"),
-    ({"nodes_falsenodeids": [2, 0]}, "2 integers in 'nodes_falsenodeids', there are 3"),
-    ({"nodes_values": [0.0]}, "1 numbers in 'nodes_values', there are 3"),
+    ({"nodes_truenodeids": [1, 0]}, "attribute 'nodes_truenodeids' has 2 integers"),
+    ({"nodes_falsenodeids": [2, 0]}, "attribute 'nodes_falsenodeids' has 2 integers"),
+    ({"nodes_values": [0.0]}, "attribute 'nodes_values' has 1 numbers"),
     ({"nodes_nodeids": [0, 1, 1]}, "attribute 'nodes_nodeids' has an id twice in one tree"),
-    ({"target_nodeids": [0, 1]}, "a vote belongs to no leaf"),
+    ({"target_nodeids": [0, 1]}, "attribute 'target_nodeids' names a node that is not a leaf"),
     ({"target_ids": [0, 1]}, "not one of 1"),
     ({"aggregate_function": "MEDIAN"}, "'MEDIAN'"),
 ]
@@ -285,9 +285,9 @@ def test_contradictions_name_the_node(attrs: dict[str, Any], message: str) -> No
     ("case", "reason"),
     [
         (regressor(SMALL, X, post_transform="LOGISTIC"), "LOGISTIC of a single target"),
-        (regressor(SMALL, X, base_values=[1.0, 2.0]), "2 base values for one score"),
+        (regressor(SMALL, X, base_values=[1.0, 2.0]), "2 base values for a single score"),
         (classifier(SMALL, X, [1]), "a single class"),
-        (classifier(SMALL, X, [1, 2], post_transform="SOFTMAX"), "SOFTMAX of one score"),
+        (classifier(SMALL, X, [1, 2], post_transform="SOFTMAX"), "SOFTMAX of a single score"),
     ],
     ids=["logistic", "base", "class", "softmax"],
 )

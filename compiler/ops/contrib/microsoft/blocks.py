@@ -27,7 +27,9 @@ _LEAST = 1e-30
 def _packing(node: OnnxNode, known: tuple[int, ...]) -> Packing:
     bits = node.integer("bits", 4)
     if bits not in known:
-        raise node.unsupported(f"weights of {bits} bits")
+        raise node.unsupported(
+            f"attribute 'bits' is {bits}, expected {' or '.join(map(str, known))}"
+        )
     try:
         return Packing.checked(bits, node.integer("block_size", 128))
     except ValueError as error:
@@ -40,9 +42,14 @@ def _matmul_nbits(node: OnnxNode) -> str:
     x = node.input(0)
     kind = node.type(x)
     if not kind.dtype.is_float or kind.dtype is DType.FLOAT64:
-        raise node.invalid(f"input 0 is of {kind.dtype}")
+        raise node.invalid(
+            f"A (input 0) has element type {kind.dtype}, expected float32, float16 or bfloat16"
+        )
     if not kind.shape or not equal(kind.shape[-1], depth) or min(depth, columns) < 1:
-        raise node.invalid(f"input 0 is {show(kind.shape)} for K={depth} and N={columns}")
+        raise node.invalid(
+            f"A (input 0) is {show(kind.shape)}, expected a last dimension of K={depth}; K and "
+            f"N={columns} must be at least 1"
+        )
     blocks = -(-depth // packing.block)
     weight = _weights(node, packing, columns, blocks)
     rows = [_padded(node, x, depth, blocks * packing.block)]
@@ -68,7 +75,9 @@ def _matmul_nbits(node: OnnxNode) -> str:
     bias = node.optional(5)
     if bias is not None:
         if not same_extents(node.shape(bias), (columns,)):
-            raise node.invalid(f"a bias {show(node.shape(bias))} for N={columns}")
+            raise node.invalid(
+                f"bias (input 5) is {show(node.shape(bias))}, expected (N), ({columns})"
+            )
         result = node.call("Add", result, cast_to(node, bias, DType.FLOAT32))
     return cast_to(node, result, kind.dtype)
 
@@ -77,7 +86,7 @@ def _weights(node: OnnxNode, packing: Packing, columns: int, blocks: int) -> np.
     """The elements (N, K) of the weight, as bytes; K ends with the last block."""
     stored = node.static(1, "B")
     if stored is None:
-        raise node.invalid("input 1 is missing")
+        raise node.invalid("B (input 1) is missing")
     size = packing.block * packing.bits // 8
     if stored.dtype != np.uint8 or stored.size != columns * blocks * size:
         wanted = show((columns, blocks, size))
@@ -194,7 +203,7 @@ def _gather_block_quantized(node: OnnxNode) -> str:
     data, indices, scales = node.input(0), node.input(1), node.input(2)
     packing, kind = _packing(node, (4, 8)), node.type(data)
     if kind.dtype is not DType.UINT8:
-        raise node.unsupported(f"data of {kind.dtype}")
+        raise node.unsupported(f"data (input 0) with element type {kind.dtype}, expected uint8")
     rank = len(kind.shape)
     if rank < 2 or _dimension(node, "gather_axis", 0, rank):
         raise node.invalid(
@@ -202,7 +211,7 @@ def _gather_block_quantized(node: OnnxNode) -> str:
             "gather_axis=0"
         )
     if _dimension(node, "quantize_axis", 1, rank) != rank - 1:
-        raise node.unsupported("blocks along another axis than the last one")
+        raise node.unsupported("attribute 'quantize_axis' is not the last axis")
     size = kind.shape[-1] * 8 // packing.bits
     blocks = (*kind.shape[:-1], -(-size // packing.block))
     if not same_extents(node.shape(scales), blocks) or not node.type(scales).dtype.is_float:

@@ -43,7 +43,7 @@ def _masked_attention(node: OnnxNode) -> list[str]:
     cached = both(node, 5, 6, "past key and value")
     if cached[0] is None or cached[1] is None:
         if node.optional(4) is not None:
-            raise node.unsupported("a bias of scores for keys of an encoder")
+            raise node.unsupported("attention_bias (input 4) with keys of an encoder")
         plain = MaskedAttention(node, query, key, value)
         return kept_outputs(node, _with_mask(node, plain, plain.keys).emit())
     past = node.reshape(cast_to(node, node.input(7), DType.INT64), ())

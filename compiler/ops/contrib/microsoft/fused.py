@@ -67,7 +67,7 @@ def _with_sum(node: OnnxNode, normalised: str, total: str) -> list[str]:
     """The outputs: normalised values, their mean and deviation (unsupported), the normalisation's
     input."""
     if any(node.outputs[1:3]):
-        raise node.unsupported("the outputs mean and inv_std_var")
+        raise node.unsupported("the outputs mean and inv_std_var are not implemented")
     return [normalised, "", "", total][: max(len(node.outputs), 1)]
 
 
@@ -87,7 +87,7 @@ def _skip_rms_norm(node: OnnxNode) -> list[str]:
 
 def _rms_norm(node: OnnxNode) -> str:
     if any(node.outputs[1:]):
-        raise node.unsupported("the output inv_std_var")
+        raise node.unsupported("the output inv_std_var is not implemented")
     axis, epsilon = node.integer("axis", -1), node.number("epsilon", 1e-5)
     return node.call("RMSNormalization", node.input(0), node.input(1), axis=axis, epsilon=epsilon)
 

@@ -182,7 +182,7 @@ def _activated(node: OnnxNode, value: str, parameters: tuple[float, ...]) -> str
             bounds = (node.scalar(bound, node.type(value).dtype) for bound in parameters)
             return node.call("Clip", value, *bounds)
         case _:
-            raise node.unsupported(f"activation '{name}'")
+            raise node.unsupported(f"attribute 'activation' is '{name}'")
 
 
 def _fused_gemm(node: OnnxNode) -> str:

@@ -39,12 +39,17 @@ def _scores(node: OnnxNode, targets: int | None) -> str:
     if targets is None and rows * features < len(coefficients):
         coefficients = coefficients[: rows * features]
     if rows < 1 or rows * features != len(coefficients):
-        raise node.invalid(f"{len(coefficients)} coefficients for {features} features")
+        raise node.invalid(
+            f"attribute 'coefficients' has {len(coefficients)} numbers, expected {rows} rows for "
+            f"the {features} features of the input"
+        )
     scores = node.emit("matmul", [x, floats(node, coefficients.reshape(rows, features).T, dtype)])
     if not intercepts:
         return scores
     if len(intercepts) != rows:
-        raise node.invalid(f"{len(intercepts)} intercepts for {rows} targets")
+        raise node.invalid(
+            f"attribute 'intercepts' has {len(intercepts)} numbers, expected {rows}, one per target"
+        )
     return node.emit("add", [scores, floats(node, intercepts, dtype)])
 
 
@@ -70,7 +75,10 @@ def _onnx_classifier(node: OnnxNode) -> tuple[str, str]:
             node, both_scores(node, scores, transform, shares=True), DType.FLOAT32
         )
     if count != len(labels) or count == 1:
-        raise node.invalid(f"{len(labels)} labels for {count} rows of coefficients")
+        raise node.invalid(
+            f"there are {len(labels)} labels and {count} rows of coefficients, expected as many "
+            "of each"
+        )
     label = best_label(node, scores, labels)
     return label, cast_to(node, post_transform(node, scores, transform), DType.FLOAT32)
 

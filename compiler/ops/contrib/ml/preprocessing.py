@@ -21,7 +21,10 @@ from tilewright.compiler.sizes import equal
 def _check_features(node: OnnxNode, what: str, count: int, shape: tuple[int, ...]) -> None:
     """Raise InvalidModelError unless there is one value, or one for each feature."""
     if count != 1 and (not shape or not equal(count, shape[-1])):
-        raise node.invalid(f"{count} values in '{what}' for an input of the shape {show(shape)}")
+        raise node.invalid(
+            f"attribute '{what}' has {count} values, expected one, or one for each feature of the "
+            f"input {show(shape)}"
+        )
 
 
 def _onnx_scaler(node: OnnxNode) -> str:

@@ -78,7 +78,9 @@ def target_transform(node: OnnxNode, scores: str, transform: str) -> str:
     if node.shape(scores)[1] == 1 and transform not in ("NONE", "PROBIT"):
         if transform not in TRANSFORMS:
             raise node.unknown("post_transform", transform, TRANSFORMS)
-        raise node.unsupported(f"{transform} of a single target, which ONNX Runtime leaves out")
+        raise node.unsupported(
+            f"post_transform {transform} of a single target, which ONNX Runtime does not apply"
+        )
     return post_transform(node, scores, transform)
 
 
@@ -137,7 +139,7 @@ def with_texts(
         if isinstance(texts, tuple) and texts:
             keys = tuple(str(text) for text in texts)
             if len(set(keys)) != len(keys):
-                raise node.unsupported("two classes of one name")
+                raise node.unsupported(f"attribute '{TEXTS}' names a class twice")
             node.builder.labels[label] = Labels(keys)
         return label, scores
 
@@ -154,7 +156,9 @@ def class_labels(node: OnnxNode, integers: str) -> list[int]:
         return list(range(len(named) if isinstance(named, tuple) else 1))
     labels = node.ints(integers, ())
     if not labels:
-        raise node.invalid(f"neither '{integers}' nor '{TEXTS}' names the classes")
+        raise node.invalid(
+            f"the classes have no labels: attributes '{integers}' and '{TEXTS}' are missing"
+        )
     return list(labels)
 
 
@@ -191,7 +195,7 @@ def both_scores(node: OnnxNode, score: str, transform: str, *, shares: bool) -> 
         case "LOGISTIC":
             parts = [node.emit("sigmoid", [value]) for value in (negative, score)]
         case "SOFTMAX" | "SOFTMAX_ZERO" | "PROBIT":
-            raise node.unsupported(f"{transform} of one score for two classes")
+            raise node.unsupported(f"post_transform {transform} of a single score for two classes")
         case _:
             raise node.unknown("post_transform", transform, TRANSFORMS)
     return node.emit("concat", parts, axis=1)

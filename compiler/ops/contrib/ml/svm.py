@@ -30,6 +30,7 @@ from tilewright.compiler.ops.loops import looped
 from tilewright.compiler.ops.moves import part
 from tilewright.compiler.ops.onnx_node import OnnxNode
 from tilewright.compiler.ops.registry import OnnxRule
+from tilewright.compiler.ops.shapes import show
 from tilewright.compiler.sizes import equal
 
 COUPLING_STEPS = 100
@@ -49,17 +50,22 @@ def _array(node: OnnxNode, key: str, *shape: int) -> np.ndarray:
     try:
         return values.reshape(shape)
     except ValueError as error:
-        raise node.invalid(f"{values.size} values in '{key}', not {shape}") from error
+        raise node.invalid(
+            f"attribute '{key}' has {values.size} values, which do not form the shape {show(shape)}"
+        ) from error
 
 
 def _kernel(node: OnnxNode, x: str, vectors: np.ndarray, kind: str) -> str:
     """(rows, vectors): the kernel function of each row and each vector."""
     params = node.numbers("kernel_params") or [0.0, 0.0, 0.0]
     if len(params) != 3:
-        raise node.invalid(f"{len(params)} numbers in 'kernel_params', not 3")
+        raise node.invalid(f"attribute 'kernel_params' has {len(params)} numbers, expected 3")
     gamma, offset, degree = params
     if not equal(vectors.shape[1], node.shape(x)[1]):
-        raise node.invalid(f"vectors of {vectors.shape[1]} for {node.shape(x)[1]} features")
+        raise node.invalid(
+            f"support vectors have {vectors.shape[1]} elements, expected the {node.shape(x)[1]} "
+            "features of the input"
+        )
 
     def number(value: float) -> str:
         return node.scalar(value, DType.FLOAT32)
@@ -145,7 +151,10 @@ def _classifier(node: OnnxNode) -> tuple[str, str]:
     if not any(vectors):
         return _linear(node, x, labels, transform)
     if len(vectors) != len(labels) or min(vectors) < 0:
-        raise node.invalid(f"{len(labels)} labels for vectors_per_class {vectors}")
+        raise node.invalid(
+            f"attribute 'vectors_per_class' is {vectors}, expected {len(labels)} counts, one per "
+            "label"
+        )
     pairs = _Pairs(len(labels))
     coefficients = _array(node, "coefficients", len(labels) - 1, sum(vectors))
     rho = _array(node, "rho", len(pairs.all))
@@ -174,7 +183,10 @@ def _linear(node: OnnxNode, x: str, labels: list[int], transform: str) -> tuple[
     rho = _array(node, "rho", -1)
     weights = _array(node, "coefficients", len(labels), -1)
     if not rho.size or not equal(weights.shape[1], node.shape(x)[1]):
-        raise node.invalid(f"{weights.shape[1]} weights for {node.shape(x)[1]} features")
+        raise node.invalid(
+            f"there are {weights.shape[1]} weights per class, expected the {node.shape(x)[1]} "
+            "features of the input, and a number in 'rho'"
+        )
     scores = node.emit("matmul", [x, node.constant(np.ascontiguousarray(weights.T))])
     scores = node.emit("add", [scores, node.scalar(float(rho[0]), DType.FLOAT32)])
     label = best_label(node, scores, labels)

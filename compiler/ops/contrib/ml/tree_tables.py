@@ -115,13 +115,16 @@ def _check_trees(nodes: Sequence[SplitNode | None], roots: Sequence[int], featur
             continue
         if not 0 <= node.feature < features:
             raise InvalidModelError(
-                f"tree node {number} reads feature {node.feature} of {features}"
+                f"tree node {number} reads feature {node.feature}, the input has {features} "
+                "features"
             )
         if any(value != value for value in node.values):
             raise InvalidModelError(f"tree node {number} compares with a NaN")
         for child in (node.yes, node.no):
             if not 0 <= child < len(nodes):
-                raise InvalidModelError(f"tree node {number} branches to {child}, not a node")
+                raise InvalidModelError(
+                    f"tree node {number} branches to {child}, which is not a node"
+                )
     trees: dict[int, int] = {}
     finished: set[int] = set()
     for tree, root in enumerate(roots):
@@ -140,7 +143,7 @@ def _check_trees(nodes: Sequence[SplitNode | None], roots: Sequence[int], featur
             else:
                 trees[number] = tree
                 if any(c in trees and c not in finished for c in (node.yes, node.no)):
-                    raise InvalidModelError(f"tree node {number} branches to one before it")
+                    raise InvalidModelError(f"tree node {number} branches to a node above it")
                 stack += (node.yes, node.no)
 
 

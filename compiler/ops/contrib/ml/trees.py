@@ -174,9 +174,11 @@ def _with_base(node: OnnxNode, scores: str, targets: int) -> str:
     if not base.size:
         return scores
     if base.size > targets == 1:
-        raise node.unsupported(f"{base.size} base values for one score")
+        raise node.unsupported(f"{base.size} base values for a single score")
     if base.size != targets:
-        raise node.invalid(f"{base.size} base values for {targets} targets")
+        raise node.invalid(
+            f"attribute 'base_values' has {base.size} numbers, expected {targets}, one per target"
+        )
     return node.emit("add", [scores, floats(node, base, node.type(scores).dtype)])
 
 
@@ -185,7 +187,7 @@ def _whole(node: OnnxNode, key: str, count: int | None = None) -> tuple[int, ...
     found = node.ints(key, ())
     assert found is not None
     if count is not None and len(found) != count:
-        raise node.invalid(f"{len(found)} integers in '{key}', there are {count}")
+        raise node.invalid(f"attribute '{key}' has {len(found)} integers, expected {count}")
     return found
 
 
@@ -194,7 +196,7 @@ def _numbers(node: OnnxNode, key: str, count: int) -> tuple[np.ndarray, bool]:
     tensor = node.tensor(f"{key}_as_tensor")
     found = np.array(node.numbers(key)) if tensor is None else tensor.array.reshape(-1)
     if len(found) != count:
-        raise node.invalid(f"{len(found)} numbers in '{key}', there are {count}")
+        raise node.invalid(f"attribute '{key}' has {len(found)} numbers, expected {count}")
     return found.astype(np.float64), found.dtype == np.float64 and tensor is not None
 
 
@@ -242,7 +244,7 @@ def _forest(node: OnnxNode, votes: str) -> Forest:
     voters = _whole(node, f"{votes}_treeids", len(leaves))
     at = [place.get(key, -1) for key in zip(voters, leaves, strict=True)]
     if any(number < 0 or nodes[number] is not None for number in at):
-        raise node.invalid("a vote belongs to no leaf")
+        raise node.invalid(f"attribute '{votes}_nodeids' names a node that is not a leaf")
     weights, precise = _numbers(node, f"{votes}_weights", len(leaves))
     targets = _whole(node, f"{votes}_ids", len(leaves))
     roots: dict[int, int] = {}
@@ -273,7 +275,7 @@ def _onnx_classifier(node: OnnxNode) -> tuple[str, str]:
     forest = _forest(node, "class")
     transform = node.word("post_transform", "NONE")
     if len(labels) < 2:
-        raise node.unsupported("a single class")
+        raise node.unsupported("a classifier with a single class")
     if len(labels) == 2 and not forest.targets.any():
         score = _with_base(node, _scores(node, forest, 1, "SUM"), 1)
         shares = transform == "NONE" and bool((forest.weights >= 0).all())
@@ -304,7 +306,7 @@ def _onnx_ensemble(node: OnnxNode) -> str:
         to_leaf = _whole(node, f"nodes_{side}leafs", count)
         places = _whole(node, f"nodes_{side}nodeids", count)
         if any(not 0 <= p < (leaves if f else count) for p, f in zip(places, to_leaf, strict=True)):
-            raise node.invalid(f"'nodes_{side}nodeids' refers to neither a node nor a leaf")
+            raise node.invalid(f"attribute 'nodes_{side}nodeids' names neither a node nor a leaf")
         sides.append([p + count if f else p for p, f in zip(places, to_leaf, strict=True)])
     members = _members(node, numbers.count(SplitMode.MEMBER))
     values = splits.array.reshape(-1).astype(np.float64).tolist()
@@ -347,7 +349,10 @@ def _members(node: OnnxNode, count: int) -> Iterator[tuple[float, ...]]:
     values = np.empty(0) if tensor is None else tensor.array.reshape(-1).astype(np.float64)
     ends = np.flatnonzero(np.isnan(values))
     if len(ends) != count:
-        raise node.invalid(f"{len(ends)} sets in 'membership_values', {count} nodes test for one")
+        raise node.invalid(
+            f"attribute 'membership_values' has {len(ends)} sets, expected {count}, one for each "
+            "node with the mode BRANCH_MEMBER"
+        )
     parts = np.split(values, ends + 1)[:count]
     return iter([tuple(part[:-1].tolist()) for part in parts])
 
