@@ -33,9 +33,12 @@ from tilewright.tuner.cancel import CancelToken
 from tilewright.tuner.measure.builder import ProcessBuilder
 
 NODE = shutil.which("node")
-pytestmark = pytest.mark.skipif(
-    importlib.util.find_spec("ziglang") is None, reason="modules are linked by zig"
-)
+pytestmark = [
+    pytest.mark.skipif(
+        importlib.util.find_spec("ziglang") is None, reason="modules are linked by zig"
+    ),
+    pytest.mark.usefixtures("references_here"),
+]
 WEIGHT = np.arange(12, dtype=np.float32).reshape(4, 3)
 
 # as docs/browser.md has it

@@ -35,7 +35,10 @@ from tilewright.tuner.cancel import CancelToken
 from tilewright.tuner.events import Event, Finished, Started
 from tilewright.tuner.measure.builder import ProcessBuilder
 
-pytestmark = pytest.mark.skipif(not linkers(), reason="no linker")
+pytestmark = [
+    pytest.mark.skipif(not linkers(), reason="no linker"),
+    pytest.mark.usefixtures("references_here"),
+]
 
 
 def model_bytes() -> bytes:

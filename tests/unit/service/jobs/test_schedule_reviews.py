@@ -29,6 +29,8 @@ from tilewright.tuner.measure.statistics import Comparison
 from tilewright.tuner.protocol.batches import MeasureResult
 from tilewright.tuner.protocol.measurement import Measurement, Phase, Status, trial_id
 
+pytestmark = pytest.mark.usefixtures("references_here")
+
 needs_linker = pytest.mark.skipif(not linkers(), reason="no linker")
 TARGET = resolve_target("x86-64-v3")
 

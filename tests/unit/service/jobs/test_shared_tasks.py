@@ -35,6 +35,8 @@ from tilewright.tuner.measure.builder import ProcessBuilder
 from tilewright.tuner.protocol.measurement import Measurement, Phase, Status, Trial, TuningRecord
 from tilewright.tuner.tasks import Task
 
+pytestmark = pytest.mark.usefixtures("references_here")
+
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:

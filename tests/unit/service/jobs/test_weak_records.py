@@ -46,6 +46,8 @@ from tilewright.tuner.protocol.batches import MeasureRequest
 from tilewright.tuner.protocol.measurement import Measurement, RecordKey, Status, TuningRecord
 from tilewright.tuner.tasks import Task
 
+pytestmark = pytest.mark.usefixtures("references_here")
+
 needs_linker = pytest.mark.skipif(not linkers(), reason="no linker")
 
 
