@@ -10,7 +10,7 @@ import pytest
 from tests.graphs import Maker, assert_equivalent, operators, proven
 from tests.plans import planned
 from tilewright.compiler.graph.ir import Graph, Node
-from tilewright.compiler.passes.attention import attention
+from tilewright.compiler.passes.attention import HIDDEN, attention
 from tilewright.compiler.passes.merge_matmuls import merge_matmuls
 from tilewright.compiler.passes.pipeline import optimise
 from tilewright.compiler.plan.plan import KernelStep
@@ -198,6 +198,13 @@ def test_keys_of_the_future_weigh_too_if_all_of_the_past_are_hidden(kind: str) -
         assert node.attr("causal") == causal and len(node.inputs) == 4
 
 
+def test_a_sum_with_the_largest_number_that_hides_is_not_causal() -> None:
+    g, scores, v = hidden("add", 5, 5, HIDDEN)
+    added = g.constant("added", np.array([HIDDEN, 0, 0, 0, 0], np.float32))
+    node = found(g.graph(plain(g, g("add", scores, added), v)))
+    assert node.attr("causal") == 0 and len(node.inputs) == 4
+
+
 @pytest.mark.parametrize("kind", ["mask", "nan", "never"])
 def test_zeros_where_a_query_sees_nothing(kind: str) -> None:
     """As ONNX's Attention and PyTorch write it; the operator does the same."""
@@ -217,6 +224,19 @@ def test_zeros_where_a_query_sees_nothing(kind: str) -> None:
     safe = g("where", judged, g.constant("zero", 0.0), weights)
     node = found(g.graph(g("matmul", safe, v)))
     assert len(node.inputs) == (3 if kind == "never" else 4)
+
+
+def test_zeros_where_an_infinite_mask_and_an_infinite_fill_hide_all_keys() -> None:
+    g = Maker()
+    q, k, v = operands(g, 1, 2)
+    seen = np.array([[1, 1, 0, 0, 1], [0, 0, 1, 0, 0], [1, 1, 1, 1, 1]], bool)
+    shown = np.array([[1, 1, 1, 1, 1], [1, 1, 0, 1, 1], [0, 0, 0, 1, 1]], bool)
+    low = g.constant("low", np.array(-np.inf, np.float32))
+    added = np.where(shown, 0, -np.inf)
+    scores = g("add", g("matmul", q, k), g.constant("mask", added.astype(np.float32)))
+    weights = g("softmax", g("where", g.constant("seen", seen), scores, low), axis=-1)
+    safe = g("where", g("is_nan", weights), g.constant("zero", 0.0), weights)
+    assert len(found(g.graph(g("matmul", safe, v))).inputs) == 4
 
 
 def test_a_guard_that_judges_something_else_stays() -> None:

@@ -25,8 +25,8 @@ MaskNodes = list[tuple[str, list[str], dict[str, Any]]]
 def attention_model(mask: MaskNodes, tokens: int | str = "n") -> ModelProto:
     """Attention of n new tokens over `past` and new ones; the mask's last node adds to the scores.
 
-    Constants: zero, one, two (int64 scalars), d0, d1 (axes), low and nothing (float32), and the
-    values n, past and all.
+    Constants: zero, one, two (int64 scalars), d0, d1 (axes), each and second (tables of positions),
+    low and nothing (float32), and the values n, past and all.
     """
     shared: MaskNodes = [
         ("Concat", ["old", "new"], {"name": "k", "axis": 2}),
@@ -57,6 +57,8 @@ def attention_model(mask: MaskNodes, tokens: int | str = "n") -> ModelProto:
         "low": LOW,
         "nothing": np.float32(0),
         "half": np.float32(-0.5),
+        "each": np.arange(128),
+        "second": np.arange(0, 256, 2),
     }
     graph = helper.make_graph(
         nodes,
@@ -111,6 +113,20 @@ CAUSAL: dict[str, MaskNodes] = {
         ("Add", ["column", "one"], {"name": "next"}),
         *where("Less", "row", "next", *SEEN),
     ],
+    "positions in another type": [
+        *KEYS,
+        *QUERIES,
+        ("Cast", ["row"], {"name": "row32", "to": TensorProto.INT32}),
+        ("Cast", ["column"], {"name": "column32", "to": TensorProto.INT32}),
+        *where("Greater", "row32", "column32", *AHEAD),
+    ],
+    "positions from a table": [
+        ("Unsqueeze", ["all", "d0"], {"name": "end"}),
+        ("Slice", ["each", "d0", "end"], {"name": "keys"}),
+        ("Unsqueeze", ["keys", "d0"], {"name": "row"}),
+        *QUERIES,
+        *where("Greater", "row", "column", *AHEAD),
+    ],
     "the past added to positions": [
         *KEYS,
         ("Range", ["zero", "n", "one"], {"name": "places"}),
@@ -144,6 +160,13 @@ OTHER: dict[str, MaskNodes] = {
     "the past is hidden": [*KEYS, *QUERIES, *where("Less", "row", "column", *AHEAD)],
     "hidden by a little": [*KEYS, *QUERIES, *where("Greater", "row", "column", "half", "nothing")],
     "what is seen is lower": [*KEYS, *QUERIES, *where("Greater", "row", "column", "low", "half")],
+    "every second position": [
+        ("Unsqueeze", ["all", "d0"], {"name": "end"}),
+        ("Slice", ["second", "d0", "end"], {"name": "keys"}),
+        ("Unsqueeze", ["keys", "d0"], {"name": "row"}),
+        *QUERIES,
+        *where("Greater", "row", "column", *AHEAD),
+    ],
     "positions from nought": [
         *KEYS,
         ("Range", ["zero", "n", "one"], {"name": "queries"}),

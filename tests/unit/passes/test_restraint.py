@@ -33,6 +33,14 @@ def test_a_convolution_that_others_read_keeps_its_weights() -> None:
     assert operators(proven(fold_batch_norm, graph)) == ["conv", "mul", "add"]
 
 
+def test_a_product_that_others_read_is_not_computed_twice() -> None:
+    g = Maker()
+    y = g("conv", g.input("x", 1, 3, 5, 5), g.weight("w", 4, 3, 3, 3), **CONV)
+    z = g("matmul", g.input("z", 2, 3), g.weight("m", 3, 4))
+    graph = g.graph(g("mul", y, g.positive("s", 4, 1, 1)), y, g("add", z, g.weight("b", 4)), z)
+    assert operators(proven(fold_scale, graph)) == operators(graph)
+
+
 def test_a_constant_along_the_wrong_dimension_is_no_scale() -> None:
     g = Maker()
     x = g.input("x", 1, 3, 4, 4)
