@@ -84,16 +84,15 @@ def pytest_terminal_summary(
     terminalreporter: pytest.TerminalReporter, exitstatus: int, config: pytest.Config
 ) -> None:
     if config.getoption(ALL_GROUPS):
-        # no error of pytest itself, and no test was left out
-        ran = exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED)
-        chosen = any(
-            config.getoption(each) for each in ("keyword", "markexpr", "deselect", "maxfail")
-        )
-        if ran and not chosen and config.args_source is pytest.Config.ArgsSource.TESTPATHS:
+        # no error of pytest itself, and no choice among the tests
+        ended = exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED)
+        choices = ("keyword", "markexpr", "deselect", "maxfail")
+        if ended and not any(config.getoption(each) for each in choices):
             stats = terminalreporter.stats
             bad = [*stats.get("failed", ()), *stats.get("error", ())]
             record(
                 config.stash[DIGESTS],
+                [config.invocation_params.dir / each for each in config.args],
                 {config.rootpath / each.nodeid.split("::")[0] for each in bad},
             )
     elif groups := ", ".join(sorted(unchanged())):

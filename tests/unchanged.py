@@ -1,7 +1,8 @@
 """Groups of tests, skipped while the sources that they depend on are unchanged since they passed.
 
 `make test-all` runs every test. Each group in which none fails gets its entry in `unchanged.json`:
-a digest of its sources as they were when the run began, which is committed with them. While the
+a digest of its sources as they were when the run began, which is committed with them. So does a
+group that a run with `--all-groups` names (`pytest --all-groups tests/devices`). While the
 sources have this digest, the group is not collected, unless a path of it is named on the command
 line or `--all-groups` is given. After a change of one of its sources the whole group runs again.
 """
@@ -198,19 +199,20 @@ def digests() -> dict[str, str]:
     return {name: digest(group) for name, group in GROUPS.items()}
 
 
-def record(before: Mapping[str, str], failed: Iterable[Path]) -> None:
-    """Record the groups that passed.
+def record(before: Mapping[str, str], ran: Iterable[Path], failed: Iterable[Path]) -> None:
+    """Record the groups that passed, and forget those with a failure.
 
     Args:
         before: the digests when the tests began.
+        ran: the files and folders of which all tests ran. Other groups stay as they are recorded.
         failed: the files of tests that failed.
     """
-    files = list(failed)
+    whole, wrong = list(ran), list(failed)
     passed = json.loads(PASSED.read_text())
     for name, group in GROUPS.items():
-        folders = [ROOT / each for each in group.tests]
-        if any(file.is_relative_to(each) for file in files for each in folders):
+        tests = [ROOT / each for each in group.tests]
+        if any(file.is_relative_to(each) for file in wrong for each in tests):
             passed.pop(name, None)
-        else:
+        elif all(any(each.is_relative_to(folder) for folder in whole) for each in tests):
             passed[name] = before[name]
     PASSED.write_text(json.dumps(dict(sorted(passed.items())), indent=2) + "\n")

@@ -151,12 +151,20 @@ def test_groups_without_a_failure_are_recorded_as_they_were_before(
     monkeypatch.setattr(unchanged, "PASSED", recorded)
     recorded.write_text('{"tuner": "old", "compiler": "old", "devices": "old"}')
     before = {name: name[::-1] for name in GROUPS}
-    failed = (
-        "tests/unit/db/test_clock.py",
-        "tests/unit/service/test_text.py",
-        "tests/devices/test_jobs.py",
+    failed = [
+        ROOT / each
+        for each in (
+            *("tests/unit/db/test_clock.py", "tests/unit/service/test_text.py"),
+            "tests/devices/test_jobs.py",
+        )
+    ]
+    unchanged.record(before, [ROOT / "tests/unit/tuner", ROOT / "tests/golden"], [])
+    assert json.loads(recorded.read_text()) == dict.fromkeys(
+        ("tuner", "compiler", "devices"), "old"
     )
-    unchanged.record(before, [ROOT / each for each in failed])
+    unchanged.record(before, [ROOT / "tests/unit/tuner", ROOT / "tests/unit/db"], [])
+    assert json.loads(recorded.read_text())["tuner"] == before["tuner"]
+    unchanged.record(before, [ROOT / "tests"], failed)
     del before["tuner"], before["devices"]
     assert json.loads(recorded.read_text()) == before
 
