@@ -44,7 +44,7 @@ class ExecutionOrder(IntEnum):
 
 @dataclass(slots=True)
 class SessionOptions:
-    """Options of a session.
+    """Options of a session. Attributes that are not listed are accepted and ignored.
 
     Attributes:
         intra_op_num_threads: threads per run; 0 for as many as the process has cores.
@@ -52,8 +52,6 @@ class SessionOptions:
         optimized_model_filepath: rejected: a compiled model is not an ONNX file.
         sizes, denoted_sizes: fixed sizes of dynamic dimensions, by name and by denotation.
         initializers: values that replace the model's initializers, by name.
-
-    All other attributes are accepted and ignored.
     """
 
     intra_op_num_threads: int = 0
@@ -119,12 +117,10 @@ class SessionOptions:
 
 @dataclass(slots=True)
 class RunOptions:
-    """Options of a run.
+    """Options of a run. Attributes that are not listed are accepted and ignored.
 
     Attributes:
         stop: the flag that `terminate` sets.
-
-    All other attributes are accepted and ignored.
     """
 
     log_severity_level: int = 2
