@@ -103,7 +103,10 @@ def unknown_choice(what: str, given: object, known: Iterable[str]) -> str:
 
 @contextmanager
 def enough_memory_for(what: str) -> Iterator[None]:
-    """Turn MemoryError into an OutOfMemoryError that names the purpose of the memory."""
+    """Return a context that converts a MemoryError to an OutOfMemoryError.
+
+    `what` names the purpose of the memory in the message, such as "to read the model".
+    """
     try:
         yield
     except MemoryError as error:
@@ -111,7 +114,7 @@ def enough_memory_for(what: str) -> Iterator[None]:
 
 
 def memory_text(error: MemoryError, what: str = "") -> str:
-    """Return the sentence for a MemoryError, which often has no text of its own.
+    """Return the message for a MemoryError, which often has none.
 
     `what` names the purpose of the memory, such as "to read the model".
     """

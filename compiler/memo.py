@@ -16,7 +16,7 @@ _CLEARS: list[Callable[[], None]] = []
 
 
 def memo(answers: int) -> Callable[[Callable[..., T]], _lru_cache_wrapper[T]]:
-    """Return a decorator like `functools.lru_cache` with up to `answers` results.
+    """Return a decorator like `functools.lru_cache` that caches up to `answers` results.
 
     `forget` clears the caches of the decorated functions.
     """

@@ -1,5 +1,4 @@
-"""The operators, opsets, element types and limits that the import supports, listed from the
-registry."""
+"""The catalogue of supported ONNX operators, with opsets, element types and limits."""
 
 from __future__ import annotations
 

@@ -77,9 +77,10 @@ def fixed_size(dim: TensorShapeProto.Dimension) -> int | None:
 
 
 def stated_size(text: str, sizes: Mapping[str, int]) -> int | None:
-    """Evaluate a dimension's text, which is a name or an expression of names, for known sizes.
+    """Evaluate a dimension's text: a name in `sizes`, or an expression of such names.
 
-    Exporters write expressions such as `past_sequence_length + 1`. Returns None for any other text.
+    Exporters write expressions such as `past_sequence_length + 1`. The result is None for any other
+    text.
     """
     if text in sizes:
         return sizes[text]

@@ -236,10 +236,9 @@ class GraphBuilder:
         return next(iter(reasons), unknown)
 
     def trim(self, value: str) -> Trim | None:
-        """Return the source and the count of a trimmed value; None for any other value.
+        """Return the `Trim` of a value whose extent along one dimension a run computes, or None.
 
-        The extent of a trimmed value along one dimension is known only at run time. Its type has
-        the largest possible extent.
+        The type of such a value has the largest possible extent.
         """
         return self._trims.get(value)
 

@@ -44,7 +44,7 @@ class Enclosure:
     def input(self, name: str, kind: TensorType, origin: str | None = None) -> str:
         """Add an input to the body, and return its name.
 
-        `origin` is the value of the enclosing graph that initialises the input, if there is one.
+        `origin` is the value of the enclosing graph that initialises the input, if any.
         """
         while name in self.builder.types:
             name += "_"

@@ -43,7 +43,7 @@ def list_of(node: Node | None) -> str | None:
 
 
 def labels_text(labels: Labels) -> str:
-    """Encode labels as JSON text, for the attribute `labels` of `labelled`."""
+    """Encode labels as a JSON string, for the attribute `labels` of `labelled`."""
     return json.dumps(labels.to_json(), sort_keys=True, ensure_ascii=False)
 
 

@@ -1,4 +1,4 @@
-"""Matrix products."""
+"""Matrix products: MatMul and Gemm."""
 
 from __future__ import annotations
 

@@ -234,8 +234,10 @@ class OnnxNode:
     def reserve(self, what: str, size: int) -> None:
         """Count the `size` bytes of a constant that the node generates, before it is allocated.
 
+        `what` names the constant in errors.
+
         Raises:
-            InvalidModelError: if the model generates too many bytes of constants.
+            InvalidModelError: if the total of all generated constants is too large.
         """
         self.builder.reserve(f"{self.label}: {what}", size)
 
@@ -252,7 +254,7 @@ class OnnxNode:
         return self.emit("reshape", [value], shape=tuple(shape))
 
     def invalid(self, reason: str) -> InvalidModelError:
-        """Return the error for a node that violates ONNX; `reason` ends its message."""
+        """Return the error for a node that violates the ONNX specification, with this reason."""
         return InvalidModelError(f"{self.label}: {reason}")
 
     def unknown(self, key: str, value: object, known: Iterable[str]) -> InvalidModelError:
@@ -260,7 +262,7 @@ class OnnxNode:
         return self.invalid(unknown_choice(f"attribute '{key}'", value, known))
 
     def unsupported(self, reason: str) -> UnsupportedOperatorError:
-        """Return the error for a node that is not supported; `reason` ends its message."""
+        """Return the error for a node that is not supported, with this reason."""
         return UnsupportedOperatorError(self.name, self.op_type, self.domain, self.opset, reason)
 
     def refuse_trimmed(self, operands: Sequence[str | None]) -> None:

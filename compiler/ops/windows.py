@@ -65,10 +65,10 @@ def _every(start: int, count: int, step: int) -> slice:
 
 
 def lines(window: Window, spatial: Shape) -> list[WindowLine]:
-    """Return one line for each spatial dimension of an input of these extents.
+    """Return a `WindowLine` for each spatial dimension of an input with the extents `spatial`.
 
     Raises:
-        InvalidModelError: if the window does not fit.
+        InvalidModelError: if the window is larger than the padded input.
     """
     return [
         WindowLine(*line)

@@ -65,10 +65,10 @@ def in_slices(graph: Graph, one: Graph) -> Graph:
     """Return a graph that loops over slices of a batch and computes `one` for each.
 
     Args:
-        graph: the graph of the whole batch, which is the first dimension of each output and of some
-            inputs.
+        graph: the graph of the whole batch. The batch is the first dimension of each output and of
+            some inputs.
         one: the graph of one slice. It has the same inputs and outputs, with a smaller batch that
-            divides the graph's.
+            divides the batch of `graph`.
     """
     batches = (graph.types[name].shape[0] // one.types[name].shape[0] for name in graph.outputs)
     (count,) = set(batches)

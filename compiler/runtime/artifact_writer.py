@@ -36,11 +36,11 @@ from tilewright.compiler.runtime.weight_file import WeightFile
 
 
 class ArtifactWriter:
-    """An unfinished artifact, in a folder next to the destination.
+    """A context manager that writes an artifact into a temporary folder next to its destination.
 
-    A context manager: `weights` collects packed weights, and `finish` writes the other files. The
-    artifact that `finish` returns can be tested before `publish` moves it to its destination, where
-    it replaces an older one. Without `publish`, the end of the context removes everything.
+    `weights` collects packed weights, and `finish` writes the other files. The artifact that
+    `finish` returns can be tested before `publish` moves it to its destination, where it replaces
+    an older artifact. Without `publish`, the temporary folder is removed at the end of the context.
 
     Args:
         path: the destination folder.
@@ -88,16 +88,16 @@ class ArtifactWriter:
         ports: ModelPorts | None = None,
         stages: SegmentBoundary[int] | None = None,
     ) -> Artifact:
-        """Write the other files and return the artifact, which is not yet at its destination.
+        """Write all files except the weights, and return the artifact in the temporary folder.
 
         Args:
             programs: the served programs, the default first.
             library: the linked shared library with the kernels of all programs.
             target: `Target.to_json()`.
-            metadata: plain data for `json`: model, schedules, keys, versions.
-            ports: the dynamic dimensions of inputs and outputs; None if no named size selects a
-                program.
-            stages: the order of the programs, if the model is segmented.
+            metadata: JSON data: model, schedules, keys, versions.
+            ports: the inputs and outputs with their dynamic dimensions; None if no named size
+                selects a program.
+            stages: the tree of segments, with indices of `programs`, if the model is segmented.
 
         Raises:
             OSError: if it cannot be written.
@@ -144,8 +144,7 @@ class ArtifactWriter:
 def check_destination(path: str | Path) -> Path:
     """Check that an artifact may be saved at a path, and return the absolute path.
 
-    The path must not exist, be an empty folder, or be an artifact without foreign files in its
-    folder.
+    The path must not exist, or be an empty folder, or be an artifact folder without other files.
 
     Raises:
         ArtifactError: if something else exists there, or a parent folder cannot be created.

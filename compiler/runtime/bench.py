@@ -147,7 +147,7 @@ def reference_seconds(threads: int = 1) -> tuple[float, float]:
 def scratch_stride(scratch_bytes: int) -> int:
     """Return the distance in bytes between the scratch blocks of two threads.
 
-    The stride is whole cache lines plus one, so that no two threads write to one line, and blocks
-    of whole pages do not fall into the same cache sets.
+    It is a whole number of cache lines plus one more line. Therefore, no two threads write to one
+    line, and blocks whose size is a multiple of a page do not map to the same cache sets.
     """
     return -(-scratch_bytes // ALIGNMENT) * ALIGNMENT + ALIGNMENT

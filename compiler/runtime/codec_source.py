@@ -68,8 +68,9 @@ class FunctionSource:
         return found
 
     def reading(self, codec: Codec, value: str) -> str:
-        """Return an expression that reads the variable `value`: an inline test, or a function
-        call.
+        """Return the source of an expression that converts the variable `value` from JSON data.
+
+        A call of the reader is avoided if the test `codec.is_own_form` is true.
         """
         call = f"{self.name(codec.read, 'read')}({value}, scope)"
         if not codec.is_own_form:

@@ -114,7 +114,7 @@ class Executable(Model):
 
     @cached_property
     def inputs(self) -> tuple[ModelPort, ...]:
-        """Name, dtype and shape of each input; dynamic sizes by name."""
+        """Name, dtype and shape of each input, in order; a dynamic dimension is its name."""
         return tuple(map(described, self.program.inputs))
 
     @property
@@ -147,7 +147,7 @@ class Executable(Model):
     def with_program(self, program: Program) -> Executable:
         """Return an executable of another program with the same code and weights.
 
-        The program may, for example, also copy intermediate values out.
+        For example, the other program may also copy intermediate values to outputs.
 
         Raises:
             ValueError: as the constructor does.

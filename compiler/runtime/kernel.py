@@ -63,7 +63,7 @@ def ranges_from_json(data: Mapping[str, str]) -> dict[str, Dimension]:
 
 
 def size_to_json(size: int) -> int | str:
-    """Convert a size to JSON: a number, or the text of a dynamic size."""
+    """Convert a size to JSON: an integer, or a string for a dynamic size."""
     return str(size) if is_dynamic(size) else size
 
 
@@ -231,8 +231,8 @@ class StageSpec:
 class KernelSpec(JsonValue):
     """The interface of a compiled kernel: its stages, its buffers in argument order, its scratch.
 
-    `sizes` are the dynamic dimensions that the code reads, by name. Extents, shapes and bytes may
-    be dynamic sizes over them.
+    `sizes` are the dynamic dimensions that the code reads, in order. Extents, shapes and byte
+    counts may be dynamic sizes, expressed in these dimensions.
     """
 
     json_form: ClassVar[JsonForm] = JsonForm(

@@ -45,28 +45,28 @@ class Model(ABC):
     ) -> list[Array]:
         """Run the model once.
 
-        An input that is C-contiguous and aligned to 64 bytes is read in place, any other is copied.
-        The outputs are new arrays with the extents that the run computed. A batch whose values
-        exceed the caches is run in slices (`Program.slices`).
+        An input that is C-contiguous and aligned to 64 bytes is read in place; any other is copied.
+        The outputs are new arrays. A batch whose intermediate values exceed the caches is run in
+        slices (`Program.slices`).
 
         Args:
-            inputs: arrays by input name, or in the order of `inputs`. Texts are arrays of `str`,
-                or of their positions in the labels of the port.
-            labels: if true, the outputs are converted: texts to `str`, dictionaries to objects,
-                sequences to lists of arrays, and bfloat16 to ml_dtypes' type, if that is installed.
-                If false, texts are int64 positions of labels, arrays are separate, and bfloat16 is
-                raw bits in uint16.
+            inputs: arrays by input name, or in the order of `inputs`. Strings are arrays of `str`,
+                or of int64 positions in the table `Port.labels`.
+            labels: if true, the outputs are converted: positions to strings, rows to dictionaries,
+                elements of sequences to lists of arrays, and bfloat16 to ml_dtypes' type, if that
+                is installed. If false, strings are int64 positions, elements of sequences are
+                separate arrays, and bfloat16 is raw bits in uint16.
             stop: ends the run when it is set.
 
         Returns:
-            The outputs, in the order of `output_names`, or of `outputs` without labels.
+            The outputs, in the order of `output_names` with `labels`, else of `outputs`.
 
         Raises:
             InvalidInputError: if an input is missing, unknown, or of another shape or dtype, a
                 dimension is outside its range, the model contradicts itself for these inputs, or an
                 artifact has no program for them.
             CompilerError: if a program that this run needs first does not compile.
-            OutOfMemoryError: if memory does not suffice for the values between inputs and outputs.
+            OutOfMemoryError: if memory does not suffice for the intermediate values.
             StoppedError: if `stop` was set before the end.
         """
 
@@ -92,7 +92,7 @@ class Model(ABC):
         """
 
     def __call__(self, *arrays: Array | Mapping[str, Array], **named: Array) -> list[Array]:
-        """Run the model once. Raises the errors of `run`."""
+        """Run the model once; results and errors are those of `run`."""
         if named and arrays:
             raise InvalidInputError("give the inputs either in order or by name")
         if len(arrays) == 1 and isinstance(arrays[0], Mapping):

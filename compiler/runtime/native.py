@@ -35,7 +35,7 @@ class _Arguments(ctypes.Structure):
 
 
 class BoundKernelStruct(ctypes.Structure):
-    """`tw_bound_kernel`: a kernel with its buffers, for the benchmark harness."""
+    """The C struct `tw_bound_kernel`: a kernel with its buffers, for the benchmark harness."""
 
     _fields_ = (
         ("stages", ctypes.c_void_p),
@@ -47,7 +47,7 @@ class BoundKernelStruct(ctypes.Structure):
 
 
 class ProgramStruct(ctypes.Structure):
-    """`tw_program`: a program with its memory, for the interpreter."""
+    """The C struct `tw_program`: an encoded program with its memory, for the interpreter."""
 
     _fields_ = (
         ("code", ctypes.c_void_p),

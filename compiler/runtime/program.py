@@ -309,7 +309,7 @@ class Branch:
 class SizeBranch:
     """Instruction: run `below` if a dimension of the program is at most a limit, else `above`.
 
-    The limit is `last` times the dimension's `multiple`, and is within its range.
+    The limit is `last * dimension.multiple`, a size within the dimension's range.
     """
 
     json_form: ClassVar[JsonForm] = JsonForm(scope=_deeper)

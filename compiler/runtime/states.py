@@ -243,7 +243,7 @@ class StateMove(NamedTuple):
     def among(self, roomy: Collection[SessionState]) -> StateMove:
         """Return the move for a step in which exactly the states in `roomy` have slack capacity.
 
-        A move that needs slack capacity and has none is not in place.
+        A move that needs slack capacity, and whose state has none, does not work in place.
         """
         has_room = self.state in roomy
         needs_room = self.after.stored is not self.after.shape
@@ -280,7 +280,7 @@ class StateRoom(NamedTuple):
 
 
 class SessionStep(NamedTuple):
-    """The plan of one step: the executable, the use of each state, and the slack capacities."""
+    """The plan of one step: the executable, the use of each state, and shared slack capacities."""
 
     executable: Executable
     moves: Sequence[StateMove]

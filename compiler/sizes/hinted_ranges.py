@@ -128,9 +128,9 @@ def hinted_shares(dims: Mapping[str, Iterable[SizeRange]]) -> Shares:
 
 
 def size_choices(name: str, listed: Iterable[int | str]) -> tuple[int | str, ...]:
-    """Return the distinct sizes that a user lists for one dimension, of which one may be a range.
+    """Check and return the distinct sizes that a user lists for one dimension.
 
-    A range is returned as text, and a range of one number as that number.
+    One of them may be a range. It is returned as text, or as an integer if it has one size.
 
     Raises:
         InvalidArgumentError: if an entry is malformed or 0, there are two ranges, or hints without

@@ -1,4 +1,4 @@
-"""Parser for the text of a size."""
+"""Parser for the text form of dynamic sizes."""
 
 from __future__ import annotations
 

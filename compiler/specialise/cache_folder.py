@@ -78,8 +78,7 @@ class CacheFolder:
     def keep(
         self, key: str, make: Callable[[Path], object], *, replacing: bool = False
     ) -> Path | None:
-        """Add the entry that `make` writes into the folder it is given, and return the entry's
-        folder.
+        """Add an entry, and return its folder; `make` writes the files into the folder it is given.
 
         An existing entry is left unchanged unless `replacing`. A replaced entry remains available
         until `make` has written its successor, and is kept if that fails.
@@ -114,8 +113,7 @@ class CacheFolder:
         self._drop(self._entry(key))
 
     def entries(self) -> Iterator[tuple[float, int, Path]]:
-        """Yield for each entry the time of its last use (seconds since 1970), its bytes and its
-        folder."""
+        """Yield (time of last use in seconds since 1970, size in bytes, folder) of each entry."""
         with suppress(OSError):
             for entry in os.scandir(self.path):
                 if _KEY.fullmatch(entry.name):

@@ -128,7 +128,7 @@ def identity(processor: Processor) -> str:
 
 
 def read_integer(path: Path) -> int:
-    """Return the number in a file; 0 if the file does not contain one."""
+    """Return the integer in a file; 0 if the file does not contain one."""
     text = read_text(path)
     return int(text) if text.isdecimal() and len(text) <= _LONGEST_NUMBER else 0
 

@@ -50,11 +50,11 @@ class DeviceFacts(JsonValue):
     If its cores differ, `processor`, `caches`, `governor` and `core` describe the fastest kind.
 
     Attributes:
-        model: the name of the CPU, or of the board, for people.
+        model: a readable name of the CPU or the board.
         architecture: the operating system's name (`x86_64`, `aarch64`, `AMD64`).
         system: `Linux`, `Darwin`...
         cores: logical cores that this process may run on.
-        physical_cores: cores of the machine without their hyper-threads.
+        physical_cores: physical cores of the machine.
         memory_bytes: size of main memory.
         governor: the clock governor of the first core.
         caches: the caches of one core.
@@ -66,8 +66,8 @@ class DeviceFacts(JsonValue):
         microcode: revision of the microcode, if the CPU has one (`0xa101148`).
         core: the cores that run kernels, with their highest clock in GHz (`cortex-a76@2.4`); empty
             if unknown.
-        vector_bits: length of a vector register, if the device determines it (SVE, RISC-V's V); 0
-            without such registers, or if the operating system does not report it.
+        vector_bits: length of scalable vector registers in bits (SVE, RISC-V's V); 0 without such
+            registers, or if the operating system does not report it.
     """
 
     json_form: ClassVar[JsonForm] = JsonForm(

@@ -75,7 +75,7 @@ def runs_here(target: Target) -> bool:
 
 
 def check_runs_here(target: Target) -> Target:
-    """Return the target, if its code runs in this process.
+    """Check that the target's code runs in this process, and return the target.
 
     Raises:
         CompilerError: if its code does not run in this process.

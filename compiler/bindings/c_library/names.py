@@ -66,7 +66,7 @@ def identifiers(names: Iterable[str], suffixes: Iterable[str] = ()) -> tuple[str
 
 
 def quoted(text: str) -> str:
-    """Quote a text as a C string literal; other characters than ASCII become escaped UTF-8."""
+    """Quote a string as a C string literal; other characters than ASCII become escaped UTF-8."""
     parts = []
     for byte in text.encode("utf-8", "surrogateescape"):
         char = chr(byte)
@@ -77,6 +77,6 @@ def quoted(text: str) -> str:
 
 
 def comment(text: str) -> str:
-    """Convert a text to one line that is safe within a C comment."""
+    """Convert a string to one line that is safe within a C comment."""
     shown = text.encode("ascii", "backslashreplace").decode()
     return re.sub(r"[\x00-\x1f\x7f]+", " ", shown).replace("*/", "* /").replace("/*", "/ *")

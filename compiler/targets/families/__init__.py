@@ -262,7 +262,7 @@ class TileRegisters:
 class LaneIntrinsic:
     """An LLVM intrinsic that applies one operation to every lane of a float32 vector.
 
-    `constants` are the type and value of each further argument after the operands.
+    `constants` are (type, value) of constant arguments that follow the operands.
     """
 
     feature: str

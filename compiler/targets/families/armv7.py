@@ -1,4 +1,4 @@
-"""Armv7-A with Advanced SIMD (NEON): 16 registers of 128 bits, addresses of 32."""
+"""Armv7-A with Advanced SIMD (NEON): 16 registers of 128 bits, 32-bit addresses."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""x86-64: SSE2 (v1), SSE4.2 (v2), AVX2 with FMA (v3), AVX-512 (v4), CPUs by their LLVM names."""
+"""x86-64: levels v1 (SSE2), v2 (SSE4.2), v3 (AVX2, FMA) and v4 (AVX-512), and CPUs by LLVM name."""
 
 from __future__ import annotations
 

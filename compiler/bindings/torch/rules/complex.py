@@ -1,4 +1,4 @@
-"""Operators on complex numbers, which ONNX represents as pairs of real values.
+"""Translation rules of operators on complex tensors, which become pairs of real ONNX values.
 
 Operators that move or sum elements apply to both parts. Fourier transforms are products with
 matrices, whose columns for the real and imaginary part are adjacent.

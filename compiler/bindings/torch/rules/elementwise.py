@@ -1,4 +1,4 @@
-"""Elementwise operators."""
+"""Translation rules of elementwise ATen operators."""
 
 from __future__ import annotations
 

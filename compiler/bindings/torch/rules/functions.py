@@ -1,4 +1,4 @@
-"""Elementwise functions that ONNX lacks, as several ONNX operators."""
+"""Translation rules of elementwise functions that ONNX lacks, to several ONNX operators."""
 
 from __future__ import annotations
 

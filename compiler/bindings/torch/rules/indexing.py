@@ -1,4 +1,4 @@
-"""Gather and scatter: reading and writing elements by index."""
+"""Translation rules of ATen's gather and scatter operators."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Normalisations and softmax, for inference."""
+"""Translation rules of ATen's normalisations and softmax, for inference."""
 
 from __future__ import annotations
 

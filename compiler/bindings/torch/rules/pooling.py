@@ -1,4 +1,4 @@
-"""Pooling windows, and image resizing."""
+"""Translation rules of ATen's pooling and image resizing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Matrix products, convolutions and attention."""
+"""Translation rules of ATen's matrix products, convolutions and attention."""
 
 from __future__ import annotations
 

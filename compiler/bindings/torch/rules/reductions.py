@@ -1,4 +1,4 @@
-"""Reductions, extrema and sorting."""
+"""Translation rules of ATen's reductions, extrema and sorting."""
 
 from __future__ import annotations
 

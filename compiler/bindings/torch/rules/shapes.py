@@ -1,4 +1,4 @@
-"""Operators that move elements without changing them."""
+"""Translation rules of ATen operators that only move elements."""
 
 from __future__ import annotations
 
