@@ -85,9 +85,9 @@ if TYPE_CHECKING:
     ModelSource: TypeAlias = str | Path | bytes | onnx.ModelProto | ReadModel
 
 SPARE = 8
-"""A model with dynamic dimensions has one block of weights for all sizes. The block is this number
-of times as large as the first sizes need. Most sizes pack weights alike, and untouched pages take
-no memory."""
+"""A model with dynamic dimensions has one block of packed weights for all its programs. It is this
+number of times as large as the first program needs. Most programs pack weights alike, and untouched
+pages take no memory."""
 
 
 def load_graph(
@@ -296,7 +296,7 @@ def _staged(
     source: ReadModel, ports: ModelPorts, ranges: Mapping[str, Dimension], options: CompileOptions
 ) -> GuardedModel:
     def compiling() -> Callable[[Graph, bool], Executable]:
-        """A function that compiles the graphs of one stage, which share their packed weights."""
+        """A function that compiles the segments behind a boundary, which share packed weights."""
         builders = {each: _builder(options, any_rows=each) for each in (False, True)}
         return lambda graph, each_size: _executable(
             options, graph, builders[each_size], None, SPARE
@@ -404,7 +404,7 @@ def _fixed(source: ReadModel, sizes: Mapping[str, int], options: CompileOptions)
 
 
 def _builder(options: CompileOptions, *, any_rows: bool) -> ProgramBuilder:
-    """The builder for the programs of one model, or of one stage."""
+    """A builder for the programs of one model, or of the segments behind one boundary."""
     return ProgramBuilder(
         options.schedules,
         options.mode,

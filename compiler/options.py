@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
     ModelPlanner: TypeAlias = Callable[[Graph, Mapping[str, int] | None], GraphPlan]
     """Computes the plan of an imported graph, given the fixed sizes of the model's named
-    dimensions; dimensions with a range belong to the graph. The sizes are None for a stage of a
-    segmented model."""
+    dimensions; dimensions with a range are dynamic in the graph. The sizes are None for a segment
+    of a segmented model."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -144,7 +144,7 @@ class NodeImporter:
                 self._run(sort_nodes(unwrapped(branch, node, name), body.values), used, body)
 
     def _known_branch(self, proto: NodeProto, name: str, body: NameScope) -> GraphProto | None:
-        """The branch of an If that a known condition selects; None for other nodes."""
+        """The branch of an If that a known condition selects; None for any other node."""
         if (domain_of(proto.domain), proto.op_type) != ("", "If"):
             return None
         known = self._builder.known(str(body.values[proto.input[0]]))

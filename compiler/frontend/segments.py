@@ -337,7 +337,7 @@ def _from_extents(
     name: str, numbers: np.ndarray, dtype: DType, extents: Mapping[str, tuple[str, int]]
 ) -> list[NodeProto]:
     """Nodes that compute sizes from the extents of live-ins, so that equal sizes stay equal behind
-    the cut.
+    the boundary.
 
     The operators have the same form in every opset.
     """

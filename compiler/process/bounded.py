@@ -273,7 +273,7 @@ class _OutOfMemory:
 
 @dataclass(frozen=True, slots=True)
 class _Back:
-    """A question of the child to its parent."""
+    """A call of the parent's `answers` function by the child."""
 
     arguments: tuple[Any, ...]
 
@@ -336,7 +336,7 @@ def serve(pipe: Connection) -> None:
 
 
 def _back(pipe: Connection, *arguments: Any) -> Any:
-    """Query the parent from the child, and return its answer."""
+    """Call the parent's `answers` function from the child, and return its result."""
     _send(pipe, _Back(arguments), os.getppid())
     answer = _receive(pipe, writable=False)
     if isinstance(answer, _Raised):

@@ -303,9 +303,9 @@ class GuardedModel(Model):
         return self._stage(self._first, self._values(arrays))[0].program
 
     def _first_to_try(self, facts: SegmentGuard) -> Executable | None:
-        """The program for these facts, if a run may try it before checking its sizes. This requires
-        that all programs serve ranges, and that the program itself rejects sizes outside the
-        model's ranges."""
+        """The program with this guard, if a run may try it before its sizes are checked. This
+        requires that all programs serve ranges, and that the program itself rejects sizes outside
+        the model's ranges."""
         cut = self._first
         listed_ = cut.served or ()
         if not cut.whole or cut.own or self.ports.pad or any(f not in cut.made for f in listed_):
@@ -465,12 +465,12 @@ class GuardedModel(Model):
             raise self._not_served(SegmentGuard(tuple(sizes.items())))
         return dict(min(fitting, key=lambda each: (prod(size for _, size in each), each)))
 
-    # ---- stages
+    # ---- segments
 
     def _stage(
         self, cut: SegmentBoundary[Executable], values: Mapping[str, Array]
     ) -> tuple[ModelSegment[Executable], dict[str, Array]]:
-        """The stage for these values, compiled if necessary, and its inputs."""
+        """The segment for these live-ins, compiled if necessary, and its inputs."""
         while True:
             facts = cut.facts(values)
             stage = self._made(cut, facts, values)
@@ -491,7 +491,7 @@ class GuardedModel(Model):
     def _made(
         self, cut: SegmentBoundary[Executable], facts: SegmentGuard, values: Mapping[str, Array]
     ) -> ModelSegment[Executable] | None:
-        """The stage for these facts, compiled if necessary; None if no program serves their
+        """The segment with this guard, compiled if necessary; None if no program serves its
         ranges."""
         stage = cut.made.get(facts)
         if stage is not None:
@@ -514,7 +514,7 @@ class GuardedModel(Model):
         facts: SegmentGuard,
         values: Mapping[str, Array],
     ) -> dict[str, Array]:
-        """The inputs of a stage's program."""
+        """The inputs of a segment's program."""
         if cut.whole:
             return dict(values)
         given = cut.reads.inputs(facts, values)

@@ -46,7 +46,7 @@ _Hexadecimal = Annotated[bytes, Via(str, lambda text, _: bytes.fromhex(text), by
 
 @dataclass(frozen=True, slots=True)
 class _StoredSegment:
-    """The facts that a stage serves, and the stage."""
+    """A segment with its guard, as it is stored."""
 
     sizes: tuple[tuple[str, int], ...]
     known: tuple[tuple[str, _Hexadecimal, tuple[Natural, ...]], ...]
@@ -58,7 +58,7 @@ class _StoredSegment:
 
 @dataclass(frozen=True, slots=True)
 class _StoredBoundary:
-    """A cut as it is stored."""
+    """A boundary as it is stored."""
 
     json_form: ClassVar[JsonForm] = JsonForm("stages")
 
@@ -177,8 +177,7 @@ def _check_cut(
 
 
 def _check_inputs(program: Program, reads: Reads, facts: SegmentGuard) -> None:
-    """Raise ValueError unless a program's inputs are among the values that are read behind its
-    cut."""
+    """Raise ValueError unless a program's inputs are live-ins of the boundary before it."""
     names = [dimension.name for dimension in facts.open]
     given: dict[str, ValueKind] = {}
     for crossing in reads.crossings:
@@ -209,7 +208,7 @@ def _kind_text(kind: ValueKind | None) -> str:
 
 @dataclass(slots=True, eq=False)
 class _LoadedBoundary(SegmentBoundary[Executable]):
-    """A cut whose programs load when a run first needs them."""
+    """A boundary whose programs are loaded when a run first needs them."""
 
     listed: Mapping[SegmentGuard, ModelSegment[int]] = field(default_factory=dict)
 

@@ -226,7 +226,7 @@ class Reads:
         return found
 
     def _open(self, sizes: Mapping[str, int]) -> set[str]:
-        """The names of sizes for which a range can be used."""
+        """The names of the sizes that may stay dynamic."""
         found = {n for n, size in sizes.items() if size > 0 or self._range(n).low == 0}
         for crossing in self.crossings:
             if crossing.deciding:

@@ -32,8 +32,8 @@ LEAST_BUFFER_BYTES = 1 << 20
 
 
 SPARE_SHARE = 8
-"""A mapping has this fraction of the file as spare capacity: otherwise, the programs of a model
-with many stages would each map the whole file again."""
+"""Spare capacity of a mapping, as 1 / this number of the file's size. Without it, each program of a
+model with many segments would map the whole file again."""
 
 
 class WeightFile(PackedWeights):

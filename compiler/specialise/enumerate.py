@@ -75,7 +75,7 @@ def _stages(
         if not fresh:
             made = {f: stage for f in wanted if (stage := tried[f]) is not None}
             if first is not None and not any(all(size for _, size in f.sizes) for f in made):
-                raise first  # only stages for sizes 0 compiled
+                raise first  # only segments for sizes 0 compiled
             return made
         for facts in fresh:
             try:

@@ -148,7 +148,7 @@ def _others(cut: SegmentBoundary[P], sizes: Mapping[str, int]) -> Iterator[dict[
 def _split(
     cut: SegmentBoundary[P], facts: SegmentGuard, exact: SegmentGuard, error: DynamicSizeError
 ) -> bool:
-    """Split the ranges of a cut where the answer to a condition changes; false if no split was
+    """Split ranges at sizes where the result of a condition changes; false if no split was
     added."""
     ranges = {d.name: d for d in facts.open}
     added = False
@@ -172,7 +172,7 @@ def _ends(
     exact: SegmentGuard,
     error: DynamicSizeError,
 ) -> Iterator[tuple[str, int]]:
-    """Yield the split points of a condition: a dimension, and the first size of each new part.
+    """Yield the split points of a condition: a dimension, and the first size of a new interval.
 
     A condition on several sizes together, such as a product that must fit into 32 bits, has the
     same answer up to a split point in each of them. Beyond these split points, each combination of

@@ -157,7 +157,7 @@ def toolchain(target: Target, *, executable: bool = False) -> Toolchain:
 
 
 def _has_static_library(compiler: str) -> bool:
-    """Whether a C compiler can link self-contained executables."""
+    """Whether a C compiler can link static executables."""
     # the compiler prints the path of an existing file, else the bare name
     asked = [compiler, "-print-file-name=libc.a"]
     found = subprocess.run(asked, capture_output=True, text=True, check=False).stdout.strip()

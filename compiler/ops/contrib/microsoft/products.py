@@ -41,7 +41,7 @@ def integer_product(
 
 
 def _of_columns(node: OnnxNode, what: str, parameter: str | None, b: str) -> None:
-    """Raise InvalidModelError unless this is one number, or one for each column of b."""
+    """Raise InvalidModelError unless a parameter has one element, or one per column of b."""
     shape = node.shape(b)
     if parameter is None or node.type(parameter).elements == 1:
         return
