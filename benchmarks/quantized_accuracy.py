@@ -30,7 +30,7 @@ import onnx
 from benchmarks import models
 from benchmarks.race import RESULTS_FOLDER
 from benchmarks.report import Origin, write_data
-from tests.exact_bytes import exact_bytes
+from tests.exact_int8 import exact_int8
 from tilewright.compiler.api import compile_model
 from tilewright.service.jobs.device.local_device import LocalDevice
 from tilewright.service.quantize.errors import QuantizeError
@@ -182,7 +182,7 @@ def _onnxruntime(
     import onnxruntime
 
     levels = onnxruntime.GraphOptimizationLevel
-    options = exact_bytes()
+    options = exact_int8()
     options.graph_optimization_level = levels.ORT_ENABLE_ALL if fused else levels.ORT_DISABLE_ALL
     session = onnxruntime.InferenceSession(
         model.SerializeToString(), options, providers=["CPUExecutionProvider"]

@@ -31,7 +31,7 @@ from tilewright.compiler.frontend.dimensions import (
 )
 from tilewright.compiler.frontend.model_file import ReadModel, read_model, with_tensors
 from tilewright.compiler.frontend.onnx_import import import_model
-from tilewright.compiler.frontend.segments import input_crossings
+from tilewright.compiler.frontend.segments import input_live_ins
 from tilewright.compiler.graph.ir import Graph
 from tilewright.compiler.mode import Mode
 from tilewright.compiler.options import CompileOptions
@@ -395,7 +395,7 @@ def _reads(
     for name in cache_lengths(graph) & defaults.keys():
         defaults[name] = replace(defaults[name], low=0)
     derived = frozenset(ports.open) - ranges.keys() - defaults.keys()
-    return Reads(input_crossings(graph, ports), ranges, defaults, derived)
+    return Reads(input_live_ins(graph, ports), ranges, defaults, derived)
 
 
 def _fixed(source: ReadModel, sizes: Mapping[str, int], options: CompileOptions) -> Graph:

@@ -23,7 +23,7 @@ from tilewright.compiler.plan.plan import (
     control_step,
 )
 from tilewright.compiler.plan.workload import Workload
-from tilewright.compiler.sizes import RoomDimension, parse_size, with_dimensions
+from tilewright.compiler.sizes import SlackDimension, parse_size, with_dimensions
 
 
 def read_plan(
@@ -42,7 +42,7 @@ def read_plan(
         steps: list[Step] = []
         known = {dimension.name: dimension for dimension in graph.dimensions}
         growing = data.get("growing", ())
-        rooms = {name: RoomDimension(name, 0) for name in (str(each["room"]) for each in growing)}
+        rooms = {name: SlackDimension(name, 0) for name in (str(each["room"]) for each in growing)}
         graph = with_dimensions(graph, {known[n]: r for n, r in rooms.items() if n in known})
         known |= rooms
 

@@ -14,7 +14,7 @@ from tilewright.compiler.graph.ir import Graph
 from tilewright.compiler.ops.interpret import run_graph
 from tilewright.compiler.plan.memory import MemoryPlan, value_bytes
 from tilewright.compiler.plan.partition import plan_graph
-from tilewright.compiler.plan.placement import Placement, same_bytes
+from tilewright.compiler.plan.placement import Placement, same_storage
 from tilewright.compiler.plan.plan import (
     BranchStep,
     GraphPlan,
@@ -101,7 +101,7 @@ def planned(graph: Graph, lanes: int = 8) -> GraphPlan:
             assert boundary.constant == (value in plan.graph.constants)
             if not boundary.constant:
                 place = Placement(boundary.layout, boundary.halo)
-                assert same_bytes(boundary.type.shape, place, plan.placements[value])
+                assert same_storage(boundary.type.shape, place, plan.placements[value])
     for value in (*plan.graph.inputs, *plan.graph.outputs):
         assert plan.placements[value] == Placement()
     written = {s.output for s in plan.steps}
@@ -150,7 +150,7 @@ def check_native(plan: GraphPlan, step: NativeStep) -> None:
         if value not in plan.graph.constants:
             dense = types[value].bytes
             assert value_bytes(plan, value) == dense
-            assert same_bytes(types[value].shape, plan.placements[value], Placement())
+            assert same_storage(types[value].shape, plan.placements[value], Placement())
 
 
 def check_memory(plan: GraphPlan, memory: MemoryPlan) -> None:

@@ -6,11 +6,11 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 
 from tilewright.compiler.dtypes import DType
 from tilewright.compiler.runtime.executable import Executable
-from tilewright.compiler.runtime.guarded import GuardedModel, whole_cut
+from tilewright.compiler.runtime.guarded import GuardedModel, unsegmented
 from tilewright.compiler.runtime.packing import Array
 from tilewright.compiler.runtime.ports import ModelPorts, Sizes
 from tilewright.compiler.runtime.segments import (
-    Crossing,
+    LiveIn,
     ModelSegment,
     Reads,
     SegmentBoundary,
@@ -29,7 +29,7 @@ def sized_model(
     own: Collection[Sizes] = (),
 ) -> GuardedModel:
     """A model that is not cut. `make` gives the program for sizes, when they are first needed; the
-    rest is as of `whole_cut`."""
+    rest is as of `unsegmented`."""
 
     def made(
         cut: SegmentBoundary[Executable], facts: SegmentGuard, values: Mapping[str, Array]
@@ -39,8 +39,7 @@ def sized_model(
         return stage
 
     crossings = tuple(
-        Crossing(name, "", DType.FLOAT32, dims, deciding=False)
-        for name, dims in ports.inputs.items()
+        LiveIn(name, "", DType.FLOAT32, dims, deciding=False) for name, dims in ports.inputs.items()
     )
     reads = Reads(crossings, ranges or {})
-    return GuardedModel(ports, whole_cut(reads, ports, ranged, served, own, reason), made)
+    return GuardedModel(ports, unsegmented(reads, ports, ranged, served, own, reason), made)

@@ -26,7 +26,7 @@ from tilewright.compiler.ops.builder import GraphBuilder
 from tilewright.compiler.ops.enclosed import Enclosure, Outside
 from tilewright.compiler.ops.loops import branched, truth
 from tilewright.compiler.ops.onnx_node import OnnxAttr, OnnxNode
-from tilewright.compiler.sizes import Asking, DynamicSizeError, is_dynamic
+from tilewright.compiler.sizes import DynamicSizeError, SizeErrorContext, is_dynamic
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,7 +197,7 @@ class NodeImporter:
         attrs = self._attributes(proto, name, body)
         node = OnnxNode(name, proto.op_type, domain, opset, inputs, outputs, attrs, self._builder)
         if (follow := on_sequences(node)) is not None:
-            with Asking(node.label):
+            with SizeErrorContext(node.label):
                 return [follow(node)]
         rule = ops.onnx_rules().get((domain, proto.op_type))
         if rule is None:
@@ -207,7 +207,7 @@ class NodeImporter:
                 raise UnsupportedOperatorError(name, proto.op_type, domain, opset, reason)
             return found
         try:
-            with Asking(node.label):
+            with SizeErrorContext(node.label):
                 node, labels = with_one_table(node)
                 if any(v is not None and self._builder.trim(v) for v in node.inputs):
                     results = carried(node, rule)

@@ -32,7 +32,7 @@ from tilewright.compiler.ops.builder import GraphBuilder
 from tilewright.compiler.ops.cast import ONNX_TYPES
 from tilewright.compiler.ops.onnx_node import OnnxTensor
 from tilewright.compiler.runtime.ports import ModelPorts
-from tilewright.compiler.runtime.segments import Crossing, Reads, SegmentGuard
+from tilewright.compiler.runtime.segments import LiveIn, Reads, SegmentGuard
 from tilewright.compiler.sizes import Dimension, bounds, is_dynamic
 
 DECIDING_ELEMENTS = 64
@@ -169,7 +169,7 @@ class Continuation:
 
 
 def _spelled(
-    crossing: Crossing, array: np.ndarray, elements: Sequence[str], opened: Sequence[str]
+    crossing: LiveIn, array: np.ndarray, elements: Sequence[str], opened: Sequence[str]
 ) -> list[NodeProto]:
     """Nodes that compute a shape-determining value from the shape of its input and its known
     elements.
@@ -204,7 +204,7 @@ def _spelled(
     ]
 
 
-def input_crossings(graph: GraphProto, ports: ModelPorts) -> tuple[Crossing, ...]:
+def input_live_ins(graph: GraphProto, ports: ModelPorts) -> tuple[LiveIn, ...]:
     """Return the inputs of a model as live-ins of its first segment.
 
     `ports` has their dimensions.
@@ -217,12 +217,12 @@ def input_crossings(graph: GraphProto, ports: ModelPorts) -> tuple[Crossing, ...
     return tuple(_input_crossing(infos[name], dims) for name, dims in ports.inputs.items())
 
 
-def _input_crossing(info: ValueInfoProto, dims: tuple[int | str, ...]) -> Crossing:
+def _input_crossing(info: ValueInfoProto, dims: tuple[int | str, ...]) -> LiveIn:
     number = info.type.tensor_type.elem_type
     if number == TensorProto.STRING:
-        return Crossing(info.name, "", DType.INT64, dims, deciding=False, text=True)
+        return LiveIn(info.name, "", DType.INT64, dims, deciding=False, text=True)
     dtype = element_type(number, f"input '{info.name}'")
-    return Crossing(info.name, "", dtype, dims, deciding=False)
+    return LiveIn(info.name, "", dtype, dims, deciding=False)
 
 
 def rest_of(
@@ -258,7 +258,7 @@ def rest_of(
     names: dict[str, str] = {}
     ranges: dict[str, Dimension] = {}
     tensors: dict[str, OnnxTensor] = {}
-    crossings: list[Crossing] = []
+    crossings: list[LiveIn] = []
     extents: dict[str, tuple[str, int]] = {}
     spelled: list[NodeProto] = []
     read_behind = {name for node in waiting.nodes for name in reads(node)} - waiting.made
@@ -304,7 +304,7 @@ def rest_of(
                 extents.setdefault(same, (name, axis))
         decides = not text and (name in deciding or numbers is not None)
         label = f"element_{len(crossings)}"
-        crossings.append(Crossing(name, label, kind.dtype, tuple(dims), decides, text))
+        crossings.append(LiveIn(name, label, kind.dtype, tuple(dims), decides, text))
     _check_progress(waiting, read, crossings, before)
     reads_ = Reads(tuple(crossings), ranges)
     return Continuation(_left(read, waiting, tensors, spelled), reads_, str(first), len(spelled))
@@ -398,7 +398,7 @@ def _deciding(
 
 
 def _check_progress(
-    waiting: Waiting, read: ReadModel, crossings: Sequence[Crossing], before: Continuation | None
+    waiting: Waiting, read: ReadModel, crossings: Sequence[LiveIn], before: Continuation | None
 ) -> None:
     """Raise the first node's error if all nodes were deferred and no further value will be
     known."""

@@ -19,7 +19,13 @@ from tilewright.compiler.loops.semantics import from_memory, to_memory
 from tilewright.compiler.ops import size_arithmetic
 from tilewright.compiler.ops.attributes import axis_of
 from tilewright.compiler.runtime.labels import LABELLED, Labels
-from tilewright.compiler.sizes import Asking, DynamicSizeError, bounds, dynamic_sizes, is_dynamic
+from tilewright.compiler.sizes import (
+    DynamicSizeError,
+    SizeErrorContext,
+    bounds,
+    dynamic_sizes,
+    is_dynamic,
+)
 
 FOLD_LIMIT_BYTES = 1 << 20
 """Nodes on constants fold if their result is not larger than this or than their operands."""
@@ -166,7 +172,7 @@ class GraphBuilder:
         operator = ops.get(op)
         pairs = tuple(sorted(attrs.items()))
         try:
-            with Asking(label or op):
+            with SizeErrorContext(label or op):
                 kind = operator.infer([self.types[value] for value in inputs], pairs)
         except InvalidModelError as error:
             raise InvalidModelError(f"{label or op}: {error}") from error

@@ -10,9 +10,9 @@ from tilewright.compiler.ops.attributes import axis_of, integer, ints
 from tilewright.compiler.ops.builder import GraphBuilder
 from tilewright.compiler.ops.onnx_node import OnnxNode
 from tilewright.compiler.sizes import (
-    Asking,
     Dimension,
     DynamicSizeError,
+    SizeErrorContext,
     always_at_most,
     always_less,
     dimensions,
@@ -73,7 +73,7 @@ def check_alone(item: int, extent: int) -> None:
             return dynamic_size(other) // other.multiple if other == own else other.low
 
         alone, end = (substituted(size, smallest) for size in (item, extent))
-        with Asking(never_above=True):
+        with SizeErrorContext(never_above=True):
             if not alone < end:
                 raise DynamicSizeError(_out_of_range(alone, end))
 

@@ -12,7 +12,7 @@ from tilewright.compiler.graph.ir import Attrs
 from tilewright.compiler.graph.types import TensorType
 from tilewright.compiler.loops.expr import Cast, Expr
 from tilewright.compiler.loops.index import Affine
-from tilewright.compiler.ops.products import BYTES
+from tilewright.compiler.ops.products import INT8_TYPES
 from tilewright.compiler.ops.registry import Fresh, Operator, OpKind, Source
 from tilewright.compiler.ops.shapes import operand_count
 
@@ -22,7 +22,7 @@ ENTRIES = 256
 def _infer(types: Sequence[TensorType], _attrs: Attrs) -> TensorType:
     operand_count(types, 2)
     x, table = types
-    if x.dtype not in BYTES or table.dtype not in BYTES or table.shape != (ENTRIES,):
+    if x.dtype not in INT8_TYPES or table.dtype not in INT8_TYPES or table.shape != (ENTRIES,):
         raise InvalidModelError(f"{x} looked up in {table}, not bytes in {ENTRIES} bytes")
     return TensorType(table.dtype, x.shape)
 

@@ -17,8 +17,8 @@ from tilewright.compiler.graph.types import TensorType
 from tilewright.compiler.ops.attributes import word
 from tilewright.compiler.ops.shapes import same_dtype
 
-BYTES = (DType.UINT8, DType.INT8)
-WORDS = (DType.UINT16, DType.INT16)
+INT8_TYPES = (DType.UINT8, DType.INT8)
+INT16_TYPES = (DType.UINT16, DType.INT16)
 HALVES = (DType.FLOAT16, DType.BFLOAT16)
 
 
@@ -37,7 +37,7 @@ def computed_type(types: Sequence[TensorType], attrs: Attrs, operands: int = 2) 
     if not stated:
         return same_dtype(types)
     stored = {kind.dtype for kind in types[:operands]}
-    integers = stated == DType.INT32 and (stored <= set(BYTES) or stored == {DType.INT16})
+    integers = stated == DType.INT32 and (stored <= set(INT8_TYPES) or stored == {DType.INT16})
     halves = stated == DType.FLOAT32 and stored <= set(HALVES) and len(stored) == 1
     if not integers and not halves:
         names = " and ".join(kind.dtype for kind in types[:operands])

@@ -12,7 +12,7 @@ from tilewright.compiler.ops.cast import ONNX_TYPES, cast_to, onnx_type_name
 from tilewright.compiler.ops.convolution import convolve
 from tilewright.compiler.ops.matmul import product
 from tilewright.compiler.ops.onnx_node import OnnxNode
-from tilewright.compiler.ops.products import BYTES
+from tilewright.compiler.ops.products import INT8_TYPES
 from tilewright.compiler.ops.registry import OnnxRule
 from tilewright.compiler.ops.shapes import show
 from tilewright.compiler.sizes import exact_quotient, same_extents
@@ -147,7 +147,11 @@ def _in_blocks(
 def _is_weight(node: OnnxNode, x: str) -> bool:
     """Whether these are constant bytes that may be a factor of a product, not a number or shape."""
     known = node.builder.known(x)
-    return known is not None and node.type(x).dtype in BYTES and min(known.ndim - 1, known.size) > 0
+    return (
+        known is not None
+        and node.type(x).dtype in INT8_TYPES
+        and min(known.ndim - 1, known.size) > 0
+    )
 
 
 def _kept(node: OnnxNode, x: str, zero: str | None, factor: str) -> str:

@@ -20,7 +20,7 @@ from tilewright.compiler.dtypes import DType
 from tilewright.compiler.graph.ir import Graph, Node
 from tilewright.compiler.ops.attributes import integer, ints, number
 from tilewright.compiler.ops.block_matmul import Packing
-from tilewright.compiler.ops.products import BYTES
+from tilewright.compiler.ops.products import INT8_TYPES
 from tilewright.compiler.passes.quantisation import scaled, shifted
 from tilewright.compiler.passes.rewrite import Rewriter, rewrite
 
@@ -95,7 +95,7 @@ def _weight(rewriter: Rewriter, value: str, *, along_rows: bool) -> _Weight | No
 def _integers(rewriter: Rewriter, value: str) -> tuple[np.ndarray, np.ndarray] | None:
     """Return stored 8-bit integers and their zero point, from `int32(stored) - zero`."""
     found = shifted(rewriter, value)
-    if found is None or rewriter.type(found[0]).dtype not in BYTES:
+    if found is None or rewriter.type(found[0]).dtype not in INT8_TYPES:
         return None
     stored = rewriter.array(found[0])
     zero = np.zeros((1, 1, 1), np.int32) if found[1] is None else rewriter.array(found[1])

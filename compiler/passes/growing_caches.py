@@ -31,7 +31,7 @@ from tilewright.compiler.graph.types import TensorType
 from tilewright.compiler.ops.attributes import axis_of
 from tilewright.compiler.passes.packed_caches import packed_caches
 from tilewright.compiler.plan.plan import Growth
-from tilewright.compiler.sizes import RoomDimension, dynamic_size, is_dynamic
+from tilewright.compiler.sizes import SlackDimension, dynamic_size, is_dynamic
 
 
 def growing_caches(graph: Graph) -> tuple[Graph, tuple[Growth, ...]]:
@@ -47,7 +47,7 @@ def growing_caches(graph: Graph) -> tuple[Graph, tuple[Growth, ...]]:
     types = edit.types
     places: dict[tuple[int, ...], str] = {}
     names: set[str] = {d.name for d in graph.dimensions}
-    rooms: dict[int, RoomDimension] = {}
+    rooms: dict[int, SlackDimension] = {}
     held = {value for node in found.values() for value in (node.inputs[0], node.output)}
 
     def emit(
@@ -96,7 +96,7 @@ def growing_caches(graph: Graph) -> tuple[Graph, tuple[Growth, ...]]:
         before, after = (graph.types[value].shape[axis] for value in (past, present))
         room = rooms.get(after)
         if room is None:
-            room = rooms[after] = RoomDimension(fresh(f"{present}.room", names), 0)
+            room = rooms[after] = SlackDimension(fresh(f"{present}.room", names), 0)
             names.add(room.name)
         shape = graph.types[past].shape
         outer, capacity = prod(shape[:axis]), after + dynamic_size(room)

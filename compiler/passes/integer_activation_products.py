@@ -17,7 +17,7 @@ from functools import partial
 
 from tilewright.compiler.dtypes import DType
 from tilewright.compiler.graph.ir import Graph, Node
-from tilewright.compiler.ops.products import BYTES
+from tilewright.compiler.ops.products import INT8_TYPES
 from tilewright.compiler.passes.integer_products import scale_of, scaled_by
 from tilewright.compiler.passes.quantisation import (
     IntegerFactor,
@@ -63,7 +63,7 @@ def activation_product(
     left, right = (source_of(rewriter, value) for value in node.inputs)
     if left is None or right is None or not _are_matrices(rewriter, left, right):
         return None
-    if not {rewriter.type(side.value).dtype for side in (left, right)} <= set(BYTES):
+    if not {rewriter.type(side.value).dtype for side in (left, right)} <= set(INT8_TYPES):
         return None  # sums of 16-bit products may exceed int32
     if {left.scale is not None, right.scale is not None} != {scaled}:
         return None

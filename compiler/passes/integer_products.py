@@ -29,7 +29,7 @@ import numpy as np
 from tilewright.compiler.dtypes import DType
 from tilewright.compiler.graph.ir import AttrValue, Graph, Node
 from tilewright.compiler.ops.attributes import integer, ints, number
-from tilewright.compiler.ops.products import BYTES
+from tilewright.compiler.ops.products import INT8_TYPES
 from tilewright.compiler.passes.quantisation import (
     IntegerFactor,
     IntegerSource,
@@ -264,7 +264,7 @@ def _window_sums(
 
 def _weight_type(rewriter: Rewriter, source: IntegerSource) -> DType:
     """The type of the weights that a source is multiplied by."""
-    return DType.INT8 if rewriter.type(source.value).dtype in BYTES else DType.INT16
+    return DType.INT8 if rewriter.type(source.value).dtype in INT8_TYPES else DType.INT16
 
 
 def _stays_inside(

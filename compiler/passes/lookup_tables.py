@@ -23,7 +23,7 @@ from tilewright.compiler import ops
 from tilewright.compiler.dtypes import DType
 from tilewright.compiler.graph.ir import Graph, Node
 from tilewright.compiler.loops.semantics import from_memory, to_memory
-from tilewright.compiler.ops.products import BYTES
+from tilewright.compiler.ops.products import INT8_TYPES
 from tilewright.compiler.ops.registry import Effort, OpKind
 from tilewright.compiler.passes.rewrite import Rewriter, rewrite
 
@@ -40,7 +40,7 @@ def lookup_tables(graph: Graph) -> Graph:
 
 
 def _tabled(rewriter: Rewriter, node: Node) -> str | None:
-    if rewriter.type(node.outputs[0]).dtype not in BYTES:
+    if rewriter.type(node.outputs[0]).dtype not in INT8_TYPES:
         return None
     found = function_of(rewriter, node)
     if found is None:
@@ -64,7 +64,7 @@ def _is_costly(rewriter: Rewriter, node: Node) -> bool:
 
 
 def function_of(
-    rewriter: Rewriter, last: Node, stored: Collection[DType] = BYTES
+    rewriter: Rewriter, last: Node, stored: Collection[DType] = INT8_TYPES
 ) -> tuple[str, list[Node]] | None:
     """Return the tensor of which `last` computes an elementwise function, and the nodes in between.
 
@@ -119,7 +119,7 @@ def _is_tensor(rewriter: Rewriter, value: str, shape: tuple[int, ...]) -> bool:
     """Whether a value is a constant 8-bit tensor, to which tables are applied at compile time."""
     kind = rewriter.type(value)
     known = rewriter.array(value) is not None
-    return known and kind.dtype in BYTES and kind.shape == shape and kind.elements > 1
+    return known and kind.dtype in INT8_TYPES and kind.shape == shape and kind.elements > 1
 
 
 def _in_order(made: dict[str, Node], last: Node) -> list[Node]:

@@ -16,10 +16,10 @@ import numpy as np
 from tilewright.compiler.dtypes import DType
 from tilewright.compiler.graph.ir import Node
 from tilewright.compiler.ops.attributes import ints
-from tilewright.compiler.ops.products import BYTES, WORDS
+from tilewright.compiler.ops.products import INT8_TYPES, INT16_TYPES
 from tilewright.compiler.passes.rewrite import Rewriter
 
-STORED = (*BYTES, *WORDS)
+STORED = (*INT8_TYPES, *INT16_TYPES)
 """The stored types of integers that are multiplied, after subtracting a zero point."""
 
 MOVEMENTS = ("concat", "reshape", "transpose", "slice", "expand", "gather")
@@ -32,7 +32,7 @@ IntegerFactor = Callable[[DType], DType | None]
 def unsigned(stored: DType) -> DType | None:
     """Return uint8 for int8 and uint8, the factor type that most CPUs multiply; None for other
     types."""
-    return DType.UINT8 if stored in BYTES else None
+    return DType.UINT8 if stored in INT8_TYPES else None
 
 
 @dataclass(frozen=True, slots=True)

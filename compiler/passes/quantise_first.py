@@ -20,7 +20,7 @@ import numpy as np
 from tilewright.compiler import ops
 from tilewright.compiler.dtypes import DType
 from tilewright.compiler.graph.ir import Graph, Node
-from tilewright.compiler.ops.products import BYTES
+from tilewright.compiler.ops.products import INT8_TYPES
 from tilewright.compiler.ops.registry import OpKind
 from tilewright.compiler.passes.quantisation import MOVEMENTS, move, moved_operands
 from tilewright.compiler.passes.rewrite import Rewriter, rewrite
@@ -43,7 +43,7 @@ class _Chain:
 
 
 def _first(rewriter: Rewriter, node: Node) -> str | None:
-    if node.op != "cast" or rewriter.type(node.outputs[0]).dtype not in BYTES:
+    if node.op != "cast" or rewriter.type(node.outputs[0]).dtype not in INT8_TYPES:
         return None
     chain = _chain(rewriter, node)
     moved = rewriter.producer(chain.value)
@@ -69,7 +69,7 @@ def _chain(rewriter: Rewriter, last: Node) -> _Chain:
         varying = [v for v in node.inputs if not _is_number(rewriter, v)]
         if len(varying) != 1 or rewriter.shape(varying[0]) != rewriter.shape(node.outputs[0]):
             break
-        if rewriter.type(varying[0]).dtype in BYTES and nodes:
+        if rewriter.type(varying[0]).dtype in INT8_TYPES and nodes:
             break
         nodes.insert(0, node)
         (value,) = varying

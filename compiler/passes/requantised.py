@@ -14,11 +14,11 @@ import numpy as np
 
 from tilewright.compiler.dtypes import DType
 from tilewright.compiler.graph.ir import Graph, Node
-from tilewright.compiler.ops.products import BYTES
+from tilewright.compiler.ops.products import INT8_TYPES
 from tilewright.compiler.passes.lookup_tables import every_value, function_of, values_of
 from tilewright.compiler.passes.rewrite import Rewriter, rewrite
 
-_STORED = (*BYTES, DType.INT16, DType.UINT16)
+_STORED = (*INT8_TYPES, DType.INT16, DType.UINT16)
 
 _MOST_NODES = 8
 """Two casts, a subtraction and a product; a quotient, a rounding, an addition and a cast."""

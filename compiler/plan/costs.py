@@ -17,7 +17,7 @@ from tilewright.compiler.ops.registry import Effort, OpKind
 from tilewright.compiler.ops.shapes import Window
 from tilewright.compiler.plan.memory import plan_memory
 from tilewright.compiler.plan.plan import GraphPlan, ViewStep, bodies_of
-from tilewright.compiler.plan.product_types import TypeShare, type_shares
+from tilewright.compiler.plan.product_types import ProductMacs, product_macs
 from tilewright.compiler.plan.workload import Workload
 from tilewright.compiler.runtime.codec import JsonValue
 
@@ -200,7 +200,7 @@ class PlanSummary(JsonValue):
     """Peak memory of the values between kernels. It excludes the work space of kernels, which
     depends on their schedules."""
     tasks: tuple[TaskSummary, ...]
-    products: tuple[TypeShare, ...] = ()
+    products: tuple[ProductMacs, ...] = ()
     """The multiply-accumulates by the types of their factors; a loop's body counts once."""
 
 
@@ -251,7 +251,7 @@ def plan_summary(plan: GraphPlan) -> PlanSummary:
         relayouts=sum(step.workload.operators == ("identity",) for step in plan.kernels),
         arena_bytes=plan_memory(plan).arena_bytes,
         tasks=tuple(sorted(rows, key=lambda row: -row.share)),
-        products=type_shares(
+        products=product_macs(
             graph, {node.name: _node_macs(node, part) for part in graphs for node in part.nodes}
         ),
     )

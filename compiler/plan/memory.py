@@ -16,7 +16,7 @@ import numpy as np
 
 from tilewright.compiler import ops
 from tilewright.compiler.ops.registry import OpKind
-from tilewright.compiler.plan.placement import Placement, same_bytes
+from tilewright.compiler.plan.placement import Placement, same_storage
 from tilewright.compiler.plan.plan import (
     BranchStep,
     GraphPlan,
@@ -224,7 +224,7 @@ def is_elementwise(plan: GraphPlan, position: int, operand: int) -> bool:
         and not result.halo
         and not source.halo
         and not source.constant
-        and same_bytes(result.type.shape, Placement(source.layout), Placement(result.layout))
+        and same_storage(result.type.shape, Placement(source.layout), Placement(result.layout))
     )
 
 

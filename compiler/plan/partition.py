@@ -25,7 +25,7 @@ from tilewright.compiler.plan.choices import RULE, GraphChoice
 from tilewright.compiler.plan.fusion import Group, fuse
 from tilewright.compiler.plan.layouts.assignment import assign_layouts
 from tilewright.compiler.plan.layouts.options import Demand, LayoutChoice
-from tilewright.compiler.plan.placement import Placement, distance, same_bytes
+from tilewright.compiler.plan.placement import Placement, distance, same_storage
 from tilewright.compiler.plan.plan import (
     BranchStep,
     GraphPlan,
@@ -38,8 +38,8 @@ from tilewright.compiler.plan.plan import (
     control_step,
 )
 from tilewright.compiler.plan.views import Views, union, view_offset
-from tilewright.compiler.plan.workload import Boundary, Halo, cut_workload
-from tilewright.compiler.sizes import Asking
+from tilewright.compiler.plan.workload import Boundary, Halo, extract_workload
+from tilewright.compiler.sizes import SizeErrorContext
 
 ROW = Placement()
 
@@ -68,7 +68,7 @@ def plan_graph(
         InvalidArgumentError: if `choice` has layouts that are not among a group's options.
         DynamicSizeError: if the placement of values depends on dynamic sizes.
     """
-    with Asking(f"the plan of '{graph.name}'"):
+    with SizeErrorContext(f"the plan of '{graph.name}'"):
         return _planned(graph, lanes, assign, choice)
 
 
@@ -160,7 +160,7 @@ def split_outputs(
     for group, choice in zip(groups, choices, strict=True):
         value = group.output
         place = Placement(choice.output)
-        if graph.returns(value) and not same_bytes(types[value].shape, place, ROW):
+        if graph.returns(value) and not same_storage(types[value].shape, place, ROW):
             names[value] = fresh(f"{value}.inner", types)
             types[names[value]] = types[value]
     if not names:
@@ -243,7 +243,7 @@ class _Partition:
                 steps.append(cut)
                 crossing |= {*cut.inputs, cut.output}
             else:
-                made = cut_workload(graph, *cut)
+                made = extract_workload(graph, *cut)
                 sizes = tuple(old.name for _, old in sorted(made.dimensions))
                 steps.append(KernelStep(made.workload, made.inputs, made.output, sizes))
                 crossing |= {*made.inputs, made.output}
@@ -275,7 +275,7 @@ class _Partition:
         place = self._places[value]
         if wish.layout is not None:
             wanted = Placement(wish.layout, place.halo)
-            if not same_bytes(self._types[value].shape, place, wanted):
+            if not same_storage(self._types[value].shape, place, wanted):
                 return False
         return covers(place.halo, wish.halo)
 
@@ -283,7 +283,7 @@ class _Partition:
         """Whether a value can be reshaped as it is placed."""
         if value in self._graph.constants:
             return False
-        return same_bytes(self._types[value].shape, self._places[value], ROW)
+        return same_storage(self._types[value].shape, self._places[value], ROW)
 
     def _collect_relayouts(self) -> None:
         """The requirements of each relayout: the union of its readers' halos."""

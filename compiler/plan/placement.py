@@ -25,7 +25,7 @@ class Placement:
             object.__setattr__(self, "halo", ())
 
 
-def same_bytes(shape: tuple[int, ...], first: Placement, second: Placement) -> bool:
+def same_storage(shape: tuple[int, ...], first: Placement, second: Placement) -> bool:
     """Whether two placements give every element of a tensor the same offset in buffers of one size.
 
     For example, NCHW16c and row-major do so for a single pixel if the channels divide by 16.

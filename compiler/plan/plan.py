@@ -18,7 +18,7 @@ from tilewright.compiler.plan.workload import Workload
 from tilewright.compiler.runtime.labels import Labels
 from tilewright.compiler.sizes import (
     Dimension,
-    RoomDimension,
+    SlackDimension,
     at,
     dynamic_size,
     is_dynamic,
@@ -201,7 +201,7 @@ class Growth:
     axis: int
     before: int
     after: int
-    room: RoomDimension
+    room: SlackDimension
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,7 +243,7 @@ class GraphPlan:
         return self.graph.dimensions
 
     @property
-    def rooms(self) -> tuple[RoomDimension, ...]:
+    def rooms(self) -> tuple[SlackDimension, ...]:
         """The slack capacities of growing caches, which are in no shape of the caller's arrays."""
         return tuple(dict.fromkeys(growth.room for growth in self.growing))
 

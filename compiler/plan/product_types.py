@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from tilewright.compiler.dtypes import DType
 from tilewright.compiler.graph.ir import Graph, Node
-from tilewright.compiler.ops.products import BYTES, WORDS
+from tilewright.compiler.ops.products import INT8_TYPES, INT16_TYPES
 
 _WIDENING = ("cast", "mul", "div", "add", "sub", "identity", "reshape", "transpose", "clip", "relu")
 """Operators that may lie between a value stored in 8 bits and a product that could use this
@@ -16,7 +16,7 @@ value."""
 
 
 @dataclass(frozen=True, slots=True)
-class TypeShare:
+class ProductMacs:
     """The multiply-accumulates of a model whose factors have one pair of types.
 
     Attributes:
@@ -31,7 +31,7 @@ class TypeShare:
     reason: str = ""
 
 
-def type_shares(graph: Graph, macs: Mapping[str, int]) -> tuple[TypeShare, ...]:
+def product_macs(graph: Graph, macs: Mapping[str, int]) -> tuple[ProductMacs, ...]:
     """Sum the multiply-accumulates of a graph and its bodies by the types of their factors.
 
     The result is sorted by falling work. `macs` has the multiply-accumulates of each product, by
@@ -39,7 +39,7 @@ def type_shares(graph: Graph, macs: Mapping[str, int]) -> tuple[TypeShare, ...]:
     """
     found: dict[tuple[str, str], int] = {}
     for part in graph.walk():
-        quantised = any(kind.dtype in (*BYTES, *WORDS) for kind in part.types.values())
+        quantised = any(kind.dtype in (*INT8_TYPES, *INT16_TYPES) for kind in part.types.values())
         for node in part.nodes:
             if not macs.get(node.name):
                 continue
@@ -48,7 +48,7 @@ def type_shares(graph: Graph, macs: Mapping[str, int]) -> tuple[TypeShare, ...]:
             reason = _why_floats(part, node) if quantised and floats else ""
             key = " x ".join(types), reason
             found[key] = found.get(key, 0) + macs[node.name]
-    shares = [TypeShare(types, count, reason) for (types, reason), count in found.items()]
+    shares = [ProductMacs(types, count, reason) for (types, reason), count in found.items()]
     return tuple(sorted(shares, key=lambda share: -share.macs))
 
 
@@ -57,7 +57,7 @@ def _why_floats(graph: Graph, node: Node) -> str:
         return "attention is computed in floats"
     known = [value in graph.constants for value in node.inputs[:2]]
     stored = [_is_stored_in_bytes(graph, value) for value in node.inputs[:2]]
-    if any(_stored_type(graph, value) in WORDS for value in node.inputs[:2]):
+    if any(_stored_type(graph, value) in INT16_TYPES for value in node.inputs[:2]):
         return _why_no_pairs(graph, node)
     if not any(known):
         both = all(stored)
@@ -78,13 +78,13 @@ def _why_no_pairs(graph: Graph, node: Node) -> str:
 def _is_stored_in_bytes(graph: Graph, value: str) -> bool:
     """Whether a value is computed from one that is stored in 8 bits, only by scaling and
     movement."""
-    return _stored_type(graph, value) in BYTES
+    return _stored_type(graph, value) in INT8_TYPES
 
 
 def _stored_type(graph: Graph, value: str) -> DType:
     """The type of the quantised source of a value, through scaling and movement only, or else the
     type of its other source."""
-    while (dtype := graph.types[value].dtype) not in (*BYTES, *WORDS):
+    while (dtype := graph.types[value].dtype) not in (*INT8_TYPES, *INT16_TYPES):
         node = graph.producer(value)
         varying = [] if node is None else [v for v in node.inputs if v not in graph.constants]
         if node is None or node.op not in _WIDENING or len(varying) != 1:

@@ -29,7 +29,7 @@ from tilewright.compiler.sizes import at, typical, typical_sizes
 
 
 @dataclass(frozen=True, slots=True)
-class StackedBuffer:
+class SymbolicBuffer:
     """A span of the arena whose offset depends on dynamic sizes.
 
     Attributes:
@@ -42,7 +42,7 @@ class StackedBuffer:
 
 
 @dataclass(frozen=True, slots=True)
-class StackedMemory:
+class SymbolicMemory:
     """The memory of a graph plan's values, for all sizes.
 
     Attributes:
@@ -55,11 +55,11 @@ class StackedMemory:
             whole plan.
     """
 
-    buffers: tuple[StackedBuffer, ...]
+    buffers: tuple[SymbolicBuffer, ...]
     starts: Mapping[str, tuple[int, int]]
     roots: Mapping[str, str]
     shared: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
-    bodies: Mapping[int, tuple[StackedMemory, ...]] = field(default_factory=dict)
+    bodies: Mapping[int, tuple[SymbolicMemory, ...]] = field(default_factory=dict)
 
     def at(self, values: Mapping[str, int]) -> MemoryPlan:
         """Return the memory plan at fixed sizes; `values` has the size of each dimension by
@@ -95,14 +95,14 @@ class StackedMemory:
         )
 
     def renumbered(
-        self, numbers: Sequence[int], buffers: tuple[StackedBuffer, ...] = ()
-    ) -> StackedMemory:
+        self, numbers: Sequence[int], buffers: tuple[SymbolicBuffer, ...] = ()
+    ) -> SymbolicMemory:
         """Return the plan with new numbers of its buffers: buffer i becomes `numbers[i]`.
 
         `buffers` are the buffers under their new numbers; empty if the numbers refer to another
         plan.
         """
-        return StackedMemory(
+        return SymbolicMemory(
             buffers,
             {value: (numbers[n], after) for value, (n, after) in self.starts.items()},
             self.roots,
@@ -114,18 +114,18 @@ class StackedMemory:
         )
 
 
-def stack_memory(
+def plan_symbolic_memory(
     plan: GraphPlan,
     shared_bytes: SharedBytes | None = None,
     may_alias: MayAlias | None = None,
-) -> StackedMemory:
+) -> SymbolicMemory:
     """Determine the order of the buffers of a plan. The arguments are those of `plan_memory`.
 
     Raises:
         ValueError: if the plan's views contradict each other.
     """
     bodies = {
-        position: tuple(stack_memory(body, shared_bytes) for body in bodies_of(step))
+        position: tuple(plan_symbolic_memory(body, shared_bytes) for body in bodies_of(step))
         for position, step in enumerate(plan.steps)
         if bodies_of(step)
     }
@@ -139,7 +139,7 @@ def stack_memory(
     place(trial)
     order = sorted(range(len(trial)), key=lambda number: (trial[number].offset, number))
     ranks = {number: rank for rank, number in enumerate(order)}
-    stacked: list[StackedBuffer] = []
+    stacked: list[SymbolicBuffer] = []
     under: list[set[int]] = []  # for each buffer, all that are below it, directly or indirectly
     for number in order:
         buffer = trial[number]
@@ -149,11 +149,11 @@ def stack_memory(
             if trial[other].first <= buffer.last and trial[other].last >= buffer.first
         ]
         direct = [rank for rank in beside if not any(rank in under[high] for high in beside)]
-        stacked.append(StackedBuffer(sizes[number], tuple(direct)))
+        stacked.append(SymbolicBuffer(sizes[number], tuple(direct)))
         under.append(set(beside).union(*(under[rank] for rank in direct)))
     held = {ranks[found.temporary[step][0]]: step for step in bodies}
     return _with_bodies(
-        StackedMemory(
+        SymbolicMemory(
             tuple(stacked),
             {value: (ranks[number], after) for value, (number, after) in found.starts.items()},
             found.roots,
@@ -167,22 +167,22 @@ def stack_memory(
 
 
 def _with_bodies(
-    memory: StackedMemory, arenas: Mapping[int, tuple[int, tuple[StackedMemory, ...]]]
-) -> StackedMemory:
+    memory: SymbolicMemory, arenas: Mapping[int, tuple[int, tuple[SymbolicMemory, ...]]]
+) -> SymbolicMemory:
     """The buffers of bodies in place of their arenas; `arenas` maps buffers that are arenas to the
     bodies of their steps."""
     if not arenas:
         return memory
-    buffers: list[StackedBuffer] = []
+    buffers: list[SymbolicBuffer] = []
     above: list[tuple[int, ...]] = []  # for each old buffer, the topmost new ones in it
     numbers: list[int] = []
-    bodies: dict[int, tuple[StackedMemory, ...]] = {}
+    bodies: dict[int, tuple[SymbolicMemory, ...]] = {}
     for number, buffer in enumerate(memory.buffers):
         below = tuple(dict.fromkeys(top for low in buffer.below for top in above[low]))
         numbers.append(len(buffers))
         if number not in arenas:
             above.append((len(buffers),))
-            buffers.append(StackedBuffer(buffer.bytes, below))
+            buffers.append(SymbolicBuffer(buffer.bytes, below))
             continue
         step, each = arenas[number]
         tops: list[int] = []
@@ -194,13 +194,13 @@ def _with_bodies(
             tops += [first + n for n in range(len(body.buffers)) if n not in covered]
             for inner in body.buffers:
                 inside = tuple(first + low for low in inner.below)
-                buffers.append(StackedBuffer(inner.bytes, inside or below))
+                buffers.append(SymbolicBuffer(inner.bytes, inside or below))
             moved.append(body.renumbered(own))
         bodies[step] = tuple(moved)
         above.append(tuple(tops) or below)
     return replace(memory.renumbered(numbers, tuple(buffers)), bodies=bodies)
 
 
-def _typical_bytes(memory: StackedMemory) -> int:
+def _typical_bytes(memory: SymbolicMemory) -> int:
     sizes = typical_sizes(*(buffer.bytes for buffer in memory.buffers))
     return memory.at(sizes).arena_bytes

@@ -27,7 +27,7 @@ from tilewright.compiler.ops.attributes import integer, ints
 from tilewright.compiler.plan.fusion import Group
 from tilewright.compiler.plan.layout_transposes import turns
 from tilewright.compiler.plan.layouts.options import Demand, LayoutChoice, channels_last
-from tilewright.compiler.plan.placement import Placement, distance, same_bytes
+from tilewright.compiler.plan.placement import Placement, distance, same_storage
 from tilewright.compiler.plan.regions import ALIGNMENT_BYTES, Region, Regions
 from tilewright.compiler.plan.workload import Halo, stored_bytes
 from tilewright.compiler.sizes import disjoint, typical
@@ -158,7 +158,7 @@ class Views:
         if source not in self._places:  # a constant, which is copied to be reshaped
             self._add(output, ROW, written=True)
             return
-        if not same_bytes(self.types[source].shape, self._places[source], ROW):
+        if not same_storage(self.types[source].shape, self._places[source], ROW):
             if source not in self._rows:
                 self._rows[source] = self._named(f"{source}.rows", source)
                 self._add(self._rows[source], ROW, written=True)
@@ -263,7 +263,7 @@ class Views:
             held = self._places.get(slot.value)
             if held is None or slot.value in self._fixed:
                 continue
-            if same_bytes(self.types[slot.value].shape, held, place):
+            if same_storage(self.types[slot.value].shape, held, place):
                 region = self._regions.of(slot.value)
                 shift = offset - region.members[slot.value]
                 together.setdefault((id(region), shift), []).append(number)
@@ -300,7 +300,7 @@ class Views:
         if wish.layout is None:
             return True
         shape = self.types[value].shape
-        return same_bytes(shape, self._places[value], Placement(wish.layout))
+        return same_storage(shape, self._places[value], Placement(wish.layout))
 
     def _holds(self, members: Sequence[str], halo: Halo, copies: int) -> bool:
         """Whether a region's values keep their distances with a halo, for less than `copies` bytes

@@ -26,8 +26,8 @@ from tilewright.compiler.sizes import (
     dimensions,
     dynamic_size,
     replaced,
-    roomy_sizes,
     typical,
+    upper_hints,
     with_dimensions,
 )
 
@@ -134,10 +134,10 @@ class Workload:
         """Return the workload at typical sizes, which determine its knobs, defaults and records."""
         return self.at({d.name: typical(dynamic_size(d)) for d in self.dimensions})
 
-    def roomy(self) -> Workload:
+    def at_upper_hints(self) -> Workload:
         """Return the workload at the upper sizes of its ranges, which limit the useful sizes of
         tiles."""
-        return self.at(roomy_sizes(*map(dynamic_size, self.dimensions)))
+        return self.at(upper_hints(*map(dynamic_size, self.dimensions)))
 
     @property
     def family(self) -> str:
@@ -212,7 +212,7 @@ class Workload:
 
 
 @dataclass(frozen=True, slots=True)
-class Cut:
+class ExtractedWorkload:
     """A workload that was extracted from a graph, with the graph's names of its values.
 
     Attributes:
@@ -231,13 +231,14 @@ class Cut:
 def make_workload(
     graph: Graph, nodes: Collection[str], boundaries: Mapping[str, Boundary] | None = None
 ) -> Workload:
-    """Return the workload of the named nodes; arguments and errors are those of `cut_workload`."""
-    return cut_workload(graph, nodes, boundaries).workload
+    """Return the workload of the named nodes; arguments and errors are those of
+    `extract_workload`."""
+    return extract_workload(graph, nodes, boundaries).workload
 
 
-def cut_workload(
+def extract_workload(
     graph: Graph, nodes: Collection[str], boundaries: Mapping[str, Boundary] | None = None
-) -> Cut:
+) -> ExtractedWorkload:
     """Extract the named nodes of a graph as a workload.
 
     Values without an entry in `boundaries` are row-major; constants of the graph are flagged
@@ -297,7 +298,7 @@ def cut_workload(
     parts = body, tuple(bounds[v] for v in entering), bounds[results[0]]
     workload = Workload(*with_dimensions(parts, own))
     known = tuple((new.name, old) for old, new in own.items())
-    return Cut(workload, entering, results[0], known)
+    return ExtractedWorkload(workload, entering, results[0], known)
 
 
 @memo(2048)

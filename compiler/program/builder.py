@@ -21,7 +21,7 @@ from tilewright.compiler.plan.plan import (
     NativeStep,
     bodies_of,
 )
-from tilewright.compiler.plan.symbolic_memory import stack_memory
+from tilewright.compiler.plan.symbolic_memory import plan_symbolic_memory
 from tilewright.compiler.plan.workload import Workload
 from tilewright.compiler.program.emitter import ProgramEmitter, shared_bytes
 from tilewright.compiler.program.kernels import (
@@ -304,7 +304,7 @@ def _memory(plan: GraphPlan, shared_bytes: SharedBytes) -> tuple[MemoryPlan, tup
     """The memory plan; with dynamic sizes, slots of the arena."""
     if not plan.dimensions:
         return plan_memory(plan, shared_bytes), ()
-    stacked = stack_memory(plan, shared_bytes)
+    stacked = plan_symbolic_memory(plan, shared_bytes)
     starts = [slot_start(number) for number in range(len(stacked.buffers))]
     return stacked.placed(starts, 0), tuple(
         Slot(buffer.bytes, buffer.below) for buffer in stacked.buffers

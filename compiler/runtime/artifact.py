@@ -22,7 +22,7 @@ import numpy as np
 
 from tilewright.compiler.errors import ArtifactError
 from tilewright.compiler.runtime.executable import Executable
-from tilewright.compiler.runtime.guarded import GuardedModel, whole_cut
+from tilewright.compiler.runtime.guarded import GuardedModel, unsegmented
 from tilewright.compiler.runtime.inputs import listed
 from tilewright.compiler.runtime.kernel import ABI_VERSION
 from tilewright.compiler.runtime.model import Model
@@ -46,7 +46,7 @@ from tilewright.compiler.runtime.segment_tree import (
     segments_from_json,
 )
 from tilewright.compiler.runtime.segments import (
-    Crossing,
+    LiveIn,
     ModelSegment,
     Reads,
     SegmentBoundary,
@@ -125,7 +125,7 @@ class Artifact:
                 lambda number: self.load(self.programs[number].program, threads),
             )
         ranged = self.ranged
-        first = whole_cut(
+        first = unsegmented(
             self.reads,
             self.ports,
             None if ranged is None else self.load(ranged, threads),
@@ -146,7 +146,7 @@ class Artifact:
         """The inputs of a model without segments, with the served ranges of their dimensions."""
         inputs = zip(self.programs[0].program.inputs, self.ports.inputs.values(), strict=True)
         crossings = tuple(
-            Crossing(port.name, "", port.dtype, dims, deciding=False, text=port.labels is not None)
+            LiveIn(port.name, "", port.dtype, dims, deciding=False, text=port.labels is not None)
             for port, dims in inputs
         )
         ranges = () if self.ranged is None else self._ranges(self.ranged)

@@ -120,7 +120,7 @@ class GuardedModel(Model):
         return self.ports.open
 
     @property
-    def is_cut(self) -> bool:
+    def is_segmented(self) -> bool:
         """Whether data may determine sizes, so that the model runs in segments."""
         return not self._first.whole
 
@@ -163,7 +163,7 @@ class GuardedModel(Model):
         It is None if programs for other sizes can be compiled, or the model is segmented.
         """
         listed_ = self._first.served
-        if listed_ is None or self.is_cut:
+        if listed_ is None or self.is_segmented:
             return None
         return tuple(tuple(sorted(facts.sizes)) for facts in listed_ if not facts.open)
 
@@ -402,7 +402,7 @@ class GuardedModel(Model):
     def _with_inputs(self, inputs: Mapping[str, Dims]) -> GuardedModel:
         """The same model with other dimensions of its inputs, if it is not segmented."""
         ports, reads = replace(self.ports, inputs=inputs), self._first.reads.parted(inputs)
-        return GuardedModel(ports, whole_cut(reads, ports), self._make)
+        return GuardedModel(ports, unsegmented(reads, ports), self._make)
 
     def _parted_as(
         self,
@@ -523,7 +523,7 @@ class GuardedModel(Model):
         return {port.name: given[port.name] for port in stage.program.inputs}
 
 
-def whole_cut(
+def unsegmented(
     reads: Reads,
     ports: ModelPorts,
     ranged: Executable | None = None,

@@ -26,7 +26,7 @@ from tilewright.compiler.runtime.codec import JsonValue
 from tilewright.compiler.runtime.json_form import Between, JsonForm, Via
 from tilewright.compiler.sizes import (
     Dimension,
-    RoomDimension,
+    SlackDimension,
     WorkloadDimension,
     bounds,
     is_dynamic,
@@ -143,7 +143,7 @@ DynamicRanges = Annotated[tuple[Dimension, ...], _ranges_as(Dimension)]
 WorkloadRanges = Annotated[tuple[WorkloadDimension, ...], _ranges_as(WorkloadDimension)]
 """Dynamic dimensions of a workload by name, with their ranges."""
 
-RoomRanges = Annotated[tuple[RoomDimension, ...], _ranges_as(RoomDimension)]
+RoomRanges = Annotated[tuple[SlackDimension, ...], _ranges_as(SlackDimension)]
 """The slack capacities of growing caches by name, with their ranges."""
 
 Halo = tuple[tuple[Natural, Natural], ...]

@@ -34,7 +34,7 @@ from tilewright.compiler.runtime.native_functions import native_signature
 from tilewright.compiler.runtime.ports import ModelPort, dynamic_dims
 from tilewright.compiler.sizes import (
     Dimension,
-    RoomDimension,
+    SlackDimension,
     SlotDimension,
     at,
     dimensions,
@@ -183,7 +183,7 @@ class Port:
         axis, extent = self.room
         return (*self.shape[:axis], extent, *self.shape[axis + 1 :])
 
-    def is_longer_by(self, room: RoomDimension) -> bool:
+    def is_longer_by(self, room: SlackDimension) -> bool:
         """Whether the port's buffer is longer than the array by the slack capacity `room`."""
         if self.room is None:
             return False
@@ -422,13 +422,13 @@ class Program:
         return dimensions(*(extent for port in self.inputs for extent in port.shape))
 
     @property
-    def rooms(self) -> tuple[RoomDimension, ...]:
+    def rooms(self) -> tuple[SlackDimension, ...]:
         """The slack capacities of inputs and outputs, as dimensions sorted by name.
 
         They are 0 in a run unless the caller passes them.
         """
         found = dimensions(*(n for port in (*self.inputs, *self.outputs) for n in port.stored))
-        return tuple(each for each in found if isinstance(each, RoomDimension))
+        return tuple(each for each in found if isinstance(each, SlackDimension))
 
     @property
     def results(self) -> tuple[Result, ...]:

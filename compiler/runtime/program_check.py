@@ -32,7 +32,7 @@ from tilewright.compiler.runtime.program import (
 )
 from tilewright.compiler.sizes import (
     Dimension,
-    RoomDimension,
+    SlackDimension,
     SlotDimension,
     always_at_most,
     dimensions,
@@ -382,7 +382,7 @@ def _check_sizes(program: Program) -> None:
         if unknown := set(dimensions(size)) - known - rooms - slots:
             name = min(map(str, unknown))
             raise ValueError(f"program '{program.name}': dimension '{name}' is none of its own")
-    if any(isinstance(dimension, RoomDimension | SlotDimension) for dimension in known):
+    if any(isinstance(dimension, SlackDimension | SlotDimension) for dimension in known):
         raise ValueError(f"program '{program.name}': an input's shape depends on a room or a slot")
     if not {d.name for d in known | rooms}.isdisjoint(slot.name for slot in slots):
         raise ValueError(f"program '{program.name}': a dimension has the name of a slot")

@@ -20,7 +20,7 @@ from tilewright.compiler.runtime.packing import Array
 from tilewright.compiler.runtime.ports import ModelPorts
 from tilewright.compiler.runtime.program import Port, Program
 from tilewright.compiler.runtime.segments import (
-    Crossing,
+    LiveIn,
     ModelSegment,
     Reads,
     SegmentBoundary,
@@ -62,7 +62,7 @@ class _StoredBoundary:
 
     json_form: ClassVar[JsonForm] = JsonForm("stages")
 
-    reads: tuple[Crossing, ...]
+    reads: tuple[LiveIn, ...]
     ranges: _Ranges
     ends: Mapping[str, tuple[Natural, ...]]
     reason: str

@@ -36,7 +36,7 @@ MOST_OPEN = 16
 
 
 @dataclass(frozen=True, slots=True)
-class Crossing:
+class LiveIn:
     """A live-in of a boundary: a value that is computed before it and read behind it.
 
     Attributes:
@@ -136,7 +136,7 @@ class Reads:
         derived: names of dimensions that the model expresses by others.
     """
 
-    crossings: tuple[Crossing, ...]
+    crossings: tuple[LiveIn, ...]
     ranges: Mapping[str, Dimension]
     defaults: Mapping[str, Dimension] = field(default_factory=dict)
     derived: frozenset[str] = frozenset()

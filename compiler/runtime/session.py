@@ -120,11 +120,11 @@ class Session:
                 return self._run_whole(given)
             rooms = tuple([room.made() for room in step.rooms])
             arrays: list[Array | Placed] = [*given]
-            for state, before, _, _, roomy in step.moves:  # in the order of the inputs
-                arrays.insert(state.input, state.of(before, roomy=roomy))
+            for state, before, _, _, has_slack in step.moves:  # in the order of the inputs
+                arrays.insert(state.input, state.of(before, has_slack=has_slack))
             written = {
-                state.output: state.next(after, in_place=in_place, roomy=roomy)
-                for state, _, after, in_place, roomy in step.moves
+                state.output: state.next(after, in_place=in_place, has_slack=has_slack)
+                for state, _, after, in_place, has_slack in step.moves
             }
             outputs = step.executable.run_into(arrays, written, rooms)
             for state in self._states:

@@ -14,7 +14,7 @@ from tilewright.compiler.runtime.inputs import Placed
 from tilewright.compiler.runtime.memory import check_memory
 from tilewright.compiler.runtime.packing import Array, Bytes, aligned_empty, aligned_zeros
 from tilewright.compiler.runtime.ports import Dims, dims_text
-from tilewright.compiler.sizes import RoomDimension, is_dynamic
+from tilewright.compiler.sizes import SlackDimension, is_dynamic
 
 if TYPE_CHECKING:
     from tilewright.compiler.runtime.context import SizedPort
@@ -134,7 +134,7 @@ class SessionState:
             raise InvalidArgumentError(f"state '{self.name}' has no type before the first step")
         return self.value().copy()
 
-    def check(self, port: Port, output: Port, rooms: Collection[RoomDimension]) -> None:
+    def check(self, port: Port, output: Port, rooms: Collection[SlackDimension]) -> None:
         """Check that a program's ports fit the state; raises the errors of `Session.check`."""
         what = f"output '{output.name}' cannot become input '{self.name}'"
         if output.counted is not None:
@@ -154,12 +154,12 @@ class SessionState:
             )
         self._dtype = port.dtype.numpy
 
-    def of(self, port: SizedPort, *, roomy: bool) -> Placed:
+    def of(self, port: SizedPort, *, has_slack: bool) -> Placed:
         """Return the current value in a buffer that steps may write to, as the input `port`.
 
-        With `roomy`, the buffer has slack capacity; call `have_room` before.
+        With `has_slack`, the buffer has slack capacity; call `have_room` before.
         """
-        if self._now is None or (self._now.room is not None and not roomy):
+        if self._now is None or (self._now.room is not None and not has_slack):
             old = self._known()
             self._now = _placed(self._memory(port.bytes, zeros=old is None), port)
             if old is not None:
@@ -182,14 +182,14 @@ class SessionState:
         self._now, self._spare = start.with_rows(port.shape), None
         self._now.placed.array[...] = old
 
-    def next(self, port: SizedPort, *, in_place: bool, roomy: bool) -> Placed:
+    def next(self, port: SizedPort, *, in_place: bool, has_slack: bool) -> Placed:
         """Return the buffer to which a step writes the next value, as the output `port`.
 
-        With `in_place`, it is the buffer of the current value; with `roomy`, that buffer with the
-        number of rows of `port`.
+        With `in_place`, it is the buffer of the current value; with `has_slack`, that buffer with
+        the number of rows of `port`.
         """
         spare = self._spare
-        if roomy:
+        if has_slack:
             assert self._now is not None
             spare = self._now.with_rows(port.shape)
         elif in_place:
@@ -231,21 +231,21 @@ class StateMove(NamedTuple):
         state: the state.
         before, after: the input and the output of the step.
         in_place: whether input and output share one buffer.
-        roomy: whether that buffer has slack capacity.
+        has_slack: whether that buffer has slack capacity.
     """
 
     state: SessionState
     before: SizedPort
     after: SizedPort
     in_place: bool
-    roomy: bool = False
+    has_slack: bool = False
 
-    def among(self, roomy: Collection[SessionState]) -> StateMove:
-        """Return the move for a step in which exactly the states in `roomy` have slack capacity.
+    def among(self, extended: Collection[SessionState]) -> StateMove:
+        """Return the move for a step in which exactly the states in `extended` have slack capacity.
 
         A move that needs slack capacity, and whose state has none, does not work in place.
         """
-        has_room = self.state in roomy
+        has_room = self.state in extended
         needs_room = self.after.stored is not self.after.shape
         in_place = self.in_place and (has_room or not needs_room)
         return StateMove(self.state, self.before, self.after, in_place, has_room)
@@ -296,8 +296,8 @@ def with_rooms(executable: Executable, moves: Sequence[StateMove]) -> SessionSte
     rooms: list[StateRoom] = []
     if by_output.keys() >= {output for room in executable.rooms for output in room}:
         rooms = [_room(executable, room, by_output) for room in executable.rooms]
-    roomy = {state for room in rooms for state, _, _ in room.members}
-    return SessionStep(executable, [move.among(roomy) for move in moves], rooms)
+    extended = {state for room in rooms for state, _, _ in room.members}
+    return SessionStep(executable, [move.among(extended) for move in moves], rooms)
 
 
 def _room(

@@ -33,7 +33,7 @@ def schedule_space(workload: Workload, mode: Mode) -> ScheduleSpace:
     Raises:
         CompilerError: if no template applies, or nothing lowers a dynamic workload.
     """
-    found = [*_applicable(workload.roomy(), mode)]
+    found = [*_applicable(workload.at_upper_hints(), mode)]
     # Templates that accept any workload are used only if no other one applies.
     serious = [space for preference, space in found if preference > FALLBACK]
     chosen = serious or [space for _, space in found]

@@ -17,14 +17,13 @@ from tilewright.compiler.sizes.atoms import (
     Dimension,
     Monomial,
     Quotient,
-    RoomDimension,
+    SlackDimension,
     SlotDimension,
     ValueDimension,
     WorkloadDimension,
 )
 from tilewright.compiler.sizes.bounds import bounds
-from tilewright.compiler.sizes.errors import Asking, DynamicSizeError, SizesDifferError
-from tilewright.compiler.sizes.questions import (
+from tilewright.compiler.sizes.comparisons import (
     always_at_most,
     always_larger,
     always_less,
@@ -37,6 +36,7 @@ from tilewright.compiler.sizes.questions import (
     smaller,
     solved,
 )
+from tilewright.compiler.sizes.errors import DynamicSizeError, SizeErrorContext, SizesDifferError
 from tilewright.compiler.sizes.size import Size, dimensions, dynamic_size, is_dynamic, known_divisor
 from tilewright.compiler.sizes.text import parse_size
 from tilewright.compiler.sizes.values import (
@@ -44,23 +44,23 @@ from tilewright.compiler.sizes.values import (
     check_values,
     dynamic_sizes,
     replaced,
-    roomy_sizes,
     substituted,
     typical,
     typical_sizes,
+    upper_hints,
     with_dimensions,
 )
 
 __all__ = [
-    "Asking",
     "Atom",
     "Dimension",
     "DynamicSizeError",
     "Monomial",
     "Quotient",
-    "RoomDimension",
     "Size",
+    "SizeErrorContext",
     "SizesDifferError",
+    "SlackDimension",
     "SlotDimension",
     "ValueDimension",
     "WorkloadDimension",
@@ -82,12 +82,12 @@ __all__ = [
     "larger",
     "parse_size",
     "replaced",
-    "roomy_sizes",
     "same_extents",
     "smaller",
     "solved",
     "substituted",
     "typical",
     "typical_sizes",
+    "upper_hints",
     "with_dimensions",
 ]

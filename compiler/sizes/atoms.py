@@ -1,7 +1,7 @@
 """Atoms, the variables of the polynomial `Size`: dynamic dimensions, and floor quotients of sizes.
 
 A dimension's class states its origin. Users name the dimensions of a model (`Dimension`), workloads
-number their own (`WorkloadDimension`), and the compiler adds others (`RoomDimension`,
+number their own (`WorkloadDimension`), and the compiler adds others (`SlackDimension`,
 `SlotDimension`, `ValueDimension`). Dimensions of different classes are never equal, even if their
 names are.
 """
@@ -81,7 +81,7 @@ class WorkloadDimension(Dimension):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class RoomDimension(Dimension):
+class SlackDimension(Dimension):
     """The slack capacity of a growing cache: the number of unused rows at the end of its buffer.
 
     No input determines it. It is 0 unless a session reserves memory for more rows.

@@ -50,7 +50,7 @@ class SizesDifferError(DynamicSizeError):
 
 
 @dataclass(frozen=True, slots=True)
-class Asking(AbstractContextManager[None]):
+class SizeErrorContext(AbstractContextManager[None]):
     """A context that adds details to a `DynamicSizeError` raised in it.
 
     Attributes:

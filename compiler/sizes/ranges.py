@@ -156,7 +156,7 @@ def within_defaults(
         ranges = untried.pop()
         found = attempted(partial(attempt, ranges))
         if isinstance(found, DynamicSizeError):
-            narrower = narrowings(ranges, found)
+            narrower = refinements(ranges, found)
             if not narrower and any(d.low == 0 for d in ranges.values()):
                 narrower = [{name: replace(d, low=max(d.low, 1)) for name, d in ranges.items()}]
             if not narrower and (unanswered is None or _has_solutions(found)):
@@ -180,7 +180,7 @@ def _has_solutions(error: DynamicSizeError) -> bool:
     return is_dynamic(error.unequal) and not error.may_differ
 
 
-def narrowings(
+def refinements(
     ranges: Mapping[str, Dimension], error: DynamicSizeError
 ) -> list[dict[str, Dimension]]:
     """Return narrower ranges that decide the condition of an error, largest ranges first.

@@ -137,7 +137,7 @@ def typical_sizes(*sizes: int) -> dict[str, int]:
     return {d.name: _middle(d) * d.multiple for d in dimensions(*sizes)}
 
 
-def roomy_sizes(*sizes: int) -> dict[str, int]:
+def upper_hints(*sizes: int) -> dict[str, int]:
     """Return a large size of each dimension that occurs in the sizes, by name.
 
     It is the largest size of the range, but at most the larger of 128 and the typical size.

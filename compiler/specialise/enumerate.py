@@ -18,7 +18,7 @@ from tilewright.compiler.dtypes import DType
 from tilewright.compiler.errors import CompilerError, InvalidArgumentError, OutOfMemoryError
 from tilewright.compiler.runtime.packing import Array
 from tilewright.compiler.runtime.segments import (
-    Crossing,
+    LiveIn,
     ModelSegment,
     SegmentBoundary,
     SegmentGuard,
@@ -160,14 +160,14 @@ def _too_many(count: int) -> InvalidArgumentError:
     )
 
 
-def _own(crossing: Crossing) -> tuple[str, ...]:
+def _own(crossing: LiveIn) -> tuple[str, ...]:
     """The names of the elements that are sizes."""
     if not crossing.deciding or crossing.dtype.numpy.kind not in "iu" or not _count(crossing):
         return ()
     return tuple(f"{crossing.label}_{k}" for k in range(_count(crossing)))
 
 
-def _count(crossing: Crossing) -> int:
+def _count(crossing: LiveIn) -> int:
     """The number of elements of a shape-determining value."""
     return prod(dim for dim in crossing.dims if isinstance(dim, int))
 
@@ -181,7 +181,7 @@ def _parts(cut: SegmentBoundary[P], name: str) -> list[int]:
 
 
 def _array(
-    crossing: Crossing, sizes: Mapping[str, int], truths: Mapping[Crossing, tuple[bool, ...]]
+    crossing: LiveIn, sizes: Mapping[str, int], truths: Mapping[LiveIn, tuple[bool, ...]]
 ) -> Array:
     """Return a broadcast array with these sizes, which allocates no memory per element."""
     shape = [sizes[dim] if isinstance(dim, str) else dim for dim in crossing.dims]

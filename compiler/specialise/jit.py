@@ -13,7 +13,7 @@ from typing import Generic, TypeVar
 from tilewright.compiler.errors import InvalidInputError, InvalidModelError, enough_memory_for
 from tilewright.compiler.frontend.model_file import ReadModel, with_tensors
 from tilewright.compiler.frontend.onnx_import import ModelImport, importing
-from tilewright.compiler.frontend.segments import Continuation, input_crossings
+from tilewright.compiler.frontend.segments import Continuation, input_live_ins
 from tilewright.compiler.graph.ir import Graph
 from tilewright.compiler.runtime.packing import Array
 from tilewright.compiler.runtime.ports import ModelPorts
@@ -66,7 +66,7 @@ class SegmentCompiler(Generic[P]):
                 unbounded.
         """
         source = with_tensors(model)
-        crossings = input_crossings(source.proto.graph, ports)
+        crossings = input_live_ins(source.proto.graph, ports)
         proto = type(source.proto)()
         proto.CopyFrom(source.proto)
         del proto.graph.input[:]

@@ -16,7 +16,7 @@ from tilewright.compiler.errors import CompilerError, InvalidModelError, OutOfMe
 from tilewright.compiler.profile import agreeing_size, nearest_size
 from tilewright.compiler.runtime.segments import Make, ModelSegment, SegmentBoundary, SegmentGuard
 from tilewright.compiler.sizes import Dimension, DynamicSizeError, at, dimensions, is_dynamic
-from tilewright.compiler.sizes.ranges import attempted, narrowings, turning_point
+from tilewright.compiler.sizes.ranges import attempted, refinements, turning_point
 
 P = TypeVar("P")
 
@@ -138,7 +138,7 @@ def _others(cut: SegmentBoundary[P], sizes: Mapping[str, int]) -> Iterator[dict[
             yield {**sizes, name: end - 1 if sizes[name] >= end else end}
     for facts, question in cut.asked.items():
         ranges = {d.name: d for d in facts.open}
-        for found in narrowings(ranges, question)[:MOST_ANSWERS]:
+        for found in refinements(ranges, question)[:MOST_ANSWERS]:
             yield {**sizes, **{n: nearest_size(d, sizes[n]) for n, d in found.items()}}
         agreeing = agreeing_size(question, {name: sizes[name] for name in ranges})
         if agreeing is not None:
@@ -217,7 +217,7 @@ def _narrower(
     if not cut.whole and (cut.made or not is_dynamic(error.undecided)):
         return None
     beside = None
-    for found in narrowings(ranges, error):
+    for found in refinements(ranges, error):
         changed = {name: d for name, d in found.items() if d != ranges[name]}
         if not cut.whole:
             return changed

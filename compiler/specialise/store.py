@@ -25,7 +25,7 @@ from tilewright.compiler.options import CompileOptions
 from tilewright.compiler.runtime.artifact import read_artifact
 from tilewright.compiler.runtime.codec import JsonValue
 from tilewright.compiler.runtime.executable import Executable
-from tilewright.compiler.runtime.guarded import GuardedModel, whole_cut
+from tilewright.compiler.runtime.guarded import GuardedModel, unsegmented
 from tilewright.compiler.runtime.json_form import JsonForm
 from tilewright.compiler.runtime.model import Model
 from tilewright.compiler.runtime.packing import Array
@@ -197,7 +197,7 @@ class CompilationCache:
 
         reads = replace(artifact.reads, ranges=ranges)
         own = options.own_sizes
-        first = whole_cut(reads, artifact.ports, program, own=own, reason=details.reason)
+        first = unsegmented(reads, artifact.ports, program, own=own, reason=details.reason)
         return GuardedModel(artifact.ports, first, make)
 
     def _make(self, key: str, source: _Source, options: CompileOptions) -> Model:

@@ -103,7 +103,7 @@ def _feeds(
         stated_sizes(executable.dimensions, shares)  # rejects hints of fixed dimensions
         return [Feed("", given.draw(executable.program.inputs))]
     assert isinstance(executable, GuardedModel)
-    if executable.is_cut:
+    if executable.is_segmented:
         complain(f"warning: {DRAWN}")
         return [
             Feed(sizes_text(tuple(sorted(sizes.items()))) if sizes else "", inputs)

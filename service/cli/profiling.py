@@ -120,7 +120,7 @@ def _of_artifact(folder: Path, threads: int, dims: Mapping[str, int | str]) -> l
     artifact = read_artifact(folder)
     operators = operators_of(artifact)
     target, device = str(artifact.target.get("name")), named_device().model
-    if isinstance(loaded, GuardedModel) and loaded.is_cut:
+    if isinstance(loaded, GuardedModel) and loaded.is_segmented:
         return _of_stages(loaded, NONE_GIVEN, stated, (target, device, threads), operators)
     programs: list[tuple[Mapping[str, int], Executable]] = []
     if isinstance(loaded, Executable):

@@ -17,7 +17,7 @@ from onnx import ModelProto, helper
 from onnxruntime.capi.onnxruntime_pybind11_state import NotImplemented as Unsupported
 
 from tests.differential.test_quantised import BYTES, Model
-from tests.exact_bytes import exact_bytes
+from tests.exact_int8 import exact_int8
 from tilewright.compiler.api import compile_model
 
 DRAWS = 6
@@ -295,7 +295,7 @@ def reference(proto: ModelProto, feeds: dict[str, np.ndarray[Any, Any]]) -> Any:
     Without VNNI, its sums of two products of bytes saturate unless signed weights become unsigned,
     which is a graph optimisation. Operators that it does not compute so keep their weights.
     """
-    options = exact_bytes()
+    options = exact_int8()
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_EXTENDED
     try:
         session = onnxruntime.InferenceSession(proto.SerializeToString(), options)

@@ -23,7 +23,7 @@ from tilewright.compiler.loops.layout import Layout, blocked
 from tilewright.compiler.loops.text import print_nest
 from tilewright.compiler.mode import Mode
 from tilewright.compiler.ops.interpret import run_graph
-from tilewright.compiler.plan.workload import Boundary, Cut, cut_workload
+from tilewright.compiler.plan.workload import Boundary, ExtractedWorkload, extract_workload
 from tilewright.compiler.program.build import LoweredKernel, lower_workload
 from tilewright.compiler.runtime.kernel import BufferRole, BufferSpec
 from tilewright.compiler.runtime.packing import make_weight
@@ -91,7 +91,7 @@ CASES: dict[str, Callable[[Maker], str]] = {
 
 
 @cache
-def workload(case: str, lanes: int) -> tuple[Graph, Cut]:
+def workload(case: str, lanes: int) -> tuple[Graph, ExtractedWorkload]:
     """Images lie in blocks of the target's lanes where their channels divide, with a halo."""
     make = Maker()
     graph = make.graph(CASES[case](make))
@@ -102,10 +102,10 @@ def workload(case: str, lanes: int) -> tuple[Graph, Cut]:
             padded = value in graph.inputs and graph.nodes[0].op == "conv"
             halo = ((0, 0), (0, 0), (1, 1), (1, 1)) if padded else ()
             layouts[value] = Boundary(graph.types[value], blocked(4, 1, lanes), halo)
-    return graph, cut_workload(graph, [node.name for node in graph.nodes], layouts)
+    return graph, extract_workload(graph, [node.name for node in graph.nodes], layouts)
 
 
-def schedules(cut: Cut, target: Target) -> list[Schedule]:
+def schedules(cut: ExtractedWorkload, target: Target) -> list[Schedule]:
     """The default, and some of every algorithm."""
     space, rng = schedule_space(cut.workload, Mode(target)), random.Random(5)
     some = [s for sub in space.subspaces for s in rng.sample(sub.points, min(3, len(sub.points)))]
@@ -116,7 +116,7 @@ def whole(spec: BufferSpec) -> Tensor:
     return Tensor(spec.name, spec.shape, spec.dtype, Layout.parse(spec.layout), spec.halo)
 
 
-def meaning(kernel: LoweredKernel, values: dict[str, Array], cut: Cut) -> Array:
+def meaning(kernel: LoweredKernel, values: dict[str, Array], cut: ExtractedWorkload) -> Array:
     """The logical output that the nest computes."""
     buffers = []
     for spec, tensor in zip(kernel.spec.buffers, kernel.nest.buffers, strict=True):

@@ -146,7 +146,7 @@ def test_halves_without_an_instruction_for_them(family: str, dtype: DType, name:
 
 
 @pytest.mark.parametrize("name", ["x86-64-v2", "x86-64-v3", "x86-64-v4"])
-@pytest.mark.parametrize("family", ["byte_matmul", "byte_convolution", "byte_depthwise"])
+@pytest.mark.parametrize("family", ["int8_matmul", "int8_convolution", "int8_depthwise"])
 def test_bytes_without_an_instruction_for_them(family: str, name: str) -> None:
     """At 128, 256 and 512 bits, by instructions for pairs of 16 bits."""
     target = resolve_target(name)

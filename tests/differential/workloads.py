@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from tests.differential.byte_workloads import byte_convolution, byte_depthwise, byte_matmul
 from tests.differential.drawing import (
     Case,
     Places,
@@ -20,6 +19,7 @@ from tests.differential.drawing import (
     pick,
     placed,
 )
+from tests.differential.int8_workloads import int8_convolution, int8_depthwise, int8_matmul
 from tests.graphs import Maker
 from tilewright.compiler.dtypes import DType
 from tilewright.compiler.graph.ir import AttrValue
@@ -362,6 +362,6 @@ FAMILIES: dict[str, Callable[[Random, int], Case]] = {
     for f in (
         convolution, winograd, depthwise, matmul, pool, normalisation, attention, reduction,
         elementwise, movement, relayout, pieces, blocked_pieces, gather,
-        byte_matmul, byte_convolution, byte_depthwise,
+        int8_matmul, int8_convolution, int8_depthwise,
     )
 }  # fmt: skip

@@ -100,7 +100,7 @@ def test_a_session_takes_an_artifact_in_stages(folder: Path) -> None:
 
 def test_no_size_selects_a_program_of_an_artifact_in_stages(folder: Path) -> None:
     loaded = load_artifact(folder)
-    assert isinstance(loaded, GuardedModel) and loaded.is_cut
+    assert isinstance(loaded, GuardedModel) and loaded.is_segmented
     assert loaded.served is None and loaded.ranged is None and loaded.made == ()
     with pytest.raises(InvalidArgumentError, match="none of its programs is the whole model"):
         loaded.executable({})
@@ -170,7 +170,7 @@ def test_drawn_inputs_that_a_model_refuses_are_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = compile_model(chosen_rows())
-    assert isinstance(made, GuardedModel) and made.is_cut
+    assert isinstance(made, GuardedModel) and made.is_segmented
 
     def fails(*_: object, **__: object) -> None:
         raise InvalidInputError("no rate of 7")
@@ -187,7 +187,7 @@ def test_a_dimension_without_a_range_has_a_hint() -> None:
     for port in proto.graph.input:
         port.type.tensor_type.shape.dim[0].dim_param = "rows"
     made = compile_model(proto)
-    assert isinstance(made, GuardedModel) and made.is_cut and made.open == ("rows",)
+    assert isinstance(made, GuardedModel) and made.is_segmented and made.open == ("rows",)
     ((sizes, inputs),) = staged_inputs(made, NONE_GIVEN)
     assert sizes["rows"] == len(inputs["x"]) == len(inputs["mark"]) > 1
 
@@ -318,7 +318,7 @@ def test_a_branch_that_contradicts_itself_has_no_program(tmp_path: Path) -> None
         plans = plan_programs(ModelRequest(branches().SerializeToString()), {})
     build_artifact(plans, FixedSchedules({}), tmp_path / "a")
     made = load_artifact(tmp_path / "a")
-    assert isinstance(made, GuardedModel) and made.is_cut
+    assert isinstance(made, GuardedModel) and made.is_segmented
     mark, x = np.arange(9) % 2 == 0, np.ones((9, 4), np.float32)
     (y,) = made.run({"x": x, "mark": mark})
     np.testing.assert_array_equal(y, np.ones((5, 4), np.float32))

@@ -48,7 +48,7 @@ def model(
 
 def staged(proto: onnx.ModelProto, **options: object) -> GuardedModel:
     made = compile_model(proto, **options)  # type: ignore[arg-type]
-    assert isinstance(made, GuardedModel) and made.is_cut
+    assert isinstance(made, GuardedModel) and made.is_segmented
     return made
 
 

@@ -15,8 +15,8 @@ from tilewright.compiler.sizes.ranges import (
     as_range,
     default_range,
     default_ranges,
-    narrowings,
     parse_range,
+    refinements,
     within_defaults,
 )
 
@@ -161,9 +161,9 @@ def test_two_sizes_may_be_those_that_are_never_equal() -> None:
     ):
         with pytest.raises(DynamicSizeError) as caught:
             equal(first, second)
-        assert narrowings(given, caught.value) == []
+        assert refinements(given, caught.value) == []
         caught.value.may_differ = True
-        assert narrowings(given, caught.value)[0] == given | ranges
+        assert refinements(given, caught.value)[0] == given | ranges
 
 
 def test_those_that_may_be_empty_begin_at_0_where_that_is_decided() -> None:
@@ -233,8 +233,8 @@ def test_multiples_are_of_the_range_that_was_given() -> None:
     n = dynamic_size(given["n"])
     with pytest.raises(DynamicSizeError) as caught:
         equal(n // 2 * 2, n)
-    assert narrowings(given, caught.value)[0] == {**given, "n": Dimension("n", 1, 5, 6)}
-    assert narrowings({"m": given["m"]}, caught.value) == []
+    assert refinements(given, caught.value)[0] == {**given, "n": Dimension("n", 1, 5, 6)}
+    assert refinements({"m": given["m"]}, caught.value) == []
 
 
 def test_what_no_narrower_range_decides_is_raised() -> None:

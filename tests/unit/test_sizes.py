@@ -18,8 +18,8 @@ from tilewright.compiler.loops.index import Axis
 from tilewright.compiler.sizes import (
     Dimension,
     DynamicSizeError,
-    RoomDimension,
     Size,
+    SlackDimension,
     SlotDimension,
     WorkloadDimension,
     always_at_most,
@@ -307,7 +307,7 @@ def test_the_smaller_of_two_is_known_where_they_may_be_equal() -> None:
 
 def test_dimensions_of_different_origins_are_never_equal() -> None:
     given = Dimension("s0", 1, 9)
-    kinds = (given, *(kind("s0", 1, 9) for kind in (RoomDimension, WorkloadDimension)))
+    kinds = (given, *(kind("s0", 1, 9) for kind in (SlackDimension, WorkloadDimension)))
     assert len(set(kinds)) == len({dynamic_size(kind) for kind in kinds}) == 3
     assert WorkloadDimension.numbered(0, given) == WorkloadDimension.of(given) == kinds[2]
     for kind in (*kinds, SlotDimension.numbered(7, 64)):
@@ -317,7 +317,7 @@ def test_dimensions_of_different_origins_are_never_equal() -> None:
 
 def test_dimensions_of_one_name_have_an_order() -> None:
     """A sum or a product is the same in both orders of its parts."""
-    x, y = (dynamic_size(kind("s0", 1, 9)) for kind in (Dimension, RoomDimension))
+    x, y = (dynamic_size(kind("s0", 1, 9)) for kind in (Dimension, SlackDimension))
     for a, b in ((x, y), ((x + 1) // 2, (y + 1) // 2), (x * x, y * y)):
         assert a != b
         assert a * b == b * a and a + b == b + a

@@ -11,7 +11,7 @@ from tilewright.compiler.dtypes import DType
 from tilewright.compiler.errors import InvalidModelError, OutOfMemoryError, ScheduleError
 from tilewright.compiler.runtime.packing import Array
 from tilewright.compiler.runtime.segments import (
-    Crossing,
+    LiveIn,
     ModelSegment,
     Reads,
     SegmentBoundary,
@@ -37,7 +37,7 @@ class Model:
         self, names: str, compiled: Callable[[Sizes], object], **ranges: Dimension
     ) -> None:
         self.names = names.split()
-        crossing = Crossing("x", "", DType.FLOAT32, tuple(self.names), deciding=False)
+        crossing = LiveIn("x", "", DType.FLOAT32, tuple(self.names), deciding=False)
         defaults = default_ranges(name for name in self.names if name not in ranges)
         self.cut = SegmentBoundary[SegmentGuard](Reads((crossing,), ranges, defaults), whole=True)
         self.attempts = 0

@@ -20,7 +20,7 @@ from tilewright.compiler.graph.ir import Graph, Node
 from tilewright.compiler.graph.types import TensorType
 from tilewright.compiler.loops.semantics import to_memory
 from tilewright.compiler.ops.interpret import run_graph
-from tilewright.compiler.ops.products import BYTES, HALVES, WORDS
+from tilewright.compiler.ops.products import HALVES, INT8_TYPES, INT16_TYPES
 from tilewright.compiler.ops.registry import OpKind
 from tilewright.compiler.plan.workload import Workload
 from tilewright.compiler.runtime.verify import tolerance_for
@@ -224,7 +224,7 @@ def input_specs(workload: Workload, seed: int = BASE_SEED) -> tuple[InputSpec, .
             spec = replace(spec, distribution=Distribution.INTEGERS, low=low, high=high)
         elif dtype.is_float:
             spec = replace(spec, scale=scales.get(name, 1.0))
-        elif multiplied and dtype in (*BYTES, *WORDS):
+        elif multiplied and dtype in (*INT8_TYPES, *INT16_TYPES):
             limits = np.iinfo(dtype.numpy)
             low, high = int(limits.min), int(limits.max) + 1
             spec = replace(spec, distribution=Distribution.INTEGERS, low=low, high=high)
@@ -323,7 +323,7 @@ def _sums_bytes(node: Node) -> bool:
 def _sum_size(workload: Workload, node: Node, terms: int) -> float:
     """Return the root mean square of a sum of `terms` products."""
     root = math.sqrt(terms)
-    if workload.graph.types[node.inputs[0]].dtype in BYTES:
+    if workload.graph.types[node.inputs[0]].dtype in INT8_TYPES:
         return BYTE_PRODUCT * root
     return min(WORD_PRODUCT * root, WRAPPED_SUM)
 

@@ -26,7 +26,7 @@ from tilewright.compiler.plan.fusion import Group
 from tilewright.compiler.plan.layout_transposes import RANKS as BLOCKED_RANKS
 from tilewright.compiler.plan.layout_transposes import is_to_image, is_to_rows, turns
 from tilewright.compiler.plan.layouts import costs
-from tilewright.compiler.plan.placement import Placement, distance, same_bytes
+from tilewright.compiler.plan.placement import Placement, distance, same_storage
 from tilewright.compiler.plan.regions import ALIGNMENT_BYTES
 from tilewright.compiler.plan.workload import Halo
 from tilewright.compiler.sizes import DynamicSizeError, bounds, is_dynamic, larger
@@ -365,7 +365,7 @@ def copied(kind: TensorType, source: Placement, target: Placement) -> float:
 
     Its bytes are read and written once; the cost is zero if both placements are the same bytes.
     """
-    if same_bytes(kind.shape, source, target):
+    if same_storage(kind.shape, source, target):
         return 0.0
     return costs.moved(kind, source.layout) + costs.moved(kind, target.layout)
 

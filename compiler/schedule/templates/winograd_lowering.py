@@ -153,12 +153,14 @@ class _Blocks:
         self.counts = found.tile_counts(self.outputs)
         self.number = number = Axis("tile", prod(self.counts))
         few = bounds(number.extent)[0] < _MANY_TILES * (room - 1)
-        self.is_cut = is_dynamic(number.extent) and few
+        self.has_partial_block = is_dynamic(number.extent) and few
         block, tile = Axis("tb", -(-number.extent // room)), Axis("bt", room)
-        self.loop = LoopSpec(number, room) if self.is_cut else LoopSpec(block)
-        self.tile = number if self.is_cut else tile
+        self.loop = LoopSpec(number, room) if self.has_partial_block else LoopSpec(block)
+        self.tile = number if self.has_partial_block else tile
         """The axis over the tiles of a block."""
-        self.place = affine(number) - (number // room) * room if self.is_cut else affine(tile)
+        self.place = (
+            affine(number) - (number // room) * room if self.has_partial_block else affine(tile)
+        )
         """The position of a tile in its block."""
         self._number = block * room + tile
         self.starts = tuple(
@@ -242,7 +244,7 @@ class _Blocks:
     def _tile_loops(self, channel: Axis) -> list[LoopSpec]:
         """Loops over channels and the tiles of a block; the lets compute the start of a tile."""
         known = Let(self.number, self._number, self.number.extent - 1)
-        lets = [] if self.is_cut else [known]
+        lets = [] if self.has_partial_block else [known]
         steps = self.found.steps(self.outputs)
         for dim, (start, step) in enumerate(zip(self.starts, steps, strict=True)):
             size, inside = prod(self.counts[dim:]), prod(self.counts[dim + 1 :])
@@ -300,7 +302,7 @@ class _Blocks:
                 x + p * side.alpha(self.outputs)
                 for x, p, side in zip(point, phase, self.sides, strict=True)
             ]
-            place = self.place if self.is_cut else affine(t)
+            place = self.place if self.has_partial_block else affine(t)
             left = Load(self.transformed, (*point, place, *map(affine, phase), affine(ic)))
             target = Load(self.products, (*point, place, affine(oc)))
             right = (*shifted, affine(oc), affine(ic))
@@ -313,7 +315,7 @@ class _Blocks:
     def axes(self) -> tuple[Axis, Axis, Axis]:
         """The axes of a product: tiles, filters and channels."""
         return (
-            self.number if self.is_cut else Axis("t", self.tile.extent),
+            self.number if self.has_partial_block else Axis("t", self.tile.extent),
             Axis("go", self.found.filters),
             Axis("gi", self.found.channels),
         )

@@ -78,7 +78,7 @@ def _times(
     given: GivenInputs,
 ) -> Iterator[dict[str, Any]]:
     executable = load_artifact(artifact, threads=threads)
-    if isinstance(executable, GuardedModel) and executable.is_cut:
+    if isinstance(executable, GuardedModel) and executable.is_segmented:
         return  # the amount of work depends on the random inputs
     for each in latencies:
         feeds = given.draw(_ports(executable, dict(each.sizes)))

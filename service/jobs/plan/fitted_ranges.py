@@ -22,7 +22,7 @@ from tilewright.compiler.sizes.invalid_ranges import (
     refused_ranges,
     sizes_of,
 )
-from tilewright.compiler.sizes.ranges import MOST_NARROWINGS, attempted, narrowings
+from tilewright.compiler.sizes.ranges import MOST_NARROWINGS, attempted, refinements
 
 FACTORS = 6
 """A refused hint is doubled and halved so often."""
@@ -93,7 +93,7 @@ class FittedRanges:
 
     def _narrow(self, question: DynamicSizeError) -> bool:
         """Narrow a range that the user gave, if that removes the error. Return whether it did."""
-        found = narrowings(self.given, question)
+        found = refinements(self.given, question)
         if not found or len(self.notes) >= MOST_NARROWINGS:
             return False
         keeping = (

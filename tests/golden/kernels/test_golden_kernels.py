@@ -38,11 +38,11 @@ CASES: dict[str, tuple[str, Schedule]] = {
         "matmul",
         Schedule.of("gemm", tile=14, vectors=2, order="lanes-outer", unroll=4, prefetch=0),
     ),
-    "gemm_bytes": (
+    "gemm_int8": (
         "bytes",
         Schedule.of("gemm", tile=14, vectors=2, order="lanes-outer", unroll=2, prefetch=0),
     ),
-    "direct_bytes": (
+    "direct_int8": (
         "bytes 3x3",
         Schedule.of(
             "direct", tile=14, vectors=2, order="lanes-outer", unroll=2, taps="loop", prefetch=0
@@ -58,7 +58,7 @@ CASES: dict[str, tuple[str, Schedule]] = {
             "direct", tile=14, vectors=2, order="lanes-outer", unroll=2, taps="loop", prefetch=0
         ),
     ),
-    "depthwise_bytes": (
+    "depthwise_int8": (
         "bytes depthwise",
         Schedule.of("window", tile=4, rows=4, taps="all", order="greedy"),
     ),

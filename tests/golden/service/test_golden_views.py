@@ -19,7 +19,7 @@ from tests.unit.service.jobs.test_cost_models import product
 from tilewright.compiler.codegen.statistics import InnerLoop
 from tilewright.compiler.mode import Mode
 from tilewright.compiler.plan.costs import PlanSummary, TaskSummary
-from tilewright.compiler.plan.product_types import TypeShare
+from tilewright.compiler.plan.product_types import ProductMacs
 from tilewright.compiler.schedule.schedule import Schedule
 from tilewright.compiler.targets.target import known_targets
 from tilewright.compiler.timings import StageTime
@@ -108,8 +108,8 @@ SUMMARY = PlanSummary(
         TaskSummary("b" * 64, ("softmax", "[red]"), "z", 1, 1_000, 2_000, 512, 256, 0.25),
     ),
     products=(
-        TypeShare("uint8 x int8", 3_000_000_000),
-        TypeShare("float32", 1_100_000_000, "both factors [red] are computed"),
+        ProductMacs("uint8 x int8", 3_000_000_000),
+        ProductMacs("float32", 1_100_000_000, "both factors [red] are computed"),
     ),
 )
 

@@ -11,7 +11,7 @@ import onnxruntime
 from onnx import ModelProto, TensorProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
-from tests.exact_bytes import exact_bytes
+from tests.exact_int8 import exact_int8
 
 FLOAT = np.float32
 
@@ -121,7 +121,7 @@ def of_onnxruntime(
     """
     copy = ModelProto()
     copy.CopyFrom(model)
-    options = exact_bytes() if exact else onnxruntime.SessionOptions()
+    options = exact_int8() if exact else onnxruntime.SessionOptions()
     options.log_severity_level = 4
     known: set[str] = set()
     if exact:

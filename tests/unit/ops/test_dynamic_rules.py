@@ -17,7 +17,7 @@ from tilewright.compiler.errors import CompilerError
 from tilewright.compiler.frontend.onnx_import import import_model
 from tilewright.compiler.ops.interpret import run_graph
 from tilewright.compiler.sizes import Dimension, DynamicSizeError
-from tilewright.compiler.sizes.ranges import narrowings
+from tilewright.compiler.sizes.ranges import refinements
 
 UNDECIDED = {
     "broadcasting, where 1 and other extents differ": (
@@ -44,7 +44,7 @@ UNDECIDED = {
 def is_served_when_narrower(proto: ModelProto, extent: int, error: DynamicSizeError) -> bool:
     """Whether narrower ranges are enough, or only one extent is valid."""
     ranges = {"n": Dimension("n", min(extent, 1), 2 * extent + 1)}
-    while narrower := narrowings(ranges, error):
+    while narrower := refinements(ranges, error):
         ranges = narrower[0]
         if ranges["n"].low == ranges["n"].high:
             break

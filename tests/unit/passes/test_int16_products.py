@@ -8,12 +8,12 @@ import pytest
 from tests.unit.passes.test_integer_products import WIDE, after, anchor, conv, matmul, pair
 from tilewright.compiler.dtypes import DType
 from tilewright.compiler.graph.ir import Graph
-from tilewright.compiler.ops.products import WORDS
+from tilewright.compiler.ops.products import INT16_TYPES
 from tilewright.compiler.passes.quantisation import unsigned
 
 
 def of_words(stored: DType) -> DType | None:
-    return DType.INT16 if stored in WORDS else unsigned(stored)
+    return DType.INT16 if stored in INT16_TYPES else unsigned(stored)
 
 
 UNSIGNED = {"source": DType.UINT16, "scaled": True}

@@ -13,7 +13,7 @@ from tilewright.compiler.dtypes import DType
 from tilewright.compiler.graph.ir import Graph, Node
 from tilewright.compiler.mode import Mode
 from tilewright.compiler.ops.interpret import run_graph
-from tilewright.compiler.ops.products import BYTES, WORDS
+from tilewright.compiler.ops.products import INT8_TYPES, INT16_TYPES
 from tilewright.compiler.passes.integer_activation_products import integer_activation_products
 from tilewright.compiler.passes.integer_products import integer_products
 from tilewright.compiler.passes.quantisation import IntegerFactor, unsigned
@@ -123,7 +123,7 @@ def after(before: Graph, scaled: bool = False, factor: IntegerFactor = unsigned)
     g = Maker(1)
     feeds = {
         name: drawn(g, kind.dtype, *kind.shape)
-        if kind.dtype in (*BYTES, *WORDS)
+        if kind.dtype in (*INT8_TYPES, *INT16_TYPES)
         else g.random.standard_normal(kind.shape).astype(np.float32)
         for name, kind in ((name, before.types[name]) for name in before.inputs)
     }

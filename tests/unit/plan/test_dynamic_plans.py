@@ -26,9 +26,9 @@ from tilewright.compiler.loops.layout import ROW_MAJOR, Layout, blocked
 from tilewright.compiler.mode import Mode
 from tilewright.compiler.ops.interpret import run_graph
 from tilewright.compiler.plan.memory import MemoryPlan, plan_memory, value_bytes
-from tilewright.compiler.plan.placement import Placement, distance, same_bytes
+from tilewright.compiler.plan.placement import Placement, distance, same_storage
 from tilewright.compiler.plan.plan import GraphPlan, KernelStep, LoopStep, ViewStep, bodies_of
-from tilewright.compiler.plan.symbolic_memory import stack_memory
+from tilewright.compiler.plan.symbolic_memory import plan_symbolic_memory
 from tilewright.compiler.plan.workload import Workload
 from tilewright.compiler.sizes import Dimension, at, dynamic_size, typical_sizes
 from tilewright.compiler.targets.host import resolve_target
@@ -215,7 +215,7 @@ def test_plans_read_back(name: str) -> None:
 
 def test_buffers_never_overlap_while_they_live(name: str) -> None:
     plan = planned(name)
-    memory = stack_memory(plan)
+    memory = plan_symbolic_memory(plan)
     for values in CASES[name].sizes:
         fixed = plan.at(values)
         arena = memory.at(values)
@@ -242,7 +242,7 @@ def test_buffers_never_overlap_while_they_live(name: str) -> None:
 def test_bodies_lie_beside_what_lives_meanwhile(name: str) -> None:
     for values in CASES[name].sizes:
         fixed = planned(name).at(values)
-        _check_bodies(fixed, stack_memory(planned(name)).at(values))
+        _check_bodies(fixed, plan_symbolic_memory(planned(name)).at(values))
 
 
 def _spans(plan: GraphPlan, memory: MemoryPlan) -> list[tuple[int, int]]:
@@ -278,7 +278,10 @@ def _check_bodies(plan: GraphPlan, memory: MemoryPlan) -> None:
 def test_where_sizes_are_typical_the_arena_is_as_planned(name: str) -> None:
     plan = planned(name)
     values = typical_sizes(*map(dynamic_size, plan.dimensions))
-    assert stack_memory(plan).at(values).arena_bytes <= plan_memory(plan.at(values)).arena_bytes
+    assert (
+        plan_symbolic_memory(plan).at(values).arena_bytes
+        <= plan_memory(plan.at(values)).arena_bytes
+    )
 
 
 N, M = Dimension("n", 1, 9), Dimension("m", 0, 4)
@@ -311,7 +314,7 @@ def test_distances_hold_at_every_size(
     start = tuple(first if dim == cut else 0 for dim, (_, first) in enumerate(parts))
     full = tuple(a + b for a, b in zip(shape, start, strict=True))
     found = distance(full, whole, shape, part, start)
-    same = same_bytes(shape, whole, part)
+    same = same_storage(shape, whole, part)
     for n, m in [(1, 0), (1, 2), (2, 0), (3, 1), (9, 4)]:
         values = {"n": n, "m": m}
 
@@ -322,7 +325,7 @@ def test_distances_hold_at_every_size(
         if found is not None:
             assert at(found, values) == expected
         if same:
-            assert same_bytes(numbers(shape), whole, part)
+            assert same_storage(numbers(shape), whole, part)
 
 
 def test_rows_behind_others_are_at_a_distance_of_open_sizes() -> None:
@@ -333,8 +336,8 @@ def test_rows_behind_others_are_at_a_distance_of_open_sizes() -> None:
     assert distance((4, n + m, 64), row, (4, n, 64), row, (0, m, 0)) is None
     blocks = Placement(blocked(4, 1, 16))
     assert distance((1, 48, n, m), blocks, (1, 16, n, m), blocks, (0, 32, 0, 0)) == 32 * n * m
-    assert same_bytes((n, 32, 1, 1), blocks, row)
-    assert not same_bytes((n, 32, m, 1), blocks, row)
+    assert same_storage((n, 32, 1, 1), blocks, row)
+    assert not same_storage((n, 32, m, 1), blocks, row)
 
 
 def test_equal_kernels_of_different_names_are_one() -> None:

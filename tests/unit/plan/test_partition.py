@@ -12,7 +12,7 @@ from tilewright.compiler.graph.ir import Graph
 from tilewright.compiler.loops.layout import ROW_MAJOR, blocked
 from tilewright.compiler.passes.pipeline import optimise
 from tilewright.compiler.plan.memory import plan_memory
-from tilewright.compiler.plan.placement import Placement, same_bytes
+from tilewright.compiler.plan.placement import Placement, same_storage
 from tilewright.compiler.plan.plan import GraphPlan, ViewStep
 
 CONV = {"strides": (1, 1), "pads": (1, 1, 1, 1), "dilations": (1, 1), "group": 1}
@@ -184,10 +184,10 @@ def test_a_block_may_be_partly_unused() -> None:
 
 def test_same_bytes() -> None:
     one = (1, 16, 1, 1)
-    assert same_bytes(one, Placement(NCHW8), Placement())
-    assert not same_bytes((1, 16, 2, 1), Placement(NCHW8), Placement())
-    assert not same_bytes((1, 12, 1, 1), Placement(NCHW8), Placement())
-    assert not same_bytes(one, Placement(ROW_MAJOR, HALO), Placement())
+    assert same_storage(one, Placement(NCHW8), Placement())
+    assert not same_storage((1, 16, 2, 1), Placement(NCHW8), Placement())
+    assert not same_storage((1, 12, 1, 1), Placement(NCHW8), Placement())
+    assert not same_storage(one, Placement(ROW_MAJOR, HALO), Placement())
 
 
 def test_malformed_json() -> None:

@@ -11,7 +11,7 @@ from tilewright.compiler.dtypes import DType
 from tilewright.compiler.graph.ir import Graph
 from tilewright.compiler.mode import Mode
 from tilewright.compiler.plan.costs import plan_summary
-from tilewright.compiler.plan.product_types import TypeShare
+from tilewright.compiler.plan.product_types import ProductMacs
 from tilewright.compiler.targets.host import resolve_target
 
 
@@ -28,7 +28,7 @@ def quantised(g: Maker, value: str) -> str:
     return g("cast", g("round", value), to="uint8")
 
 
-def shares(graph: Graph, target: str = "cascadelake") -> tuple[TypeShare, ...]:
+def shares(graph: Graph, target: str = "cascadelake") -> tuple[ProductMacs, ...]:
     chosen = resolve_target(target)
     return plan_summary(make_plan(optimise(graph, Mode(chosen)), Mode(chosen))).products
 
@@ -42,13 +42,13 @@ def layer(g: Maker) -> str:
 def test_a_model_of_floats_has_no_reasons() -> None:
     g = Maker()
     graph = g.graph(g("matmul", g.input("x", 5, 8), g.weight("w", 8, 6)))
-    assert shares(graph) == (TypeShare("float32", 240),)
+    assert shares(graph) == (ProductMacs("float32", 240),)
 
 
 def test_bytes_where_the_target_multiplies_them() -> None:
     g = Maker()
     graph = g.graph(layer(g))
-    assert shares(graph) == (TypeShare("uint8 x int8", 240),)
+    assert shares(graph) == (ProductMacs("uint8 x int8", 240),)
     (floats,) = shares(graph, "x86-64-v3")
     assert (floats.types, floats.macs) == ("float32", 240)
     assert "the target does not multiply bytes" in floats.reason
@@ -64,9 +64,9 @@ def test_why_products_are_floats() -> None:
     mixed = g("matmul", plain, g.input("z", 4, 2))
     found = shares(g.graph(mixed))
     assert found == (
-        TypeShare("uint8 x int8", 450),
-        TypeShare("float32", 140, "what the weights multiply is not quantised"),
-        TypeShare("float32", 40, "a computed factor is not quantised"),
+        ProductMacs("uint8 x int8", 450),
+        ProductMacs("float32", 140, "what the weights multiply is not quantised"),
+        ProductMacs("float32", 40, "a computed factor is not quantised"),
     )
 
 
@@ -74,7 +74,7 @@ def test_computed_factors_where_the_target_does_not_multiply_bytes() -> None:
     g = Maker()
     sides = [dequantised(g, g.input(n, 4, 4, dtype=DType.UINT8)) for n in "ab"]
     (found,) = shares(g.graph(g("matmul", *sides)), "x86-64-v3")
-    assert found == TypeShare("float32", 64, "both factors are computed")
+    assert found == ProductMacs("float32", 64, "both factors are computed")
 
 
 @pytest.mark.parametrize("kind", [DType.INT16, DType.UINT16])
@@ -82,10 +82,10 @@ def test_values_of_16_bits_are_multiplied_where_the_target_adds_pairs(kind: DTyp
     g = Maker()
     x = dequantised(g, g.input("x", 5, 8, dtype=kind))
     graph = g.graph(g("matmul", x, dequantised(g, bytes_(g, 8, 6))))
-    assert shares(graph) == (TypeShare("int16", 240),)
+    assert shares(graph) == (ProductMacs("int16", 240),)
     (floats,) = shares(graph, "neoverse-v1")
     reason = "sums of products of 16 bits leave int32, or the target does not add them up"
-    assert floats == TypeShare("float32", 240, reason)
+    assert floats == ProductMacs("float32", 240, reason)
 
 
 def test_computed_values_of_16_bits_are_floats() -> None:

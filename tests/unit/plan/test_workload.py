@@ -9,7 +9,7 @@ from tests.graphs import Maker
 from tilewright.compiler.errors import InvalidModelError
 from tilewright.compiler.graph.ir import Graph
 from tilewright.compiler.loops.layout import blocked
-from tilewright.compiler.plan.workload import Boundary, Workload, cut_workload, make_workload
+from tilewright.compiler.plan.workload import Boundary, Workload, extract_workload, make_workload
 from tilewright.compiler.sizes import Dimension, WorkloadDimension, dynamic_size
 
 CONV = {"strides": (1, 1), "pads": (1, 1, 1, 1), "dilations": (1, 1), "group": 1}
@@ -59,7 +59,7 @@ def test_text_round_trip() -> None:
 
 
 def test_weights_are_inputs_and_scalars_stay_inside() -> None:
-    cut = cut_workload(conv_relu(), ["y", "z", "scaled", "out"])
+    cut = extract_workload(conv_relu(), ["y", "z", "scaled", "out"])
     assert cut.inputs == ("x", "w", "rest")
     assert [b.constant for b in cut.workload.inputs] == [False, True, False]
     assert [a.item() for a in cut.workload.graph.constants.values()] == [np.float32(0.5)]
@@ -68,7 +68,7 @@ def test_weights_are_inputs_and_scalars_stay_inside() -> None:
 
 
 def test_a_part_of_a_graph() -> None:
-    cut = cut_workload(conv_relu(), ["scaled", "out"])
+    cut = extract_workload(conv_relu(), ["scaled", "out"])
     assert cut.inputs == ("z",) and cut.workload.operators == ("mul", "relu")
 
 
@@ -81,7 +81,7 @@ def test_no_halo_is_one_form() -> None:
 @pytest.mark.parametrize("nodes", [["y", "out"], ["nothing"]])
 def test_nodes_must_be_connected_to_one_output(nodes: list[str]) -> None:
     with pytest.raises(InvalidModelError):
-        cut_workload(conv_relu(), nodes)
+        extract_workload(conv_relu(), nodes)
 
 
 @pytest.mark.parametrize("text", ["", "workload", "workload\ninput %0\n", "graph g\n"])
@@ -100,7 +100,7 @@ def rows(batch: Dimension, length: Dimension, prefix: str = "") -> Graph:
 def test_open_dimensions_have_names_of_their_own() -> None:
     batch, length = Dimension("batch", 1, 8), Dimension("a length", 1, 16, multiple=32)
     graph = rows(batch, length)
-    cut = cut_workload(graph, [node.name for node in graph.nodes])
+    cut = extract_workload(graph, [node.name for node in graph.nodes])
     assert [d.name for d in cut.workload.dimensions] == ["s0", "s1"]
     assert dict(cut.dimensions) == {"s0": batch, "s1": length}
     read = Workload.parse(cut.workload.text())

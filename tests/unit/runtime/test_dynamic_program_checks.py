@@ -32,7 +32,7 @@ from tilewright.compiler.runtime.program import (
 )
 from tilewright.compiler.runtime.program_check import check_program
 from tilewright.compiler.runtime.program_json import program_from_json, program_to_json
-from tilewright.compiler.sizes import Dimension, RoomDimension, dynamic_size
+from tilewright.compiler.sizes import Dimension, SlackDimension, dynamic_size
 
 
 @pytest.mark.parametrize(
@@ -157,8 +157,11 @@ def test_a_dimension_that_no_input_states_is_refused() -> None:
         ((0, past), "'x' has no room of"),  # the array does not fit the buffer
         ((2, past + 9), "'x' has no room of"),
         ((-1, past + 9), "'x' has no room of"),
-        ((0, past + 1 + dynamic_size(RoomDimension("left", 1, 8))), "a run of its own has no room"),
-        ((0, past + 1 + dynamic_size(RoomDimension("@0", 0, 8))), "has the name of a slot"),
+        (
+            (0, past + 1 + dynamic_size(SlackDimension("left", 1, 8))),
+            "a run of its own has no room",
+        ),
+        ((0, past + 1 + dynamic_size(SlackDimension("@0", 0, 8))), "has the name of a slot"),
     ],
 )
 def test_rooms_that_make_no_sense_are_refused(room: tuple[int, int], message: str) -> None:
@@ -226,7 +229,7 @@ def test_choices_that_would_reach_outside_are_refused(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["room", "slot"])
 def test_shapes_of_inputs_depend_on_no_room_and_no_slot(name: str) -> None:
-    own = slot_start(0) if name == "slot" else dynamic_size(RoomDimension("left", 0))
+    own = slot_start(0) if name == "slot" else dynamic_size(SlackDimension("left", 0))
     made = Program("p", (Port("x", DType.FLOAT32, (own, 8)),), (), (), (), 0, 0)
     with pytest.raises(ValueError, match="depends on a room or a slot"):
         check_program(made)

@@ -38,7 +38,7 @@ from tilewright.compiler.runtime.program_check import check_program
 from tilewright.compiler.runtime.program_encoding import encode
 from tilewright.compiler.runtime.program_json import program_from_json, program_to_json
 from tilewright.compiler.runtime.session import Session
-from tilewright.compiler.sizes import Dimension, RoomDimension, WorkloadDimension, dynamic_size
+from tilewright.compiler.sizes import Dimension, SlackDimension, WorkloadDimension, dynamic_size
 
 AddressOf = Callable[[str], int]
 
@@ -205,7 +205,7 @@ def test_more_than_any_memory_is_refused(executable: Executable) -> None:
 
 
 def test_an_outputs_shape_does_not_depend_on_its_room() -> None:
-    left = dynamic_size(RoomDimension("left", 0))
+    left = dynamic_size(SlackDimension("left", 0))
     x = Port("x", DType.FLOAT32, (past,), room=(0, past + left))
     y = Port("y", DType.FLOAT32, (past + left,))
     copied = Copy(at("output"), at("input"), 4 * (past + left))
@@ -215,14 +215,14 @@ def test_an_outputs_shape_does_not_depend_on_its_room() -> None:
 
 def test_what_lies_in_a_larger_buffer_is_put_there_and_taken_out() -> None:
     """A program whose input and output have room, and are not state: a run has room for none."""
-    left = dynamic_size(RoomDimension("left", 0))
+    left = dynamic_size(SlackDimension("left", 0))
     more = past + 2 + left
     x = Port("x", DType.FLOAT32, (past, 4), room=(0, more))
     y = Port("y", DType.FLOAT32, (past + 1, 4), room=(0, more))
     copied = Copy(at("output"), at("input"), 16 * more)
     made = Program("room", (x,), (y,), (), (copied,), 0, 0)
     assert program_from_json(program_to_json(made)) == made
-    assert made.rooms == (RoomDimension("left", 0),) and made.dimensions == (PAST,)
+    assert made.rooms == (SlackDimension("left", 0),) and made.dimensions == (PAST,)
     model = Executable(made, aligned_empty(0), {}.__getitem__)
     for count in (3, 0, 64, 5):
         given = np.arange(4 * count, dtype=np.float32).reshape(count, 4)
@@ -237,7 +237,7 @@ def test_what_lies_in_a_larger_buffer_is_put_there_and_taken_out() -> None:
 
 def changed_in_place(more: int = 0) -> Program:
     """A row is put into a buffer that is longer by a room, and by so many rows `more`."""
-    whole = past + 1 + dynamic_size(RoomDimension("left", 0)) + more
+    whole = past + 1 + dynamic_size(SlackDimension("left", 0)) + more
     x = Port("x", DType.FLOAT32, (past, 4), room=(0, whole))
     y = Port("y", DType.FLOAT32, (past + 1, 4), room=(0, whole))
     others = Port("place", DType.INT64, (1,)), Port("new", DType.FLOAT32, (1, 4))

@@ -85,7 +85,7 @@ def requantised(make: Maker, total: str) -> str:
     return make("cast", moved, to="uint8")
 
 
-def byte_matmul(m: int, n: int, k: int) -> Workload:
+def int8_matmul(m: int, n: int, k: int) -> Workload:
     make = Maker()
     a, b = make.input("a", m, k, dtype=DType.UINT8), make.input("b", k, n, dtype=DType.INT8)
     total = make("matmul", a, b, make.input("bias", n, dtype=DType.INT32), accumulator="int32")
@@ -201,8 +201,8 @@ PROBLEMS: dict[str, Callable[[int], Workload]] = {
     "matmul of activations": lambda lanes: matmul(128, 64, 128, 12, constant=False),
     "gemv": lambda lanes: matmul(1, 1000, 2048),
     "gemv of rows": lambda lanes: matmul_of_rows(1, 1024, 64, 12),
-    "bytes": lambda lanes: byte_matmul(128, 768, 768),
-    "bytes of odd sizes": lambda lanes: byte_matmul(19, 37, 50),
+    "bytes": lambda lanes: int8_matmul(128, 768, 768),
+    "bytes of odd sizes": lambda lanes: int8_matmul(19, 37, 50),
     "bytes 3x3": byte_conv,
     "bytes depthwise": lambda lanes: byte_conv(lanes, group=64),
     "halves": lambda lanes: half_matmul(128, 768, 768),

@@ -17,7 +17,7 @@ from tests.nests.verify import verify_nest
 from tests.unit.c_library.conftest import Loaded
 from tests.unit.codegen.test_dot import BRAINS, narrow
 from tests.unit.schedule.dynamic_nests import dynamic_workload
-from tests.unit.schedule.problems import byte_matmul, half_conv, half_matmul, requantised
+from tests.unit.schedule.problems import half_conv, half_matmul, int8_matmul, requantised
 from tilewright.compiler.driver import load_program, make_plan
 from tilewright.compiler.dtypes import DType
 from tilewright.compiler.errors import ScheduleError
@@ -146,7 +146,7 @@ def batched(types: Types, rows: int, columns: int, depth: int) -> Workload:
 
 
 WORKLOADS = {
-    "bytes, rounded to bytes": byte_matmul(50, 70, 128),
+    "bytes, rounded to bytes": int8_matmul(50, 70, 128),
     "bfloat16 behind a GELU": half_matmul(37, 40, 48),
     "two at a time": batched(BYTES, 20, 40, 64),
     "two of bfloat16": batched(BRAINS, 17, 24, 64),

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.unit.schedule.problems import byte_matmul, conv, matmul, unary
+from tests.unit.schedule.problems import conv, int8_matmul, matmul, unary
 from tilewright.compiler.dtypes import DType
 from tilewright.compiler.errors import ScheduleError
 from tilewright.compiler.loops.expr import Accumulator, Combiner, Role, Space, Tensor
@@ -252,7 +252,7 @@ def test_a_level_that_a_device_lacks_is_as_large_as_the_one_inside() -> None:
 def test_registers_of_matrices_are_eight_times_as_fast_as_vectors() -> None:
     """And so is the whole product, if its sums are long; three matrices wait more than four."""
     target = resolve_target("sapphirerapids-amx")
-    machine, workload = describe(target_facts(target)), byte_matmul(512, 768, 3072)
+    machine, workload = describe(target_facts(target)), int8_matmul(512, 768, 3072)
     space = schedule_space(workload, Mode(target))
     default = space.default()
     plain = next(p for p in space if p["products"] == "groups" and p.integer("tile") == 14)

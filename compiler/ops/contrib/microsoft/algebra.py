@@ -6,7 +6,7 @@ import numpy as np
 
 from tilewright.compiler.dtypes import DType
 from tilewright.compiler.errors import unknown_choice
-from tilewright.compiler.ops.contrib.microsoft.bytes import DOMAIN
+from tilewright.compiler.ops.contrib.microsoft.quantised import DOMAIN
 from tilewright.compiler.ops.determinant import SIZE_LIMIT, first_largest, square_matrices
 from tilewright.compiler.ops.moves import part
 from tilewright.compiler.ops.onnx_node import OnnxNode

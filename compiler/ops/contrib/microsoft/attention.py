@@ -12,12 +12,6 @@ from dataclasses import dataclass, replace
 from tilewright.compiler.dtypes import DType
 from tilewright.compiler.ops.cast import cast_to
 from tilewright.compiler.ops.computed import counting, table
-from tilewright.compiler.ops.contrib.microsoft.bytes import (
-    DOMAIN,
-    one_number,
-    require_bytes,
-    zero_point,
-)
 from tilewright.compiler.ops.contrib.microsoft.heads import (
     MaskedAttention,
     both,
@@ -28,9 +22,15 @@ from tilewright.compiler.ops.contrib.microsoft.heads import (
     split_heads,
 )
 from tilewright.compiler.ops.contrib.microsoft.products import column_scales, integer_product
+from tilewright.compiler.ops.contrib.microsoft.quantised import (
+    DOMAIN,
+    one_number,
+    require_int8,
+    zero_point,
+)
 from tilewright.compiler.ops.moves import part
 from tilewright.compiler.ops.onnx_node import OnnxNode
-from tilewright.compiler.ops.products import BYTES
+from tilewright.compiler.ops.products import INT8_TYPES
 from tilewright.compiler.ops.registry import OnnxRule
 from tilewright.compiler.ops.shapes import show
 from tilewright.compiler.sizes import equal, same_extents
@@ -157,7 +157,7 @@ def _masked(node: OnnxNode, plain: MaskedAttention, padding: int, bias: int) -> 
 def _qattention(node: OnnxNode) -> list[str]:
     """x and weights in bytes, bias, the scales of both, mask, the zero points of both, past"""
     refuse(node, {}, ("do_rotary", "past_present_share_buffer"))
-    x, weights = require_bytes(node, 0), require_bytes(node, 1)
+    x, weights = require_int8(node, 0), require_int8(node, 1)
     shape, width = node.shape(x), node.shape(weights)
     if len(shape) != 3 or len(width) != 2 or not equal(shape[2], width[0]) or width[1] % 3:
         raise node.invalid(
@@ -235,6 +235,8 @@ def _unpacked(node: OnnxNode, value: str, heads: int, count: int) -> list[str]:
 
 RULES = (
     OnnxRule("Attention", _attention, DOMAIN, "no rotary embedding; no shared cache"),
-    OnnxRule("QAttention", _qattention, DOMAIN, "scales of float32; no rotary embedding", BYTES),
+    OnnxRule(
+        "QAttention", _qattention, DOMAIN, "scales of float32; no rotary embedding", INT8_TYPES
+    ),
     OnnxRule("MultiHeadAttention", _multi_head_attention, DOMAIN, "no shared cache, no scores"),
 )

@@ -12,7 +12,7 @@ import numpy as np
 
 from tilewright.compiler.dtypes import DType
 from tilewright.compiler.ops.computed import filled
-from tilewright.compiler.ops.contrib.microsoft.bytes import DOMAIN
+from tilewright.compiler.ops.contrib.microsoft.quantised import DOMAIN
 from tilewright.compiler.ops.moves import part
 from tilewright.compiler.ops.onnx_node import OnnxNode
 from tilewright.compiler.ops.registry import OnnxRule

@@ -10,7 +10,6 @@ from tilewright.compiler.dtypes import DType
 from tilewright.compiler.loops.semantics import to_memory
 from tilewright.compiler.ops.cast import cast_to
 from tilewright.compiler.ops.computed import counting, table
-from tilewright.compiler.ops.contrib.microsoft.bytes import DOMAIN
 from tilewright.compiler.ops.contrib.microsoft.heads import (
     MaskedAttention,
     both,
@@ -20,6 +19,7 @@ from tilewright.compiler.ops.contrib.microsoft.heads import (
     refuse,
     split_heads,
 )
+from tilewright.compiler.ops.contrib.microsoft.quantised import DOMAIN
 from tilewright.compiler.ops.contrib.microsoft.rotary import positions, rotated
 from tilewright.compiler.ops.moves import part, window
 from tilewright.compiler.ops.onnx_node import OnnxNode

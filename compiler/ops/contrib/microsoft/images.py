@@ -5,10 +5,10 @@ ONNX Runtime has no CPU kernels for them; docs/ContribOperators.md defines them.
 
 from __future__ import annotations
 
-from tilewright.compiler.ops.contrib.microsoft.bytes import DOMAIN
+from tilewright.compiler.ops.contrib.microsoft.quantised import DOMAIN
 from tilewright.compiler.ops.moves import part, transposed
 from tilewright.compiler.ops.onnx_node import OnnxNode
-from tilewright.compiler.ops.products import BYTES
+from tilewright.compiler.ops.products import INT8_TYPES
 from tilewright.compiler.ops.registry import OnnxRule
 from tilewright.compiler.ops.shapes import show
 from tilewright.compiler.sizes import same_extents
@@ -128,8 +128,8 @@ RULES = (
     OnnxRule("GroupNorm", _group_norm, DOMAIN),
     OnnxRule("SkipGroupNorm", _skip_group_norm, DOMAIN),
     OnnxRule("NhwcConv", _nhwc_conv, DOMAIN),
-    OnnxRule("NhwcMaxPool", _nhwc_pool, DOMAIN, types=BYTES),
-    OnnxRule("QLinearConv", _qlinear_conv, DOMAIN, types=BYTES),
+    OnnxRule("NhwcMaxPool", _nhwc_pool, DOMAIN, types=INT8_TYPES),
+    OnnxRule("QLinearConv", _qlinear_conv, DOMAIN, types=INT8_TYPES),
     OnnxRule("GridSample", _grid_sample, DOMAIN),
     OnnxRule("BiasSplitGelu", _bias_split_gelu, DOMAIN),
 )

@@ -8,15 +8,15 @@ from __future__ import annotations
 
 from tilewright.compiler.dtypes import DType
 from tilewright.compiler.ops.cast import cast_to
-from tilewright.compiler.ops.contrib.microsoft.bytes import (
+from tilewright.compiler.ops.contrib.microsoft.quantised import (
     DOMAIN,
     one_number,
     quantised,
-    require_bytes,
+    require_int8,
     zero_point,
 )
 from tilewright.compiler.ops.onnx_node import OnnxNode
-from tilewright.compiler.ops.products import BYTES
+from tilewright.compiler.ops.products import INT8_TYPES
 from tilewright.compiler.ops.registry import OnnxRule
 from tilewright.compiler.ops.shapes import show
 from tilewright.compiler.sizes import same_extents
@@ -91,7 +91,7 @@ def dynamically_quantised(node: OnnxNode, x: str) -> tuple[str, str, str]:
 
 def _dynamic_quantize_matmul(node: OnnxNode) -> str:
     """A (float), B, its scale and zero point, bias"""
-    b = require_bytes(node, 1)
+    b = require_int8(node, 1)
     a, scale, zero = dynamically_quantised(node, node.input(0))
     zeros = zero, zero_point(node, 3, b)
     return _biased(
@@ -101,7 +101,7 @@ def _dynamic_quantize_matmul(node: OnnxNode) -> str:
 
 def _matmul_integer_to_float(node: OnnxNode) -> str:
     """A, B, their scales, their zero points, bias"""
-    a, b = require_bytes(node, 0), require_bytes(node, 1)
+    a, b = require_int8(node, 0), require_int8(node, 1)
     zeros = zero_point(node, 4, a), zero_point(node, 5, b)
     scale = column_scales(node, node.input(2), node.input(3), b)
     return _biased(node, integer_product(node, a, b, zeros, scale), 6)
@@ -121,8 +121,8 @@ def _qgemm(node: OnnxNode) -> str:
 
     Inputs: A, its scale and zero point; the same of B; C (int32); the scale and zero point of Y.
     """
-    a = _transposed(node, require_bytes(node, 0), "transA")
-    b = _transposed(node, require_bytes(node, 3), "transB")
+    a = _transposed(node, require_int8(node, 0), "transA")
+    b = _transposed(node, require_int8(node, 3), "transB")
     scale = column_scales(node, one_number(node, 1, "a scale"), node.input(4), b)
     _of_columns(node, "zero point", node.optional(5), b)
     total = node.call("MatMulInteger", a, b, zero_point(node, 2, a), zero_point(node, 5, b))
@@ -203,8 +203,10 @@ _WIDE = (DType.FLOAT32,)
 
 RULES = (
     OnnxRule("DynamicQuantizeMatMul", _dynamic_quantize_matmul, DOMAIN, types=_WIDE),
-    OnnxRule("MatMulIntegerToFloat", _matmul_integer_to_float, DOMAIN, "scales of float32", BYTES),
-    OnnxRule("QGemm", _qgemm, DOMAIN, types=BYTES),
+    OnnxRule(
+        "MatMulIntegerToFloat", _matmul_integer_to_float, DOMAIN, "scales of float32", INT8_TYPES
+    ),
+    OnnxRule("QGemm", _qgemm, DOMAIN, types=INT8_TYPES),
     OnnxRule("FusedMatMul", _fused_matmul, DOMAIN),
     # the operator's name before it supported batches
     OnnxRule("TransposeMatMul", _fused_matmul, DOMAIN),

@@ -10,12 +10,12 @@ from collections.abc import Sequence
 
 from tilewright.compiler.dtypes import DType
 from tilewright.compiler.ops.cast import cast_to
-from tilewright.compiler.ops.contrib.microsoft.bytes import DOMAIN, require_bytes
 from tilewright.compiler.ops.contrib.microsoft.products import (
     MOST_BYTE,
     dynamically_quantised,
     integer_product,
 )
+from tilewright.compiler.ops.contrib.microsoft.quantised import DOMAIN, require_int8
 from tilewright.compiler.ops.onnx_node import OnnxNode
 from tilewright.compiler.ops.recurrent import Weights, lstm, row_of
 from tilewright.compiler.ops.registry import OnnxRule
@@ -62,7 +62,7 @@ def _held(node: OnnxNode, position: int, parameters: tuple[int, int]) -> list[li
 
     Scales and zero points are one number per direction, or one for each column.
     """
-    bytes_ = require_bytes(node, position)
+    bytes_ = require_int8(node, position)
     shape = node.shape(bytes_)
     if len(shape) != 3:
         raise node.invalid(

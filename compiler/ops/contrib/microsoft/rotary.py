@@ -6,8 +6,8 @@ from __future__ import annotations
 
 from tilewright.compiler.dtypes import DType
 from tilewright.compiler.ops.computed import counting, table
-from tilewright.compiler.ops.contrib.microsoft.bytes import DOMAIN
 from tilewright.compiler.ops.contrib.microsoft.heads import merge_heads, split_heads
+from tilewright.compiler.ops.contrib.microsoft.quantised import DOMAIN
 from tilewright.compiler.ops.moves import part
 from tilewright.compiler.ops.onnx_node import OnnxNode
 from tilewright.compiler.ops.registry import OnnxRule

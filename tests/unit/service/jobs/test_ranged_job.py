@@ -114,7 +114,7 @@ def test_a_job_of_a_model_whose_data_decide_sizes_serves_its_stages(
     (tmp_path / "a.tar").write_bytes(client.get(f"{path}/artifact").content)
     unpack(tmp_path / "a.tar", tmp_path / "a")
     made = load_artifact(tmp_path / "a")
-    assert isinstance(made, GuardedModel) and made.is_cut
+    assert isinstance(made, GuardedModel) and made.is_segmented
     x = np.random.default_rng(0).standard_normal((9, 4)).astype(np.float32)
     for count in (1, 5, 9):
         mark = np.where(np.arange(9) < count, 1, -1).astype(np.float32)

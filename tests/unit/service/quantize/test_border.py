@@ -13,7 +13,7 @@ import onnxruntime.quantization
 import pytest
 from onnx import helper, numpy_helper
 
-from tests.exact_bytes import exact_bytes
+from tests.exact_int8 import exact_int8
 from tests.unit.service.quantize.small import (
     Clockwork,
     drawn,
@@ -104,7 +104,7 @@ def test_biases_of_any_shape_are_quantised(
     sample = samples.held_out[0]
     matrix = numpy_helper.to_array(weight)
     wanted = 2 * sample["x"] @ (matrix.T if transposed else matrix) + beta * bias
-    (found,) = session(quantised, exact_bytes()).run(None, dict(sample))
+    (found,) = session(quantised, exact_int8()).run(None, dict(sample))
     # 8 bits of values up to some 6
     assert np.abs(found - wanted).max() < 0.1
 

@@ -15,7 +15,7 @@ import onnxruntime
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from tests.exact_bytes import exact_bytes
+from tests.exact_int8 import exact_int8
 from tests.unit.service.quantize.small import (
     Clockwork,
     drawn,
@@ -56,7 +56,7 @@ def operators(made: onnx.ModelProto) -> set[str]:
 
 def onnxruntime_outputs(made: onnx.ModelProto, samples: Sequence[Any]) -> list[Any]:
     session = onnxruntime.InferenceSession(
-        made.SerializeToString(), exact_bytes(), providers=["CPUExecutionProvider"]
+        made.SerializeToString(), exact_int8(), providers=["CPUExecutionProvider"]
     )
     return [session.run(None, dict(sample)) for sample in samples]
 

@@ -1,10 +1,10 @@
 """Graphs that match a pass's pattern, and near misses.
 
 A pattern has knobs. With the first choice of each, and with any other choice of `fits`, the pass
-acts. Each choice of `beside` breaks one condition: the pass must then leave the graph alone, or at
-least its results. The generated graphs are the one with all first choices, those with one other
-choice, and a seeded sample of those with two. Each goes through the pass and through the pipeline,
-and the references check that it still computes the same.
+acts. Each choice of `near_misses` breaks one condition: the pass must then leave the graph alone,
+or at least its results. The generated graphs are the one with all first choices, those with one
+other choice, and a seeded sample of those with two. Each goes through the pass and through the
+pipeline, and the references check that it still computes the same.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Pattern:
     pass_: Pass
     build: Build
     fits: Mapping[str, Sequence[Any]]
-    beside: Mapping[str, Sequence[Any]] = field(default_factory=dict)
+    near_misses: Mapping[str, Sequence[Any]] = field(default_factory=dict)
     acted: Callable[[Graph, Graph], bool] = lambda before, after: after.nodes != before.nodes
 
 
@@ -87,7 +87,7 @@ def cases(patterns: Sequence[Pattern]) -> list[Any]:
 def _cases(pattern: Pattern) -> Iterator[Case]:
     yield Case(pattern, {}, True)
     others = [(name, c, True) for name, choices in pattern.fits.items() for c in choices[1:]]
-    others += [(name, c, False) for name, choices in pattern.beside.items() for c in choices]
+    others += [(name, c, False) for name, choices in pattern.near_misses.items() for c in choices]
     for name, choice, acts in others:
         yield Case(pattern, {name: choice}, acts)
     pairs = [(a, b) for a, b in combinations(others, 2) if a[0] != b[0]]

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tests.graphs import Maker, operators, proven
-from tests.unit.passes.beside import Case, Pattern, cases, drops, makes, without
+from tests.unit.passes.patterns import Case, Pattern, cases, drops, makes, without
 from tilewright.compiler.dtypes import DType
 from tilewright.compiler.passes.enlarge_last import enlarge_last
 from tilewright.compiler.passes.fold_batch_norm import fold_batch_norm

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tests.graphs import Maker
-from tests.unit.passes.beside import Case, Pattern, cases, drops, makes, without
+from tests.unit.passes.patterns import Case, Pattern, cases, drops, makes, without
 from tilewright.compiler.dtypes import DType
 from tilewright.compiler.passes.algebra import algebra
 
@@ -245,11 +245,11 @@ def casts(g: Maker, c: Any) -> str:
     return g("cast", middle, to=c.third)
 
 
-def through(first: str, fits: list[str], beside: list[str], third: str = "") -> Pattern:
+def through(first: str, fits: list[str], near: list[str], third: str = "") -> Pattern:
     between = ["abs"] if fits != [first] else []
     return Pattern(f"{first} through", algebra, casts, {
         "first": [first], "second": fits, "third": [third or first], "between": [""],
-    }, {"second": beside, "between": between}, drops("cast"))  # fmt: skip
+    }, {"second": near, "between": between}, drops("cast"))  # fmt: skip
 
 
 CASTS = [

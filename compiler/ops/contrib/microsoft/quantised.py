@@ -12,7 +12,7 @@ from functools import partial
 from tilewright.compiler.dtypes import DType
 from tilewright.compiler.ops.cast import ONNX_TYPES
 from tilewright.compiler.ops.onnx_node import OnnxNode
-from tilewright.compiler.ops.products import BYTES
+from tilewright.compiler.ops.products import INT8_TYPES
 from tilewright.compiler.ops.registry import FLOATS, OnnxRule
 from tilewright.compiler.ops.shapes import show
 
@@ -32,10 +32,10 @@ def one_number(node: OnnxNode, position: int, what: str) -> str:
     return value
 
 
-def require_bytes(node: OnnxNode, position: int) -> str:
+def require_int8(node: OnnxNode, position: int) -> str:
     """Return the operand at `position`; raises InvalidModelError unless it is uint8 or int8."""
     value = node.input(position)
-    if node.type(value).dtype not in BYTES:
+    if node.type(value).dtype not in INT8_TYPES:
         raise node.invalid(f"input {position} is of {node.type(value).dtype}, not uint8 or int8")
     return value
 
@@ -60,7 +60,7 @@ def dequantised(node: OnnxNode, position: int, value: str | None = None) -> str:
     The operands at the next two positions are its scale and its zero point. With `value`, that
     value is dequantised in place of the operand, for example the operand's transpose.
     """
-    stored = require_bytes(node, position)
+    stored = require_int8(node, position)
     scale = one_number(node, position + 1, "a scale")
     zero = zero_point(node, position + 2, stored)
     if zero is not None:
@@ -120,7 +120,7 @@ def _concat(node: OnnxNode) -> str:
 
 def _pool(op_type: str, node: OnnxNode) -> str:
     """Pooling of N, C, ..., or of N, ..., C with `channels_last`."""
-    x = require_bytes(node, 0)
+    x = require_int8(node, 0)
     rank = len(node.shape(x))
     if rank < 3:
         raise node.invalid(f"the input has rank {rank}, not 3 or more")
@@ -139,7 +139,7 @@ def _standard(op_type: str, node: OnnxNode) -> str:
 
 def _rule(op_type: str, emit: Callable[[OnnxNode], str]) -> OnnxRule:
     types = {"QuantizeLinear": FLOATS, "QLinearWhere": (DType.BOOL,)}
-    return OnnxRule(op_type, emit, DOMAIN, types=types.get(op_type, BYTES))
+    return OnnxRule(op_type, emit, DOMAIN, types=types.get(op_type, INT8_TYPES))
 
 
 RULES = (

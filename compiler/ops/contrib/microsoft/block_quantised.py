@@ -9,7 +9,7 @@ import numpy as np
 from tilewright.compiler.dtypes import DType
 from tilewright.compiler.ops.block_matmul import BITS, Packing
 from tilewright.compiler.ops.cast import cast_to
-from tilewright.compiler.ops.contrib.microsoft.bytes import DOMAIN
+from tilewright.compiler.ops.contrib.microsoft.quantised import DOMAIN
 from tilewright.compiler.ops.onnx_node import OnnxNode
 from tilewright.compiler.ops.registry import OnnxRule
 from tilewright.compiler.ops.shapes import show

@@ -20,7 +20,7 @@ from tilewright.compiler.dtypes import DType
 BYTES = (DType.UINT8, DType.INT8)
 
 
-def byte_matmul(random: Random, lanes: int) -> Case:
+def int8_matmul(random: Random, lanes: int) -> Case:
     """Bytes of either sign, added up in int32; depths that fill no whole groups."""
     make = Maker()
     m, n, k = pick(random, 1, extent(random, 2, 40)), extent(random, 1, 70), extent(random, 1, 70)
@@ -35,7 +35,7 @@ def byte_matmul(random: Random, lanes: int) -> Case:
     return _whole_range(make, value, random, ("b", "bias") if constant else ("bias",), {})
 
 
-def byte_convolution(random: Random, lanes: int) -> Case:
+def int8_convolution(random: Random, lanes: int) -> Case:
     rank, group = pick(random, 2, 2, 1), pick(random, 1, 1, 2)
     channels = group * pick(random, lanes, 2 * lanes, 4, extent(random, 1, 21))
     odd = extent(random, 1, 40) if group == 1 else lanes  # groups are whole vectors of filters
@@ -44,7 +44,7 @@ def byte_convolution(random: Random, lanes: int) -> Case:
     return _convolve_bytes(random, lanes, channels, filters, kernel, group)
 
 
-def byte_depthwise(random: Random, lanes: int) -> Case:
+def int8_depthwise(random: Random, lanes: int) -> Case:
     """Windows of whole groups of four taps, and of less and more."""
     channels = pick(random, lanes, 2 * lanes, extent(random, 2, 21))
     kernel = pick(random, (3, 3), (5, 5), (3,), (1, 4), (2, 6), (3, 1))

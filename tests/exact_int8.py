@@ -5,7 +5,7 @@ from __future__ import annotations
 import onnxruntime
 
 
-def exact_bytes() -> onnxruntime.SessionOptions:
+def exact_int8() -> onnxruntime.SessionOptions:
     """Options with which ONNX Runtime sums products of bytes exactly, also without VNNI.
 
     Without VNNI, its kernels for unsigned and signed bytes let the sum of two products saturate at

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from tests.graphs import Maker
-from tests.unit.passes.beside import Case, Pattern, cases, makes
+from tests.unit.passes.patterns import Case, Pattern, cases, makes
 from tilewright.compiler.dtypes import DType
 from tilewright.compiler.passes.attention import attention
 from tilewright.compiler.passes.gelu import gelu

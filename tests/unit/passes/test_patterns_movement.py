@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tests.graphs import Maker
-from tests.unit.passes.beside import Case, Pattern, cases, drops, without
+from tests.unit.passes.patterns import Case, Pattern, cases, drops, without
 from tilewright.compiler.dtypes import DType
 from tilewright.compiler.graph.ir import Graph
 from tilewright.compiler.passes.common_subexpressions import common_subexpressions
