@@ -102,7 +102,7 @@ def model() -> bytes:
 
 
 def tuned(storage: Storage, builder: ProcessBuilder, device: Any, job_id: str) -> JobOutcome:
-    spec = JobSpec(model(), Mode(TARGET), options=JobOptions(12))
+    spec = JobSpec(model(), Mode(TARGET), options=JobOptions(12, strategy="random"))
     job_context = JobContext(storage, builder)
     return run_job(spec, device, job_context, JobWatcher(), job_id=job_id, token=CancelToken())
 

@@ -25,6 +25,7 @@ from tilewright.service.jobs.knowledge.shared_tasks import SharedTasks
 from tilewright.service.jobs.pipeline import job_run
 from tilewright.service.jobs.plan.model_tasks import tasks_of
 from tilewright.service.jobs.plan.planning import ModelRequest, plan_model
+from tilewright.service.jobs.process import tuner_process
 from tilewright.service.jobs.process.interrupts import Interrupted
 from tilewright.service.jobs.process.job_lease import JobLease
 from tilewright.service.jobs.process.tuner_process import TunerProcess
@@ -221,7 +222,10 @@ def test_a_job_that_waits_for_another_can_be_stopped(
 def test_the_same_model_twice_is_measured_once(
     settings: Settings, storage: Storage, builder: ProcessBuilder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By two tuners at the same time, with real builds and runs."""
+    """By two tuners at the same time, with real builds and runs; they plan and verify in this
+    process."""
+    for limits in ("planning_limits", "verification_limits"):
+        monkeypatch.setattr(tuner_process, limits, lambda settings: None)
 
     class Measured(LocalWorker):
         """With a runner of its own, as each worker has."""
@@ -252,7 +256,7 @@ def test_the_same_model_twice_is_measured_once(
             digest,
             "host",
             target_key=target.key,
-            options={"trials": 24, "seconds": None, "stop_gain": 0.0, "seed": seed},
+            options={"trials": 12, "seconds": None, "stop_gain": 0.0, "seed": seed},
         )
         for seed in (1, 2)
     ]
