@@ -16,7 +16,7 @@ import pytest
 import uvicorn
 from fastapi.testclient import TestClient
 
-from tests.databases import lay_database
+from tests.databases import lay_database, share_compiled_statements
 from tests.unit.service.tuners import LocalWorker, model_bytes, queue_job
 from tests.unit.service.workers import FakeHarness, Running
 from tests.unit.tuner.fakes import FakeBuilder
@@ -39,6 +39,8 @@ from tilewright.service.worker.options import WorkerOptions
 from tilewright.tuner.measure import references
 from tilewright.tuner.measure.builder import BuildFuture, CachingBuilder, ProcessBuilder
 from tilewright.tuner.measure.harness.binary import build, host_compiler
+
+share_compiled_statements()
 
 BASE = Settings(lease_seconds=30.0, heartbeat_seconds=0.2, long_poll_seconds=0.3, token="")
 """The settings of all tests: reading the environment takes 3.5 ms each time."""
