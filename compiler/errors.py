@@ -10,6 +10,9 @@ import difflib
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
+NOT_IMPLEMENTED = "not implemented"
+"""The reason to refuse an operator that no rule imports."""
+
 
 class CompilerError(Exception):
     """Base class of all errors that input to the compiler can cause."""
@@ -37,7 +40,7 @@ class UnsupportedOperatorError(CompilerError):
         operator: str,
         domain: str,
         opset: int,
-        reason: str = "not implemented",
+        reason: str = NOT_IMPLEMENTED,
         depends_on: tuple[str, ...] = (),
         waits_for: tuple[str, ...] = (),
     ) -> None:
@@ -48,8 +51,9 @@ class UnsupportedOperatorError(CompilerError):
         self.reason = reason
         self.depends_on = depends_on
         self.waits_for = waits_for
+        state = reason if reason.startswith(NOT_IMPLEMENTED) else f"not supported: {reason}"
         super().__init__(
-            f"node '{node}': operator {self.operator} ({self.domain}, opset {opset}): {reason}"
+            f"node '{node}': operator {self.operator} ({self.domain}, opset {opset}) is {state}"
         )
 
 

@@ -12,7 +12,7 @@ from onnx import NodeProto
 from onnx.defs import SchemaError, get_schema
 
 from tilewright.compiler import ops
-from tilewright.compiler.errors import UnsupportedOperatorError, suggestion
+from tilewright.compiler.errors import NOT_IMPLEMENTED, UnsupportedOperatorError, suggestion
 from tilewright.compiler.frontend.old_opsets import domain_of
 from tilewright.compiler.frontend.sequences import SEQUENCES
 
@@ -41,7 +41,7 @@ def check_known(nodes: Iterable[NodeProto], opsets: Mapping[str, int]) -> None:
 def not_implemented(op_type: str, domain: str) -> str:
     """Return the reason to refuse an operator; of ONNX's own domain, it suggests similar names."""
     known = [] if domain else [name for own, name in ops.onnx_rules() if not own]
-    return f"not implemented{suggestion(op_type, known)}"
+    return f"{NOT_IMPLEMENTED}{suggestion(op_type, known)}"
 
 
 def _refusal(node: NodeProto, domain: str, opset: int) -> str | None:
@@ -55,5 +55,5 @@ def _refusal(node: NodeProto, domain: str, opset: int) -> str | None:
     except SchemaError:
         return not_implemented(node.op_type, domain)
     if domain or not (schema.has_function or schema.has_context_dependent_function):
-        return "not implemented"
+        return NOT_IMPLEMENTED
     return None

@@ -241,7 +241,7 @@ def test_a_child_answers_many_questions_and_is_replaced_when_it_dies() -> None:
 def test_errors_of_users_are_raised_again() -> None:
     with pytest.raises(InvalidModelError, match=r"^node 'a' is wrong$"):
         bounded.run(refused, ("model",), LIMITS)
-    said = r"^node 'a': operator Loop \(ai.onnx, opset 17\): the data decide$"
+    said = r"^node 'a': operator Loop \(ai.onnx, opset 17\) is not supported: the data decide$"
     with pytest.raises(CompilerError, match=said):
         bounded.run(refused, ("operator",), LIMITS)
 
