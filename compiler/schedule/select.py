@@ -60,7 +60,7 @@ def untuned_schedule(workload: Workload, mode: Mode) -> Schedule:
         if _lowers(workload, schedule, mode):
             return schedule
     operators = ", ".join(workload.operators)
-    raise CompilerError(f"nothing serves all sizes of the fused workload of {operators}")
+    raise CompilerError(f"no schedule serves all sizes of the fused workload of {operators}")
 
 
 def untuned_schedules(

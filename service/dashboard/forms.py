@@ -37,7 +37,9 @@ async def form_fields(request: Request) -> dict[str, list[str]]:
     except HTTPException as error:
         if error.status_code != 400:  # too large, or too slow
             raise
-        raise invalid("the form has fields that it should not have") from None
+        raise invalid(
+            "the form has files or too many fields: reload the page and send it again"
+        ) from None
     except ValueError:
         raise _malformed() from None
     return dict(fields)

@@ -60,7 +60,9 @@ def check_same_origin(headers: Mapping[str, str]) -> None:
             return
     elif site == "same-origin":
         return
-    raise forbidden("this was not sent by a page of this service")
+    raise forbidden(
+        "the form was not sent by a page of this service: open the page and send it again"
+    )
 
 
 def keep(response: Response, request: Request, secret: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from tilewright.compiler.errors import unknown_choice
 from tilewright.tuner.protocol.batches import MeasureRequest, MeasureResult
 from tilewright.tuner.protocol.run_results import RunResult
 from tilewright.tuner.protocol.runs import RunRequest
@@ -49,5 +50,5 @@ def kind_of(data: object) -> RequestKind:
     kind = data.get("kind") if isinstance(data, Mapping) else None
     found = next((known for known in RequestKind if known.value == kind), None)
     if found is None:
-        raise ProtocolError(f"a message of kind {kind!r}")
+        raise ProtocolError(unknown_choice("the kind of the message", str(kind)[:80], RequestKind))
     return found

@@ -135,7 +135,7 @@ class RunResult(JsonValue):
                 for name, data in self.fetched.items()
             }
         except (ValueError, OSError, EOFError) as error:
-            raise ProtocolError(f"malformed output of a run: {error!r}") from error
+            raise ProtocolError(f"an output of the run is malformed: {error!r}") from error
 
     @classmethod
     def from_json(cls, data: object) -> Self:

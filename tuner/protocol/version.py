@@ -26,4 +26,7 @@ def check_protocol(data: object) -> None:
     """Raise ProtocolError if a message has another protocol version than this release."""
     version = data.get("protocol") if isinstance(data, Mapping) else None
     if version != PROTOCOL:
-        raise ProtocolError(f"protocol version {version!r}; this side speaks {PROTOCOL}")
+        raise ProtocolError(
+            f"the message has protocol version {version!r}, expected {PROTOCOL}: update the older "
+            "of service and worker"
+        )

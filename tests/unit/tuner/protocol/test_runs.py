@@ -89,7 +89,7 @@ def test_a_result_is_read_by_its_kind() -> None:
 def test_another_kind_is_refused(kind: Any) -> None:
     message = {**RunResult("r", RunStatus.OK).to_json(), "kind": kind}
     for read in (read_request, read_result):
-        with pytest.raises(ProtocolError, match="a message of kind"):
+        with pytest.raises(ProtocolError, match="the kind of the message is"):
             read(message)
 
 
@@ -166,9 +166,9 @@ def test_work_that_is_none_is_refused(work: Any) -> None:
 
 @pytest.mark.parametrize("version", [PROTOCOL - 1, PROTOCOL + 1, None])
 def test_another_version_is_refused(version: int | None) -> None:
-    with pytest.raises(ProtocolError, match=f"this side speaks {PROTOCOL}"):
+    with pytest.raises(ProtocolError, match=f"expected {PROTOCOL}: update the older"):
         read_request({**request(WORKS[0]).to_json(), "protocol": version})
-    with pytest.raises(ProtocolError, match=f"this side speaks {PROTOCOL}"):
+    with pytest.raises(ProtocolError, match=f"expected {PROTOCOL}: update the older"):
         RunResult.from_json({**RunResult("r", RunStatus.OK).to_json(), "protocol": version})
 
 
@@ -219,5 +219,5 @@ def test_a_malformed_result_is_refused(change: dict[str, Any]) -> None:
 
 def test_an_output_that_is_no_array_is_refused() -> None:
     for data in (b"", b"\x93NUMPY", array_to_bytes(np.zeros(9))[:-1]):
-        with pytest.raises(ProtocolError, match="malformed output"):
+        with pytest.raises(ProtocolError, match="an output of the run is malformed"):
             RunResult("r", RunStatus.OK, fetched={"y": data}).arrays()
