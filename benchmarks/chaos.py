@@ -86,12 +86,12 @@ class Plan:
 
 @dataclass(slots=True)
 class Outcome:
-    """Events of a run, and the final checks. `told` has the answers to each liar."""
+    """Events of a run, and the final checks. `statuses` has the answers to each liar."""
 
     kills: Counter[str] = field(default_factory=Counter)
     ended: Counter[str] = field(default_factory=Counter)
     faults: Counter[str] = field(default_factory=Counter)
-    told: dict[str, Counter[int]] = field(default_factory=dict)
+    statuses: dict[str, Counter[int]] = field(default_factory=dict)
     seconds: float = 0.0
     found: Found = field(default_factory=Found)
 
@@ -188,7 +188,7 @@ class Chaos:
                 liar.stop()
         self.fleet.stop()
         self.outcome.faults = Counter({k.value: n for k, n in self.proxy.seen.items()})
-        self.outcome.told = {liar.kind.value: liar.told for liar in self.liars}
+        self.outcome.statuses = {liar.kind.value: liar.statuses for liar in self.liars}
         self.outcome.found = self._look()
         self.outcome.seconds = time.monotonic() - began
         return self.outcome
@@ -257,7 +257,7 @@ class Chaos:
     def _hear_liars(self) -> None:
         """Until each has lied once: on a slow machine the honest may have had all work so far."""
         ends = time.monotonic() + _HEARD_SECONDS
-        while time.monotonic() < ends and not all(liar.told for liar in self.liars):
+        while time.monotonic() < ends and not all(liar.statuses for liar in self.liars):
             self.outcome.ended.update(self.fleet.start_missing())
             self._feed()
             self._pause(1.0)
@@ -359,9 +359,9 @@ def report(origin: Origin, outcome: Outcome) -> str:
         "records": found.records,
         **{
             f"answers to lies in {kind}": Counter(
-                {f"HTTP {status}": n for status, n in told.items()}
+                {f"HTTP {status}": n for status, n in statuses.items()}
             )
-            for kind, told in outcome.told.items()
+            for kind, statuses in outcome.statuses.items()
         },
     }
     rows = [

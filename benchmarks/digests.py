@@ -540,14 +540,14 @@ def differences(
     expected: Mapping[tuple[str, str], Digests], found: Mapping[tuple[str, str], Digests]
 ) -> list[str]:
     """A line for each model and target whose digests differ: it names the parts."""
-    told = []
+    differing = []
     for (model, target), digests in found.items():
         known = expected.get((model, target))
         if known is None:
-            told.append(f"{model} {target}: not in the file")
+            differing.append(f"{model} {target}: not in the file")
         elif parts := [part for part in PARTS if known[part] != digests[part]]:
-            told.append(f"{model} {target} ({mode_of(model, target)}): {', '.join(parts)}")
-    return told
+            differing.append(f"{model} {target} ({mode_of(model, target)}): {', '.join(parts)}")
+    return differing
 
 
 def _file_text(digests: Mapping[tuple[str, str], Digests], occurred: set[str]) -> str:
@@ -593,9 +593,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             occurred |= seen
             if given.update:  # what is interrupted goes on with --models
                 FILE.write_text(_file_text(known | digests, known_to_occur | occurred))
-            told = [] if given.update else differences(known, found)
-            if given.times or told:
-                print("\n".join([f"{model}: {seconds:.1f} s", *told]), flush=True)
+            differing = [] if given.update else differences(known, found)
+            if given.times or differing:
+                print("\n".join([f"{model}: {seconds:.1f} s", *differing]), flush=True)
     print(f"{len(digests)} models and targets in {time.perf_counter() - began:.0f} s")
     whole = len(digests) == sum(len(targets_of(model)) for model in DIGESTED)
     absent = sorted(required() - occurred) if whole else []
@@ -605,9 +605,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if whole:
             FILE.write_text(_file_text(digests, occurred))
         return bool(absent)
-    told = differences(known, digests)
-    print(f"{len(told)} differ")
-    return bool(told or absent)
+    differing = differences(known, digests)
+    print(f"{len(differing)} differ")
+    return bool(differing or absent)
 
 
 if __name__ == "__main__":

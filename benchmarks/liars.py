@@ -57,7 +57,7 @@ class Liar:
         self.kind = kind
         self.name = f"liar-{kind.value.split()[0]}"
         self.worker_id = ""
-        self.told: Counter[int] = Counter()
+        self.statuses: Counter[int] = Counter()
         """Lies, by the status of the answer."""
         self.believed: list[str] = []
         """Lies about the leases of others that had an effect."""
@@ -101,7 +101,7 @@ class Liar:
             key = f"{self._random.getrandbits(64):x}"
             body = {"worker_id": self.worker_id, "result_key": key, "result": result}
             said = self._http.post(f"/v1/leases/{lease['lease_id']}/result", json=body)
-            self.told[said.status_code] += 1
+            self.statuses[said.status_code] += 1
 
     def _lie_about(self, lease: str, worker: str) -> None:
         """End, revive or take over another worker's lease, in its name and in the liar's own."""
@@ -122,7 +122,7 @@ class Liar:
 
     def _tell(self, path: str, body: BODY) -> None:
         answer = self._http.post(path, json=dict(body))
-        self.told[answer.status_code] += 1
+        self.statuses[answer.status_code] += 1
         if answer.is_success and not _changed_nothing(answer.json()):
             self.believed.append(f"{path}: {answer.text[:200]}")
 

@@ -84,7 +84,7 @@ class Bench:
         lines, failure = listen([*command, *what, str(seed)], folder, budget.seconds)
         weights = next((tuple(line["weights"]) for line in lines if line["kind"] == "tasks"), ())
         ends = [line["out_of_time"] for line in lines if line["kind"] == "end"]
-        told = lines if engine is Engine.OURS else self._untuned(name)
+        report = lines if engine is Engine.OURS else self._untuned(name)
         return Run(
             engine,
             name,
@@ -93,7 +93,7 @@ class Bench:
             budget.seconds,
             commit(),
             weights,
-            defaults_of(told, len(weights)),
+            defaults_of(report, len(weights)),
             samples_of(lines),
             out_of_time=ends[0] if ends else True,
             failure=failure,
@@ -109,8 +109,8 @@ class Bench:
             if failure:
                 raise SystemExit(f"TVM did not compile {name} untuned: {failure}")
             path.write_text(json.dumps(lines) + "\n", encoding="utf-8")
-        told: list[Any] = json.loads(path.read_text(encoding="utf-8"))
-        return told
+        report: list[Any] = json.loads(path.read_text(encoding="utf-8"))
+        return report
 
     def raced(self, name: str, runs: Sequence[Run]) -> Raced:
         """The best run of each engine, in turns; what was raced before is not raced again."""

@@ -79,8 +79,8 @@ class Filled:
         return lines.encode()
 
     def _post(self, path: str, body: str) -> bytes:
-        told = f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n{body}"
-        return self._head("POST", path) + told.encode()
+        fields = f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n{body}"
+        return self._head("POST", path) + fields.encode()
 
 
 def settings_of(url: str, folder: Path) -> Settings:

@@ -110,7 +110,7 @@ def run_job(storage: Storage, claim: JobClaim, batches: int) -> None:
     library = storage.blobs.put(LIBRARY)
     runner = RemoteRunner(storage, claim.job_id, TARGET, CancelToken())
     submitted = done = 0
-    told = 0.0
+    reported_at = 0.0
     waiting: dict[str, MeasureRequest] = {}
     while done < batches:
         while submitted < batches and len(waiting) < runner.capacity:
@@ -130,8 +130,8 @@ def run_job(storage: Storage, claim: JobClaim, batches: int) -> None:
             )
             runner.acknowledge([result.request_id for result in results])
         done += len(results)
-        if time.monotonic() - told >= PROGRESS_SECONDS:
-            told = time.monotonic()
+        if time.monotonic() - reported_at >= PROGRESS_SECONDS:
+            reported_at = time.monotonic()
             progress = JobProgress("tuning", 1, 0, batches * BATCH, done * BATCH)
             storage.jobs.progress(claim, progress)
     storage.jobs.transition(claim, JobState.SUCCEEDED)

@@ -39,7 +39,7 @@ FACTS = registration_facts()
 
 
 @dataclass(slots=True)
-class Told:
+class CrowdOutcomes:
     """Results of a crowd's requests."""
 
     claims: list[float] = field(default_factory=list)  # seconds, of those that brought work
@@ -149,11 +149,11 @@ class Crowd:
     """A number of workers. `batch_seconds` is how long each measures a batch.
 
     Attributes:
-        told: results of their requests; replaced to begin anew.
+        outcomes: results of their requests; replaced to begin anew.
     """
 
     def __init__(self, port: int, token: str, workers: int, batch_seconds: float) -> None:
-        self.told = Told()
+        self.outcomes = CrowdOutcomes()
         self._port = port
         self._token = token
         self._workers = workers
@@ -207,7 +207,7 @@ class Crowd:
                 answer = await self._post(connection, "/v1/leases/claim", body)
                 leases: Sequence[Any] = answer["leases"] if answer else ()
                 if leases:
-                    self.told.claims.append(time.perf_counter() - began)
+                    self.outcomes.claims.append(time.perf_counter() - began)
                 for lease in leases:
                     hand.leases[lease["lease_id"]] = lease["payload"]
                     hand.ready.put_nowait(lease["lease_id"])
@@ -235,10 +235,10 @@ class Crowd:
                 }
                 began = time.perf_counter()
                 answer = await self._post(connection, f"/v1/leases/{lease_id}/result", body)
-                self.told.results.append(time.perf_counter() - began)
+                self.outcomes.results.append(time.perf_counter() - began)
                 hand.reported()
                 if answer and answer["completion"] == "accepted":
-                    self.told.trials += len(request.candidates)
+                    self.outcomes.trials += len(request.candidates)
         finally:
             connection.close()
 
@@ -252,12 +252,12 @@ class Crowd:
                 connection, f"/v1/workers/{worker_id}/heartbeat", {"leases": leases}
             )
             connection.close()
-            self.told.heartbeats.append(time.perf_counter() - began)
+            self.outcomes.heartbeats.append(time.perf_counter() - began)
             if answer:
                 pause = answer["heartbeat_seconds"]
                 for lease in leases:
                     if lease not in answer["renewed"] and hand.lose(lease):
-                        self.told.lost += 1
+                        self.outcomes.lost += 1
             await asyncio.sleep(pause)
 
     async def _post(self, connection: _Connection, path: str, body: Mapping[str, Any]) -> Any:
@@ -270,7 +270,7 @@ class Crowd:
             if status < 400:
                 return answer
             said = str(status)
-        self.told.failures[said] += 1
+        self.outcomes.failures[said] += 1
         await asyncio.sleep(1.0)
         return None
 

@@ -24,7 +24,7 @@ from benchmarks.service_load import database_url
 from benchmarks.service_load_client import Answered, Wanted, measure, until_answered
 from benchmarks.service_load_server import serve_bare, serve_service, serving, settings_of
 from benchmarks.simulated_tuner import BATCH, BATCHES, queue_jobs, tuning
-from benchmarks.simulated_workers import Crowd, Told
+from benchmarks.simulated_workers import Crowd, CrowdOutcomes
 from benchmarks.simulation_rows import ROWS_HEADER, RowsResult, compare_rows, rows_cells
 from tilewright.db.stores.tokens import Scope
 from tilewright.service.storage import open_storage
@@ -135,7 +135,7 @@ def bare_rate() -> float:
 class Seen:
     """The results of the crowds, the seconds, and the processor time used in them."""
 
-    told: Sequence[Told]
+    outcomes: Sequence[CrowdOutcomes]
     seconds: float
     processor_seconds: Mapping[str, float]
 
@@ -148,11 +148,11 @@ async def _watch(
     stack.enter_context(tuning(url, folder, asked.at_a_time, asked.batches))
     try:
         async with asyncio.timeout(START_SECONDS):
-            while not any(each.told.claims for each in crowds):  # the tuner starts
+            while not any(each.outcomes.claims for each in crowds):  # the tuner starts
                 await asyncio.sleep(0.1)
         await asyncio.sleep(asked.warm)
         for each in crowds:
-            each.told = Told()
+            each.outcomes = CrowdOutcomes()
         before = processor_seconds(Path(folder))
         began = time.perf_counter()
         await asyncio.sleep(asked.seconds)
@@ -162,7 +162,7 @@ async def _watch(
         for task in tasks:
             if task.done():
                 task.result()  # a bug of the simulation
-        return Seen([each.told for each in crowds], seconds, taken)
+        return Seen([each.outcomes for each in crowds], seconds, taken)
     finally:
         for task in tasks:
             task.cancel()
@@ -177,15 +177,15 @@ def level_of(
     bare: float,
 ) -> Level:
     """The figures of a crowd."""
-    told, seconds = seen.told, seen.seconds
-    trials = sum(each.trials for each in told)
+    outcomes, seconds = seen.outcomes, seen.seconds
+    trials = sum(each.trials for each in outcomes)
 
     def quantile(kind: str, share: float) -> float:
-        found = [latency for each in told for latency in getattr(each, kind)]
+        found = [latency for each in outcomes for latency in getattr(each, kind)]
         return Answered(seconds, found, 0).quantile(share) if found else float("nan")
 
     failures: dict[str, int] = {}
-    for each in told:
+    for each in outcomes:
         for name, count in each.failures.items():
             failures[name] = failures.get(name, 0) + count
     return Level(
@@ -201,8 +201,8 @@ def level_of(
         result_p99=quantile("results", 0.99),
         heartbeat_p50=quantile("heartbeats", 0.5),
         heartbeat_p99=quantile("heartbeats", 0.99),
-        heartbeats_per_second=sum(len(each.heartbeats) for each in told) / seconds,
-        lost_leases=sum(each.lost for each in told),
+        heartbeats_per_second=sum(len(each.heartbeats) for each in outcomes) / seconds,
+        lost_leases=sum(each.lost for each in outcomes),
         failures=failures,
         bare_per_second=bare,
         processor_ms={

@@ -26,5 +26,5 @@ def test_what_must_hold_holds(tmp_path: Path) -> None:
     assert found.jobs.total() >= 2
     assert found.measured > 0 and found.trials > 0, "the honest workers measured nothing"
     assert sum(n for fault, n in outcome.faults.items() if fault != Fault.NONE) > 0
-    assert outcome.told[Lie.DIGESTS].keys() <= {422, 404, 409}, "a wrong digest was taken"
-    assert outcome.told[Lie.TIMES] and outcome.told[Lie.LEASES], "a liar was not heard"
+    assert outcome.statuses[Lie.DIGESTS].keys() <= {422, 404, 409}, "a wrong digest was taken"
+    assert outcome.statuses[Lie.TIMES] and outcome.statuses[Lie.LEASES], "a liar was not heard"
