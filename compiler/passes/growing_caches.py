@@ -46,7 +46,7 @@ def growing_caches(graph: Graph) -> tuple[Graph, tuple[Growth, ...]]:
     edit, grown = Edit(graph), list[Growth]()
     types = edit.types
     places: dict[tuple[int, ...], str] = {}
-    names: set[str] = {d.name for d in graph.dimensions}
+    names = {d.name for d in graph.dimensions}
     rooms: dict[int, SlackDimension] = {}
     held = {value for node in found.values() for value in (node.inputs[0], node.output)}
 
@@ -96,8 +96,8 @@ def growing_caches(graph: Graph) -> tuple[Graph, tuple[Growth, ...]]:
         before, after = (graph.types[value].shape[axis] for value in (past, present))
         room = rooms.get(after)
         if room is None:
+            # unique, because each `present` is the output of one node
             room = rooms[after] = SlackDimension(fresh(f"{present}.room", names), 0)
-            names.add(room.name)
         shape = graph.types[past].shape
         outer, capacity = prod(shape[:axis]), after + dynamic_size(room)
         buffer = TensorType(types[past].dtype, (*shape[:axis], capacity, *shape[axis + 1 :]))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from tests.graphs import Maker, assert_equivalent, operators
@@ -95,6 +96,24 @@ def test_a_constant_gets_a_name_of_its_own() -> None:
     assert_equivalent(graph, after)
     assert branch(after).inputs == ("condition",)
     assert len(branch(after).bodies[0].constants) == 2
+
+
+def test_only_the_body_of_a_loop_is_repeated() -> None:
+    inner = Maker()
+    inner.input("step", dtype=DType.INT64)
+    step = inner.graph(inner("exp", inner.input("s", 4)))
+    g = Maker()
+    start = (g.constant("n", np.array(3)), g.constant("go", np.array(True)), g.input("x", 4))
+    loop = g.graph(g("loop", *start, body=step, states=1, rows=(), decides=False))
+    for graph, expected in ((loop, [True]), (branching(""), [False, False])):
+        seen = []
+
+        def record(body: Graph, repeated: bool, seen: list[bool] = seen) -> Graph:
+            seen.append(repeated)
+            return body
+
+        optimise_bodies(graph, record)
+        assert seen == expected
 
 
 def test_passes_left_out_are_left_out_of_bodies() -> None:

@@ -48,6 +48,10 @@ def quotient(g: Maker, x: str) -> str:
     return g("transpose", g("div", x, total), perm=(0, 2, 3, 1))
 
 
+def tame(op: str) -> Callable[[Maker, str], str]:
+    return lambda g, x: g("transpose", g(op, g("mul", x, x)), perm=(0, 2, 3, 1))
+
+
 CASES: dict[str, tuple[Callable[[Maker, str], str], set[str]]] = {
     "squares": (squares, {"mul", "average_pool"}),
     "products": (products, {"mul", "reduce_mean"}),
@@ -55,6 +59,14 @@ CASES: dict[str, tuple[Callable[[Maker, str], str], set[str]]] = {
     "power": (power, {"pow", "transpose"}),
     "root": (root, set()),
     "quotient": (quotient, {"reduce_sum"}),
+    "exponential": (tame("exp"), {"mul", "exp", "transpose"}),
+    **{
+        op: (tame(op), {"mul"})
+        for op in (
+            *("sqrt", "log", "sigmoid", "tanh", "erf", "hard_sigmoid", "reciprocal", "softplus"),
+            *("sin", "cos", "atan", "sign"),
+        )
+    },
 }
 
 

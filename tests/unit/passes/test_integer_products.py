@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tests.graphs import Maker
-from tilewright.compiler.driver import make_plan
+from tilewright.compiler.driver import make_plan, optimise
 from tilewright.compiler.dtypes import DType
 from tilewright.compiler.graph.ir import Graph, Node
 from tilewright.compiler.mode import Mode
@@ -341,6 +341,20 @@ def test_two_sources_of_bytes(left: DType, right: DType, scaled: bool, turned: b
         moving = [(y or 0) != (-128 if left is DType.INT8 else 0)]
         moving += [(z or 0) != (128 if right is DType.UINT8 else 0)]
         assert sum(n.op == "reduce_sum" for n in found.nodes) == sum(moving)
+
+
+@pytest.mark.parametrize(
+    ("target", "factor"), [("cascadelake", DType.UINT8), ("neoverse-v1", DType.INT8)]
+)
+@pytest.mark.parametrize("scale", [{}, {"scale": 0.5}])
+def test_the_pipeline_multiplies_two_sources_in_the_types_of_its_target(
+    scale: Choices, target: str, factor: DType
+) -> None:
+    zeros = {"zero": 3} | scale
+    graph = pair({"kind": DType.INT8} | zeros, {"kind": DType.UINT8} | zeros)
+    made = optimise(graph, Mode(resolve_target(target)))
+    types = [made.types[value].dtype for value in anchor(made).inputs]
+    assert types == [factor, DType.INT8]
 
 
 HALF: Choices = {"scale": 0.5}

@@ -125,6 +125,29 @@ def test_what_is_compared_stays_float32() -> None:
     assert product.attr("accumulator") == "float32"
 
 
+def test_a_condition_on_integers_leaves_the_values_that_it_selects_narrow() -> None:
+    g = Maker()
+    y = g("matmul", g.input("x", 4, 8), g.weight("a", 8, 8))
+    first = g("equal", g.input("n", 4, 1, dtype=DType.INT64), g.constant("zero", np.array([0])))
+    chosen = g("where", first, y, g.constant("c", 0.5))
+    after = narrowed(g.graph(g("matmul", chosen, g.weight("b", 8, 3)), g("softmax", y, axis=1)))
+    assert f"{y}.bfloat16" in after.types
+
+
+def test_a_mask_that_is_stored_narrow_is_added_in_float32() -> None:
+    g = Maker()
+    x = g.input("x", 4, 8)
+    rows = g("reshape", g("matmul", x, g.weight("a", 8, 8)), shape=(1, 1, 4, 8))
+    mask = g("reshape", g("matmul", x, g.weight("b", 8, 4)), shape=(1, 1, 4, 4))
+    seen = g("attention", rows, rows, rows, mask, scale=0.3)
+    after = narrowed(g.graph(g("matmul", seen, g.weight("c", 8, 8))))
+    (node,) = (node for node in after.nodes if node.op == "attention")
+    types = types_of(after)
+    assert [types[v] for v in node.inputs] == [DType.BFLOAT16] * 3 + [DType.FLOAT32]
+    added = after.producer(node.inputs[3])
+    assert added is not None and types[added.inputs[0]] is DType.BFLOAT16
+
+
 def test_what_native_functions_read_stays_float32() -> None:
     g = Maker()
     y = g("relu", g("matmul", g.input("x", 4, 8), g.weight("a", 8, 8)))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tests.graphs import Maker, operators, proven
+from tests.graphs import Maker, assert_equivalent, operators, proven
 from tilewright.compiler.dtypes import DType
 from tilewright.compiler.errors import InvalidModelError
 from tilewright.compiler.passes.algebra import algebra
@@ -20,6 +20,7 @@ from tilewright.compiler.passes.no_ops import no_ops
 from tilewright.compiler.passes.pipeline import PASSES, optimise
 from tilewright.compiler.passes.reshapes import reshapes
 from tilewright.compiler.passes.transposes import transposes
+from tilewright.compiler.sizes import Dimension, dynamic_size
 
 CONV = {"strides": (1, 1), "pads": (1, 1, 1, 1), "dilations": (1, 1), "group": 1}
 
@@ -142,6 +143,17 @@ def test_gathers_of_a_few_rows_stay() -> None:
     run = g("gather", x, g.constant("run", np.array([1, 3])), axis=0)
     after = proven(no_ops, g.graph(rows, last, run))
     assert sorted(operators(after)) == ["gather", "reshape", "reshape", "slice", "slice"]
+
+
+def test_one_row_of_an_unknown_number_is_a_slice() -> None:
+    rows = dynamic_size(Dimension("rows", 2, 64))
+    for index in (0, 1, -1, -2):
+        g = Maker()
+        x, place = g.input("x", rows, 3), g.constant("place", np.array(index))
+        graph = g.graph(g("gather", x, place, axis=0))
+        after = no_ops(graph)
+        assert operators(after) == ["slice", "reshape"]
+        assert_equivalent(graph.at({"rows": 5}), after.at({"rows": 5}))
 
 
 def test_padding_of_channels_stays() -> None:

@@ -144,9 +144,15 @@ def test_beside_other_products_weights_stay_narrow_for_few_rows(dtype: DType, ro
 @pytest.mark.parametrize("dtype", HALVES)
 def test_moves_and_choices_alone_stay_in_16_bits(dtype: DType) -> None:
     g = HalfMaker(dtype)
-    x = g.input("x", 4, 8, dtype=dtype)
+    image = g.input("x", 1, 1, 5, 9, dtype=dtype)
+    window = {"kernel": (2, 2), "strides": (1, 1), "pads": (0,) * 4, "dilations": (1, 1)}
+    x = g("reshape", g("max_pool", image, **window), shape=(4, 8))
     turned = g("transpose", g("relu", x), perm=(1, 0))
-    graph = g.graph(g("concat", turned, turned, axis=0))
+    other = g("max", g("neg", turned), g("abs", turned))
+    seen = g("greater", g.input("n", 4), g.input("m", 4))
+    chosen = g("where", seen, turned, g("min", turned, other))
+    largest = g("reduce_max", chosen, axes=(0,), keepdims=1)
+    graph = g.graph(g("concat", largest, g("reduce_min", other, axes=(0,), keepdims=1), axis=0))
     assert widen(graph, None) == graph
 
 
