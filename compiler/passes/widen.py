@@ -103,9 +103,6 @@ class _Widening:
     def graph(self) -> Graph:
         """The graph with the same inputs and outputs."""
         source = self._source
-        for value in source.inputs:
-            if source.types[value].dtype is self._own:
-                self._wide(value)
         for node in source.nodes:
             self._rewrite(node)
         for value in dict.fromkeys(source.outputs):
@@ -122,8 +119,6 @@ class _Widening:
             self._edit.put(replace(node, inputs=inputs))
             if self._is_narrow(node.output):
                 self._stored.add(node.output)
-                if self._source.types[node.output].dtype is self._own:
-                    self._wide(node.output)
             return
         inputs = tuple(self._wide(v) if self._is_narrow(v) else v for v in node.inputs)
         output, attrs = node.output, node.attrs
