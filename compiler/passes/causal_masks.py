@@ -16,6 +16,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from tilewright.compiler.dtypes import DType
 from tilewright.compiler.graph.ir import Node
 from tilewright.compiler.ops.attributes import axis_of, integer, ints
 from tilewright.compiler.passes.rewrite import Rewriter
@@ -108,8 +109,9 @@ def counted(rewriter: Rewriter, value: str) -> Count | None:
         case "slice":
             return _part(rewriter, node)
         case "cast":
-            whole = not rewriter.type(value).dtype.is_float
-            return counted(rewriter, node.inputs[0]) if whole else None
+            # smaller integers wrap around, and floats round
+            exact = rewriter.type(value).dtype in (DType.INT32, DType.INT64)
+            return counted(rewriter, node.inputs[0]) if exact else None
         case "expand":
             return counted(rewriter, node.inputs[0])
         case "reshape":

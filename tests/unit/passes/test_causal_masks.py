@@ -57,8 +57,8 @@ def attention_model(mask: MaskNodes, tokens: int | str = "n") -> ModelProto:
         "low": LOW,
         "nothing": np.float32(0),
         "half": np.float32(-0.5),
-        "each": np.arange(128),
-        "second": np.arange(0, 256, 2),
+        "each": np.arange(512),
+        "second": np.arange(0, 1024, 2),
     }
     graph = helper.make_graph(
         nodes,
@@ -75,7 +75,7 @@ def attention_model(mask: MaskNodes, tokens: int | str = "n") -> ModelProto:
 
 
 def imported(proto: ModelProto, tokens: int | str = "n") -> Graph:
-    dims = {"past": "0..64"} | ({"n": "1..64"} if isinstance(tokens, str) else {})
+    dims = {"past": "0..200"} | ({"n": "1..64"} if isinstance(tokens, str) else {})
     return import_model(proto, dims)
 
 
@@ -160,6 +160,13 @@ OTHER: dict[str, MaskNodes] = {
     "the past is hidden": [*KEYS, *QUERIES, *where("Less", "row", "column", *AHEAD)],
     "hidden by a little": [*KEYS, *QUERIES, *where("Greater", "row", "column", "half", "nothing")],
     "what is seen is lower": [*KEYS, *QUERIES, *where("Greater", "row", "column", "low", "half")],
+    "positions that wrap around": [
+        *KEYS,
+        *QUERIES,
+        ("Cast", ["row"], {"name": "row8", "to": TensorProto.INT8}),
+        ("Cast", ["column"], {"name": "column8", "to": TensorProto.INT8}),
+        *where("Greater", "row8", "column8", *AHEAD),
+    ],
     "every second position": [
         ("Unsqueeze", ["all", "d0"], {"name": "end"}),
         ("Slice", ["second", "d0", "end"], {"name": "keys"}),
@@ -214,7 +221,7 @@ def test_a_mask_that_hides_anything_else_stays(name: str) -> None:
     node = attention_of(graph)
     assert len(node.inputs) == 4
     assert not node.attr("causal")
-    for n, past in [(3, 2), (5, 12)]:
+    for n, past in [(3, 2), (5, 12), (5, 200)]:
         agrees(proto, graph, n, past)
 
 
