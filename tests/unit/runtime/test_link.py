@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -58,13 +59,30 @@ def test_each_linker(
     monkeypatch.setattr(link, "linkers", lambda: (command,))
     link_shared(objects, tmp_path / "k.so")
     check(tmp_path / "k.so")
+    has_symbols = b".symtab" in (tmp_path / "k.so").read_bytes()
+    assert has_symbols is ("-nostdlib" in command)  # only the C compiler keeps them
+
+
+def test_linkers_are_tried_in_the_documented_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.platform", "linux")
+    monkeypatch.setattr("shutil.which", lambda name: f"/bin/{name}")
+    for has_package, packaged in ((object(), [(sys.executable, "-m")]), (None, [])):
+        monkeypatch.setattr("importlib.util.find_spec", lambda name, has=has_package: has)
+        commands = [command[:2] for command in linkers.__wrapped__()]
+        assert commands == [
+            ("/bin/ld.lld", "-shared"),
+            ("/bin/ld", "-shared"),
+            *packaged,
+            ("/bin/zig", "ld.lld"),
+            ("/bin/cc", "-shared"),
+        ]
 
 
 def test_refusals_are_told(tmp_path: Path, objects: list[bytes]) -> None:
     (tmp_path / "k.so").write_text("old")
     with pytest.raises(LinkerError, match=r"cannot link 'k.so': "):
         link_shared([b"this is no object"], tmp_path / "k.so")
-    with pytest.raises(LinkerError, match="cannot link"):
+    with pytest.raises(LinkerError, match=r"cannot link 'k.so': /"):
         link_shared([objects[0], objects[0]], tmp_path / "k.so")
     assert (tmp_path / "k.so").read_text() == "old"
     with pytest.raises(LinkerError, match="no objects"):

@@ -8,14 +8,17 @@ import pytest
 from tests.graphs import Maker
 from tests.kernels import HOST, as_workload, run_workload
 from tests.nests.evaluate import pack_tensor, physical_offsets, run_nest
+from tests.unit.schedule.problems import conv
 from tilewright.compiler.codegen.cpu.lower import lower_nest
 from tilewright.compiler.loops.expr import Tensor
 from tilewright.compiler.loops.index import Axis
 from tilewright.compiler.loops.layout import blocked
+from tilewright.compiler.loops.nest import Tile
 from tilewright.compiler.mode import Mode
 from tilewright.compiler.ops.interpret import run_graph
 from tilewright.compiler.schedule.select import lower_schedule, schedule_space
-from tilewright.compiler.schedule.structure import edges
+from tilewright.compiler.schedule.structure import aligned, edges
+from tilewright.compiler.schedule.templates import contraction_analysis
 from tilewright.compiler.targets.host import resolve_target
 
 
@@ -24,6 +27,19 @@ def test_a_halo_shortens_the_edges(with_halo: bool, expected: tuple[int, int]) -
     c, i, k = Axis("c", 4), Axis("i", 9), Axis("k", 7)
     x = Tensor("x", (4, 9), halo=((0, 0), (1, 2)))
     assert edges(x[c, i + k - 2], i, with_halo=with_halo) == expected
+
+
+@pytest.mark.parametrize("offset", [0, 1, 3])
+@pytest.mark.parametrize("width", [1, 4, 5, 6])
+@pytest.mark.parametrize("step", [2, 4, 6, 8, 12])
+def test_a_tile_is_aligned_if_all_starts_are_in_one_block(
+    step: int, width: int, offset: int
+) -> None:
+    block, i, k = 8, Axis("i", 4), Axis("k", width)
+    x = Tensor("x", (64,), layout=blocked(1, 0, block))
+    tiles = [range(step * start + offset, step * start + offset + width) for start in range(4)]
+    inside = all(len({element // block for element in tile}) == 1 for tile in tiles)
+    assert aligned(x[step * i + k + offset], {k: width}, Tile(i, 1)) is inside
 
 
 @pytest.mark.parametrize("block", [4, 8, 16, 32])
@@ -50,6 +66,13 @@ def test_a_halo_is_written_in_blocks_of_any_width(name: str, block: int) -> None
     expected[:, :, 1:-1, 1:-1] = 4  # corners of the image
     expected[:, :, 1:-1, 2] = 6
     np.testing.assert_array_equal(found, expected)
+
+
+@pytest.mark.parametrize("group", [2, 4])
+def test_lanes_are_channels_of_one_group(group: int) -> None:
+    found = contraction_analysis.analyse(conv(16, filters=64, group=group))
+    assert found is not None and found.lanes_are_a_group
+    assert found.lanes.extent == 64 // group
 
 
 @pytest.mark.parametrize("more", [{}, {"value": 2.5}])

@@ -42,6 +42,8 @@ def space(workload: Workload, target: Target = TARGET, threads: int = 1) -> SubS
         conv(16, planar=True),
         conv(16, kernel=3, stride=3),
         conv(16, size=1),
+        conv(16, channels=1),
+        conv(16, filters=1),
     ],
 )
 def test_what_it_does_not_apply_to(workload: Workload) -> None:
