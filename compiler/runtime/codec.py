@@ -87,7 +87,7 @@ class JsonValue:
         """Build a value from JSON data, such as the output of `to_json`.
 
         Raises:
-            MalformedError: if the data is malformed; `json_form.error` replaces this class.
+            MalformedError: if the data is malformed, or the class that `json_form.error` states.
         """
         return decode(cls, data)
 
@@ -106,8 +106,8 @@ def decode(kind: type[T], data: object, scope: Any = None) -> T:
         scope: the second argument of the `read` functions in `Via` annotations of its fields.
 
     Raises:
-        MalformedError: if the data is malformed, naming the field; `json_form.error` of the class
-            replaces this class.
+        MalformedError: if the data is malformed, naming the field; or the error class that
+            `JsonForm.error` of the dataclass states.
     """
     try:
         value: T = _class_codec(kind).compiled().read(data, scope)  # type: ignore[arg-type]

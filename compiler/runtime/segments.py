@@ -104,7 +104,7 @@ class SegmentGuard:
     open: tuple[Dimension, ...] = ()
 
     def holds(self, exact: SegmentGuard) -> bool:
-        """Whether this guard holds for a run; `exact` is the guard of only that run."""
+        """Whether this guard holds for a run with the sizes and values in `exact`."""
         if self.known != exact.known:
             return False
         sizes = dict(exact.sizes)
@@ -142,7 +142,10 @@ class Reads:
     derived: frozenset[str] = frozenset()
 
     def exact(self, arrays: Mapping[str, Array]) -> SegmentGuard:
-        """Return the guard of only one run, whose live-ins are `arrays`: all sizes are fixed."""
+        """Return the guard that holds only for runs with the sizes of these live-ins.
+
+        All its sizes are fixed, and it has the elements of shape-determining values.
+        """
         sizes: dict[str, int] = {}
         known: list[tuple[str, bytes, tuple[int, ...]]] = []
         for crossing in self.crossings:

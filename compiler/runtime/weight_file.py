@@ -75,7 +75,7 @@ class WeightFile(PackedWeights):
     def finish(self) -> dict[str, Any]:
         """Wait until all data is written, and return {"bytes": size, "sha256": checksum}.
 
-        The file is flushed to disk in the background (`close`).
+        The file is flushed to disk in the background; `close` waits for that.
         """
         self._settle()
         os.ftruncate(self._file.fileno(), self._end)

@@ -11,7 +11,7 @@ from tilewright.compiler.sizes.size import Size, dimensions, divided, dynamic_si
 
 
 def equal(first: int, second: int) -> bool:
-    """Whether two sizes are equal for all sizes of the ranges; False if they never are.
+    """Whether two sizes are always equal; False if they are never equal.
 
     Raises:
         SizesDifferError: if equality depends on the run.
@@ -27,7 +27,7 @@ def equal(first: int, second: int) -> bool:
 
 
 def same_extents(first: Sequence[int], second: Sequence[int]) -> bool:
-    """Whether two shapes are equal for all sizes of the ranges; False if they never are.
+    """Whether two shapes are always equal; False if they are never equal.
 
     Raises:
         SizesDifferError: if equality depends on the run.
