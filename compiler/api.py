@@ -9,7 +9,7 @@ from tilewright.compiler.dtypes import DType
 from tilewright.compiler.mode import Mode
 from tilewright.compiler.options import CompileOptions
 from tilewright.compiler.runtime.model import Model
-from tilewright.compiler.specialise.store import CompilationCache, own_folder
+from tilewright.compiler.specialise.store import CompilationCache, user_cache_folder
 from tilewright.compiler.targets.host import resolve_target
 
 if TYPE_CHECKING:
@@ -60,4 +60,4 @@ def compile_model(
         timings,
         planner,
     )
-    return CompilationCache(own_folder() if keep else None).compile(model, options)
+    return CompilationCache(user_cache_folder() if keep else None).compile(model, options)

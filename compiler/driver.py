@@ -63,7 +63,12 @@ from tilewright.compiler.runtime.guarded import GuardedModel
 from tilewright.compiler.runtime.model import Model
 from tilewright.compiler.runtime.packing import Array
 from tilewright.compiler.runtime.ports import Dims, ModelPorts, sizes_text
-from tilewright.compiler.runtime.segments import ModelSegment, Reads, SegmentBoundary, SegmentGuard
+from tilewright.compiler.runtime.segments import (
+    LiveIns,
+    ModelSegment,
+    SegmentBoundary,
+    SegmentGuard,
+)
 from tilewright.compiler.sizes import Dimension, dynamic_size
 from tilewright.compiler.sizes.hinted_ranges import Shares, hinted_shares
 from tilewright.compiler.sizes.invalid_ranges import invalid_everywhere
@@ -308,7 +313,7 @@ def _staged(
         segment_compiler.make(first, SegmentGuard(), {})
 
     def part(inputs: Mapping[str, Dims]) -> GuardedModel:
-        known = first.reads.parted(inputs).ranges
+        known = first.reads.with_dims(inputs).ranges
         return _staged(source, replace(ports, inputs=inputs), known, options)
 
     return GuardedModel(ports, first, segment_compiler.make, part)
@@ -387,7 +392,7 @@ def _reads(
     ports: ModelPorts,
     ranges: Mapping[str, Dimension],
     hints: Shares,
-) -> Reads:
+) -> LiveIns:
     """The inputs of a model, with the ranges of its dimensions."""
     graph = source.proto.graph
     free = free_dimensions(graph)
@@ -395,7 +400,7 @@ def _reads(
     for name in cache_lengths(graph) & defaults.keys():
         defaults[name] = replace(defaults[name], low=0)
     derived = frozenset(ports.open) - ranges.keys() - defaults.keys()
-    return Reads(input_live_ins(graph, ports), ranges, defaults, derived)
+    return LiveIns(input_live_ins(graph, ports), ranges, defaults, derived)
 
 
 def _fixed(source: ReadModel, sizes: Mapping[str, int], options: CompileOptions) -> Graph:

@@ -24,7 +24,7 @@ from tilewright.compiler.errors import CompilerError
 from tilewright.compiler.frontend.model_file import write_model
 from tilewright.compiler.package import run_module
 from tilewright.compiler.sizes.hinted_ranges import as_hinted
-from tilewright.compiler.specialise.store import CompilationCache, own_folder
+from tilewright.compiler.specialise.store import CompilationCache, user_cache_folder
 from tilewright.service.jobs.knowledge.known_model import KnownModel
 from tilewright.service.options import ModeOptions, stated_words
 from tilewright.service.settings import Settings
@@ -64,7 +64,7 @@ class BackgroundTuner:
         return self._models().tuned(model, options)
 
     def _models(self) -> CompilationCache:
-        return CompilationCache(own_folder() if self.keep else None)
+        return CompilationCache(user_cache_folder() if self.keep else None)
 
     def __call__(self, model: ReadModel, options: CompileOptions) -> Model | None:
         """Tune and return the model. If that fails, write a line to the log and return None."""

@@ -125,10 +125,10 @@ def _disk(folder: Path) -> DeviceFinding:
 
 def _kept() -> DeviceFinding:
     """Check the compilation cache that this user's processes share."""
-    from tilewright.compiler.specialise.store import FOLDER, LIMIT, own_folder
+    from tilewright.compiler.specialise.store import FOLDER, LIMIT, user_cache_folder
 
     try:
-        kept = own_folder()
+        kept = user_cache_folder()
     except CompilerError as error:
         return DeviceFinding("kept", Grade.WRONG, str(error), f"unset {LIMIT}")
     if kept is None:

@@ -11,8 +11,8 @@ from tilewright.compiler.runtime.packing import Array
 from tilewright.compiler.runtime.ports import ModelPorts, Sizes
 from tilewright.compiler.runtime.segments import (
     LiveIn,
+    LiveIns,
     ModelSegment,
-    Reads,
     SegmentBoundary,
     SegmentGuard,
 )
@@ -41,5 +41,5 @@ def sized_model(
     crossings = tuple(
         LiveIn(name, "", DType.FLOAT32, dims, deciding=False) for name, dims in ports.inputs.items()
     )
-    reads = Reads(crossings, ranges or {})
+    reads = LiveIns(crossings, ranges or {})
     return GuardedModel(ports, unsegmented(reads, ports, ranged, served, own, reason), made)

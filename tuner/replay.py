@@ -18,7 +18,7 @@ from typing import Protocol
 
 from tilewright.compiler.plan.workload import Workload
 from tilewright.compiler.schedule.schedule import Choice, Schedule
-from tilewright.compiler.schedule.space import ScheduleSpace, anything
+from tilewright.compiler.schedule.space import ScheduleSpace, always_true
 from tilewright.tuner.events import Event, Finished
 from tilewright.tuner.loop import tune
 from tilewright.tuner.measure.builder import Built
@@ -306,7 +306,7 @@ def restricted(task: Task, schedules: Sequence[Schedule]) -> Task:
             first = next(s for s in schedules if s.algorithm == space.algorithm)
             kept = space.default if space.default in schedules else first
             spaces.append(
-                replace(space, constraint=_among(members), default=kept, machine=anything)
+                replace(space, constraint=_among(members), default=kept, machine=always_true)
             )
     return replace(task, space=ScheduleSpace(tuple(spaces)))
 

@@ -78,7 +78,7 @@ def _reason(child: ChildProcess) -> str:
     """Return the reason why a child ended before it answered."""
     if child.wait() == -signal.SIGXCPU:
         return f"it does not end in {LIMIT_SECONDS} s"
-    lines = child.last_words()
+    lines = child.error_lines()
     said = [line for line in lines if "LLVM ERROR" in line] or lines[-1:]
     return said[0].removeprefix("LLVM ERROR: ") if said else "its process ended"
 

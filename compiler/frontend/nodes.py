@@ -17,7 +17,7 @@ from tilewright.compiler.frontend.known_operators import not_implemented
 from tilewright.compiler.frontend.old_opsets import aligned_operands, domain_of
 from tilewright.compiler.frontend.order import DEPTH_LIMIT, needed_nodes, sort_nodes, unique_names
 from tilewright.compiler.frontend.schema_functions import schema_function
-from tilewright.compiler.frontend.segments import Waiting, unwrapped
+from tilewright.compiler.frontend.segments import DeferredNodes, inlined_branch
 from tilewright.compiler.frontend.sequences import on_sequences
 from tilewright.compiler.frontend.tensors import read_tensor
 from tilewright.compiler.frontend.texts import labelled, with_one_table
@@ -97,7 +97,7 @@ class NodeImporter:
         builder: GraphBuilder,
         folder: Path | None,
         budget: _Budget | None = None,
-        waiting: Waiting | None = None,
+        waiting: DeferredNodes | None = None,
     ) -> None:
         self.final_names: dict[str, str] = {}
         self.node_names: dict[str, str] = {}
@@ -141,7 +141,7 @@ class NodeImporter:
                 # nodes inside a known branch are deferred one by one
                 values = self._initializers(branch)
                 body.values.update({f"{name}/{key}": value for key, value in values.items()})
-                self._run(sort_nodes(unwrapped(branch, node, name), body.values), used, body)
+                self._run(sort_nodes(inlined_branch(branch, node, name), body.values), used, body)
 
     def _known_branch(self, proto: NodeProto, name: str, body: NameScope) -> GraphProto | None:
         """The branch of an If that a known condition selects; None for any other node."""

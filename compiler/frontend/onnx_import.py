@@ -25,7 +25,7 @@ from tilewright.compiler.frontend.model_file import (
     read_model,
 )
 from tilewright.compiler.frontend.nodes import NameScope, NodeImporter
-from tilewright.compiler.frontend.segments import Continuation, Waiting, rest_of
+from tilewright.compiler.frontend.segments import Continuation, DeferredNodes, continuation_of
 from tilewright.compiler.frontend.tensors import element_type, external_bytes, read_tensor
 from tilewright.compiler.frontend.texts import input_labels
 from tilewright.compiler.graph.ir import Graph
@@ -142,12 +142,12 @@ class ModelImport:
             UnsupportedOperatorError: if a node cannot be imported even when the values that it
                 needs are known.
         """
-        waiting = Waiting()
+        waiting = DeferredNodes()
         nodes = self._nodes(waiting)
         if waiting.first is None:
             made = tuple(info.name for info in self._graph.output)
             return self._finished(nodes, self._graph.output, ()), made, None
-        rest = rest_of(self.read, waiting, self._builder, self._values, before)
+        rest = continuation_of(self.read, waiting, self._builder, self._values, before)
         outputs = [info for info in self._graph.output if info.name in self._values]
         given = {info.name for info in self._graph.input} | {info.name for info in outputs}
         passed = [c.name for c in rest.reads.crossings if c.name not in given]
@@ -156,7 +156,7 @@ class ModelImport:
         made = (*(info.name for info in outputs), *passed)
         return self._finished(nodes, outputs, passed), made, rest
 
-    def _nodes(self, waiting: Waiting | None) -> NodeImporter:
+    def _nodes(self, waiting: DeferredNodes | None) -> NodeImporter:
         self._constants()
         self._inputs()
         nodes = NodeImporter(self._builder, self._folder, waiting=waiting)

@@ -32,7 +32,7 @@ from tilewright.compiler.ops.builder import GraphBuilder
 from tilewright.compiler.ops.cast import ONNX_TYPES
 from tilewright.compiler.ops.onnx_node import OnnxTensor
 from tilewright.compiler.runtime.ports import ModelPorts
-from tilewright.compiler.runtime.segments import LiveIn, Reads, SegmentGuard
+from tilewright.compiler.runtime.segments import LiveIn, LiveIns, SegmentGuard
 from tilewright.compiler.sizes import Dimension, bounds, is_dynamic
 
 DECIDING_ELEMENTS = 64
@@ -43,7 +43,7 @@ NUMBERS = {dtype: number for number, dtype in ONNX_TYPES.items()}
 
 
 @dataclass(slots=True)
-class Waiting:
+class DeferredNodes:
     """The nodes that an import defers, because they depend on values that a run computes.
 
     Attributes:
@@ -76,7 +76,7 @@ class Waiting:
         self.made.update(value for value in node.output if value)
 
 
-def unwrapped(branch: GraphProto, node: NodeProto, name: str) -> GraphProto:
+def inlined_branch(branch: GraphProto, node: NodeProto, name: str) -> GraphProto:
     """Return a graph with the nodes of an If's branch, in place of the If node.
 
     `name` is the name of the If. Values of the branch are renamed to `name/...`; the outputs of
@@ -130,7 +130,7 @@ class Continuation:
     """
 
     source: ReadModel
-    reads: Reads
+    reads: LiveIns
     reason: str
     spelled: int = 0
 
@@ -225,9 +225,9 @@ def _input_crossing(info: ValueInfoProto, dims: tuple[int | str, ...]) -> LiveIn
     return LiveIn(info.name, "", dtype, dims, deciding=False)
 
 
-def rest_of(
+def continuation_of(
     read: ReadModel,
-    waiting: Waiting,
+    waiting: DeferredNodes,
     builder: GraphBuilder,
     values: MutableMapping[str, str | None],
     before: Continuation | None,
@@ -306,7 +306,7 @@ def rest_of(
         label = f"element_{len(crossings)}"
         crossings.append(LiveIn(name, label, kind.dtype, tuple(dims), decides, text))
     _check_progress(waiting, read, crossings, before)
-    reads_ = Reads(tuple(crossings), ranges)
+    reads_ = LiveIns(tuple(crossings), ranges)
     return Continuation(_left(read, waiting, tensors, spelled), reads_, str(first), len(spelled))
 
 
@@ -374,7 +374,7 @@ def _from_extents(
 
 
 def _deciding(
-    waiting: Waiting, builder: GraphBuilder, values: Mapping[str, str | None]
+    waiting: DeferredNodes, builder: GraphBuilder, values: Mapping[str, str | None]
 ) -> set[str]:
     """The names of values whose elements the nodes must know.
 
@@ -398,7 +398,10 @@ def _deciding(
 
 
 def _check_progress(
-    waiting: Waiting, read: ReadModel, crossings: Sequence[LiveIn], before: Continuation | None
+    waiting: DeferredNodes,
+    read: ReadModel,
+    crossings: Sequence[LiveIn],
+    before: Continuation | None,
 ) -> None:
     """Raise the first node's error if all nodes were deferred and no further value will be
     known."""
@@ -411,7 +414,7 @@ def _check_progress(
 
 def _left(
     read: ReadModel,
-    waiting: Waiting,
+    waiting: DeferredNodes,
     tensors: Mapping[str, OnnxTensor],
     spelled: Sequence[NodeProto],
 ) -> ReadModel:

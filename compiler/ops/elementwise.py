@@ -88,7 +88,7 @@ def pointwise(
     )
 
 
-def jumping(operator: Operator) -> Operator:
+def discontinuous(operator: Operator) -> Operator:
     """Return a copy of the operator with `jumps` set: its float results are discontinuous.
 
     A rounding error of an operand may change the results by a large amount.
@@ -242,7 +242,7 @@ OPERATORS = (
         (OnnxRule("Div", same("div")),),
         effort=Effort.COSTLY,
     ),
-    jumping(pointwise("mod", 2, _mod_reference, _mod, (OnnxRule("Mod", _onnx_mod),))),
+    discontinuous(pointwise("mod", 2, _mod_reference, _mod, (OnnxRule("Mod", _onnx_mod),))),
     pointwise(
         "pow",
         2,

@@ -15,7 +15,7 @@ from tilewright.compiler.graph.types import TensorType
 from tilewright.compiler.loops import maths, semantics
 from tilewright.compiler.loops.expr import Const, Expr, Operation, constant, op
 from tilewright.compiler.ops.attributes import integer, number, optional
-from tilewright.compiler.ops.elementwise import floats_only, jumping, native, pointwise, same
+from tilewright.compiler.ops.elementwise import discontinuous, floats_only, native, pointwise, same
 from tilewright.compiler.ops.onnx_node import OnnxNode
 from tilewright.compiler.ops.registry import Effort, OnnxRule, Operator
 from tilewright.compiler.ops.shapes import operand_count
@@ -214,7 +214,7 @@ def _infer_bool(types: Sequence[TensorType], attrs: Attrs) -> TensorType:
 OPERATORS = (
     _any_type("neg", "Neg", np.negative, Operation.NEG),
     _any_type("abs", "Abs", np.abs, Operation.ABS, idempotent=True),
-    jumping(
+    discontinuous(
         pointwise(
             "sign",
             1,
@@ -229,9 +229,13 @@ OPERATORS = (
     plain("sqrt", "Sqrt", np.sqrt, maths.sqrt, Effort.COSTLY),
     plain("reciprocal", "Reciprocal", np.reciprocal, _reciprocal, Effort.COSTLY),
     plain("erf", "Erf", erf, maths.erf, Effort.COSTLY),
-    jumping(plain("floor", "Floor", np.floor, lambda x: op(Operation.FLOOR, x), idempotent=True)),
-    jumping(plain("ceil", "Ceil", np.ceil, lambda x: op(Operation.CEIL, x), idempotent=True)),
-    jumping(plain("round", "Round", np.rint, lambda x: op(Operation.RINT, x), idempotent=True)),
+    discontinuous(
+        plain("floor", "Floor", np.floor, lambda x: op(Operation.FLOOR, x), idempotent=True)
+    ),
+    discontinuous(plain("ceil", "Ceil", np.ceil, lambda x: op(Operation.CEIL, x), idempotent=True)),
+    discontinuous(
+        plain("round", "Round", np.rint, lambda x: op(Operation.RINT, x), idempotent=True)
+    ),
     pointwise(
         "clip",
         1,

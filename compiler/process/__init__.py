@@ -4,14 +4,14 @@ from tilewright.compiler.process.own_process import (
     BLAS_THREADS,
     YOUNG_OBJECTS,
     configure_process,
-    give_back_memory,
-    leave_garbage,
+    release_memory,
+    skip_final_collection,
 )
 
 __all__ = [
     "BLAS_THREADS",
     "YOUNG_OBJECTS",
     "configure_process",
-    "give_back_memory",
-    "leave_garbage",
+    "release_memory",
+    "skip_final_collection",
 ]

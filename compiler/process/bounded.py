@@ -298,7 +298,7 @@ def _told(answers: Answers, back: _Back) -> Any:
 def _last(child: ChildProcess, limits: Limits) -> NoAnswer:
     """The reason why a child ended before it answered."""
     status = child.wait()
-    lines = child.last_words()
+    lines = child.error_lines()
     words = "\n".join(lines)[-MOST_WORDS:]
     if sys.platform != "win32" and status == -signal.SIGXCPU:
         return _late(limits)
@@ -321,7 +321,7 @@ def serve(pipe: Connection) -> None:
         try:
             limits: Limits = pipe.recv()
             limit_memory(limits.memory_bytes)
-            go_last(limits.niceness)
+            lower_priority(limits.niceness)
             while True:
                 asked: _Asked = _receive(pipe, writable=False)
                 pipe.send("ready")
@@ -421,7 +421,7 @@ def limit_memory(most_bytes: int) -> None:
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
 
-def go_last(niceness: int) -> None:
+def lower_priority(niceness: int) -> None:
     """Add `niceness` to the niceness of this process; has no effect on Windows."""
     if sys.platform != "win32":
         os.nice(niceness)

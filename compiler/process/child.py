@@ -98,7 +98,7 @@ class ChildProcess:
         """Wait for the child to end and return its exit status: -N if signal N ended it."""
         return self._process.wait()
 
-    def last_words(self) -> list[str]:
+    def error_lines(self) -> list[str]:
         """Return the lines that the child has written to standard error."""
         self._errors.seek(0)
         return self._errors.read().decode(errors="replace").splitlines()

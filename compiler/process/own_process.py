@@ -39,7 +39,7 @@ def configure_process() -> None:
     os.environ.setdefault(BLAS_THREADS, "1")
 
 
-def leave_garbage() -> None:
+def skip_final_collection() -> None:
     """Exclude all present objects from garbage collection; call it just before the process ends.
 
     Python would otherwise search them for cycles at exit, although the system frees the memory
@@ -49,7 +49,7 @@ def leave_garbage() -> None:
     gc.freeze()
 
 
-def give_back_memory() -> None:
+def release_memory() -> None:
     """Return unused memory to the system, between two jobs of a process.
 
     This clears the caches of memoised functions (`memo.forget`), collects garbage, which

@@ -47,8 +47,8 @@ from tilewright.compiler.runtime.segment_tree import (
 )
 from tilewright.compiler.runtime.segments import (
     LiveIn,
+    LiveIns,
     ModelSegment,
-    Reads,
     SegmentBoundary,
     SegmentGuard,
 )
@@ -142,7 +142,7 @@ class Artifact:
         return GuardedModel(self.ports, first, make)
 
     @property
-    def reads(self) -> Reads:
+    def reads(self) -> LiveIns:
         """The inputs of a model without segments, with the served ranges of their dimensions."""
         inputs = zip(self.programs[0].program.inputs, self.ports.inputs.values(), strict=True)
         crossings = tuple(
@@ -150,7 +150,7 @@ class Artifact:
             for port, dims in inputs
         )
         ranges = () if self.ranged is None else self._ranges(self.ranged)
-        return Reads(crossings, {each.name: each for each in ranges})
+        return LiveIns(crossings, {each.name: each for each in ranges})
 
     def load(self, chosen: Program, threads: int = 1) -> Executable:
         """Load a program of the artifact, or such a program with fixed sizes (`Program.at`).

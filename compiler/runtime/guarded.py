@@ -40,9 +40,9 @@ from tilewright.compiler.runtime.ports import (
 )
 from tilewright.compiler.runtime.program import Port
 from tilewright.compiler.runtime.segments import (
+    LiveIns,
     Make,
     ModelSegment,
-    Reads,
     SegmentBoundary,
     SegmentGuard,
 )
@@ -265,7 +265,7 @@ class GuardedModel(Model):
         if (dims := self._apart(ordered)) != self._dims:
             return self._parted_as(dims, ordered, lambda other: other._run(ordered, labels, stop))
         values = self._values(ordered)
-        if self.ports.pad and self._first.facts(values) not in (self._first.served or ()):
+        if self.ports.pad and self._first.guard(values) not in (self._first.served or ()):
             return self._padded(values, labels, stop)
         ran: list[Ran] = []
         cut: SegmentBoundary[Executable] | None = self._first
@@ -401,7 +401,7 @@ class GuardedModel(Model):
 
     def _with_inputs(self, inputs: Mapping[str, Dims]) -> GuardedModel:
         """The same model with other dimensions of its inputs, if it is not segmented."""
-        ports, reads = replace(self.ports, inputs=inputs), self._first.reads.parted(inputs)
+        ports, reads = replace(self.ports, inputs=inputs), self._first.reads.with_dims(inputs)
         return GuardedModel(ports, unsegmented(reads, ports), self._make)
 
     def _parted_as(
@@ -472,7 +472,7 @@ class GuardedModel(Model):
     ) -> tuple[ModelSegment[Executable], dict[str, Array]]:
         """The segment for these live-ins, compiled if necessary, and its inputs."""
         while True:
-            facts = cut.facts(values)
+            facts = cut.guard(values)
             stage = self._made(cut, facts, values)
             if stage is None:
                 continue  # retry: split points were added, or a reason
@@ -503,7 +503,7 @@ class GuardedModel(Model):
                 f"the artifact has no program for the values that the data determine: {facts.text}"
             )
         with self._lock:
-            if facts.open and facts != cut.facts(values):
+            if facts.open and facts != cut.guard(values):
                 return None  # another thread has changed the split points
             return cut.made.get(facts) or self._make(cut, facts, values)
 
@@ -524,7 +524,7 @@ class GuardedModel(Model):
 
 
 def unsegmented(
-    reads: Reads,
+    reads: LiveIns,
     ports: ModelPorts,
     ranged: Executable | None = None,
     served: Iterable[Sizes] | None = None,

@@ -21,8 +21,8 @@ from tilewright.compiler.runtime.ports import ModelPorts
 from tilewright.compiler.runtime.program import Port, Program
 from tilewright.compiler.runtime.segments import (
     LiveIn,
+    LiveIns,
     ModelSegment,
-    Reads,
     SegmentBoundary,
     SegmentGuard,
 )
@@ -102,7 +102,7 @@ def segments_from_json(data: object) -> SegmentBoundary[int]:
 
 
 def _cut(stored: _StoredBoundary) -> SegmentBoundary[int]:
-    reads = Reads(stored.reads, {each.name: each for each in stored.ranges})
+    reads = LiveIns(stored.reads, {each.name: each for each in stored.ranges})
     ends = {name: list(found) for name, found in stored.ends.items()}
     made = {
         SegmentGuard(each.sizes, each.known, each.open): ModelSegment(
@@ -176,7 +176,7 @@ def _check_cut(
                 raise ValueError(f"a way through the stages does not make output '{name}'")
 
 
-def _check_inputs(program: Program, reads: Reads, facts: SegmentGuard) -> None:
+def _check_inputs(program: Program, reads: LiveIns, facts: SegmentGuard) -> None:
     """Raise ValueError unless a program's inputs are live-ins of the boundary before it."""
     names = [dimension.name for dimension in facts.open]
     given: dict[str, ValueKind] = {}

@@ -125,7 +125,7 @@ class SegmentGuard:
 
 
 @dataclass(frozen=True, slots=True)
-class Reads:
+class LiveIns:
     """The live-ins of a boundary, in order, with the ranges of their dimensions.
 
     Attributes:
@@ -196,7 +196,7 @@ class Reads:
                 ranges.append(whole)
         return SegmentGuard(tuple(fixed), exact.known, tuple(ranges))
 
-    def parted(self, inputs: Mapping[str, Dims]) -> Reads:
+    def with_dims(self, inputs: Mapping[str, Dims]) -> LiveIns:
         """Return the live-ins with other names of dimensions, as stated in `inputs`.
 
         A new dimension has the range of the dimension that it replaces.
@@ -207,7 +207,7 @@ class Reads:
                 if isinstance(dim, str) and isinstance(old, str) and old in ranges:
                     ranges[dim] = replace(ranges[old], name=dim)
         crossings = tuple(replace(each, dims=inputs[each.name]) for each in self.crossings)
-        return Reads(crossings, ranges)
+        return LiveIns(crossings, ranges)
 
     def inputs(self, facts: SegmentGuard, arrays: Mapping[str, Array]) -> dict[str, Array]:
         """Return the inputs of a program with the guard `facts`, by name, for these live-ins.
@@ -297,7 +297,7 @@ class SegmentBoundary(Generic[P]):
         ranged: whether new segments may have dynamic sizes; otherwise, each has fixed sizes.
     """
 
-    reads: Reads
+    reads: LiveIns
     ends: dict[str, list[int]] = field(default_factory=dict)
     steps: dict[str, int] = field(default_factory=dict)
     made: dict[SegmentGuard, ModelSegment[P]] = field(default_factory=dict)
@@ -314,7 +314,7 @@ class SegmentBoundary(Generic[P]):
         """The reasons why programs with fixed sizes are necessary."""
         return [*filter(None, [self.reason]), *map(str, self.asked.values())]
 
-    def facts(self, values: Mapping[str, Array]) -> SegmentGuard:
+    def guard(self, values: Mapping[str, Array]) -> SegmentGuard:
         """Return the guard of the segment for these live-ins, which may have to be compiled."""
         exact = self.reads.exact(values)
         return self.serving(exact) or self.wanted(exact)

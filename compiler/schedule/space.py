@@ -39,7 +39,7 @@ Constraint = Callable[[Mapping[str, Choice]], bool]
 """Whether an assignment of the knobs belongs to the space."""
 
 
-def anything(choice: Mapping[str, Choice]) -> bool:
+def always_true(choice: Mapping[str, Choice]) -> bool:
     """Return True: the constraint of a space without constraints."""
     return True
 
@@ -62,11 +62,11 @@ class SubSpace:
     knobs: tuple[Knob, ...]
     constraint: Constraint
     default: Schedule
-    machine: Constraint = anything
+    machine: Constraint = always_true
 
     def unconstrained(self) -> SubSpace:
         """The space without constraints on the machine."""
-        return replace(self, machine=anything)
+        return replace(self, machine=always_true)
 
     @cached_property
     def points(self) -> tuple[Schedule, ...]:
@@ -124,7 +124,7 @@ class ScheduleSpace:
         own = [s for s in self.subspaces if s.algorithm == default.algorithm]
         others = [s for s in self.subspaces if s.algorithm != default.algorithm]
         knobs = tuple(Knob(name, (value,)) for name, value in default.choices)
-        first = own or [SubSpace(default.algorithm, knobs, anything, default)]
+        first = own or [SubSpace(default.algorithm, knobs, always_true, default)]
         chosen = {knob.name: knob.values[0] for space in first for knob in space.knobs}
         chosen |= dict(default.choices)
         default = Schedule.of(default.algorithm, **chosen)

@@ -17,7 +17,12 @@ from tilewright.compiler.frontend.segments import Continuation, input_live_ins
 from tilewright.compiler.graph.ir import Graph
 from tilewright.compiler.runtime.packing import Array
 from tilewright.compiler.runtime.ports import ModelPorts
-from tilewright.compiler.runtime.segments import ModelSegment, Reads, SegmentBoundary, SegmentGuard
+from tilewright.compiler.runtime.segments import (
+    LiveIns,
+    ModelSegment,
+    SegmentBoundary,
+    SegmentGuard,
+)
 from tilewright.compiler.sizes import Dimension
 from tilewright.compiler.specialise.splits import make_stage
 
@@ -70,7 +75,7 @@ class SegmentCompiler(Generic[P]):
         proto = type(source.proto)()
         proto.CopyFrom(source.proto)
         del proto.graph.input[:]
-        rest = Continuation(replace(source, proto=proto), Reads(crossings, ranges), "")
+        rest = Continuation(replace(source, proto=proto), LiveIns(crossings, ranges), "")
         return JitBoundary(rest.reads, rest=rest, compile=self._compiling(), is_first=True)
 
     def make(

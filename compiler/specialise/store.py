@@ -55,7 +55,7 @@ MOST_LOOKS = 3
 """Attempts to read an entry that other processes replace meanwhile."""
 
 
-def own_folder(environment: Mapping[str, str] = os.environ) -> CacheFolder | None:
+def user_cache_folder(environment: Mapping[str, str] = os.environ) -> CacheFolder | None:
     """Return the folder of this user's compilation cache.
 
     It is `$TILEWRIGHT_KEPT_FOLDER`, or else `tilewright/compiled` in `$XDG_CACHE_HOME` or ~/.cache.

@@ -62,7 +62,7 @@ def resolve_target(name: str) -> Target:
         return target
     if not (bits.isascii() and bits.isdecimal() and len(bits) <= 9):
         raise UnknownTargetError(f"target '{name}': '{bits}' is not a number of bits")
-    return target.narrowed(int(bits))
+    return target.with_vector_bits(int(bits))
 
 
 def runs_here(target: Target) -> bool:

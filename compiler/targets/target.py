@@ -142,7 +142,7 @@ class Target(JsonValue):
         return most if most > 0 and vectors % most == 0 else 1
 
     @property
-    def multiplies_scalars(self) -> bool:
+    def has_vector_scalar_products(self) -> bool:
         """Whether an instruction multiplies a vector by a scalar outside the vector registers."""
         return self.has(self.family.scalar_factors)
 
@@ -154,7 +154,7 @@ class Target(JsonValue):
         for each scalar that LLVM loads ahead, at most `rows`. Without a fused multiply-add, a
         product needs one more register if `vectors` is above 1.
         """
-        if self.multiplies_scalars:
+        if self.has_vector_scalar_products:
             return 0
         if self.broadcasts:
             return 1
@@ -244,7 +244,7 @@ class Target(JsonValue):
         )
 
     @property
-    def takes_elements(self) -> bool:
+    def has_scalar_dot(self) -> bool:
         """Whether a dot product with a broadcast group of integers is computed by scalar products.
 
         Instructions then multiply a vector of int16 by one scalar of the group at a time.
@@ -290,7 +290,7 @@ class Target(JsonValue):
                 return found
         return None
 
-    def narrowed(self, vector_bits: int) -> Target:
+    def with_vector_bits(self, vector_bits: int) -> Target:
         """Return the target with narrower vectors, named `name:bits`.
 
         Raises:
@@ -327,7 +327,7 @@ def _key(target: Target) -> str:
 @cache
 def _core(target: Target) -> CoreModel:
     family = target.family
-    return family.cores.get(target.cpu, family.core).narrowed(target.vector_bits)
+    return family.cores.get(target.cpu, family.core).with_vector_bits(target.vector_bits)
 
 
 @cache

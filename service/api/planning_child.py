@@ -16,7 +16,7 @@ from typing import Any, ClassVar, Generic, Self, TypeVar
 
 from tilewright.compiler.errors import CompilerError
 from tilewright.compiler.mode import Mode
-from tilewright.compiler.process.bounded import NICENESS, go_last, limit_memory
+from tilewright.compiler.process.bounded import NICENESS, limit_memory, lower_priority
 from tilewright.compiler.targets.target import Target
 from tilewright.db.errors import DatabaseError, StorageError, StorageKind
 from tilewright.db.types import canonical_json
@@ -301,7 +301,7 @@ def begin(memory_bytes: int) -> None:
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     limit_memory(memory_bytes)
-    go_last(NICENESS)
+    lower_priority(NICENESS)
 
 
 def answer(question: Question) -> Any:

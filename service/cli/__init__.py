@@ -56,11 +56,11 @@ def _before_each_command(
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run a command and exit with its status."""
-    from tilewright.compiler.process import configure_process, leave_garbage
+    from tilewright.compiler.process import configure_process, skip_final_collection
 
     configure_process()
     status = run(sys.argv[1:] if arguments is None else arguments)
-    leave_garbage()
+    skip_final_collection()
     sys.exit(status)
 
 

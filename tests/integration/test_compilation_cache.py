@@ -28,7 +28,7 @@ from tilewright.compiler.runtime.executable import Executable
 from tilewright.compiler.runtime.guarded import GuardedModel
 from tilewright.compiler.specialise import store as kept_models
 from tilewright.compiler.specialise.cache_folder import CacheFolder
-from tilewright.compiler.specialise.store import ARTIFACT, CompilationCache, own_folder
+from tilewright.compiler.specialise.store import ARTIFACT, CompilationCache, user_cache_folder
 from tilewright.compiler.targets.host import check_runs_here, resolve_target
 
 X = np.arange(6, dtype=np.float32).reshape(2, 3)
@@ -478,18 +478,18 @@ def test_a_process_loads_what_another_compiled(path: Path, tmp_path: Path) -> No
 
 def test_the_environment_says_where(tmp_path: Path) -> None:
     def at(**environment: str) -> Path | None:
-        found = own_folder(environment)
+        found = user_cache_folder(environment)
         return found and found.path
 
     assert at() == Path.home() / ".cache" / "tilewright" / "compiled"
     assert at(XDG_CACHE_HOME="/c") == Path("/c/tilewright/compiled")
     assert at(TILEWRIGHT_KEPT_FOLDER="/f", XDG_CACHE_HOME="/c") == Path("/f")
     assert at(TILEWRIGHT_KEPT_FOLDER="") is None
-    limited = own_folder({"TILEWRIGHT_KEPT_BYTES": "5"})
+    limited = user_cache_folder({"TILEWRIGHT_KEPT_BYTES": "5"})
     assert limited is not None and limited.limit_bytes == 5
     for bad in ("", "-1", "1e9", "many"):
         with pytest.raises(InvalidArgumentError, match="TILEWRIGHT_KEPT_BYTES"):
-            own_folder({"TILEWRIGHT_KEPT_BYTES": bad})
+            user_cache_folder({"TILEWRIGHT_KEPT_BYTES": bad})
 
 
 def test_a_user_without_a_home_keeps_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -497,8 +497,8 @@ def test_a_user_without_a_home_keeps_nothing(monkeypatch: pytest.MonkeyPatch) ->
         raise RuntimeError("Could not determine home directory.")
 
     monkeypatch.setattr(Path, "home", nowhere)
-    assert own_folder({}) is None
-    assert own_folder({"TILEWRIGHT_KEPT_FOLDER": "/f"}) is not None
+    assert user_cache_folder({}) is None
+    assert user_cache_folder({"TILEWRIGHT_KEPT_FOLDER": "/f"}) is not None
 
 
 def test_details_that_lie_are_not_believed(

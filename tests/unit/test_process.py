@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from tilewright.compiler.memo import memo
-from tilewright.compiler.process import BLAS_THREADS, give_back_memory
+from tilewright.compiler.process import BLAS_THREADS, release_memory
 
 _PRODUCT = """
 import gc, os
@@ -44,11 +44,11 @@ def test_a_users_number_of_threads_stays() -> None:
     assert (threshold, threads) == ("50000", "2")
 
 
-@pytest.mark.parametrize(("leaving", "searched"), [("leave_garbage()", "no"), ("", "yes")])
+@pytest.mark.parametrize(("leaving", "searched"), [("skip_final_collection()", "no"), ("", "yes")])
 def test_the_end_of_a_process_searches_no_garbage(leaving: str, searched: str) -> None:
     """A cycle is not collected, and its finaliser's message is not printed."""
     code = f"""
-from tilewright.compiler.process import leave_garbage
+from tilewright.compiler.process import skip_final_collection
 class Cycle:
     def __del__(self): print("yes", end="")
 cycle = Cycle()
@@ -62,7 +62,7 @@ del cycle
 
 _FREED = """
 import os
-from tilewright.compiler.process import give_back_memory
+from tilewright.compiler.process import release_memory
 
 def held():
     return int(open("/proc/self/statm").read().split()[1]) * os.sysconf("SC_PAGE_SIZE") >> 20
@@ -71,7 +71,7 @@ blocks = [bytearray(5000) for _ in range(40_000)]
 last = blocks[-1]
 full = held()
 del blocks
-give_back_memory()
+release_memory()
 print(full - held())
 """
 
@@ -94,5 +94,5 @@ def test_what_memos_hold_is_given_back_between_jobs() -> None:
         return number * number
 
     assert [squared(3), squared(3), squared(4)] == [9, 9, 16] and calls == [3, 4]
-    give_back_memory()
+    release_memory()
     assert squared(3) == 9 and calls == [3, 4, 3]

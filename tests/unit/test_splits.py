@@ -12,8 +12,8 @@ from tilewright.compiler.errors import InvalidModelError, OutOfMemoryError, Sche
 from tilewright.compiler.runtime.packing import Array
 from tilewright.compiler.runtime.segments import (
     LiveIn,
+    LiveIns,
     ModelSegment,
-    Reads,
     SegmentBoundary,
     SegmentGuard,
 )
@@ -39,7 +39,7 @@ class Model:
         self.names = names.split()
         crossing = LiveIn("x", "", DType.FLOAT32, tuple(self.names), deciding=False)
         defaults = default_ranges(name for name in self.names if name not in ranges)
-        self.cut = SegmentBoundary[SegmentGuard](Reads((crossing,), ranges, defaults), whole=True)
+        self.cut = SegmentBoundary[SegmentGuard](LiveIns((crossing,), ranges, defaults), whole=True)
         self.attempts = 0
         self._compiled = compiled
 
@@ -52,7 +52,7 @@ class Model:
         """The sizes that the program for these sizes serves."""
         values = {"x": np.broadcast_to(np.float32(0), [sizes[name] for name in self.names])}
         while True:
-            facts = self.cut.facts(values)
+            facts = self.cut.guard(values)
             if facts in self.cut.made or self.make(self.cut, facts, values) is not None:
                 return facts.text
 

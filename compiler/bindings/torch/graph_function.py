@@ -35,7 +35,7 @@ from tilewright.compiler.bindings.torch.translation import (
 )
 from tilewright.compiler.bindings.torch.views import split_views
 from tilewright.compiler.errors import CompilerError, ModelWarning
-from tilewright.compiler.specialise.store import CompilationCache, own_folder
+from tilewright.compiler.specialise.store import CompilationCache, user_cache_folder
 
 if TYPE_CHECKING:
     from tilewright.compiler.options import CompileOptions
@@ -235,7 +235,7 @@ class GraphFunction:
                 ranges=self._ranges,
             )
             options = self._options.compile_options(translated.ranges)
-            keep = own_folder() if self._options.keep else None
+            keep = user_cache_folder() if self._options.keep else None
             tuned = self._tuned_before(translated, options)
             compiled = tuned or CompilationCache(keep).compile(translated.model, options)
         except Exception as error:  # noqa: BLE001 - see above

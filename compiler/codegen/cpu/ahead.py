@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 
 from tilewright.compiler.codegen.cpu.context import Context, RegisterBudget
 from tilewright.compiler.codegen.cpu.memory import Loader
-from tilewright.compiler.codegen.cpu.order import waits
+from tilewright.compiler.codegen.cpu.order import is_in_order
 from tilewright.compiler.codegen.cpu.points import Point, Points
 from tilewright.compiler.codegen.cpu.quads import PAIR, quads
 from tilewright.compiler.codegen.cpu.resolve import Access, Accesses
@@ -48,7 +48,7 @@ def loads_ahead(
         and access.base is not None
         and not access.indirect_strides
     ]
-    if not waits(emitter.target) or not found:
+    if not is_in_order(emitter.target) or not found:
         return lambda number: None
     held: list[list[tuple[int, ...]]] = [[] for _ in order]
     outer: set[tuple[int, ...]] = set()

@@ -13,9 +13,13 @@ from operator import itemgetter
 from tilewright.compiler.codegen.cpu import memory
 from tilewright.compiler.codegen.cpu.access import Padding
 from tilewright.compiler.codegen.cpu.ahead import loads_ahead
-from tilewright.compiler.codegen.cpu.alternate import Place, second_halves, splits
 from tilewright.compiler.codegen.cpu.combining import Partial, same_lanes
 from tilewright.compiler.codegen.cpu.context import Context, RegisterBudget
+from tilewright.compiler.codegen.cpu.deinterleaving import (
+    Place,
+    has_deinterleaving_loads,
+    paired_vectors,
+)
 from tilewright.compiler.codegen.cpu.dot_instructions import multiply_add
 from tilewright.compiler.codegen.cpu.expressions import Evaluator, evaluator, items_evaluator
 from tilewright.compiler.codegen.cpu.folds import join, join_lanes, start
@@ -226,7 +230,11 @@ class ComputeLowering:
             def beside(access: Access, is_alone: bool) -> dict[Place, Place]:
                 pairs = vector_pairs(self.emitter, access, every) if is_alone else {}
                 found: dict[Place, Place] = {(j,): (i,) for i, j in pairs.items()}
-                halves = second_halves(points, access) if splits(self.emitter.target) else {}
+                halves = (
+                    paired_vectors(points, access)
+                    if has_deinterleaving_loads(self.emitter.target)
+                    else {}
+                )
                 return found | halves
 
             return greedy_points(points, in_memory, self.emitter.depth, beside)

@@ -54,7 +54,7 @@ def multiply_add(
         found = _other_sign(emitter, types, accumulator, left, right) or _seven_bits(
             emitter, types, accumulator, left, right
         )
-    if found is None and emitter.target.takes_elements and left.lanes != right.lanes:
+    if found is None and emitter.target.has_scalar_dot and left.lanes != right.lanes:
         found = _by_elements(emitter, types, accumulator, left, right)
     if found is None and set(types) <= set(_BYTES):
         found = accumulator

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from tilewright.compiler.codegen.cpu.alternate import splits, starts
 from tilewright.compiler.codegen.cpu.arithmetic import apply, cast
 from tilewright.compiler.codegen.cpu.context import Context, RegisterBudget
+from tilewright.compiler.codegen.cpu.deinterleaving import has_deinterleaving_loads, load_offsets
 from tilewright.compiler.codegen.cpu.points import Points
 from tilewright.compiler.codegen.cpu.quads import QUAD, pairs, quads
 from tilewright.compiler.codegen.cpu.resolve import Access, holds_groups
@@ -97,7 +97,7 @@ def _group(place: LoadSite, behind: int) -> Value:
 
 
 def _takes_elements(emitter: Emitter, dtype: DType) -> bool:
-    return dtype.bytes < 4 and not dtype.is_float and emitter.target.takes_elements
+    return dtype.bytes < 4 and not dtype.is_float and emitter.target.has_scalar_dot
 
 
 def _separate_groups(place: LoadSite) -> Value:
@@ -161,7 +161,11 @@ def _side_by_side(
 
 def _scattered(emitter: Emitter, access: Access, points: Points) -> LoadPlan:
     """Lanes that are not contiguous, or in another order."""
-    first_of = starts([*points], access) if splits(emitter.target) and not points.is_ragged else {}
+    first_of = (
+        load_offsets([*points], access)
+        if has_deinterleaving_loads(emitter.target) and not points.is_ragged
+        else {}
+    )
     is_known = not any(map(is_dynamic, access.lane_offsets))
 
     def load(place: LoadSite) -> Value:

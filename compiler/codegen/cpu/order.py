@@ -5,14 +5,14 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from tilewright.compiler.codegen.cpu.alternate import Place
+from tilewright.compiler.codegen.cpu.deinterleaving import Place
 from tilewright.compiler.codegen.cpu.points import Point
 from tilewright.compiler.codegen.cpu.resolve import Access
 from tilewright.compiler.loops.expr import Space
 from tilewright.compiler.targets.target import Target
 
 
-def waits(target: Target) -> bool:
+def is_in_order(target: Target) -> bool:
     """Whether the target's core executes instructions in order, so that their order matters.
 
     False for all architectures except AArch64, because no gain is known for the others.

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tilewright.compiler.codegen.cpu.context import Context
-from tilewright.compiler.codegen.cpu.order import waits
+from tilewright.compiler.codegen.cpu.order import is_in_order
 from tilewright.compiler.loops.expr import Load, Space, walk
 from tilewright.compiler.loops.nest import Store
 from tilewright.compiler.sizes import is_dynamic
@@ -20,7 +20,7 @@ def may_be_delayed(context: Context, stores: Sequence[Store]) -> bool:
     each were stored at once, all results would use one register in turn. Results of several stores
     would not fit into registers.
     """
-    if not waits(context.emitter.target) or len(stores) != 1:
+    if not is_in_order(context.emitter.target) or len(stores) != 1:
         return False
     (store,) = stores
     read = {node.tensor.name for node in walk(store.value) if isinstance(node, Load)}

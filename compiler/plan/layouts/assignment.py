@@ -7,7 +7,7 @@ Before:                                     After (16 lanes):
 
 Each group of nodes has options (`options.py`): the layouts that it reads and writes, and the cost
 of its kernel. If a value is read in another layout than it is written in, it is copied, once for
-all groups that need the same layout. `quadratic.py` chooses the options for the whole graph
+all groups that need the same layout. `pbqp.py` chooses the options for the whole graph
 together; its choice is the cheapest in graphs of chains, branches that join again, and skip
 connections. Also called data layout transformation. Liu et al., "Optimizing CNN Model Inference on
 CPUs" (2019), solve it for convolutions.
@@ -28,7 +28,7 @@ from tilewright.compiler.plan.choices import RULE, GraphChoice, GroupLayouts
 from tilewright.compiler.plan.fusion import Group
 from tilewright.compiler.plan.layouts.costs import WEIGHT_MACS
 from tilewright.compiler.plan.layouts.options import LayoutChoice, Option, Options, copied
-from tilewright.compiler.plan.layouts.quadratic import Quadratic
+from tilewright.compiler.plan.layouts.pbqp import Pbqp
 from tilewright.compiler.plan.placement import Placement
 
 
@@ -72,7 +72,7 @@ class Assignment:
         self.options = [
             _chosen(options.of(group), group, chosen.get(group.output)) for group in groups
         ]
-        self._problem = Quadratic()
+        self._problem = Pbqp()
         self._readers: dict[str, list[int]] = {}
         for number, group in enumerate(groups):
             self._problem.node([self._own(number, option) for option in self.options[number]])
@@ -84,7 +84,7 @@ class Assignment:
             self._connect(value, makers.get(value), readers)
 
     def solve(self) -> list[int]:
-        """Return the index of the option that `Quadratic.solve` chooses for each group."""
+        """Return the index of the option that `Pbqp.solve` chooses for each group."""
         return self._problem.solve()[: len(self._groups)]
 
     def choices(self, numbers: Sequence[int]) -> tuple[LayoutChoice, ...]:

@@ -34,7 +34,7 @@ Allowed = Callable[[Found, Mode, Mapping[str, Choice]], bool]
 """Whether an assignment of the knobs is allowed."""
 
 
-def everything(found: Any, mode: Mode, choice: Mapping[str, Choice]) -> bool:
+def always_allowed(found: Any, mode: Mode, choice: Mapping[str, Choice]) -> bool:
     """Return True: the constraint of a template that allows every assignment."""
     return True
 
@@ -69,8 +69,8 @@ class Template(Generic[Found]):
     knobs: Callable[[Found, Mode], tuple[Knob, ...]]
     default: Callable[[Found, Mode, tuple[Knob, ...]], Schedule | None]
     lower: Callable[[Found, Schedule, Mode], Kernel]
-    form: Allowed[Found] = everything
-    machine: Allowed[Found] = everything
+    form: Allowed[Found] = always_allowed
+    machine: Allowed[Found] = always_allowed
     any_rows: Callable[[Found, Mode, bool], Schedule | None] | None = None
     transforms: bool = False
     mixes: bool = False

@@ -29,7 +29,7 @@ from tilewright.compiler.schedule.templates.contraction_analysis import (
     is_weight,
     needs_static_taps,
 )
-from tilewright.compiler.schedule.templates.contraction_split import joining_stage, split_sum
+from tilewright.compiler.schedule.templates.contraction_split import partial_sums_stage, split_sum
 from tilewright.compiler.sizes import exact_quotient, is_dynamic
 from tilewright.compiler.targets.target import Target
 
@@ -67,7 +67,7 @@ def lower(found: Contraction, schedule: Schedule, mode: Mode) -> Kernel:
             raise ScheduleError("the target has no matrix instruction for these factors")
         found = wide
     if choices.get("products") == TILES:
-        return _lower(in_tiles(found, target), schedule, mode)
+        return _lower(with_tile_registers(found, target), schedule, mode)
     count = int(choices.get("split", 1))
     if count == 1:
         return _lower(found, schedule, mode)
@@ -79,7 +79,7 @@ def lower(found: Contraction, schedule: Schedule, mode: Mode) -> Kernel:
     lanes = target.lanes(DType.FLOAT32)
     split = split_sum(found, count)
     kernel = _lower(split, schedule, mode)
-    join = joining_stage(found, split.problem.output, lanes)
+    join = partial_sums_stage(found, split.problem.output, lanes)
     output = found.problem.output.tensor
     nest = replace(
         kernel.nest,
@@ -89,7 +89,7 @@ def lower(found: Contraction, schedule: Schedule, mode: Mode) -> Kernel:
     return replace(kernel, nest=nest)
 
 
-def in_tiles(found: Contraction, target: Target) -> Contraction:
+def with_tile_registers(found: Contraction, target: Target) -> Contraction:
     """Return the contraction in steps that fill tile registers (AMX).
 
     Raises:

@@ -89,7 +89,7 @@ def split_sum(found: Contraction, count: int) -> Contraction:
     )
 
 
-def joining_stage(found: Contraction, parts: Load, lanes: int) -> Stage:
+def partial_sums_stage(found: Contraction, parts: Load, lanes: int) -> Stage:
     """Return the stage that adds the partial sums `parts`, applies the epilogue and writes the
     output."""
     problem = found.problem

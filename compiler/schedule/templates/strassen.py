@@ -56,7 +56,7 @@ from tilewright.compiler.schedule.templates.strassen_analysis import (
     analyse,
     combinations,
     combined_weight,
-    slowness,
+    size_factor,
 )
 from tilewright.compiler.sizes import is_dynamic
 from tilewright.compiler.targets.target import Target
@@ -96,7 +96,7 @@ _LEAST_BLOCK = 24
 """Minimum rows of a block: fewer read a panel's combinations of B again too often."""
 
 
-def gains(found: Strassen, mode: Mode) -> bool:
+def is_profitable(found: Strassen, mode: Mode) -> bool:
     """Whether one level of Strassen's algorithm is expected to be faster than the plain product.
 
     It depends on the target, and on the numbers of rows, columns and multiplications.
@@ -106,7 +106,7 @@ def gains(found: Strassen, mode: Mode) -> bool:
         return False
     columns, depth = found.whole.lanes.extent, found.whole.channel.extent
     weights = columns * depth
-    slow = slowness(target.core)
+    slow = size_factor(target.core)
     products = found.row_count * weights
     enough = weights >= _LEAST_WEIGHTS * slow and products >= _LEAST_PRODUCTS * slow
     blocks = weights >= _LEAST_BLOCK_WEIGHTS and _has_blocks(found, target)
@@ -439,7 +439,7 @@ def _added(
 TEMPLATE = Template(
     algorithms=("strassen",),
     analyse=analyse,
-    preference=lambda found, mode: 2.0 if gains(found, mode) else 0.9,
+    preference=lambda found, mode: 2.0 if is_profitable(found, mode) else 0.9,
     knobs=_knobs,
     default=_default,
     lower=_lower,

@@ -227,7 +227,7 @@ def combinations(
     return Transform(f"sz,z{dims}->s{dims}", (matrix,), weight_parts(found))
 
 
-def slowness(core: CoreModel) -> float:
+def size_factor(core: CoreModel) -> float:
     """Return the factor by which a core's minimum sizes for Strassen's algorithm are multiplied.
 
     It is at most 1, and relative to the measured core. A core with fewer multiply-adds per weight

@@ -42,7 +42,7 @@ from tilewright.compiler.schedule.structure import (
     parallel_stage,
 )
 from tilewright.compiler.schedule.templates import Template
-from tilewright.compiler.schedule.templates.strassen import gains, signed
+from tilewright.compiler.schedule.templates.strassen import is_profitable, signed
 from tilewright.compiler.schedule.templates.strassen_analysis import (
     HALVES,
     PRODUCTS,
@@ -89,7 +89,7 @@ def _blocks(workload: Workload) -> Strassen | None:
 def _preference(found: Strassen, mode: Mode) -> float:
     """Above one level, if that gains and caches hold the larger weights and sums."""
     one_level = analyse(found.whole.problem.workload)
-    if one_level is None or not gains(one_level, mode):
+    if one_level is None or not is_profitable(one_level, mode):
         return 0.8
     core = mode.target.core
     sides = (found.cut.extent, found.whole.lanes.extent, found.whole.channel.extent)

@@ -288,7 +288,7 @@ def _is_crowded(found: WindowReduction, target: Target) -> bool:
 def _holds_pixels(target: Target, points: int) -> bool:
     """Whether LLVM spills: for each weight of a row of taps it multiplies the pixels of all points,
     which wait in registers for the next weight if no multiply-add reads memory."""
-    return target.multiplies_scalars and 2 * points + 1 > target.vector_registers
+    return target.has_vector_scalar_products and 2 * points + 1 > target.vector_registers
 
 
 def _default(found: WindowReduction, mode: Mode, knobs: tuple[Knob, ...]) -> Schedule:

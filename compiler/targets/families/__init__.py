@@ -96,7 +96,7 @@ class CoreModel:
     load_slots: float = 0.15
     sums_share: float = 0.62
 
-    def narrowed(self, vector_bits: int) -> CoreModel:
+    def with_vector_bits(self, vector_bits: int) -> CoreModel:
         """Return the model of the same core for code with vectors of at most `vector_bits`.
 
         An execution port then does the same number of operations, each on fewer lanes, so that

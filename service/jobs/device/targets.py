@@ -112,4 +112,4 @@ def _widths(target: Target) -> Iterable[Target]:
     yield target
     for bits in _VECTOR_BITS:
         if bits < target.vector_bits:
-            yield target.narrowed(bits)
+            yield target.with_vector_bits(bits)

@@ -16,7 +16,7 @@ from contextlib import suppress
 import structlog
 
 from tilewright.compiler.errors import CompilerError
-from tilewright.compiler.process import give_back_memory
+from tilewright.compiler.process import release_memory
 from tilewright.db.errors import DatabaseError, StorageError
 from tilewright.db.storage import Storage
 from tilewright.db.stores.job_claims import SHARED_ATTEMPTS
@@ -112,7 +112,7 @@ class TunerProcess:
         """Return freed memory to the operating system after the last of several jobs."""
         if self._ended and not self._runs:
             self._ended = False
-            give_back_memory()
+            release_memory()
 
     def take(self) -> JobRun | None:
         """Claim the next job, and return it; None if no job waits, or as many jobs run as the

@@ -157,7 +157,7 @@ def test_a_host_without_sse4_as_llvm_states_it(name: str, rounds: bool) -> None:
     found = family.detect("x86_64-unknown-linux-gnu", name, features)
     assert (found.vector_bits, found.vector_registers, found.fma) == (128, 16, False)
     assert found.rounds is rounds and found.core == resolve_target("x86-64-v1").core
-    assert found.core != family.core.narrowed(128)
+    assert found.core != family.core.with_vector_bits(128)
 
 
 def test_vectors_of_unknown_length_are_taken_for_short_ones(device: Device) -> None:

@@ -141,7 +141,7 @@ def test_without_a_version_in_use_chance_must_be_beaten(storage: Storage, target
 def test_relatives_are_learned_from(storage: Storage, target: Target) -> None:
     fill(storage, target, range(TASKS))
     alone = train_cost_model(storage, target.key)
-    fill(storage, target.narrowed(target.vector_bits // 2), range(TASKS, TASKS + 6))
+    fill(storage, target.with_vector_bits(target.vector_bits // 2), range(TASKS, TASKS + 6))
     together = train_cost_model(storage, target.key)
     assert alone is not None and together is not None
     assert together.model.rows > alone.model.rows
@@ -197,7 +197,7 @@ def test_runs_start_from_the_promoted_version(
 
     monkeypatch.setattr(tuning, "tune", tune)
     nothing: Any = None
-    for task_target in (target, target.narrowed(128)):
+    for task_target in (target, target.with_vector_bits(128)):
         tune_tasks(
             [make_task(product(200), Mode(task_target))],
             storage,

@@ -158,7 +158,7 @@ def test_five_variants_send_their_weights_once(
     device: LeasedDevice, model: Loadable, requested: Counter[str]
 ) -> None:
     variants = [loadable(compile_program()) for _ in range(4)]
-    variants.append(loadable(compile_program(host_target().narrowed(128))))
+    variants.append(loadable(compile_program(host_target().with_vector_bits(128))))
     device.race([[model], *([variant] for variant in variants)], 1)
     weights = [set(pack_weights(v.program, v.weights)[1]) for v in (model, *variants)]
     assert weights[0] == weights[4]

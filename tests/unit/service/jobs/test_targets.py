@@ -56,7 +56,7 @@ def test_narrower_vectors_of_the_best_target(storage: Storage) -> None:
     )
     keys = runnable_targets((), haswell.to_json(), storage)
     best = resolve_target("haswell")
-    assert keys[:2] == (best.key, best.narrowed(128).key)
+    assert keys[:2] == (best.key, best.with_vector_bits(128).key)
     assert resolve_target("znver4").key not in keys
 
 

@@ -238,7 +238,7 @@ def test_the_memory_of_jobs_is_given_back_once_no_job_runs(
     def give() -> None:
         given_back.put(storage.jobs.get(job.id).state)
 
-    monkeypatch.setattr(tuner_process, "give_back_memory", give)
+    monkeypatch.setattr(tuner_process, "release_memory", give)
     monkeypatch.setattr(run_job, "tune_tasks", loop(lambda runner, token: False))
     with running(tuner):
         assert given_back.get(timeout=60).final

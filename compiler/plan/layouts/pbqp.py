@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 Costs = NDArray[np.float64]
 
 
-class Quadratic:
+class Pbqp:
     """A PBQP instance, built by `node` and `edge`.
 
     `solve` chooses one option per node, deterministically.

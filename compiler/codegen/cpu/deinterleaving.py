@@ -17,7 +17,7 @@ Place = tuple[int, ...]
 """The place of an element: its offset in bytes, and all other differences between points."""
 
 
-def splits(target: Target) -> bool:
+def has_deinterleaving_loads(target: Target) -> bool:
     """Whether the target has an instruction that loads a vector of even and one of odd elements.
 
     False for SVE registers, whose vectors are permuted otherwise.
@@ -25,7 +25,7 @@ def splits(target: Target) -> bool:
     return target.family.splits_pairs and target.lane_factors > 1
 
 
-def second_halves(points: Sequence[Point], access: Access) -> dict[Place, Place]:
+def paired_vectors(points: Sequence[Point], access: Access) -> dict[Place, Place]:
     """Find pairs of vectors that consist of the even and the odd elements of the same memory.
 
     Return a map from the place of the second vector of each pair to the place of the first. Each
@@ -41,7 +41,7 @@ def second_halves(points: Sequence[Point], access: Access) -> dict[Place, Place]
     return found
 
 
-def starts(points: Sequence[Point], access: Access) -> dict[int, int]:
+def load_offsets(points: Sequence[Point], access: Access) -> dict[int, int]:
     """Map the offset of each vector of every second element to the offset from which to load it.
 
     The loaded memory is twice as long as the vector, contains all of its elements, and lies between
@@ -51,7 +51,7 @@ def starts(points: Sequence[Point], access: Access) -> dict[int, int]:
     """
     size = access.tensor.dtype.bytes
     offsets = {place[0] for place in _places(points, access)} if not access.repeated else set()
-    seconds = {place[0] for place in second_halves(points, access)} if offsets else set()
+    seconds = {place[0] for place in paired_vectors(points, access)} if offsets else set()
     found: dict[int, int] = {}
     for offset in offsets:
         if offset in seconds or (offset - size in offsets and offset + size not in offsets):

@@ -10,12 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.examples import examples
-from tilewright.compiler.plan.layouts.quadratic import Quadratic
+from tilewright.compiler.plan.layouts.pbqp import Pbqp
 
 
-def problem(sizes: list[int], edges: list[tuple[int, int]], seed: int) -> Quadratic:
+def problem(sizes: list[int], edges: list[tuple[int, int]], seed: int) -> Pbqp:
     random = np.random.default_rng(seed)
-    made = Quadratic()
+    made = Pbqp()
     for size in sizes:
         made.node([float(c) for c in random.integers(0, 9, size)])
     for a, b in edges:
@@ -26,7 +26,7 @@ def problem(sizes: list[int], edges: list[tuple[int, int]], seed: int) -> Quadra
     return made
 
 
-def best(made: Quadratic, sizes: list[int]) -> float:
+def best(made: Pbqp, sizes: list[int]) -> float:
     return min(made.total(options) for options in product(*map(range, sizes)))
 
 
@@ -57,7 +57,7 @@ def test_dense_problems_are_close(seed: int) -> None:
 
 
 def test_an_edge_to_itself_is_a_cost() -> None:
-    made = Quadratic()
+    made = Pbqp()
     node = made.node([1.0, 0.0])
     made.edge(node, node, np.array([[0.0, 9.0], [9.0, 5.0]]))
     assert made.solve() == [0] and made.total([0]) == 1.0
@@ -65,7 +65,7 @@ def test_an_edge_to_itself_is_a_cost() -> None:
 
 @pytest.mark.parametrize("length", [20_000])
 def test_a_long_chain(length: int) -> None:
-    made = Quadratic()
+    made = Pbqp()
     turn = np.array([[0.0, 1.0], [1.0, 0.0]])
     nodes = [made.node([0.0, 0.0]) for _ in range(length)]
     for a, b in pairwise(nodes):
