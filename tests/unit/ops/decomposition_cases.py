@@ -246,6 +246,17 @@ RESIZED = [
         },
     ),
     Case("Resize", ((1, 1, 2, 3), scales(1, 1, 2, 2)), {"mode": "linear"}, opset=10),
+    Case(
+        "Resize",
+        ((1, 1, 4, 7), scales(), scales(1, 1, 1.6, 0.45)),
+        {"mode": "nearest", "coordinate_transformation_mode": "tf_half_pixel_for_nn"},
+        opset=11,
+    ),
+    Case(
+        "Resize",
+        ((1, 1, 6, 5), np.array([0, 0, 0.1, 0.3, 1, 1, 0.7, 0.8], FLOAT), None, i64(1, 1, 1, 3)),
+        {"mode": "linear", "coordinate_transformation_mode": "tf_crop_and_resize"},
+    ),
     Case("Upsample", ((1, 1, 2, 3), scales(1, 1, 2, 3)), opset=9),
     Case("Upsample", ((1, 1, 2, 3),), {"scales": [1.0, 1.0, 2.0, 2.0]}, opset=7),
 ]

@@ -67,6 +67,11 @@ CHOICES = [
     Case("NonZero", (data([[[True, False], [False, True]]], np.bool_),)),
     Case("NonZero", (data([0, 0, 0]),)),
     Case("NonZero", (i64(0, 4, 2),)),
+    *(
+        # the shape that the specification states; ONNX Runtime's is (1, N)
+        Case("NonZero", (data(number),), numpy=lambda x: [np.zeros((0, int(x != 0)), np.int64)])
+        for number in (0, 5)
+    ),
     Case("Compress", ((3, 4, 2), CHOSEN), {"axis": 1}),
     Case("Compress", ((3, 4), CHOSEN), {"axis": -2}),
     Case("Compress", ((3, 4), CHOSEN)),

@@ -106,6 +106,8 @@ CASES = [
     Case("MaxPool", ((1, 2, 7, 6),), {"kernel_shape": [3, 2], "pads": [1, 1, 1, 0]}),
     Case("MaxPool", ((1, 2, 7, 8),), {"kernel_shape": [3, 3], "strides": [2, 2], "ceil_mode": 1}),
     Case("MaxPool", ((1, 2, 9),), {"kernel_shape": [3], "dilations": [2]}),
+    Case("MaxPool", (data([[[-7, -9, -8]]], np.int8),), {"kernel_shape": [2], "pads": [1, 1]}),
+    Case("MaxPool", (data([[[7, 9, 8]]], np.uint8),), {"kernel_shape": [2], "pads": [1, 1]}),
     Case("MaxPool", ((1, 1, 6, 6),), {"kernel_shape": [3, 3], "auto_pad": "SAME_UPPER"}, opset=8),
     Case("AveragePool", ((1, 2, 7, 6),), {"kernel_shape": [3, 2]}, opset=7),
     *(
@@ -193,6 +195,8 @@ CASES = [
     Case("Unsqueeze", ((2, 3), i64(0, -1))),
     Case("Unsqueeze", ((2, 3),), {"axes": [1, 3]}, opset=11),
     Case("Concat", ((2, 3), (2, 1), (2, 2)), {"axis": -1}),
+    Case("Concat", ((2, 3), data(np.zeros((0, 3)), np.float32)), {"axis": 0}),
+    Case("Concat", (data(np.zeros((0, 3)), np.float32),) * 2, {"axis": 1}),
     Case("Pad", ((2, 3),), {"pads": [1, 0, 0, 2], "value": 1.5}, opset=10),
     Case("Pad", ((2, 5), i64(1, -1, 0, 2))),
     *(Case("Pad", ((4, 5), i64(2, 1, 0, 3)), {"mode": mode}) for mode in ("reflect", "edge")),

@@ -95,6 +95,13 @@ def test_convolutions_are_right_for_any_window() -> None:
             np.testing.assert_allclose(found, expected, rtol=1e-10, atol=1e-10)
 
 
+@pytest.mark.parametrize("key", ["strides", "dilations", "pads"])
+def test_a_window_of_another_rank_than_its_kernel_is_an_invalid_model(key: str) -> None:
+    for numbers in ((1,), (1,) * 3):
+        with pytest.raises(InvalidModelError, match="do not fit a kernel of 2 dimensions"):
+            Window.of(((key, numbers),), (3, 3))
+
+
 @pytest.mark.parametrize("op", ["AveragePool", "MaxPool", "LpPool"])
 def test_a_window_of_1280_in_an_image_of_7(op: str) -> None:
     """EfficientNet's last pool, as transformers exports it: the window has the channels' extent."""
