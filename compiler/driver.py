@@ -77,7 +77,7 @@ from tilewright.compiler.sizes.ranges import (
     default_ranges,
 )
 from tilewright.compiler.specialise.jit import SegmentCompiler
-from tilewright.compiler.specialise.splits import make_first, make_stage
+from tilewright.compiler.specialise.splits import make_first_segment, make_segment
 from tilewright.compiler.targets.host import check_runs_here
 from tilewright.compiler.targets.target import Target
 from tilewright.compiler.timings import Timings, timed
@@ -360,7 +360,7 @@ def _compile_whole(
     ) -> ModelSegment[Executable] | None:
         exact = cut.reads.exact(values) if facts.open else facts
         try:
-            return make_stage(cut, facts, exact, lambda: compiled(facts))
+            return make_segment(cut, facts, exact, lambda: compiled(facts))
         except InvalidModelError as error:
             text = sizes_text(tuple(sorted(facts.sizes)))
             raise InvalidModelError(f"at {text}: {error}") from error
@@ -368,7 +368,7 @@ def _compile_whole(
     known = {**first.reads.defaults, **ranges}
     sizes = size_hints(ports, known.values())
     sizes |= {name: max(shares, key=shares.__getitem__) for name, shares in hints.items()}
-    make_first(first, make, sizes)
+    make_first_segment(first, make, sizes)
     saving[0] = None
     if not first.made:
         refused = invalid_everywhere(

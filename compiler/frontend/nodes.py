@@ -12,7 +12,6 @@ from onnx import AttributeProto, FunctionProto, GraphProto, NodeProto
 
 from tilewright.compiler import ops
 from tilewright.compiler.errors import CompilerError, InvalidModelError, UnsupportedOperatorError
-from tilewright.compiler.frontend.counted import carried
 from tilewright.compiler.frontend.known_operators import not_implemented
 from tilewright.compiler.frontend.old_opsets import aligned_operands, domain_of
 from tilewright.compiler.frontend.order import DEPTH_LIMIT, needed_nodes, sort_nodes, unique_names
@@ -21,6 +20,7 @@ from tilewright.compiler.frontend.segments import DeferredNodes, inlined_branch
 from tilewright.compiler.frontend.sequences import on_sequences
 from tilewright.compiler.frontend.tensors import read_tensor
 from tilewright.compiler.frontend.texts import labelled, with_one_table
+from tilewright.compiler.frontend.trimmed_operands import import_untrimmed
 from tilewright.compiler.frontend.unroll import LoopBody, imported_loop, imported_scan
 from tilewright.compiler.ops.builder import GraphBuilder
 from tilewright.compiler.ops.enclosed import Enclosure, Outside
@@ -210,7 +210,7 @@ class NodeImporter:
             with SizeErrorContext(node.label):
                 node, labels = with_one_table(node)
                 if any(v is not None and self._builder.trim(v) for v in node.inputs):
-                    results = carried(node, rule)
+                    results = import_untrimmed(node, rule)
                 else:
                     emitted = rule.emit(replace(node, inputs=tuple(aligned_operands(node))))
                     results = [emitted] if isinstance(emitted, str) else list(emitted)

@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from tilewright.compiler.dtypes import DType
-from tilewright.compiler.loops.closing import Closing, SameAxisError
 from tilewright.compiler.loops.expr import (
     Cast,
     Combiner,
@@ -28,6 +27,7 @@ from tilewright.compiler.loops.expr import (
     walk,
 )
 from tilewright.compiler.loops.index import Affine, Axis
+from tilewright.compiler.loops.size_substitution import SameAxisError, SizeSubstitution
 from tilewright.compiler.sizes import Dimension, at, dimensions, is_dynamic, replaced
 
 
@@ -257,9 +257,9 @@ class LoopNest:
             ValueError: if a size is not in its dimension's range.
             KeyError: if a dimension has no size.
         """
-        closed = Closing(values)
+        closed = SizeSubstitution(values)
         try:
-            return replaced(self, closed, Closing.KINDS)
+            return replaced(self, closed, SizeSubstitution.KINDS)
         except SameAxisError:
             return self._with_separate_axes(values).at(values)
 

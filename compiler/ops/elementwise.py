@@ -103,7 +103,7 @@ def floats_only(types: Sequence[TensorType]) -> None:
             raise InvalidModelError(f"element type {t.dtype} where a float is needed")
 
 
-def chained(op_name: str) -> Callable[[OnnxNode], str]:
+def variadic(op_name: str) -> Callable[[OnnxNode], str]:
     """Return an `emit` function that imports variadic ONNX nodes as chains of binary `op_name`."""
 
     def emit(node: OnnxNode) -> str:
@@ -201,7 +201,7 @@ def _onnx_mod(node: OnnxNode) -> str:
 
 
 def _onnx_mean(node: OnnxNode) -> str:
-    total = chained("add")(node)
+    total = variadic("add")(node)
     return node.emit("div", [total, node.scalar(len(node.inputs), node.type(total).dtype)])
 
 
@@ -213,7 +213,7 @@ OPERATORS = (
         2,
         lambda a, _: np.add(a[0], a[1]),
         native(Operation.ADD),
-        (OnnxRule("Add", same("add")), OnnxRule("Sum", chained("add"))),
+        (OnnxRule("Add", same("add")), OnnxRule("Sum", variadic("add"))),
         effort=Effort.CHEAP,
         commutative=True,
     ),
@@ -256,7 +256,7 @@ OPERATORS = (
         2,
         lambda a, _: np.maximum(a[0], a[1]),
         _extremum(Operation.MAX),
-        (OnnxRule("Max", chained("max")),),
+        (OnnxRule("Max", variadic("max")),),
         effort=Effort.CHEAP,
         commutative=True,
     ),
@@ -265,7 +265,7 @@ OPERATORS = (
         2,
         lambda a, _: np.minimum(a[0], a[1]),
         _extremum(Operation.MIN),
-        (OnnxRule("Min", chained("min")),),
+        (OnnxRule("Min", variadic("min")),),
         effort=Effort.CHEAP,
         commutative=True,
     ),

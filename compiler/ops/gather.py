@@ -17,7 +17,7 @@ from tilewright.compiler.loops.index import Affine
 from tilewright.compiler.ops.attributes import axis_of
 from tilewright.compiler.ops.cast import cast_to
 from tilewright.compiler.ops.computed import grid, table
-from tilewright.compiler.ops.index_ends import counts_within
+from tilewright.compiler.ops.index_bounds import sizes_within
 from tilewright.compiler.ops.onnx_node import OnnxNode
 from tilewright.compiler.ops.refusals import at_most
 from tilewright.compiler.ops.registry import Fresh, OnnxRule, Operator, OpKind, Source
@@ -71,7 +71,7 @@ def _onnx(node: OnnxNode) -> str:
     extent = node.shape(data)[axis]
     if known is not None and known.size and not (-extent <= known.min() and known.max() < extent):
         raise node.invalid(f"an index is out of range for {extent} elements")
-    for count in counts_within(node, indices, extent):
+    for count in sizes_within(node, indices, extent):
         indices = at_most(node, indices, count, extent, "elements of a table")
     if node.type(indices).dtype is not DType.INT32:
         indices = cast_to(node, indices, DType.INT64)

@@ -13,7 +13,7 @@ from tilewright.compiler.graph.types import TensorType
 from tilewright.compiler.loops.expr import Expr
 from tilewright.compiler.loops.index import Affine
 from tilewright.compiler.ops.attributes import ints
-from tilewright.compiler.ops.index_ends import check_alone
+from tilewright.compiler.ops.index_bounds import check_single_dimension
 from tilewright.compiler.ops.iota import counted
 from tilewright.compiler.ops.onnx_node import OnnxNode
 from tilewright.compiler.ops.refusals import at_most
@@ -163,7 +163,7 @@ def _guarded_part(node: OnnxNode, table: str, dim: int, start: int, end: int) ->
         DynamicSizeError: if a single dimension makes the slice end beyond the table.
     """
     extent = node.shape(table)[dim]
-    check_alone(end - 1, extent)
+    check_single_dimension(end - 1, extent)
     places = counted(node, end - start, start)
     places = at_most(node, places, end, extent, "elements of a table")
     return node.emit("gather", [table, places], axis=dim)

@@ -65,7 +65,7 @@ def trimmed(node: OnnxNode, value: str, chosen: str, axis: int = 0) -> str:
 
     `value` must have the selected elements first; `chosen` is a boolean vector. If `chosen` is
     known at import, the result is a slice. Otherwise, it is a `trim`, which only nodes that do not
-    combine positions along the axis may read (`frontend/counted.py`).
+    combine positions along the axis may read (`frontend/trimmed_operands.py`).
     """
     known = node.builder.known(chosen)
     if known is not None:

@@ -23,7 +23,7 @@ class Knob:
     name: str
     values: tuple[Choice, ...]
 
-    def having(self, value: Choice) -> Knob:
+    def with_value(self, value: Choice) -> Knob:
         """Return the knob with an additional value.
 
         A number is inserted in order if all values are numbers; any other value is added last.
@@ -134,7 +134,7 @@ class ScheduleSpace:
                     replace(
                         space,
                         default=default,
-                        knobs=tuple(knob.having(chosen[knob.name]) for knob in space.knobs),
+                        knobs=tuple(knob.with_value(chosen[knob.name]) for knob in space.knobs),
                     )
                     for space in first
                 ),

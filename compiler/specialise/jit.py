@@ -24,7 +24,7 @@ from tilewright.compiler.runtime.segments import (
     SegmentGuard,
 )
 from tilewright.compiler.sizes import Dimension
-from tilewright.compiler.specialise.splits import make_stage
+from tilewright.compiler.specialise.splits import make_segment
 
 P = TypeVar("P")
 
@@ -99,7 +99,7 @@ class SegmentCompiler(Generic[P]):
         assert isinstance(cut, JitBoundary)
         exact = cut.reads.exact(values) if values else facts
         try:
-            return make_stage(cut, facts, exact, lambda: self._compiled(cut, facts, values))
+            return make_segment(cut, facts, exact, lambda: self._compiled(cut, facts, values))
         except InvalidModelError as error:
             if cut.is_first:
                 raise

@@ -37,7 +37,7 @@ MOST_FIRST_SIZES = 64
 """Combinations of sizes by which such intervals are chosen."""
 
 
-def make_stage(
+def make_segment(
     cut: SegmentBoundary[P],
     facts: SegmentGuard,
     exact: SegmentGuard,
@@ -96,7 +96,7 @@ def _note(
             cut.refused[facts] = error
 
 
-def make_first(cut: SegmentBoundary[P], make: Make[P], hints: Mapping[str, int]) -> None:
+def make_first_segment(cut: SegmentBoundary[P], make: Make[P], hints: Mapping[str, int]) -> None:
     """Compile the program for the intervals that hold the size hints, for a model without segments.
 
     If the model is invalid in these intervals, others are tried. Nothing is compiled if the model

@@ -22,8 +22,8 @@ from tilewright.compiler.sizes.ranges import default_ranges
 from tilewright.compiler.specialise.splits import (
     ENDS_LIMIT,
     MOST_FIRST_PARTS,
-    make_first,
-    make_stage,
+    make_first_segment,
+    make_segment,
 )
 
 Sizes = Mapping[str, int]
@@ -45,7 +45,7 @@ class Model:
 
     def first(self, **hints: int) -> str:
         """The sizes that the first program serves; empty without one."""
-        make_first(self.cut, self.make, hints)
+        make_first_segment(self.cut, self.make, hints)
         return next(iter(self.cut.made)).text if self.cut.made else ""
 
     def at(self, **sizes: int) -> str:
@@ -64,7 +64,7 @@ class Model:
             self._compiled({**dict(facts.sizes), **{d.name: dynamic_size(d) for d in facts.open}})
             return ModelSegment(facts, ("y",), None)
 
-        return make_stage(cut, facts, cut.reads.exact(values), stage)
+        return make_segment(cut, facts, cut.reads.exact(values), stage)
 
 
 def within(limit: int, *names: str) -> Callable[[Sizes], object]:

@@ -24,8 +24,8 @@ from torch import fx
 
 from tilewright.compiler.bindings.torch.element_types import as_numpy
 from tilewright.compiler.bindings.torch.options import BackendOptions
-from tilewright.compiler.bindings.torch.pieces import cut
 from tilewright.compiler.bindings.torch.positions import are_within
+from tilewright.compiler.bindings.torch.subgraphs import split_graph
 from tilewright.compiler.bindings.torch.symbolic import NotTranslatedError
 from tilewright.compiler.bindings.torch.translation import (
     Translated,
@@ -268,7 +268,7 @@ class GraphFunction:
         if not refused or self._computing is None:
             return False
         steps: list[_Step] = []
-        for piece in cut(self._graph, self._computing, refused, self._constants):
+        for piece in split_graph(self._graph, self._computing, refused, self._constants):
             function: Callable[[list[Any]], Sequence[Any]] = _run_by_pytorch(piece.module)
             if not piece.is_refused:
                 weights = [k for k, each in enumerate(piece.inputs) if each in self._constants]

@@ -39,7 +39,7 @@ def source_of(node: fx.Node) -> fx.Node:
     return node
 
 
-def narrowed(one: range, other: range) -> range:
+def intersection(one: range, other: range) -> range:
     """Return the intersection of two ranges."""
     return range(max(one.start, other.start), min(one.stop, other.stop))
 

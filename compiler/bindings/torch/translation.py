@@ -26,7 +26,7 @@ from torch.utils._sympy import functions as torch_sympy
 from torch.utils._sympy.value_ranges import bound_sympy
 
 from tilewright.compiler.bindings.torch.element_types import ELEMENT_TYPES, as_numpy, part_type
-from tilewright.compiler.bindings.torch.positions import are_within, narrowed, source_of
+from tilewright.compiler.bindings.torch.positions import are_within, intersection, source_of
 from tilewright.compiler.bindings.torch.results import OutputSpec
 from tilewright.compiler.bindings.torch.symbolic import (
     NotTranslatedError,
@@ -363,7 +363,7 @@ class Translator:
             return
         bounds = range(-size if from_end else 0, size)
         if place not in self.constants:
-            self._positions[place] = narrowed(self._positions.get(place, bounds), bounds)
+            self._positions[place] = intersection(self._positions.get(place, bounds), bounds)
         elif not are_within(self.constants[place], bounds):
             raise NotTranslatedError(f"positions beyond {size}")
 

@@ -200,8 +200,8 @@ def cast(emitter: Emitter, value: Value, to: DType) -> Value:
         narrow = to if to.bytes < source.bytes else source
         if narrow.bytes == 2 and not halves.has_instructions(emitter, narrow):
             if to.bytes < source.bytes:
-                return halves.narrowed(emitter, value, to)
-            return cast(emitter, halves.widened(emitter, value), to)
+                return halves.truncated(emitter, value, to)
+            return cast(emitter, halves.extended(emitter, value), to)
         name = "fpext" if to.bytes > source.bytes else "fptrunc"
     elif 2 in (source.bytes * source.is_float, to.bytes * to.is_float) and not (
         halves.has_instructions(emitter, source if source.is_float else to)

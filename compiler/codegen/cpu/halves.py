@@ -52,7 +52,7 @@ def of_bits(emitter: Emitter, whole: Value, dtype: DType) -> Value:
     return value
 
 
-def widened(emitter: Emitter, value: Value) -> Value:
+def extended(emitter: Emitter, value: Value) -> Value:
     """Convert a 16-bit float to float32, exactly."""
     number = _Bits(emitter, _cast(emitter, "zext", bits(emitter, value), DType.UINT32))
     if value.dtype is DType.BFLOAT16:
@@ -68,7 +68,7 @@ def widened(emitter: Emitter, value: Value) -> Value:
     return found("or", number("and", 0x8000)("shl", 16)).number
 
 
-def narrowed(emitter: Emitter, value: Value, to: DType) -> Value:
+def truncated(emitter: Emitter, value: Value, to: DType) -> Value:
     """Round a float32 to the 16-bit type `to`, half to even."""
     given = _Bits.of(emitter, value)
     magnitude, sign = given("and", ~_SIGN), given("and", _SIGN)("lshr", 16)

@@ -138,7 +138,7 @@ def _along(found: Rows, lanes: int) -> Axis | None:
     along = found.lanes
     if along not in found.outer or along is None or along in padded_axes(found.problem):
         return None
-    least = 4 * lanes if _dear_rows(found) else lanes
+    least = 4 * lanes if _expensive_rows(found) else lanes
     for reduction in found.problem.reductions:
         for load in loads(reduction.body):
             side_by_side = any(
@@ -149,7 +149,7 @@ def _along(found: Rows, lanes: int) -> Axis | None:
     return along
 
 
-def _dear_rows(found: Rows) -> bool:
+def _expensive_rows(found: Rows) -> bool:
     """Whether much work is done once per row, by scalars if the lanes run along it: a fold combines
     its lanes in steps, or a result takes more than a few operations."""
     reductions = found.problem.reductions

@@ -23,7 +23,7 @@ from tilewright.compiler.bindings.torch.views import is_tensor_valued
 
 
 @dataclass(frozen=True, slots=True)
-class GraphPiece:
+class Subgraph:
     """A piece of a graph as a separate module, which is compiled or run by PyTorch.
 
     Attributes:
@@ -38,12 +38,12 @@ class GraphPiece:
     outputs: tuple[fx.Node, ...]
 
 
-def cut(
+def split_graph(
     root: torch.nn.Module,
     graph: fx.Graph,
     refused: Collection[fx.Node],
     weights: Collection[fx.Node],
-) -> list[GraphPiece]:
+) -> list[Subgraph]:
     """Divide a graph into pieces, and return them in the order in which they run.
 
     Args:
@@ -137,7 +137,7 @@ class _Cutter:
 
     def piece(
         self, members: Collection[fx.Node], outputs: Sequence[fx.Node], is_refused: bool
-    ) -> GraphPiece:
+    ) -> Subgraph:
         sources = {each for node in members for each in self.sources(node)} - set(members)
         known = {size.node.expr for node in sources for size in _sizes(node)}
         unknown = {symbol for node in members for size in _sizes(node) for symbol in _free(size)}
@@ -156,7 +156,7 @@ class _Cutter:
                 copies[node] = part.node_copy(node, copies.__getitem__)
         part.output([copies[node] for node in outputs])
         part.eliminate_dead_code()
-        return GraphPiece(fx.GraphModule(self.root, part), is_refused, inputs, tuple(outputs))
+        return Subgraph(fx.GraphModule(self.root, part), is_refused, inputs, tuple(outputs))
 
     def _holders(self) -> dict[Any, fx.Node]:
         """Maps each symbolic size to the argument of the graph that equals it or has it as a

@@ -12,7 +12,7 @@ class SameAxisError(Exception):
     """Raised if two different axes with one name would become equal by getting the same extent."""
 
 
-class Closing:
+class SizeSubstitution:
     """A callable that replaces the dynamic sizes in an extent, an axis or an index by fixed sizes.
 
     The argument `values` of the constructor has the fixed size of each dimension by name. Results

@@ -31,7 +31,7 @@ _ENDS = 64
 """Sums of more end points are not analysed."""
 
 
-def counts_within(node: OnnxNode, indices: str, extent: int) -> tuple[int, ...]:
+def sizes_within(node: OnnxNode, indices: str, extent: int) -> tuple[int, ...]:
     """Return the sizes that a run must check to be at most `extent`, so that indices are in range.
 
     The result excludes sizes for which the ranges prove it. A size in the result is a sum of
@@ -50,7 +50,7 @@ def counts_within(node: OnnxNode, indices: str, extent: int) -> tuple[int, ...]:
         for item in beyond:
             if always_at_most(extent, item):
                 raise node.invalid(_out_of_range(item, extent))
-            check_alone(item, extent)
+            check_single_dimension(item, extent)
         return tuple(dict.fromkeys(item + 1 for item in beyond))
     from_start = _Question(builder, extent, lambda item: always_at_most(-extent, item), "max")
     below = _holds(from_start, indices, _DEPTH)
@@ -59,7 +59,7 @@ def counts_within(node: OnnxNode, indices: str, extent: int) -> tuple[int, ...]:
     return ()
 
 
-def check_alone(item: int, extent: int) -> None:
+def check_single_dimension(item: int, extent: int) -> None:
     """Check that no single dimension can make the index `item` exceed `extent`.
 
     All other dimensions are assumed to have their smallest sizes.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tilewright.compiler import sizes
-from tilewright.compiler.loops import closing
+from tilewright.compiler.loops import size_substitution
 from tilewright.compiler.loops.expr import Role, Tensor
 from tilewright.compiler.loops.index import Axis
 from tilewright.compiler.loops.nest import Compute, For, LoopNest, Stage, Store
@@ -51,7 +51,7 @@ def test_each_size_is_computed_once(monkeypatch: pytest.MonkeyPatch) -> None:
         asked.append(size)
         return sizes.at(size, values)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(closing, "at", at)
+    monkeypatch.setattr(size_substitution, "at", at)
     rows = dynamic_size(N)
     copy(rows * 3, rows + 1).at({"n": 5})
     assert len(asked) == len(set(asked)) == 2

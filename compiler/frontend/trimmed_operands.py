@@ -26,7 +26,7 @@ _DIVIDES = frozenset(["Div", "Mod"])
 """Memory after the last element may be zero, and integers must not be divided by zero."""
 
 
-def carried(node: OnnxNode, rule: OnnxRule) -> Sequence[str]:
+def import_untrimmed(node: OnnxNode, rule: OnnxRule) -> Sequence[str]:
     """Import a node for the untrimmed values of its trimmed operands, and trim its results.
 
     `rule` emits the node. The result is the names of the trimmed values.
