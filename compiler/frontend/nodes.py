@@ -23,7 +23,7 @@ from tilewright.compiler.frontend.texts import labelled, with_one_table
 from tilewright.compiler.frontend.trimmed_operands import import_untrimmed
 from tilewright.compiler.frontend.unroll import LoopBody, imported_loop, imported_scan
 from tilewright.compiler.ops.builder import GraphBuilder
-from tilewright.compiler.ops.enclosed import Enclosure, Outside
+from tilewright.compiler.ops.enclosed import CapturingScope, Enclosure
 from tilewright.compiler.ops.loops import branched, truth
 from tilewright.compiler.ops.onnx_node import OnnxAttr, OnnxNode
 from tilewright.compiler.sizes import DynamicSizeError, SizeErrorContext, is_dynamic
@@ -302,7 +302,7 @@ class NodeImporter:
     ) -> list[str]:
         """Like `inline`, but import into the graph of an enclosure."""
         inner = NodeImporter(enclosure.builder, self._folder, self._budget)
-        outside = replace(body, values=Outside(body.values, enclosure))
+        outside = replace(body, values=CapturingScope(body.values, enclosure))
         return inner.inline(graph, operands, prefix, outside)
 
     def _branch(self, proto: NodeProto, name: str, body: NameScope) -> Sequence[str]:

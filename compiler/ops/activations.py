@@ -15,7 +15,7 @@ from tilewright.compiler.loops.expr import Expr, Operation, op
 from tilewright.compiler.ops.attributes import number, word
 from tilewright.compiler.ops.elementwise import Scalar, pointwise, same
 from tilewright.compiler.ops.onnx_node import OnnxNode
-from tilewright.compiler.ops.registry import Effort, OnnxRule, Operator, Reference
+from tilewright.compiler.ops.registry import ElementCost, OnnxRule, Operator, Reference
 from tilewright.compiler.ops.unary import erf, infer_float, plain, zero
 
 
@@ -24,9 +24,9 @@ def _activation(
     reference: Reference,
     scalar: Scalar,
     onnx: OnnxRule,
-    effort: Effort = Effort.ORDINARY,
+    cost: ElementCost = ElementCost.ORDINARY,
 ) -> Operator:
-    return pointwise(name, 1, reference, scalar, (onnx,), infer_float, effort=effort)
+    return pointwise(name, 1, reference, scalar, (onnx,), infer_float, cost=cost)
 
 
 def _with_numbers(op_name: str, **defaults: float) -> Callable[[OnnxNode], str]:
@@ -124,15 +124,15 @@ def _onnx_gelu(node: OnnxNode) -> str:
 
 
 OPERATORS = (
-    plain("sigmoid", "Sigmoid", _sigmoid_reference, maths.sigmoid, Effort.COSTLY),
-    plain("softplus", "Softplus", _softplus_reference, maths.softplus, Effort.COSTLY),
+    plain("sigmoid", "Sigmoid", _sigmoid_reference, maths.sigmoid, ElementCost.COSTLY),
+    plain("softplus", "Softplus", _softplus_reference, maths.softplus, ElementCost.COSTLY),
     pointwise(
         "relu",
         1,
         _relu_reference,
         lambda values, _attrs: maths.maximum(values[0], zero(values[0])),
         (OnnxRule("Relu", same("relu")),),
-        effort=Effort.CHEAP,
+        cost=ElementCost.CHEAP,
         idempotent=True,
     ),
     _activation(
@@ -140,14 +140,14 @@ OPERATORS = (
         _leaky_relu_reference,
         _leaky_relu,
         OnnxRule("LeakyRelu", _with_numbers("leaky_relu", alpha=0.01)),
-        Effort.CHEAP,
+        ElementCost.CHEAP,
     ),
     _activation(
         "elu",
         _elu_reference,
         _elu,
         OnnxRule("Elu", _with_numbers("elu", alpha=1.0)),
-        Effort.COSTLY,
+        ElementCost.COSTLY,
     ),
     _activation(
         "selu",
@@ -171,7 +171,7 @@ OPERATORS = (
         _gelu,
         (OnnxRule("Gelu", _onnx_gelu), OnnxRule("Gelu", same("gelu"), "com.microsoft")),
         _infer_gelu,
-        effort=Effort.COSTLY,
+        cost=ElementCost.COSTLY,
     ),
 )
 

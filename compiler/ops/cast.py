@@ -13,7 +13,7 @@ from tilewright.compiler.loops.expr import Cast, Expr
 from tilewright.compiler.ops.attributes import word
 from tilewright.compiler.ops.elementwise import pointwise
 from tilewright.compiler.ops.onnx_node import OnnxNode
-from tilewright.compiler.ops.registry import Effort, OnnxRule
+from tilewright.compiler.ops.registry import ElementCost, OnnxRule
 from tilewright.compiler.ops.shapes import operand_count
 
 ONNX_TYPES = {
@@ -84,7 +84,7 @@ def cast_to(node: OnnxNode, value: str, dtype: DType) -> str:
 
 
 OPERATORS = (
-    pointwise("identity", 1, lambda arrays, _attrs: arrays[0], _identity, effort=Effort.CHEAP),
+    pointwise("identity", 1, lambda arrays, _attrs: arrays[0], _identity, cost=ElementCost.CHEAP),
     pointwise(
         "cast",
         1,
@@ -95,6 +95,6 @@ OPERATORS = (
             OnnxRule("CastLike", _onnx_cast_like),
         ),
         _infer_cast,
-        effort=Effort.CHEAP,
+        cost=ElementCost.CHEAP,
     ),
 )

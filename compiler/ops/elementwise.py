@@ -18,7 +18,7 @@ from tilewright.compiler.ops.attributes import integer
 from tilewright.compiler.ops.integers import power
 from tilewright.compiler.ops.onnx_node import OnnxNode
 from tilewright.compiler.ops.registry import (
-    Effort,
+    ElementCost,
     Fresh,
     Infer,
     OnnxRule,
@@ -40,7 +40,7 @@ def pointwise(
     onnx: tuple[OnnxRule, ...] = (),
     infer: Infer | None = None,
     *,
-    effort: Effort = Effort.ORDINARY,
+    cost: ElementCost = ElementCost.ORDINARY,
     commutative: bool = False,
     idempotent: bool = False,
 ) -> Operator:
@@ -55,7 +55,7 @@ def pointwise(
         onnx: the rules that import it.
         infer: infers the type of the result; by default, the operands have one element type, which
             is also that of the result.
-        effort, commutative, idempotent: as in `Operator`.
+        cost, commutative, idempotent: as in `Operator`.
     """
 
     def default_infer(types: Sequence[TensorType], _attrs: Attrs) -> TensorType:
@@ -82,7 +82,7 @@ def pointwise(
         reference,
         expression,
         onnx,
-        effort=effort,
+        cost=cost,
         commutative=commutative,
         idempotent=idempotent,
     )
@@ -214,7 +214,7 @@ OPERATORS = (
         lambda a, _: np.add(a[0], a[1]),
         native(Operation.ADD),
         (OnnxRule("Add", same("add")), OnnxRule("Sum", variadic("add"))),
-        effort=Effort.CHEAP,
+        cost=ElementCost.CHEAP,
         commutative=True,
     ),
     pointwise(
@@ -223,7 +223,7 @@ OPERATORS = (
         lambda a, _: np.subtract(a[0], a[1]),
         native(Operation.SUB),
         (OnnxRule("Sub", same("sub")),),
-        effort=Effort.CHEAP,
+        cost=ElementCost.CHEAP,
     ),
     pointwise(
         "mul",
@@ -231,7 +231,7 @@ OPERATORS = (
         lambda a, _: np.multiply(a[0], a[1]),
         native(Operation.MUL),
         (OnnxRule("Mul", same("mul")),),
-        effort=Effort.CHEAP,
+        cost=ElementCost.CHEAP,
         commutative=True,
     ),
     pointwise(
@@ -240,7 +240,7 @@ OPERATORS = (
         _via_semantics(Operation.DIV),  # integers truncate, as C and ONNX do
         native(Operation.DIV),
         (OnnxRule("Div", same("div")),),
-        effort=Effort.COSTLY,
+        cost=ElementCost.COSTLY,
     ),
     discontinuous(pointwise("mod", 2, _mod_reference, _mod, (OnnxRule("Mod", _onnx_mod),))),
     pointwise(
@@ -249,7 +249,7 @@ OPERATORS = (
         _pow_reference,
         _pow,
         (OnnxRule("Pow", _onnx_pow),),
-        effort=Effort.COSTLY,
+        cost=ElementCost.COSTLY,
     ),
     pointwise(
         "max",
@@ -257,7 +257,7 @@ OPERATORS = (
         lambda a, _: np.maximum(a[0], a[1]),
         _extremum(Operation.MAX),
         (OnnxRule("Max", variadic("max")),),
-        effort=Effort.CHEAP,
+        cost=ElementCost.CHEAP,
         commutative=True,
     ),
     pointwise(
@@ -266,7 +266,7 @@ OPERATORS = (
         lambda a, _: np.minimum(a[0], a[1]),
         _extremum(Operation.MIN),
         (OnnxRule("Min", variadic("min")),),
-        effort=Effort.CHEAP,
+        cost=ElementCost.CHEAP,
         commutative=True,
     ),
 )

@@ -117,7 +117,7 @@ def _refuse_others(node: OnnxNode, values: Sequence[str]) -> None:
             raise node.unsupported(f"text or dictionaries ('{value}') across a body")
 
 
-class Outside(MutableMapping[str, str | None]):
+class CapturingScope(MutableMapping[str, str | None]):
     """A mapping from ONNX names of the enclosing graph to values of the body.
 
     Looking up a name captures its value as an input of the body.

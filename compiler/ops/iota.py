@@ -15,7 +15,7 @@ from tilewright.compiler.loops.index import Affine
 from tilewright.compiler.loops.semantics import compute_type
 from tilewright.compiler.ops.attributes import axis_of, integer, ints, word
 from tilewright.compiler.ops.onnx_node import OnnxNode
-from tilewright.compiler.ops.registry import Effort, Fresh, Operator, OpKind, Source
+from tilewright.compiler.ops.registry import ElementCost, Fresh, Operator, OpKind, Source
 from tilewright.compiler.ops.shapes import operand_count, show
 
 
@@ -69,5 +69,5 @@ def counted(
 
 
 OPERATORS = (
-    Operator("iota", OpKind.ELEMENTWISE, _infer, _reference, _expression, effort=Effort.CHEAP),
+    Operator("iota", OpKind.ELEMENTWISE, _infer, _reference, _expression, cost=ElementCost.CHEAP),
 )

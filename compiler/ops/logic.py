@@ -16,7 +16,7 @@ from tilewright.compiler.loops.expr import Expr, Operation, op
 from tilewright.compiler.ops.elementwise import pointwise, same
 from tilewright.compiler.ops.iota import counted
 from tilewright.compiler.ops.onnx_node import OnnxNode
-from tilewright.compiler.ops.registry import Effort, OnnxRule, Operator
+from tilewright.compiler.ops.registry import ElementCost, OnnxRule, Operator
 from tilewright.compiler.ops.shapes import broadcast, operand_count, same_dtype
 from tilewright.compiler.sizes import is_dynamic
 
@@ -59,7 +59,7 @@ def _comparison(
         scalar,
         (OnnxRule(op_type, same(name)),),
         _infer_comparison,
-        effort=Effort.CHEAP,
+        cost=ElementCost.CHEAP,
     )
 
 
@@ -77,7 +77,7 @@ def _logical(
         lambda values, _attrs: op(operation, *values),
         (OnnxRule(op_type, same(name)),),
         partial(_infer_logical, count),
-        effort=Effort.CHEAP,
+        cost=ElementCost.CHEAP,
     )
 
 
@@ -126,6 +126,6 @@ OPERATORS = (
         lambda values, _attrs: maths.select(*values),
         (OnnxRule("Where", same("where")),),
         _infer_where,
-        effort=Effort.CHEAP,
+        cost=ElementCost.CHEAP,
     ),
 )

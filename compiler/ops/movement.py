@@ -17,7 +17,7 @@ from tilewright.compiler.ops.index_bounds import check_single_dimension
 from tilewright.compiler.ops.iota import counted
 from tilewright.compiler.ops.onnx_node import OnnxNode
 from tilewright.compiler.ops.refusals import at_most
-from tilewright.compiler.ops.registry import Effort, Fresh, OnnxRule, Operator, OpKind, Source
+from tilewright.compiler.ops.registry import ElementCost, Fresh, OnnxRule, Operator, OpKind, Source
 from tilewright.compiler.ops.shapes import Shape, broadcast, broadcast_index, operand_count, show
 from tilewright.compiler.sizes import bounds, equal, is_dynamic, larger, same_extents, smaller
 
@@ -326,7 +326,7 @@ OPERATORS = (
         lambda arrays, attrs: arrays[0].transpose(_perm(attrs, arrays[0].ndim)),
         _transpose_expression,
         (OnnxRule("Transpose", _onnx_transpose),),
-        effort=Effort.CHEAP,
+        cost=ElementCost.CHEAP,
     ),
     Operator(
         "slice",
@@ -335,7 +335,7 @@ OPERATORS = (
         _slice_reference,
         _slice_expression,
         (OnnxRule("Slice", _onnx_slice), OnnxRule("Split", _onnx_split)),
-        effort=Effort.CHEAP,
+        cost=ElementCost.CHEAP,
     ),
     Operator(
         "expand",
@@ -344,7 +344,7 @@ OPERATORS = (
         lambda arrays, attrs: np.broadcast_to(arrays[0], ints(attrs, "shape")),
         _expand_expression,
         (OnnxRule("Expand", _onnx_expand), OnnxRule("Tile", _onnx_tile)),
-        effort=Effort.CHEAP,
+        cost=ElementCost.CHEAP,
     ),
 )
 

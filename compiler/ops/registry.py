@@ -120,7 +120,7 @@ Control = Callable[[Sequence[np.ndarray], Attrs, RunBody], Mapping[int, np.ndarr
 """Computes a CONTROL operator on NumPy arrays: its results by their start in the block."""
 
 
-class Effort(StrEnum):
+class ElementCost(StrEnum):
     """The cost class of computing one element of an operator's result."""
 
     CHEAP = "cheap"
@@ -166,7 +166,7 @@ class Operator:
         native: for NATIVE operators, returns the C runtime function and its parameters.
         control: for CONTROL operators, computes them on NumPy arrays, instead of `reference`.
         terms: for CONTRACTION operators, returns the number of products in a sum.
-        effort: the cost of one element.
+        cost: the cost of one element.
         commutative: whether the operands may be exchanged.
         idempotent: whether applying the operator to its own result changes nothing.
         jumps: whether float results are discontinuous functions of the operands.
@@ -184,7 +184,7 @@ class Operator:
     native: NativeWork | None = None
     control: Control | None = None
     terms: Terms | None = None
-    effort: Effort = Effort.ORDINARY
+    cost: ElementCost = ElementCost.ORDINARY
     commutative: bool = False
     idempotent: bool = False
     jumps: bool = False

@@ -17,7 +17,7 @@ from tilewright.compiler.loops.expr import Const, Expr, Operation, constant, op
 from tilewright.compiler.ops.attributes import integer, number, optional
 from tilewright.compiler.ops.elementwise import discontinuous, floats_only, native, pointwise, same
 from tilewright.compiler.ops.onnx_node import OnnxNode
-from tilewright.compiler.ops.registry import Effort, OnnxRule, Operator
+from tilewright.compiler.ops.registry import ElementCost, OnnxRule, Operator
 from tilewright.compiler.ops.shapes import operand_count
 
 Function = Callable[[np.ndarray], np.ndarray]
@@ -44,7 +44,7 @@ def plain(
     op_type: str,
     function: Function,
     scalar: Callable[[Expr], Expr],
-    effort: Effort = Effort.ORDINARY,
+    cost: ElementCost = ElementCost.ORDINARY,
     *,
     idempotent: bool = False,
 ) -> Operator:
@@ -55,7 +55,7 @@ def plain(
         op_type: the ONNX operator that it imports.
         function: computes it on a NumPy array.
         scalar: returns its expression for one element.
-        effort, idempotent: as in `Operator`.
+        cost, idempotent: as in `Operator`.
     """
     return pointwise(
         name,
@@ -64,7 +64,7 @@ def plain(
         lambda values, _attrs: scalar(values[0]),
         (OnnxRule(op_type, same(name)),),
         infer_float,
-        effort=effort,
+        cost=cost,
         idempotent=idempotent,
     )
 
@@ -79,7 +79,7 @@ def _any_type(
         lambda arrays, _attrs: function(arrays[0]),
         native(operation),
         (OnnxRule(op_type, same(name)),),
-        effort=Effort.CHEAP,
+        cost=ElementCost.CHEAP,
         idempotent=idempotent,
     )
 
@@ -224,11 +224,11 @@ OPERATORS = (
             idempotent=True,
         )
     ),
-    plain("exp", "Exp", np.exp, maths.exp, Effort.COSTLY),
-    plain("log", "Log", np.log, maths.log, Effort.COSTLY),
-    plain("sqrt", "Sqrt", np.sqrt, maths.sqrt, Effort.COSTLY),
-    plain("reciprocal", "Reciprocal", np.reciprocal, _reciprocal, Effort.COSTLY),
-    plain("erf", "Erf", erf, maths.erf, Effort.COSTLY),
+    plain("exp", "Exp", np.exp, maths.exp, ElementCost.COSTLY),
+    plain("log", "Log", np.log, maths.log, ElementCost.COSTLY),
+    plain("sqrt", "Sqrt", np.sqrt, maths.sqrt, ElementCost.COSTLY),
+    plain("reciprocal", "Reciprocal", np.reciprocal, _reciprocal, ElementCost.COSTLY),
+    plain("erf", "Erf", erf, maths.erf, ElementCost.COSTLY),
     discontinuous(
         plain("floor", "Floor", np.floor, lambda x: op(Operation.FLOOR, x), idempotent=True)
     ),
@@ -243,7 +243,7 @@ OPERATORS = (
         _clip,
         (OnnxRule("Clip", _onnx_clip),),
         _infer_clip,
-        effort=Effort.CHEAP,
+        cost=ElementCost.CHEAP,
     ),
     pointwise(
         "is_inf",

@@ -24,7 +24,7 @@ from tilewright.compiler.dtypes import DType
 from tilewright.compiler.graph.ir import Graph, Node
 from tilewright.compiler.loops.semantics import from_memory, to_memory
 from tilewright.compiler.ops.products import INT8_TYPES
-from tilewright.compiler.ops.registry import Effort, OpKind
+from tilewright.compiler.ops.registry import ElementCost, OpKind
 from tilewright.compiler.passes.rewrite import Rewriter, rewrite
 
 MOST_NODES = 60
@@ -60,7 +60,7 @@ def _is_costly(rewriter: Rewriter, node: Node) -> bool:
     as multiplication."""
     if node.op == "div" and rewriter.array(node.inputs[1]) is not None:
         return False
-    return node.op == "lookup" or ops.get(node.op).effort is Effort.COSTLY
+    return node.op == "lookup" or ops.get(node.op).cost is ElementCost.COSTLY
 
 
 def function_of(

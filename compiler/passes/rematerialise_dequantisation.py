@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from tilewright.compiler import ops
 from tilewright.compiler.graph.ir import Graph, Node
-from tilewright.compiler.ops.registry import Effort, OpKind
+from tilewright.compiler.ops.registry import ElementCost, OpKind
 from tilewright.compiler.passes.rewrite import Rewriter, rewrite
 
 READERS = (OpKind.ELEMENTWISE, OpKind.REDUCTION, OpKind.ROW)
@@ -65,7 +65,7 @@ def dequantisation_chain(graph: Graph, value: str) -> list[Node]:
         operator = ops.get(node.op)
         if (
             operator.kind is not OpKind.ELEMENTWISE
-            or operator.effort is not Effort.CHEAP
+            or operator.cost is not ElementCost.CHEAP
             or len(varying) != 1
             or graph.types[varying[0]].shape != wide.shape
         ):

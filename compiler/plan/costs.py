@@ -13,7 +13,7 @@ from math import prod
 from tilewright.compiler import ops
 from tilewright.compiler.graph.ir import Graph, Node
 from tilewright.compiler.ops.attributes import ints
-from tilewright.compiler.ops.registry import Effort, OpKind
+from tilewright.compiler.ops.registry import ElementCost, OpKind
 from tilewright.compiler.ops.shapes import Window
 from tilewright.compiler.plan.memory import plan_memory
 from tilewright.compiler.plan.plan import GraphPlan, ViewStep, bodies_of
@@ -109,7 +109,7 @@ def _node_flops(node: Node, graph: Graph) -> int:
         case OpKind.ROW:
             return (14 if "softmax" in node.op else 8) * operand
         case OpKind.ELEMENTWISE:
-            return output * (COSTLY_OPERATIONS if operator.effort is Effort.COSTLY else 1)
+            return output * (COSTLY_OPERATIONS if operator.cost is ElementCost.COSTLY else 1)
     return 0
 
 

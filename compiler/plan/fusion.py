@@ -24,7 +24,7 @@ from tilewright.compiler.graph.ir import Graph, Node
 from tilewright.compiler.graph.types import TensorType
 from tilewright.compiler.loops.expr import Const, Expr
 from tilewright.compiler.loops.index import Affine, Axis, FloorDiv, affine
-from tilewright.compiler.ops.registry import Effort, OpKind
+from tilewright.compiler.ops.registry import ElementCost, OpKind
 from tilewright.compiler.passes.merge_matmuls import INDEX_MAPS
 from tilewright.compiler.passes.rematerialise_dequantisation import READERS, dequantisation_chain
 from tilewright.compiler.plan.layout_transposes import turns
@@ -355,7 +355,7 @@ def _is_elementwise(node: Node) -> bool:
 
 def _is_cheap(node: Node) -> bool:
     """Whether a softmax or layer_norm may recompute it in each of its passes over a row."""
-    return ops.get(node.op).effort is Effort.CHEAP
+    return ops.get(node.op).cost is ElementCost.CHEAP
 
 
 def affine_chain(graph: Graph, value: str) -> list[Node]:

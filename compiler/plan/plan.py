@@ -315,14 +315,14 @@ class GraphPlan:
         if port in self.graph.inputs:
             readers = map(labels_of, self.graph.consumers(port))
             return next((labels for labels in readers if labels is not None), None)
-        return labels_of(self._says(port))
+        return labels_of(self._declaring_node(port))
 
     def part_of(self, output: str) -> str | None:
         """Return the name of the list of which a graph output is an item; None for a separate
         output."""
-        return list_of(self._says(output))
+        return list_of(self._declaring_node(output))
 
-    def _says(self, output: str) -> Node | None:
+    def _declaring_node(self, output: str) -> Node | None:
         """The node that may declare the meaning of a graph output; an output of unknown size is
         trimmed after that."""
         node = self.graph.producer(output)

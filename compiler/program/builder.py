@@ -205,7 +205,7 @@ class ProgramBuilder:
         with self._compiler as compiler:
             built: dict[Workload, KernelTree] = {}
             for workload in workloads:
-                with _told_by_names(plan, workload):
+                with _errors_with_names(plan, workload):
                     built[workload] = self._built.get(workload) or compiler.lower(
                         workload, self._source
                     )
@@ -239,7 +239,7 @@ class ProgramBuilder:
 
 
 @contextmanager
-def _told_by_names(plan: GraphPlan, workload: Workload) -> Iterator[None]:
+def _errors_with_names(plan: GraphPlan, workload: Workload) -> Iterator[None]:
     """Translate a workload's own dimensions (s0) in errors to the graph's names, and name the
     computed value."""
     try:

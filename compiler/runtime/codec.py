@@ -416,7 +416,7 @@ def _union(kinds: tuple[Any, ...]) -> Codec:
         return _optional(_codec(functools.reduce(operator.or_, others)))
     if all(dataclasses.is_dataclass(kind) for kind in kinds):
         return _tagged(kinds)
-    known = {_told_apart(kind): _codec(kind) for kind in kinds}
+    known = {_json_type(kind): _codec(kind) for kind in kinds}
 
     def read(data: Any, scope: Any) -> Any:
         found = known.get(list if type(data) is tuple else type(data))
@@ -440,7 +440,7 @@ _WORDS = {
 }
 
 
-def _told_apart(annotation: Any) -> type:
+def _json_type(annotation: Any) -> type:
     """The type of JSON that a type is read from."""
     kind = get_args(annotation)[0] if _is_annotated(annotation) else annotation
     kind = list if get_origin(kind) is tuple else kind

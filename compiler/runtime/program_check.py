@@ -144,7 +144,7 @@ class _Instructions:
                 case SizeBranch():
                     kept = []
                     for part, known in self._parts(instruction, where):
-                        inner = known.check(known.narrowed(part), f"{where}, {known}", depth + 1)
+                        inner = known.check(known.restricted(part), f"{where}, {known}", depth + 1)
                         kept.append(inner)
                     written |= kept[0][0] & kept[1][0]
                     counted |= kept[0][1] & kept[1][1]
@@ -157,7 +157,7 @@ class _Instructions:
     def __str__(self) -> str:
         return ", ".join(f"{name} {d.range_text}" for name, d in self._ranges.items())
 
-    def narrowed(self, value: _T) -> _T:
+    def restricted(self, value: _T) -> _T:
         """A part of the program, for the remaining sizes."""
 
         def unit(dimension: Dimension) -> int:
@@ -185,7 +185,7 @@ class _Instructions:
                 # Kernels have their own dimensions, whose names may coincide with the program's.
                 memory = replace(self._program, instructions=(), kernels=())
                 kernels = self._program.kernels
-                inner._program = replace(inner.narrowed(memory), kernels=kernels)
+                inner._program = replace(inner.restricted(memory), kernels=kernels)
                 self._within_ranges[own] = inner
             found.append((part, self._within_ranges[own]))
         return found

@@ -162,7 +162,7 @@ class Target(JsonValue):
         return min(rows, ahead) + (not self.fma and vectors > 1)
 
     @property
-    def rounds(self) -> bool:
+    def has_rounding(self) -> bool:
         """Whether an instruction rounds floats to integral values.
 
         Otherwise, code adds and subtracts a large constant.

@@ -91,7 +91,7 @@ def apply(emitter: Emitter, operation: Operation, *args: Value) -> Value:
             if not dtype.is_float:
                 return values[0]
             rounds = operation not in (Operation.ABS, Operation.SQRT)
-            if rounds and not emitter.target.rounds:
+            if rounds and not emitter.target.has_rounding:
                 return rounding.rounded(emitter, operation, values[0], apply)
             name = "fabs" if operation is Operation.ABS else operation.value
             result = emitter.call(dtype, lanes, f"llvm.{name}.{suffix(dtype, lanes)}", *values)

@@ -156,7 +156,7 @@ def test_a_host_without_sse4_as_llvm_states_it(name: str, rounds: bool) -> None:
     features = {"sse2": True, "sse3": True, "ssse3": True, "sse4.1": rounds, "avx": False}
     found = family.detect("x86_64-unknown-linux-gnu", name, features)
     assert (found.vector_bits, found.vector_registers, found.fma) == (128, 16, False)
-    assert found.rounds is rounds and found.core == resolve_target("x86-64-v1").core
+    assert found.has_rounding is rounds and found.core == resolve_target("x86-64-v1").core
     assert found.core != family.core.with_vector_bits(128)
 
 
