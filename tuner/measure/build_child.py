@@ -11,7 +11,12 @@ from pebble import ProcessExpired
 
 from tilewright.compiler.errors import CompilerError
 from tilewright.compiler.process.child import ChildProcess
-from tilewright.tuner.measure.builder import Compile, timed_compile
+from tilewright.tuner.measure.builder import (
+    Compile,
+    compile_with_compiler,
+    load_compiler,
+    timed_compile,
+)
 
 START_SECONDS = 120.0
 """How long a child may take to load the compiler, on a machine that is busy."""
@@ -59,6 +64,7 @@ class BuildChild:
     def _ready(self) -> ChildProcess:
         if self._child is None:
             child = ChildProcess("tilewright.tuner.measure.build_child", "serve")
+            child.pipe.send(self._compile is compile_with_compiler)
             if not child.pipe.poll(START_SECONDS):
                 child.kill()
                 raise ProcessExpired("it does not start", 1)
@@ -76,11 +82,13 @@ class BuildChild:
 
 
 def serve(pipe: Connection) -> None:
-    """The main loop of the child: build the candidates from the pipe until it is closed."""
-    from tilewright.tuner.measure.candidate import warm_up
+    """The main loop of the child: build the candidates from the pipe until it is closed.
 
-    warm_up()
+    The first message says whether they need the compiler.
+    """
     with pipe:
+        if pipe.recv():
+            load_compiler()
         pipe.send("ready")
         while True:
             try:

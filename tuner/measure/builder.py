@@ -18,16 +18,20 @@ from concurrent.futures import TimeoutError as BuildTimeoutError
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field
 from multiprocessing.context import SpawnContext, SpawnProcess
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from pebble import ProcessExpired, ProcessFuture, ProcessPool
 
 from tilewright.compiler.errors import CompilerError, memory_text
-from tilewright.compiler.mode import Mode
-from tilewright.compiler.schedule.schedule import Schedule
-from tilewright.compiler.timings import Timings
 from tilewright.tuner.protocol.measurement import Status
-from tilewright.tuner.tasks import Task
+
+# Every builder process imports this module before it sets how rarely it collects garbage. The
+# compiler, a third of a second, is imported afterwards, by the processes that compile.
+if TYPE_CHECKING:
+    from tilewright.compiler.mode import Mode
+    from tilewright.compiler.schedule.schedule import Schedule
+    from tilewright.compiler.timings import Timings
+    from tilewright.tuner.tasks import Task
 
 CACHE_ENTRIES = 4096
 """Number of cached objects; the fastest of a task are linked again for the final comparison."""
@@ -400,9 +404,18 @@ def _prepare(with_compiler: bool, parent: int) -> None:
     threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
     os.nice(5)
     if with_compiler:
-        from tilewright.tuner.measure.candidate import warm_up
+        load_compiler()
 
-        warm_up()
+
+def load_compiler() -> None:
+    """Configure this process, a builder, and then load the compiler: NumPy reads the settings when
+    it is imported."""
+    from tilewright.compiler.process import configure_process
+
+    configure_process()
+    from tilewright.tuner.measure.candidate import warm_up
+
+    warm_up()
 
 
 def _end_with(parent: int) -> None:

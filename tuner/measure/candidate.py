@@ -12,7 +12,6 @@ from tilewright.compiler.memo import memo
 from tilewright.compiler.mode import Mode
 from tilewright.compiler.ops.registry import operators
 from tilewright.compiler.plan.workload import Workload
-from tilewright.compiler.process import configure_process
 from tilewright.compiler.program.build import LoweredKernel, compile_lowered, lower_workload
 from tilewright.compiler.schedule.schedule import Schedule
 from tilewright.compiler.schedule.templates import templates
@@ -25,8 +24,7 @@ same code."""
 
 
 def warm_up() -> None:
-    """Prepare a builder process: configure it, and load the operators and templates."""
-    configure_process()
+    """Load the operators and templates, before the first candidate of a builder process."""
     operators()
     templates()
 

@@ -254,3 +254,12 @@ def test_builders_end_with_a_tuner_that_is_killed(tmp_path: Path) -> None:
     finally:
         (notes / "go").touch()
     assert killed.returncode == -signal.SIGKILL
+
+
+def test_a_builder_loads_numpy_after_it_is_configured() -> None:
+    """NumPy reads the number of its threads when it is imported."""
+    code = (
+        "import sys; from tilewright.tuner.measure import build_child, builder; "
+        "assert 'numpy' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
