@@ -73,6 +73,20 @@ def test_every_half_is_widened_exactly(name: str, dtype: DType, vector: bool) ->
 
 
 @pytest.mark.parametrize("vector", [True, False])
+@pytest.mark.parametrize("to", [*TYPES, DType.FLOAT64])
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize("name", ISAS)
+def test_every_half_becomes_another_float(name: str, dtype: DType, to: DType, vector: bool) -> None:
+    """float32 holds every half, so that only the conversion to the result rounds."""
+    found = converted(name, dtype, to, EVERY.view(dtype.numpy), vector=vector)
+    found = found.view(TYPES.get(to, np.float64))
+    with np.errstate(over="ignore", invalid="ignore"):
+        halves = EVERY.view(TYPES[dtype]).astype(np.float32)
+        expected = halves.astype(TYPES.get(to, np.float64))
+    np.testing.assert_array_equal(found.astype(np.float64), expected.astype(np.float64))
+
+
+@pytest.mark.parametrize("vector", [True, False])
 @pytest.mark.parametrize("dtype", TYPES)
 @pytest.mark.parametrize("name", ISAS)
 def test_numbers_are_rounded_half_to_even(name: str, dtype: DType, vector: bool) -> None:

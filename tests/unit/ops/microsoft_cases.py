@@ -314,6 +314,7 @@ CONTRADICTIONS = [
     (nbits((3, 32), 5, 32, N=10**12), "B is uint8 of .5, 2, 8., not uint8 of .1000000000000, 2"),
     (nbits((3, 32), 5, 32, N=0), r"A \(input 0\) is \(3, 32\)"),
     (nbits((3, 32), 5, 32, drawn_bytes(5)[:4]), "zero points are uint8"),
+    (nbits((3, 32), 5, 32, np.ones((5, 3), FLOAT)), r"zero points are .*, not floats of \(5, 2\)"),
     (nbits((3, 32), 5, 32, None, np.zeros(7, np.int32)), "g_idx has 7 elements for K=32"),
     (nbits((3, 32), 5, 32, None, np.full(32, 2, np.int32)), "g_idx has 2, and there are 2 blocks"),
     (nbits((3, 32), 5, 32, None, np.full(32, -1, np.int32)), "g_idx has -1"),

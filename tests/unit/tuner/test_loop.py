@@ -210,6 +210,7 @@ def test_equal_code_costs_one_trial(world: World) -> None:
     kept = world.trials()
     codes = {(t.key, t.measurement.object_digest) for t in kept}
     assert finished.trials_done == len(codes) == 60 < len(kept)
+    assert all(t.origin for t in kept)
 
 
 def test_who_suggested_what_is_kept_and_counted(world: World) -> None:
