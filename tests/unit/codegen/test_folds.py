@@ -82,3 +82,16 @@ def test_nan_anywhere_is_the_extremum(combiner: Combiner, bits: int) -> None:
     np.fill_diagonal(values, np.nan)
     (found,) = agree(kernel((x, y), For(m, 1, (compute,))), bits, values)
     assert np.isnan(found).all()
+
+
+@pytest.mark.parametrize("bits", WIDTHS)
+@pytest.mark.parametrize("combiner", [Combiner.SUM, Combiner.MAX, Combiner.PRODUCT])
+def test_unrolled_lanes_beyond_the_last_element_do_not_count(combiner: Combiner, bits: int) -> None:
+    lanes = bits // 32
+    m, k = Axis("m", 3), Axis("k", 2 * lanes + 1)
+    x, y = Tensor("x", (3, k.extent)), Tensor("y", (3,), role=Role.OUTPUT)
+    compute = Compute(
+        (Store(y[m], Accumulator()),), x[m, k], combiner, unroll=(Tile(k, lanes),), vector=k
+    )
+    values = np.where(numbers(3, k.extent) > 0, -2, -1).astype(np.float32)  # exact products
+    agree(kernel((x, y), For(m, 1, (compute,))), bits, values)
