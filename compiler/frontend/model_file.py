@@ -69,8 +69,8 @@ def read_model(model: ModelSource) -> ReadModel:
 def with_tensors(read: ReadModel) -> ReadModel:
     """Convert the model's initializers to arrays, which several imports share.
 
-    If the message may be changed (`is_own`), the data is removed from it, so that each initializer
-    is in memory once.
+    If the message may be changed (`ReadModel.is_own`), the data is removed from it, so that each
+    initializer is in memory once.
 
     Raises:
         InvalidModelError: if an initializer is malformed.

@@ -26,7 +26,7 @@ def aligned_operands(node: OnnxNode) -> Sequence[str | None]:
     and for operators without this attribute.
 
     Raises:
-        InvalidModelError: if B, placed at `axis`, has dimensions that A lacks.
+        InvalidModelError: if B, placed at the attribute `axis`, has dimensions that A lacks.
     """
     if node.opset >= FIRST_NUMPY_BROADCASTING or node.domain:
         return node.inputs

@@ -110,8 +110,8 @@ def live(
 ) -> tuple[list[Node], set[str]]:
     """Return the nodes that the outputs depend on, and all values that these nodes read or compute.
 
-    The values include all `inputs`. A node that declares an input to be text (`labelled`) is kept
-    even if no output depends on it.
+    The values include all `inputs`. A node of the operator `labelled`, which declares an input to
+    be text, is kept even if no output depends on it.
     """
     values, kept = {*outputs}, list[Node]()
     for node in reversed([*nodes]):

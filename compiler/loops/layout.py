@@ -59,7 +59,7 @@ class Layout:
 
     @staticmethod
     def parse(text: str) -> Layout:
-        """Read the result of `str`: `0/16 1 2 0%16`, or `row`."""
+        """Parse the text of a layout, as `str(layout)` returns it: `0/16 1 2 0%16`, or `row`."""
         if text.strip() == "row":
             return ROW_MAJOR
         return Layout(tuple(_parse_factor(part) for part in text.split()))

@@ -77,7 +77,7 @@ class Packing:
 
     @property
     def chunk(self) -> int:
-        """Number of consecutive elements of a quantised `x` that share one scale."""
+        """Number of consecutive elements of the left operand that share a scale when quantised."""
         return min(self.block, _CHUNK)
 
     @property

@@ -89,9 +89,9 @@ def pointwise(
 
 
 def discontinuous(operator: Operator) -> Operator:
-    """Return a copy of the operator with `jumps` set: its float results are discontinuous.
+    """Return a copy of the operator that declares discontinuous float results (`Operator.jumps`).
 
-    A rounding error of an operand may change the results by a large amount.
+    A rounding error of an operand may change such a result by a large amount.
     """
     return replace(operator, jumps=True)
 
@@ -104,7 +104,10 @@ def floats_only(types: Sequence[TensorType]) -> None:
 
 
 def variadic(op_name: str) -> Callable[[OnnxNode], str]:
-    """Return an `emit` function that imports variadic ONNX nodes as chains of binary `op_name`."""
+    """Return a function for `OnnxRule.emit` that imports a variadic ONNX node.
+
+    The function chains nodes of the binary operator `op_name`.
+    """
 
     def emit(node: OnnxNode) -> str:
         result = node.input(0)
@@ -116,7 +119,10 @@ def variadic(op_name: str) -> Callable[[OnnxNode], str]:
 
 
 def same(op_name: str) -> Callable[[OnnxNode], str]:
-    """Return an `emit` function for nodes that map to `op_name` without attributes."""
+    """Return a function for `OnnxRule.emit` that imports an ONNX node as one node of `op_name`.
+
+    The node has the same operands and no attributes.
+    """
 
     def emit(node: OnnxNode) -> str:
         return node.emit(op_name, [node.input(i) for i in range(len(node.inputs))])
@@ -125,7 +131,7 @@ def same(op_name: str) -> Callable[[OnnxNode], str]:
 
 
 def native(operation: Operation) -> Scalar:
-    """Return a `scalar` function for `pointwise` that applies one `Operation` to the operands."""
+    """Return a function for the argument `scalar` of `pointwise` that applies one operation."""
     return lambda values, _attrs: op(operation, *values)
 
 

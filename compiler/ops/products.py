@@ -67,9 +67,15 @@ def exactly(arrays: Sequence[np.ndarray], attrs: Attrs) -> list[np.ndarray]:
 
 
 def accumulated(sums: np.ndarray, attrs: Attrs, dtype: np.dtype) -> np.ndarray:
-    """Convert sums of products of `exactly`'s arrays to the type of the contraction's result.
+    """Convert sums of products to the type of the contraction's result.
 
-    It is the attribute `accumulator`, to which int32 sums wrap around, or else `dtype`.
+    The type is the attribute `accumulator`, or `dtype` without this attribute. Sums in int32 wrap
+    around.
+
+    Args:
+        sums: the sums, computed from the arrays that `exactly` returns.
+        attrs: the attributes of the contraction.
+        dtype: the type of a result without the attribute `accumulator`.
     """
     match word(attrs, "accumulator", ""):
         case DType.INT32:

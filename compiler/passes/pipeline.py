@@ -96,12 +96,12 @@ def optimise(
         without: names of passes that do not run.
         factor: maps a stored integer type to the type in which the target multiplies it; None if it
             does not.
-        stored: the type in which `mixed_precision` stores values, except in bodies; a graph whose
-            products all have one 16-bit float type keeps that type.
-        repeated: whether the graph is the body of a loop (`mixed_precision`).
+        stored: the type in which the pass `mixed_precision` stores values, except in bodies; a
+            graph whose products all have one 16-bit float type keeps that type.
+        repeated: whether the graph is the body of a loop, as for the pass `mixed_precision`.
 
     Raises:
-        InvalidModelError: if a weight is infinite in the type of `mixed_precision`.
+        InvalidModelError: if a weight is infinite in the type `stored`.
     """
 
     def step(made: Pass, graph: Graph, name: str) -> Graph:

@@ -80,7 +80,7 @@ def _factors(graph: Graph, node: Node) -> set[DType]:
 def widen(graph: Graph, own: DType | None) -> Graph:
     """Compute a graph's 16-bit floats in float32; its inputs and outputs keep their types.
 
-    `own` is the type in which `mixed_precision` stores values afterwards, if any.
+    `own` is the type in which the pass `mixed_precision` stores values afterwards, or None.
     """
     if not any(kind.dtype in HALVES for kind in graph.types.values()):
         return graph

@@ -59,7 +59,7 @@ class SizeSplit(Generic[T]):
 
     Attributes:
         position: the position of the tested dimension among the workload's dimensions.
-        last: the largest size, in units of the dimension's `multiple`, that leads to `below`.
+        last: the largest size that leads to `below`, divided by `Dimension.multiple`.
         below: the subtree for sizes of at most `last`.
         above: the subtree for larger sizes.
     """

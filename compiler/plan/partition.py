@@ -60,8 +60,8 @@ def plan_graph(
 
     The result's graph computes the same outputs in the same order. An output that is an input or a
     constant of the graph, or a repeated output, becomes a copy under another name. `assign` chooses
-    the layouts of the groups. `choice` overrides the rules; its passes apply to `optimise` only.
-    Bodies of control flow are partitioned by the rules.
+    the layouts of the groups. `choice` overrides the rules; this function does not use its passes,
+    which apply before (`pipeline.optimise`). Bodies of control flow are partitioned by the rules.
 
     Raises:
         InvalidModelError: if there are more kernels than `GROUP_LIMIT`.
@@ -101,7 +101,7 @@ def separate_outputs(graph: Graph) -> Graph:
 
     Before: `return %0, %1` with an input %0 and `%1 = reshape(%0)`. After: `%0.output =
     identity(%0)` and `%1 = reshape(%0.copy)`, `%0.copy = identity(%0)`, so that a kernel writes
-    each output. A `field`, which is a view of a part of a larger value, is copied too.
+    each output. An output of the operator `field` is copied too: it is a view of a larger value.
     """
     made = {node.output: node for node in graph.nodes}
     before: dict[str, Node] = {}  # output -> the copy inserted before the output's node

@@ -208,9 +208,9 @@ class Growth:
 class GraphPlan:
     """An optimised graph, the steps that compute it in order, and the placements of its values.
 
-    Relayouts are `identity` nodes of the graph. `placements` covers every graph input and every
-    step's output; inputs and outputs of the graph are row-major without a halo. Constants have no
-    placement: each kernel packs its own.
+    Relayouts are nodes of the graph with the operator `identity`. `placements` covers every graph
+    input and every step's output; inputs and outputs of the graph are row-major without a halo.
+    Constants have no placement: each kernel packs its own.
     """
 
     graph: Graph
@@ -264,7 +264,11 @@ class GraphPlan:
         return shape
 
     def typical(self) -> GraphPlan:
-        """The plan at typical sizes, including slack capacities."""
+        """Return a copy of the plan in which every dimension has its typical size.
+
+        The typical size lies near the middle of a dimension's range (`sizes.typical`). Slack
+        capacities are dimensions, and get a typical size, too.
+        """
         return self.at(typical_sizes(*map(dynamic_size, self.dimensions)))
 
     def at(self, values: Mapping[str, int]) -> GraphPlan:
@@ -350,7 +354,7 @@ class GraphPlan:
         return {digest(a): a for graph in self.graph.walk() for a in graph.constants.values()}
 
     def to_json(self, *, digests: bool = True) -> dict[str, Any]:
-        """Return the plan as plain data for `json`; large constants are named by digest.
+        """Return the plan as plain data for `json.dumps`; large constants are named by digest.
 
         Without `digests`, large constants are not read, and the result does not distinguish them.
         The tests read the data back (`tests/plan_reader.py`).

@@ -119,7 +119,9 @@ def plan_symbolic_memory(
     shared_bytes: SharedBytes | None = None,
     may_alias: MayAlias | None = None,
 ) -> SymbolicMemory:
-    """Determine the order of the buffers of a plan. The arguments are those of `plan_memory`.
+    """Determine the order of the buffers of a plan.
+
+    The arguments are those of `memory.plan_memory`.
 
     Raises:
         ValueError: if the plan's views contradict each other.

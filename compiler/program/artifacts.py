@@ -63,15 +63,21 @@ def save_segments(
 
     Args:
         plans: the plans of all segments.
-        stages: the tree of segments. The `program` of each segment is the index of its plan.
+        stages: the tree of segments. The attribute `program` of each segment is the index of its
+            plan.
         builder: builds the plans' programs.
         folder: destination of the artifact.
         ports: the inputs and outputs with their dynamic dimensions.
         timings: adds up the time of each compilation stage.
-        check: as in `save_artifact`.
+        check: called with the artifact before it is moved to its destination. If it raises an
+            error, the artifact is not moved.
 
-    Returns, Raises:
-        As `save_artifact`.
+    Returns:
+        The compiled programs, in the order of the plans.
+
+    Raises:
+        CompilerError: if a workload does not compile, the folder cannot be written, or `check`
+            raises one.
     """
     return _saved([((), plan) for plan in plans], builder, folder, ports, stages, timings, check)
 

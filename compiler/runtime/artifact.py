@@ -251,8 +251,8 @@ def load_artifact(
     """Verify an artifact folder and load it.
 
     With `sizes`, or if all sizes are fixed, the result is the program for these sizes. Otherwise,
-    it is a model whose `run` selects the program that fits its inputs, or pads inputs to the next
-    served sizes, or runs the segments in order.
+    it is a model whose `Model.run` selects the program that fits its inputs, or pads inputs to the
+    next served sizes, or runs the segments in order.
 
     Raises:
         ArtifactError: if a file is missing or damaged, the version is unknown, this processor lacks

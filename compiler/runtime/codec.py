@@ -87,7 +87,8 @@ class JsonValue:
         """Build a value from JSON data, such as the output of `to_json`.
 
         Raises:
-            MalformedError: if the data is malformed, or the class that `json_form.error` states.
+            MalformedError: if the data is malformed. A class may declare another exception for
+                this case, in its attribute `json_form` (`JsonForm.error`).
         """
         return decode(cls, data)
 
@@ -106,8 +107,9 @@ def decode(kind: type[T], data: object, scope: Any = None) -> T:
         scope: the second argument of the `read` functions in `Via` annotations of its fields.
 
     Raises:
-        MalformedError: if the data is malformed, naming the field; or the error class that
-            `JsonForm.error` of the dataclass states.
+        MalformedError: if the data is malformed; the message names the field. A dataclass may
+            declare another exception for this case, in its attribute `json_form`
+            (`JsonForm.error`).
     """
     try:
         value: T = _class_codec(kind).compiled().read(data, scope)  # type: ignore[arg-type]

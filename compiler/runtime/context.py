@@ -193,8 +193,8 @@ class RunContext:
     def resize(self, values: tuple[int, ...]) -> None:
         """Compute all shapes, byte counts and offsets of the program for the sizes of a run.
 
-        `values` are the sizes of the dimensions in order, each divided by the dimension's
-        `multiple`, then the slack capacities.
+        `values` are the sizes of the dimensions in order, each divided by its
+        `Dimension.multiple`, then the slack capacities.
 
         Raises:
             OutOfMemoryError: if a result exceeds any memory.

@@ -139,7 +139,7 @@ class InputSizes:
         )
 
     def of(self, arrays: Sequence[Array | Placed]) -> tuple[int, ...]:
-        """Return the size of each dimension in these inputs, divided by the dimension's `multiple`.
+        """Return the size of each dimension in these inputs, divided by its `Dimension.multiple`.
 
         Raises:
             InvalidInputError: if an input is not an array or has another rank, or a dimension is

@@ -81,8 +81,8 @@ class Via:
 
     Attributes:
         form: the other type.
-        read: returns the field's value, given the value of type `form` and the scope (`decode`);
-            raises ValueError for invalid data.
+        read: returns the field's value, given the value of type `form` and the `scope` of
+            `codec.decode`; raises ValueError for invalid data.
         write: converts the field's value to `form`.
         own: a type whose instances in the data are accepted unchanged; None if every value is
             converted.
@@ -102,7 +102,8 @@ class JsonForm:
 
     Attributes:
         what: the class's name in errors, such as `measure request`.
-        error: the class of the exception that `decode` raises, whose constructor takes a message.
+        error: the class of the exception that `codec.decode` raises for malformed data; its
+            constructor takes a message.
         row: whether the form is a list of the fields' values, without names.
         constants: entries with a fixed value, before the fields. They distinguish the classes of a
             union; without constants, the first field of each class does.

@@ -249,9 +249,12 @@ class Copy:
 
 @dataclass(frozen=True, slots=True)
 class NativeCall:
-    """Instruction: run a function of the C runtime (`native_functions`).
+    """Instruction: run a function of the C runtime.
 
-    `buffers` are its inputs, its output, and the count of the output if the function writes one.
+    Attributes:
+        function: the name of the function (`native_functions.py`).
+        parameters: the integers that the function takes.
+        buffers: its inputs, its output, and the count of the output if the function writes one.
     """
 
     json_form: ClassVar[JsonForm] = JsonForm(names={"function": "native"})
@@ -321,7 +324,10 @@ class SizeBranch:
 
     @property
     def size(self) -> int:
-        """The dimension's size divided by its `multiple`, which a run compares with `last`."""
+        """The size that a run compares with `SizeBranch.last`.
+
+        It is the dimension's size divided by `Dimension.multiple`.
+        """
         return dynamic_size(self.dimension) // self.dimension.multiple
 
 

@@ -85,7 +85,7 @@ def program_to_json(program: Program) -> dict[str, Any]:
 
 
 def program_from_json(data: object) -> Program:
-    """Convert the output of `program_to_json` to a program, and check it (`check_program`).
+    """Convert the output of `program_to_json` to a program, and check that it is valid.
 
     Raises:
         ValueError: if the data is malformed, or the program would access memory out of bounds.

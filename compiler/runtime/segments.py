@@ -46,7 +46,7 @@ class LiveIn:
         dims: the size of each fixed dimension, and the name of each dynamic one.
         deciding: whether the value is shape-determining: sizes depend on its elements, so that the
             continuation is imported for given elements.
-        text: whether the value is an array of `str`.
+        text: whether the elements are strings.
     """
 
     name: str
@@ -91,7 +91,7 @@ class LiveIn:
 class SegmentGuard:
     """The condition on live-ins under which a segment may run, and the key by which it is found.
 
-    A guard of fixed sizes only (`exact`) also describes the live-ins of one run.
+    A guard with only fixed sizes also describes the live-ins of one run (`Reads.exact`).
 
     Attributes:
         sizes: the dimensions, and elements of shape-determining values, that must have one size.
@@ -330,7 +330,15 @@ class SegmentBoundary(Generic[P]):
         return next((facts for facts in known if facts.open and facts.holds(exact)), None)
 
     def wanted(self, exact: SegmentGuard) -> SegmentGuard:
-        """Return the guard of a new segment to compile, for a run with the guard `exact`."""
+        """Return the guard for which to compile a new segment that serves one run.
+
+        The guard has ranges around the sizes of the run, so that the segment serves other runs,
+        too. It is `exact` if a segment of this boundary cannot have ranges, or did not compile
+        for these ranges before.
+
+        Args:
+            exact: the guard that holds only for runs with the sizes of this run.
+        """
         if self.reason or not self.ranged:
             return exact
         facts = self.reads.around(exact, self.ends, self.steps)

@@ -30,7 +30,7 @@ class SizingStruct(ctypes.Structure):
 
 @cache
 def sizing_functions() -> tuple[ctypes._NamedFuncPointer, ctypes._NamedFuncPointer]:
-    """Return the C functions `tw_size` and `tw_fill`.
+    """Return the C runtime's functions `tw_size` and `tw_fill`.
 
     Raises:
         ImportError: if the C runtime was built from older sources.

@@ -11,7 +11,7 @@ from tilewright.compiler.sizes import dynamic_size
 
 
 class Slicing:
-    """Divides the inputs of runs into slices, for a program with `slices`."""
+    """Divides the inputs of runs into slices, for a program with a rule `Program.slices`."""
 
     def __init__(self, program: Program, sizes: InputSizes) -> None:
         assert program.slices is not None

@@ -135,7 +135,19 @@ class SessionState:
         return self.value().copy()
 
     def check(self, port: Port, output: Port, rooms: Collection[SlackDimension]) -> None:
-        """Check that a program's ports fit the state; raises the errors of `Session.check`."""
+        """Check that the state can be an input and an output of a program.
+
+        Args:
+            port: the input of the program.
+            output: the output that becomes this input in the next step.
+            rooms: the slack capacities of the program.
+
+        Raises:
+            InvalidArgumentError: if the output cannot become the input: they differ in dtype or
+                shape, data determine the number of elements, or the output's buffer is larger than
+                its slack capacity explains.
+            InvalidInputError: if the initial value has another dtype.
+        """
         what = f"output '{output.name}' cannot become input '{self.name}'"
         if output.counted is not None:
             raise InvalidArgumentError(f"{what}: its number of elements depends on the data")
@@ -254,15 +266,20 @@ class StateMove(NamedTuple):
 class StateRoom(NamedTuple):
     """The states whose buffers have the same slack capacity, such as the caches of all layers.
 
-    `members` has each state with its input and its dimension of rows. `rows` is the number of rows
-    after the step.
+    Attributes:
+        members: each state, with its input and the dimension of its rows.
+        rows: the number of rows of each state after the step.
     """
 
     members: Sequence[tuple[SessionState, SizedPort, int]]
     rows: int
 
     def made(self) -> int:
-        """Enlarge the buffers if they hold fewer than `rows`; returns the slack capacity left."""
+        """Reserve memory for the rows of the states after the step.
+
+        If the smallest buffer has a capacity of fewer than `StateRoom.rows` rows, all states move
+        to larger buffers. Returns the slack capacity that the step leaves, in rows.
+        """
         extent = min([state.room(axis) for state, _, axis in self.members])
         if extent < self.rows:
             extent = GROWTH * self.rows
@@ -271,9 +288,10 @@ class StateRoom(NamedTuple):
         return extent - self.rows
 
     def left(self, room: int) -> int:
-        """Return the slack capacity left after one more step that adds the same number of rows.
+        """Return the slack capacity after one more step that adds the same number of rows.
 
-        `room` is the present slack capacity. The result is 0 if it does not suffice for that step.
+        `room` is the present slack capacity in rows. The result is 0 if it does not suffice for
+        that step.
         """
         _, port, axis = self.members[0]
         return max(room - (self.rows - port.shape[axis]), 0)

@@ -93,8 +93,9 @@ def _times(polynomial: list[Fraction], root: Fraction) -> list[Fraction]:
 def factored(matrix: Rational) -> tuple[Rational, Rational]:
     """Factor a matrix so that it multiplies a vector with fewer additions.
 
-    Returns (first, second) with `matrix = first @ second`. Two rows that are equal up to signs
-    share two rows of `second`: one has the columns of equal sign, the other those of opposite sign.
+    Returns the factors (first, second), so that `matrix = first @ second`. Two rows that are equal
+    up to signs share two rows of the second factor: one has the columns of equal sign, the other
+    the columns of opposite sign.
 
     Before: r0 = a + b, r1 = a - b (eight operations). After: a, b, then r0 and r1 (six).
     """

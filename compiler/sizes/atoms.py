@@ -135,7 +135,7 @@ Monomial = tuple[Atom, ...]
 def factor_text(atom: Atom) -> str:
     """Return the text of an atom as a factor of a monomial.
 
-    A dimension with a `multiple` above 1 occurs divided by it: `(n//32)`.
+    A dimension whose `Dimension.multiple` exceeds 1 occurs divided by it: `(n//32)`.
     """
     match atom:
         case Dimension(multiple=1):

@@ -40,10 +40,10 @@ def same_extents(first: Sequence[int], second: Sequence[int]) -> bool:
 def larger(first: int, second: int) -> int:
     """Return the larger of two sizes.
 
-    The built-in `max` compares with `<`, which is undecided if the sizes may be equal.
+    The built-in function `max` compares with `<`, which is undecided if the sizes may be equal.
 
     Raises:
-        DynamicSizeError: if the answer depends on the run.
+        DynamicSizeError: if either size may be the larger one, depending on the run.
     """
     found = always_larger(first, second)
     return found if found is not None else first if first >= second else second

@@ -1,8 +1,9 @@
 """Ranges of sizes with size hints, in users' notation: `1..512@32:0.5,128:0.3`; or `@32,128`.
 
 Hints are the sizes at which a dimension is planned, measured and shown (`compiler.profile`). The
-share of a hint, after the colon, is the relative number of runs with this size; the default is 1.
-Hints without a range apply to the range of the model, or to the default range.
+number after the colon is the fraction of all runs that have this size, relative to the numbers of
+the other hints; the default is 1. Hints without a range apply to the range of the model, or to the
+default range.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from tilewright.compiler.sizes import Dimension
 from tilewright.compiler.sizes.ranges import SizeRange, as_range, default_range, parse_range
 
 Shares: TypeAlias = "Mapping[str, Mapping[int, float]]"
-"""Size hints of dimensions, by name, with the share of each."""
+"""Size hints of dimensions, by name of the dimension, with the fraction of each hint."""
 
 MOST_STATED = 8
 """Maximum number of hints per dimension: each of them is measured for each candidate."""
@@ -25,7 +26,7 @@ MOST_STATED = 8
 LARGEST_SHARE = 1e6
 
 LEAST_SHARE = 1e-6
-"""Minimum share of all runs: a smaller share would hardly count."""
+"""Minimum fraction of all runs for a hint: a smaller one would hardly count."""
 
 _HINT = re.compile(r"(\d{1,19})(?::(.*))?", re.ASCII)
 
@@ -34,9 +35,11 @@ _SHARE = re.compile(r"(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?", re.ASCII)
 
 @dataclass(frozen=True, slots=True)
 class HintedRange:
-    """Sizes of a dimension as users write them: a range, size hints with their shares, or both.
+    """Sizes of a dimension as users write them: a range, size hints, or both.
 
-    `dimension` is the range; None if only hints are given. `hints` are pairs (size, share).
+    Attributes:
+        dimension: the range; None if only hints are given.
+        hints: pairs of a size and its fraction of all runs, relative to the other hints.
     """
 
     dimension: Dimension | None
@@ -53,17 +56,19 @@ class HintedRange:
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        """The hints without their shares."""
+        """The sizes of the hints, without their fractions."""
         return tuple(size for size, _ in self.hints)
 
 
 def as_hinted(name: str, given: SizeRange) -> HintedRange:
-    """Convert a text with optional hints, or a range of a type that `as_range` accepts.
+    """Convert a text with optional hints, or a range of a type that `ranges.as_range` accepts.
 
     `name` is the name of the dimension.
 
     Raises:
-        InvalidArgumentError: as `parse_hinted` and `as_range` do.
+        InvalidArgumentError: if the text is malformed, a hint is not a size of the range, a
+            fraction is not positive, too small or too large, or the range has no possible size.
+            The message names the dimension.
     """
     if isinstance(given, str):
         return parse_hinted(name, given)
@@ -71,13 +76,13 @@ def as_hinted(name: str, given: SizeRange) -> HintedRange:
 
 
 def parse_hinted(name: str, text: str) -> HintedRange:
-    """Parse the text of a range (`parse_range`), of size hints, or of both.
+    """Parse the text of a range (`ranges.parse_range`), of size hints, or of both.
 
     Examples: `1..512`, `1..512@32:0.5,128`, `@128`.
 
     Raises:
         InvalidArgumentError: if the text is malformed, a hint is not a size of the range, or a
-            share is not positive, too small or too large. The message names the dimension.
+            fraction is not positive, too small or too large. The message names the dimension.
     """
     ranged, at, listed = text.strip().partition("@")
     dimension = parse_range(name, ranged) if ranged or not at else None
@@ -115,7 +120,7 @@ def parse_hinted(name: str, text: str) -> HintedRange:
 
 
 def hinted_shares(dims: Mapping[str, Iterable[SizeRange]]) -> Shares:
-    """Return the share of each size hint, by dimension; dimensions without hints are left out.
+    """Return the fraction of each size hint, by dimension; dimensions without hints are left out.
 
     Raises:
         InvalidArgumentError: if a range is malformed.
@@ -155,7 +160,12 @@ def size_choices(name: str, listed: Iterable[int | str]) -> tuple[int | str, ...
 
 
 def _hint(name: str, text: str) -> tuple[int, float]:
-    """Read `32` or `32:0.5`. Raises InvalidArgumentError."""
+    """Return the size and the fraction of a hint, such as `32` or `32:0.5`.
+
+    Raises:
+        InvalidArgumentError: if the text is not a hint, or its fraction is not a positive number
+            up to `LARGEST_SHARE`.
+    """
     match = _HINT.fullmatch(text)
     if match is None:
         raise InvalidArgumentError(

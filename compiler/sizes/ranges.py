@@ -47,7 +47,9 @@ _RANGE = re.compile(r"(\d{1,19})(?:(\.\.)(\d{1,19})?(?::(\d{1,19}))?)?", re.ASCI
 
 
 def as_range(name: str, given: SizeRange) -> Dimension:
-    """Convert an integer, a text (`parse_range`), a `range` or a dimension to a dimension `name`.
+    """Convert an integer, a text for `parse_range`, a Python range or a dimension to a dimension.
+
+    The result has the name `name`.
 
     Raises:
         InvalidArgumentError: if `given` is not a range of possible sizes; the message names the

@@ -185,7 +185,11 @@ class Size(_Integer):
 
 
 def dynamic_size(dimension: Dimension) -> int:
-    """Return the size of a dimension: an `int` if its range has one number, else a `Size`."""
+    """Return the size of a dimension as a number for arithmetic.
+
+    The result is an integer if the range has only one size. Otherwise it is a `Size`, which type
+    checkers see as an `int`.
+    """
     if dimension.low == dimension.high:
         return dimension.low * dimension.multiple
     return Size((((dimension,), dimension.multiple),))

@@ -133,7 +133,10 @@ def typical(size: int) -> int:
 
 
 def typical_sizes(*sizes: int) -> dict[str, int]:
-    """Return the typical size (`typical`) of each dimension that occurs in the sizes, by name."""
+    """Return the typical size of each dimension that occurs in the sizes, by name.
+
+    It lies near the middle of the dimension's range (`typical`).
+    """
     return {d.name: _middle(d) * d.multiple for d in dimensions(*sizes)}
 
 

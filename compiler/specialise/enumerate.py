@@ -37,9 +37,9 @@ MOST_TRUTHS = 4
 def enumerate_segments(
     segment_compiler: SegmentCompiler[P], first: JitBoundary[P], *, behind: bool = True
 ) -> None:
-    """Compile every segment that a run may need, and store it in `made` of its boundary.
+    """Compile every segment that a run may need.
 
-    `made` then holds these segments only.
+    The segments of a boundary replace the earlier ones in `SegmentBoundary.made`.
 
     Args:
         segment_compiler: compiles the segments.

@@ -21,9 +21,13 @@ def this_device() -> DeviceFacts:
 
 
 def named_device(root: Path = Path("/"), cores: Collection[int] | None = None) -> DeviceFacts:
-    """Return the facts of this machine as `find_device` does, with `core` set to the fastest kind.
+    """Return the facts of this machine, or of some of its cores.
 
-    The arguments are as in `find_device`.
+    The attribute `DeviceFacts.core` names the fastest kind of core; it is empty if unknown.
+
+    Args:
+        root: the folder that contains `proc` and `sys`.
+        cores: numbers of the cores that code will run on; None for all that this process may use.
     """
     kinds = core_kinds(root, cores)
     return replace(find_device(root, cores), core=core_label(kinds[0]) if kinds else "")

@@ -112,8 +112,8 @@ class DeviceFacts(JsonValue):
 def find_device(root: Path = Path("/"), cores: Collection[int] | None = None) -> DeviceFacts:
     """Return the facts of this machine, or of some of its cores.
 
-    `features` excludes those that a process must request and the system denies. `core` is empty;
-    `detection.named_device` sets it.
+    `DeviceFacts.features` excludes those that a process must request and the system denies.
+    `DeviceFacts.core` is empty; `detection.named_device` sets it.
 
     Args:
         root: the folder that contains `proc` and `sys`.

@@ -15,7 +15,7 @@ class Fail(CompilerError):
 
 
 class InvalidArgument(InvalidInputError, ValueError):
-    """An argument of `run` does not fit the model."""
+    """An argument of `InferenceSession.run` does not fit the model."""
 
 
 class NoSuchFile(InvalidModelError):

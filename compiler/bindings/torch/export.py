@@ -32,7 +32,7 @@ def export(
     """Write a module as an ONNX file, or compile it to an artifact.
 
     Args:
-        module: the module, exported in its current mode: call `eval` first for inference.
+        module: the module, exported in its current mode: call `module.eval()` first for inference.
         args, kwargs: example inputs; the model's inputs have the names of the parameters.
         path: a file if it ends in `.onnx`, else the folder of an artifact, which must not exist.
         dynamic_shapes: the dynamic dimensions, in the format of `torch.export.export`. In an

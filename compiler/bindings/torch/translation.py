@@ -125,7 +125,8 @@ def translate(
             translated.
 
     Raises:
-        NotTranslatedError: naming an operator without a rule; `refused` has all of them.
+        NotTranslatedError: if an operator has no rule. The message names one such operator; the
+            error's attribute `refused` has all of them.
     """
     translator = Translator(constants, attributes, is_exported)
     return translator.run(graph, names or {}, output_names, ranges or {})

@@ -51,10 +51,11 @@ def stage_symbol(name: str, number: int) -> str:
 
 
 def stage_extent(stage: Stage) -> int:
-    """Return the number of tiles of a stage that `lo` and `hi` count: those of its first nest, or 1
-    for a serial stage.
+    """Return the number of tiles into which a stage is divided for threads.
 
-    The number is a dynamic size if a loop's extent is known only at run time.
+    A stage's function computes the tiles from its argument `lo` up to its argument `hi`. They are
+    the tiles of its first nest; a serial stage has one tile. The number is a dynamic size if a
+    loop's extent is known only at run time.
     """
     loops = _parallel_loops(stage)
     return _shared_tiles(loops[0]) if loops else 1

@@ -38,8 +38,9 @@ _UPPER, _LOWER = (0, 1, 4, 5), (2, 3, 6, 7)
 
 
 def matrix_tile(context: Context, compute: Compute, spatial: Sequence[Tile]) -> MatrixTile | None:
-    """Return the register tile of a compute with `dot` groups of 64 bits; None for any other
-    compute.
+    """Return the register tile of a compute that uses matrix instructions, else None.
+
+    Such a compute has groups of 64 bits along its axis `Compute.dot`.
 
     Raises:
         ScheduleError: if the target has no such instruction for the types, or not exactly one of

@@ -201,13 +201,25 @@ class Contraction:
         return self.group // self.products_at_once(target)
 
     def panel_bytes(self, target: Target, vectors: int) -> int:
-        """Return the bytes of one panel of the streamed factor, for one tap of the window."""
+        """Return the bytes of one panel of the streamed factor, for one tap of the window.
+
+        Args:
+            target: determines the number of lanes of a vector.
+            vectors: the width of a panel in vectors of float32 lanes (the knob `vectors`).
+        """
         lanes = target.lanes(DType.FLOAT32)
         return self.channel.extent * vectors * lanes * self.streamed.dtype.bytes
 
     def pass_bytes(self, target: Target, vectors: int) -> int:
-        """Return the bytes of one panel over all taps of the window, which each register tile
-        reads."""
+        """Return the bytes of the streamed factor that one register tile reads.
+
+        A register tile reads one panel for each tap of the window. Without a window, this is the
+        size of one panel.
+
+        Args:
+            target: determines the number of lanes of a vector.
+            vectors: the width of a panel in vectors of float32 lanes (the knob `vectors`).
+        """
         return prod(axis.extent for axis in self.window) * self.panel_bytes(target, vectors)
 
     @property

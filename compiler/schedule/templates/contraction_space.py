@@ -408,12 +408,18 @@ def _is_worth_packing(found: Contraction, core: CoreModel) -> bool:
 def default_prefetch(
     found: Contraction, target: Target, choice: Mapping[str, Choice], rows: int | None
 ) -> Choice:
-    """Return the value of the knob `prefetch` for weights that `rows` rows use.
+    """Return the default value of the knob `prefetch` of a contraction.
 
-    `rows` is None for an unknown number. The value is the next panel if several tiles use each
-    panel, but few enough that the first tile, which waits for memory, matters; the second-level
-    cache must hold both panels. Otherwise it is a distance in bytes, or 0: a single row only
+    The value is the next panel if several register tiles use each panel, and the second-level
+    cache holds two panels. The number of tiles must be small, so that the first one, which waits
+    for memory, matters. Otherwise, the value is a distance in bytes, or 0: a single row only
     streams the weights, at the speed of the memory.
+
+    Args:
+        found: the contraction.
+        target: the target, whose caches and prefetch distance count.
+        choice: the other knobs of the schedule.
+        rows: the number of rows that are multiplied by the weights; None if unknown.
     """
     core = target.core
     passes = None if rows is None else -(-rows // int(choice["tile"]))

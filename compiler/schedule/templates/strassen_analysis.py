@@ -184,8 +184,10 @@ class Strassen:
 
 
 def weight_parts(found: Strassen) -> tuple[int, ...]:
-    """Return the number of parts into which each dimension of B is divided: `parts` for the rows
-    and the columns, 1 for any other dimension."""
+    """Return the number of parts into which each dimension of the weights B is divided.
+
+    It is `Strassen.parts` for the rows and the columns, 1 for any other dimension.
+    """
     cut = {found.whole.lanes, found.whole.channel}
     return tuple(found.parts if cut & {*index.axes()} else 1 for index in found.right.index)
 

@@ -230,7 +230,7 @@ class TileRegisters:
         feature: the LLVM feature that has the registers.
         count: number of registers.
         rows, row_bytes: maximum rows, and bytes per row, of each register.
-        row_cycles: cycles per row of `left` in a multiply instruction.
+        row_cycles: cycles per row of the left factor in a multiply instruction.
         latency: latency of a multiply instruction in cycles.
         shapes: takes (rows, bytes per row) of each register in use, and returns the configuration
             that `configure` reads.
@@ -273,10 +273,15 @@ class LaneIntrinsic:
 
 @dataclass(frozen=True, slots=True)
 class BytePermute:
-    """An LLVM intrinsic `name(left, positions, right)` that permutes bytes of two vectors.
+    """An LLVM intrinsic that permutes bytes of two vectors.
 
-    The low bits of each byte of `positions` select a byte of the concatenation of `left` and
-    `right`. `bytes` is the size of each vector.
+    It is called as `name(left, positions, right)`. The low bits of each byte of `positions` select
+    a byte of the concatenation of `left` and `right`.
+
+    Attributes:
+        feature: the LLVM feature that has the instruction.
+        bytes: the size of each vector.
+        name: the name of the intrinsic.
     """
 
     feature: str
