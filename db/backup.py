@@ -199,7 +199,12 @@ def _manifest(archive: tarfile.TarFile, file: Path) -> Manifest:
 
 
 def _make_ready(engine: sa.Engine, revision: str) -> None:
-    """Create an empty database at this revision. Raises NotEmptyError, SchemaVersionError."""
+    """Create an empty database at this revision.
+
+    Raises:
+        NotEmptyError: if a table of the database has rows.
+        SchemaVersionError: if the database has a schema that this release does not know.
+    """
     current = current_revision(engine)
     if current is not None:
         where = engine.url.render_as_string(hide_password=True)

@@ -61,7 +61,10 @@ class LookupChanges(Protocol):
         """Return the keys that were invalidated since the last call. Calls must not overlap.
 
         None means that any key may be invalid: at the first call, after a connection broke, or
-        after too many changes. Raises StorageError.
+        after too many changes.
+
+        Raises:
+            StorageError: if the database fails.
         """
 
     async def close(self) -> None:

@@ -146,10 +146,13 @@ def write_immediately(connection: sa.Connection) -> None:
 
 @contextmanager
 def reading(engine: sa.Engine) -> Iterator[sa.Connection]:
-    """Open a transaction that only reads, with one snapshot on SQLite. Raises StorageError.
+    """Open a transaction that only reads, with one snapshot on SQLite.
 
     On PostgreSQL each statement sees all earlier commits, with or without a transaction. So no
     transaction is begun, which saves two round trips to the server.
+
+    Raises:
+        StorageError: if the database is locked, unreachable or damaged.
     """
     joined = _joined_in(engine)
     if joined is not None:
@@ -184,7 +187,11 @@ class OwnConnection:
 
 
 def ping(engine: sa.Engine) -> None:
-    """Check that the database answers and has a schema. Raises StorageError."""
+    """Check that the database answers and has a schema.
+
+    Raises:
+        StorageError: if the database does not answer, or has no schema.
+    """
     with reading(engine) as connection:
         connection.execute(sa.text("SELECT version_num FROM alembic_version"))
 

@@ -78,7 +78,10 @@ def announce(connection: sa.Connection, topics: Iterable[str]) -> None:
 def topic_states(engine: sa.Engine, topics: Collection[str]) -> Mapping[str, int]:
     """Return a number for each topic that changes with every event of the topic.
 
-    Topics without a row in the database are left out. Raises StorageError.
+    Topics without a row in the database are left out.
+
+    Raises:
+        StorageError: if the database fails.
     """
     wanted: dict[str, list[str]] = defaultdict(list)
     for topic in topics:
@@ -119,7 +122,10 @@ class NoticeSource(Protocol):
         """Wait up to `seconds` for notices, and return their topics; empty at the timeout.
 
         None means that notices may be lost, so that anything may have changed. This is the result
-        of the first call, and of the first call after a connection broke. Raises StorageError.
+        of the first call, and of the first call after a connection broke.
+
+        Raises:
+            StorageError: if the database fails.
         """
 
     def close(self) -> None:

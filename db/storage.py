@@ -145,7 +145,10 @@ class Storage:
 def open_place(folder: Path, url: str) -> BlobBytes:
     """Open the place for the bytes of blobs: the bucket of `url`, or `folder` if `url` is empty.
 
-    With a bucket, `folder` is used for temporary files. Raises StorageError.
+    With a bucket, `folder` is used for temporary files.
+
+    Raises:
+        StorageError: if the folder or the bucket cannot be opened.
     """
     if not url:
         return BlobFolder(folder)

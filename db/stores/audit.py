@@ -72,7 +72,11 @@ class AuditStore:
         origin: str,
         detail: Mapping[str, Any] | None = None,
     ) -> None:
-        """Log an action at the present time. Raises StorageError."""
+        """Log an action at the present time.
+
+        Raises:
+            StorageError: if the database fails.
+        """
         row = {
             "at": self._clock(),
             "actor": actor,
@@ -96,7 +100,10 @@ class AuditStore:
     ) -> Page[Entry]:
         """Return a page of entries that match all given filters, newest first.
 
-        `after` is the `next` of the previous page. Raises PositionError.
+        `after` is the `next` of the previous page.
+
+        Raises:
+            PositionError: if no entry can have the position `after`.
         """
         query = sa.select(_audit)
         wanted = ((_audit.c.action, action), (_audit.c.actor, actor), (_audit.c.subject, subject))

@@ -110,7 +110,8 @@ class BlobBytes(Protocol):
     def local(self, digest: str) -> AbstractContextManager[Path]:
         """Open a context that yields a local file with the bytes, for reading only.
 
-        Raises NotFoundError.
+        Raises:
+            NotFoundError: if no blob has the digest.
         """
         ...
 
@@ -208,7 +209,10 @@ def stage(folder: Path, chunks: Iterable[bytes], max_bytes: int | None = None) -
 def remove_old_files(folder: Path, older_than: float) -> int:
     """Delete files that were modified before a time.
 
-    Return the freed bytes. Raises StorageError.
+    Return the freed bytes.
+
+    Raises:
+        StorageError: if a file cannot be deleted.
     """
     freed = 0
     for path in folder.iterdir():

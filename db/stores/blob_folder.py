@@ -31,7 +31,11 @@ class BlobFolder:
     """
 
     def __init__(self, folder: str | Path) -> None:
-        """Create the folder if it is missing, readable by the owner only. Raises StorageError."""
+        """Create the folder if it is missing, readable by the owner only.
+
+        Raises:
+            StorageError: if the folder cannot be created.
+        """
         self.folder = Path(folder)
         with os_errors(self.folder):
             self.folder.mkdir(parents=True, mode=0o700, exist_ok=True)

@@ -99,7 +99,11 @@ class BlobStore:
         return stage(self.place.staging, chunks, max_bytes)
 
     def keep(self, staged: Staged) -> None:
-        """Save staged bytes. Raises StorageError."""
+        """Save staged bytes.
+
+        Raises:
+            StorageError: if the bytes cannot be stored, or the database fails.
+        """
         # the row first: this waits for a sweep that is about to delete the same bytes
         self._need({staged.digest: staged.bytes})
         self.place.keep(staged)
@@ -107,7 +111,8 @@ class BlobStore:
     def touch(self, digests: Collection[str]) -> Set[str]:
         """Protect blobs from the next sweeps by renewing their age. Return the digests that exist.
 
-        Raises StorageError.
+        Raises:
+            StorageError: if the database or the place of the bytes fails.
         """
         sizes = {digest: self.place.size(digest) for digest in set(digests)}
         there = {digest: size for digest, size in sizes.items() if size is not None}
@@ -132,12 +137,17 @@ class BlobStore:
     def local(self, digest: str) -> AbstractContextManager[Path]:
         """Open a context that yields a local file with the bytes, unverified, for reading only.
 
-        Raises NotFoundError.
+        Raises:
+            NotFoundError: if no blob has the digest.
         """
         return self.place.local(digest)
 
     def size(self, digest: str) -> int:
-        """Return the size of a blob in bytes. Raises NotFoundError."""
+        """Return the size of a blob in bytes.
+
+        Raises:
+            NotFoundError: if no blob has the digest.
+        """
         size = self.place.size(digest)
         if size is None:
             raise NotFoundError("blob", digest)

@@ -383,7 +383,8 @@ class ClaimLedger:
     def get(self, record_id: str) -> StoredRecord:
         """Return the record with this id, or the only one whose id starts with it.
 
-        Raises NotFoundError.
+        Raises:
+            NotFoundError: if no record has this id, or several ids start with it.
         """
         with reading(self._engine) as connection:
             query = sa.select(claims).where(is_schedule)

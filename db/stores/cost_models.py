@@ -113,7 +113,11 @@ class CostModelStore:
         return _stored(values)
 
     def get(self, target_key: str, version: int) -> StoredCostModel:
-        """Return a version of a target's model. Raises NotFoundError."""
+        """Return a version of a target's model.
+
+        Raises:
+            NotFoundError: if the target has no such version.
+        """
         with reading(self._engine) as connection:
             return _get(connection, target_key, version)
 
@@ -128,9 +132,12 @@ class CostModelStore:
         limit: int | None = None,
         after: Position | None = None,
     ) -> Page[StoredCostModel]:
-        """Return a page of versions, newest first, of one target or of all. Raises PositionError.
+        """Return a page of versions, newest first, of one target or of all.
 
         `limit` and `after` are as in `PageOrder.page`.
+
+        Raises:
+            PositionError: if no version can have the position `after`.
         """
         query = sa.select(_models)
         if target_key is not None:
@@ -148,7 +155,10 @@ class CostModelStore:
     def promote(self, target_key: str, version: int) -> StoredCostModel:
         """Make tuning runs start from this version, and retire the previously promoted one.
 
-        Nothing changes if it is already promoted. Raises NotFoundError.
+        Nothing changes if it is already promoted.
+
+        Raises:
+            NotFoundError: if the target has no such version.
         """
         with writing(self._engine) as connection:
             _lock(connection, target_key)

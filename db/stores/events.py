@@ -39,9 +39,12 @@ class EventStore:
         self._clock = clock
 
     def append(self, job_id: str, events: Sequence[EventData]) -> int:
-        """Add (kind, data) events in order. Return the last sequence number. Raises NotFoundError.
+        """Add (kind, data) events in order. Return the last sequence number.
 
         The job's row is locked, so that a number becomes visible only after all smaller ones.
+
+        Raises:
+            NotFoundError: if no job has this id.
         """
         with writing(self._engine) as connection:
             return append_events(connection, job_id, events, self._clock())
@@ -69,7 +72,8 @@ class EventStore:
     ) -> Page[JobEvent]:
         """Return a page of a job's events, newest first, except events of the kind `but`.
 
-        Raises PositionError.
+        Raises:
+            PositionError: if no event can have the position `after`.
         """
         query = sa.select(_events).where(_events.c.job_id == job_id, _events.c.kind != but)
         with reading(self._engine) as connection:

@@ -36,7 +36,11 @@ class GaugeStore:
         self._now = instant(clock)
 
     def read(self) -> Figures:
-        """Query the present figures. Raises StorageError."""
+        """Query the present figures.
+
+        Raises:
+            StorageError: if the database fails.
+        """
         now = self._now()
         lease = sa.select(now - sa.func.min(_leases.c.taken_at)).where(_leases.c.ended_at.is_(None))
         queued = sa.select(now - sa.func.min(_requests.c.created_at)).where(

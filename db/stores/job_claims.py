@@ -219,7 +219,8 @@ class JobClaims:
     def renew(self, claim: JobClaim, lease_seconds: float) -> Job:
         """Extend a claim by `lease_seconds` from now.
 
-        Raises StaleLeaseError if another tuner has the job, or it was stopped or has ended.
+        Raises:
+            StaleLeaseError: if another tuner holds the job, or the job was stopped or has ended.
         """
         with writing(self._engine) as connection:
             deadline = self._clock(connection) + lease_seconds
@@ -235,7 +236,10 @@ class JobClaims:
         """Save the counters of a job, and optionally an event "progress".
 
         The event has the counters and the values of `event`. New trials count as progress: if the
-        tuner is lost later, this does not count as a failed attempt. Raises StaleLeaseError.
+        tuner is lost later, this does not count as a failed attempt.
+
+        Raises:
+            StaleLeaseError: if another tuner holds the job, or the job was stopped or has ended.
         """
         counters = asdict(progress)
         values: dict[str, Any] = dict(counters)
@@ -254,7 +258,11 @@ class JobClaims:
             append_events(connection, claim.job_id, [("progress", data)], now)
 
     def tell(self, claim: JobClaim, events: Sequence[EventData]) -> None:
-        """Add events to a job; they count as progress. Raises StaleLeaseError."""
+        """Add events to a job; they count as progress.
+
+        Raises:
+            StaleLeaseError: if another tuner holds the job, or the job was stopped or has ended.
+        """
         with writing(self._engine) as connection:
             now = self._clock(connection)
             self._fenced_update(connection, claim, {"progressed_at": now})
@@ -292,7 +300,9 @@ class JobClaims:
         """Release an unfinished job; the claim does not count as an attempt.
 
         The job is queued again; if `waits` is given, it waits for a worker for this reason instead.
-        Raises StaleLeaseError.
+
+        Raises:
+            StaleLeaseError: if another tuner holds the job, or the job was stopped or has ended.
         """
         state = JobState.QUEUED if waits is None else JobState.WAITING
         with writing(self._engine) as connection:

@@ -97,7 +97,10 @@ def get_job(
     """Return the job with this id, or the only one whose id starts with it.
 
     `sees` is the name of an owner, whose jobs alone are visible; None for all jobs. With `lock`,
-    the row is locked. Raises NotFoundError.
+    the row is locked.
+
+    Raises:
+        NotFoundError: if no visible job has this id, or several ids start with it.
     """
     query = sa.select(jobs_table).where(*seen_jobs(sees))
     query = query.with_for_update() if lock else query
@@ -121,7 +124,10 @@ def step(connection: sa.Connection, job: Job, state: JobState, now: float, **val
     """Change the state of a job by the transition table, add an event, and return the job.
 
     The caller has locked the job's row; `values` are further columns to set. If the job ends or is
-    paused, its measurement requests are cancelled. Raises StateError.
+    paused, its measurement requests are cancelled.
+
+    Raises:
+        StateError: if the transition table does not allow the change.
     """
     check_transition(job.id, job.state, state)
     values.setdefault("reason", None)
@@ -148,8 +154,10 @@ def state_event(state: JobState, **why: str | None) -> EventData:
 def check_claim(connection: sa.Connection, claim: JobClaim) -> Job:
     """Lock a claimed job's row until the transaction ends, and return the job.
 
-    A claim is valid after its deadline as long as no other tuner has taken the job. Raises
-    StaleLeaseError.
+    A claim is valid after its deadline as long as no other tuner has taken the job.
+
+    Raises:
+        StaleLeaseError: if another tuner holds the job, or the job was stopped or has ended.
     """
     query = sa.select(jobs_table).where(holds(claim))
     row = connection.execute(query.with_for_update()).first()

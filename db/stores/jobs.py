@@ -128,7 +128,10 @@ class JobStore(JobClaims):
     def get(self, job_id: str, sees: str | None = None) -> Job:
         """Return the job with this id, or the only one whose id starts with it.
 
-        `sees` limits the visible jobs to those of one owner (`Token.sees`). Raises NotFoundError.
+        `sees` limits the visible jobs to those of one owner (`Token.sees`).
+
+        Raises:
+            NotFoundError: if no visible job has this id, or several ids start with it.
         """
         with reading(self._engine) as connection:
             return get_job(connection, job_id, sees=sees)
@@ -187,7 +190,10 @@ class JobStore(JobClaims):
         """End a job at once, and cancel its measurement requests.
 
         A tuner that holds the job notices at its next write. A job that has ended does not change
-        (cancelling twice is not an error). Raises NotFoundError.
+        (cancelling twice is not an error).
+
+        Raises:
+            NotFoundError: if no job has this id.
         """
         with writing(self._engine) as connection:
             job = get_job(connection, job_id, lock=True)

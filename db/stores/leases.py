@@ -172,7 +172,11 @@ class LeaseStore(MeasureQueue):
         ]
 
     def asked(self, lease_id: str) -> JsonObject:
-        """Return the request of a lease as JSON, whoever holds the lease. Raises NotFoundError."""
+        """Return the request of a lease as JSON, whoever holds the lease.
+
+        Raises:
+            NotFoundError: if no lease has this id.
+        """
         query = sa.select(requests.c.payload).join(leases, leases.c.request_id == requests.c.id)
         with reading(self._engine) as connection:
             row = connection.execute(query.where(leases.c.id == lease_id)).first()
@@ -184,7 +188,8 @@ class LeaseStore(MeasureQueue):
     def held(self, lease_id: str, worker_id: str) -> Held:
         """Return the request of a worker's lease, to check the result against.
 
-        Raises NotFoundError.
+        Raises:
+            NotFoundError: if the worker holds no lease with this id.
         """
         (found,) = self.held_all([(lease_id, worker_id)])
         if found is None:

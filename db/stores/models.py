@@ -43,7 +43,11 @@ class ModelStore:
         self._clock = clock
 
     def add(self, data: bytes, name: str, owner: str | None = None) -> UploadedModel:
-        """Save the bytes of a model, and register it. Raises StorageError."""
+        """Save the bytes of a model, and register it.
+
+        Raises:
+            StorageError: if the bytes cannot be stored, or the database fails.
+        """
         return self.register(self._blobs.put(data), len(data), name, owner)
 
     def register(
@@ -81,7 +85,10 @@ class ModelStore:
         """Return the model with this digest, or the only one whose digest starts with it.
 
         `sees` is the name of an owner (`Token.sees`). Then only models that this owner uploaded are
-        visible, with the owner's names for them. Raises NotFoundError.
+        visible, with the owner's names for them.
+
+        Raises:
+            NotFoundError: if no visible model has this digest, or several digests start with it.
         """
         with reading(self._engine) as connection:
             return _get(connection, digest, sees)
@@ -112,7 +119,10 @@ class ModelStore:
     def touch_samples(self, digests: Collection[str], sees: str | None) -> Collection[str]:
         """Protect sample inputs from the next sweeps. Return the digests that exist.
 
-        `sees` is as in `get`. Raises StorageError.
+        `sees` is as in `get`.
+
+        Raises:
+            StorageError: if the database or the place of the bytes fails.
         """
         mine = set(digests)
         if sees is not None:

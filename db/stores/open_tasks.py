@@ -41,7 +41,8 @@ class OpenTaskStore:
     def take(self, claim: JobClaim, wanted: Sequence[OpenTask]) -> frozenset[OpenTask]:
         """Reserve the tasks that no other running job holds. Return the reserved tasks.
 
-        Raises StaleLeaseError.
+        Raises:
+            StaleLeaseError: if another tuner holds the job, or the job was stopped or has ended.
         """
         with writing(self._engine) as connection:
             check_claim(connection, claim)

@@ -79,7 +79,10 @@ class RetentionStore:
     def apply(self, policy: Retention) -> Mapping[str, int]:
         """Delete rows that are older than the policy allows. Return their number by kind.
 
-        Several processes may call it concurrently. Raises StorageError.
+        Several processes may call it concurrently.
+
+        Raises:
+            StorageError: if the database fails.
         """
         rules = (
             ("artifacts", policy.artifacts, _jobs.c.id, _old_artifact, _clear_artifacts),

@@ -109,7 +109,8 @@ class RunStore:
     def get(self, run_id: str) -> StoredRun:
         """Return the run with this id, or the only one whose id starts with it.
 
-        Raises NotFoundError.
+        Raises:
+            NotFoundError: if no run has this id, or several ids start with it.
         """
         with reading(self._engine) as connection:
             return _run(row_of_id(connection, sa.select(_runs), _runs.c.id, run_id, "run"))

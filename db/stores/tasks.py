@@ -76,7 +76,8 @@ class TaskStore:
     def put(self, claim: JobClaim, tasks: Sequence[JobTask]) -> None:
         """Save new or changed tasks of a job in one transaction, in the given order.
 
-        Raises StaleLeaseError.
+        Raises:
+            StaleLeaseError: if another tuner holds the job, or the job was stopped or has ended.
         """
         now = self._clock()
         with writing(self._engine) as connection:
@@ -109,7 +110,8 @@ class TaskStore:
     ) -> Page[JobTask]:
         """Return a page of a job's tasks, in the order in which they were first saved.
 
-        Raises PositionError.
+        Raises:
+            PositionError: if no task of the job can have the position `after`.
         """
         query = sa.select(_tasks).where(_tasks.c.job_id == job_id)
         with reading(self._engine) as connection:
@@ -119,7 +121,8 @@ class TaskStore:
         """Return the task of a job with this workload key, or the only one whose key has this
         prefix.
 
-        Raises NotFoundError.
+        Raises:
+            NotFoundError: if no task of the job has this key, or several keys start with it.
         """
         query = sa.select(_tasks).where(_tasks.c.job_id == job_id)
         with reading(self._engine) as connection:
@@ -138,7 +141,10 @@ class TaskStore:
     ) -> Page[tuple[str, JobTask]]:
         """Return a page of (job id, task) for the tasks that match all given filters.
 
-        They are ordered by job. `sees` is as in `JobStore.get`. Raises PositionError.
+        They are ordered by job. `sees` is as in `JobStore.get`.
+
+        Raises:
+            PositionError: if no task can have the position `after`.
         """
         wanted = {
             _tasks.c.job_id: job_id,
@@ -179,13 +185,18 @@ class WorkloadStore:
             insert_new(connection, _workloads, sorted(rows, key=lambda row: str(row["key"])))
 
     def workload(self, key: str) -> str:
-        """Return the text of a workload. Raises NotFoundError."""
+        """Return the text of a workload.
+
+        Raises:
+            NotFoundError: if no workload has this key.
+        """
         return self.found_workload(key)[1]
 
     def found_workload(self, key: str) -> tuple[str, str]:
         """Return the key and the text of a workload, given its key or a unique prefix of it.
 
-        Raises NotFoundError.
+        Raises:
+            NotFoundError: if no workload has this key, or several keys start with it.
         """
         query = sa.select(_workloads.c.key, _workloads.c.text)
         with reading(self._engine) as connection:
@@ -203,7 +214,11 @@ class WorkloadStore:
         return found
 
     def list_workloads(self, *, limit: int, after: Position | None = None) -> Page[StoredWorkload]:
-        """Return a page of workloads with their texts, newest first. Raises PositionError."""
+        """Return a page of workloads with their texts, newest first.
+
+        Raises:
+            PositionError: if no workload can have the position `after`.
+        """
         query = sa.select(_workloads)
         with reading(self._engine) as connection:
             return _newest_workload_first.page(
@@ -213,7 +228,8 @@ class WorkloadStore:
     def list_targets(self, *, limit: int, after: Position | None = None) -> Page[StoredTarget]:
         """Return a page of the targets that jobs and workers use, ordered by key.
 
-        Raises PositionError.
+        Raises:
+            PositionError: if no target can have the position `after`.
         """
         with reading(self._engine) as connection:
             return _by_key.page(
@@ -236,7 +252,11 @@ class WorkloadStore:
             insert_new(connection, _targets, [row])
 
     def target(self, key: str) -> tuple[str, Mapping[str, Any]]:
-        """Return the name and the JSON description of a target. Raises NotFoundError."""
+        """Return the name and the JSON description of a target.
+
+        Raises:
+            NotFoundError: if no target has this key.
+        """
         with reading(self._engine) as connection:
             row = connection.execute(sa.select(_targets).where(_targets.c.key == key)).first()
         if row is None:

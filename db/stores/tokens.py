@@ -186,7 +186,11 @@ class TokenStore:
         return secret, _token(row)
 
     def used(self, token_id: str) -> None:
-        """Record that a token was used now. Raises StorageError."""
+        """Record that a token was used now.
+
+        Raises:
+            StorageError: if the database fails.
+        """
         with writing(self._engine) as connection:
             update = sa.update(_tokens).where(_tokens.c.id == token_id)
             connection.execute(update.values(last_used_at=self._clock()))
@@ -211,7 +215,11 @@ class TokenStore:
         return _token(row), True
 
     def revoke(self, token_id: str) -> Token:
-        """Revoke a token. A second call does not change the time. Raises NotFoundError."""
+        """Revoke a token. A second call does not change the time.
+
+        Raises:
+            NotFoundError: if no token has this id, or several ids start with it.
+        """
         revoked_at = sa.func.coalesce(_tokens.c.revoked_at, self._clock())
         with writing(self._engine) as connection:
             token_id = id_of(connection, _tokens.c.id, token_id, "token")
@@ -227,7 +235,8 @@ class TokenStore:
     def list(self, *, limit: int | None = None, after: Position | None = None) -> Page[Token]:
         """Return a page of all tokens, oldest first, including revoked ones.
 
-        Raises PositionError.
+        Raises:
+            PositionError: if no token can have the position `after`.
         """
         with reading(self._engine) as connection:
             return _oldest_first.page(connection, sa.select(_tokens), _token, limit, after)

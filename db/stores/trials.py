@@ -63,8 +63,11 @@ class TrialStore:
     ) -> Page[StoredTrial]:
         """Return a page of the trials that match all given filters, newest first.
 
-        A job or a workload is required, since there may be millions of trials. Raises ValueError
-        without one, or PositionError.
+        A job or a workload is required, since there may be millions of trials.
+
+        Raises:
+            ValueError: if neither a job nor a workload is given.
+            PositionError: if no trial can have the position `after`.
         """
         if job_id is None and workload_key is None:
             raise ValueError("trials are those of a job or of a workload")

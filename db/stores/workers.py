@@ -208,7 +208,10 @@ class WorkerStore:
         """Return the worker with this id, or the only one whose id starts with it.
 
         With `owner`, the id of a token, only workers that this token or no token registered are
-        visible. Raises NotFoundError.
+        visible.
+
+        Raises:
+            NotFoundError: if no visible worker has this id, or several ids start with it.
         """
         with reading(self._engine) as connection:
             query = sa.select(*self._columns())
@@ -221,7 +224,10 @@ class WorkerStore:
     ) -> Page[RegisteredWorker]:
         """Return a page of workers in the order of registration.
 
-        With `alive`, only healthy workers are listed. Raises PositionError.
+        With `alive`, only healthy workers are listed.
+
+        Raises:
+            PositionError: if no worker can have the position `after`.
         """
 
         def wanted(row: sa.Row[Any]) -> RegisteredWorker | None:
@@ -261,18 +267,30 @@ class WorkerStore:
             )
 
     def drain(self, worker_id: str, draining: bool = True) -> RegisteredWorker:
-        """Stop or resume leasing requests to a worker. Raises NotFoundError."""
+        """Stop or resume leasing requests to a worker.
+
+        Raises:
+            NotFoundError: if no worker has this id.
+        """
         return self._update(worker_id, {"draining": draining}, worker_topic(worker_id))
 
     def readmit(self, worker_id: str) -> RegisteredWorker:
-        """End a worker's quarantine, on an admin's request. Raises NotFoundError."""
+        """End a worker's quarantine, on an admin's request.
+
+        Raises:
+            NotFoundError: if no worker has this id.
+        """
         with writing(self._engine) as connection:
             readmit(connection, worker_id, None, self._now())
             announce(connection, [worker_topic(worker_id)])
         return self.get(worker_id)
 
     def leave(self, worker_id: str) -> None:
-        """Record that a worker unregistered. Raises NotFoundError."""
+        """Record that a worker unregistered.
+
+        Raises:
+            NotFoundError: if no worker has this id.
+        """
         self._update(worker_id, {"gone": True}, worker_topic(worker_id))
 
     def forget(self, silent_seconds: float) -> int:
