@@ -120,7 +120,7 @@ def load_for(
     target's caches (`compiler.program.sliced_batch`).
 
     Raises:
-        CompilerError: as `load_graph` does.
+        CompilerError: if the model is invalid, or uses an operator that is not implemented.
     """
     read = read_model(model)
     leading = [shape[0] for shape in model_ports(read.proto.graph).inputs.values() if shape]
@@ -262,7 +262,7 @@ def compile_whole(
     Raises:
         UnsupportedOperatorError: if the model must be segmented; the `waits_for` of the error is
             then not empty.
-        CompilerError: as `compile_model` does.
+        CompilerError: if the model or the options are invalid.
     """
     options = options or CompileOptions()
     return _compile_whole(reading(model, options), options)

@@ -34,7 +34,9 @@ _SINCE = "SELECT serial, key FROM lookup_changes WHERE serial > {} ORDER BY seri
 
 
 def invalidate_lookups(connection: sa.Connection, keys: Iterable[str]) -> None:
-    """Add keys of workloads or models to `lookup_changes`, so that caches drop their entries.
+    """Add keys of workloads or models to the table `lookup_changes`.
+
+    Caches then drop their entries of these keys.
 
     It takes effect when the connection's transaction commits.
     """

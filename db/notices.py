@@ -164,7 +164,10 @@ class PostgresSource:
 
 
 class SqliteSource:
-    """Receives notices on SQLite: reads the new rows of `notices` when the file has changed."""
+    """Receives notices on SQLite: reads the new rows of the table `notices`.
+
+    They are read when the database's file has changed.
+    """
 
     def __init__(self, engine: sa.Engine) -> None:
         self._engine = engine

@@ -64,7 +64,7 @@ def save_arrays(path: Path, arrays: Iterable[tuple[str, np.ndarray]]) -> None:
     `numpy.savez` takes arrays as keyword arguments, and therefore rejects an array named 'file'.
 
     Raises:
-        OSError: if the file cannot be written; its `filename` is `path`.
+        OSError: if the file cannot be written; the error's attribute `filename` is `path`.
     """
     with replacing(path) as file, zipfile.ZipFile(file, "w", allowZip64=True) as archive:
         for name, array in arrays:

@@ -181,7 +181,7 @@ class ModelDifference:
         return [("name", self.a.name, self.b.name), *changed, ("a run", *times)]
 
     def to_json(self) -> dict[str, Any]:
-        """Return the difference as plain data for `json`."""
+        """Return the difference as plain data for `json.dumps`."""
         return {
             "a": _side(self.a),
             "b": _side(self.b),
@@ -286,7 +286,7 @@ def side_of_artifact(
     """Return an artifact as a side of a comparison.
 
     Args:
-        artifact: the result of `read_artifact`.
+        artifact: the artifact.
         timed: maps the name of each kernel to its calls per run and the seconds of these calls. The
             key "" has the seconds of all other instructions. None without a measurement.
     """

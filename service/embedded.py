@@ -31,9 +31,9 @@ def owner_token(settings: Settings, storage: Storage) -> str:
 
 
 def worker_token(settings: Settings, storage: Storage) -> str:
-    """Return the token of the service's own worker, as `owner_token` does.
+    """Return the token of the service's own worker from the data folder, or create it in a file.
 
-    Its only scope is `measure`.
+    The token's only scope is "measure".
     """
     return _kept_token(settings.worker_token_file, "local-worker", Scope.MEASURE, storage)
 

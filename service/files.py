@@ -18,7 +18,7 @@ def replacing(path: Path) -> Iterator[IO[bytes]]:
     If `path` is a link, the link's target is replaced. A device or a pipe is written directly.
 
     Raises:
-        OSError: if the file cannot be written; its `filename` is `path`.
+        OSError: if the file cannot be written; the error's attribute `filename` is `path`.
     """
     try:
         if path.exists() and not path.is_file():

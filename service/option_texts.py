@@ -12,7 +12,11 @@ class OptionError(ValueError):
 
 
 def parse_share(option: str, text: str) -> float:
-    """Parse a fraction: 0.005 for "0.5%" or "0.005". Raises OptionError."""
+    """Parse a fraction: 0.005 for "0.5%" or "0.005".
+
+    Raises:
+        OptionError: if the text is not a number from 0 to below 1, or a percentage below 100.
+    """
     number = text.removesuffix("%")
     try:
         share = float(number) / (100 if text.endswith("%") else 1)
@@ -30,7 +34,11 @@ def share_text(share: float) -> str:
 
 
 def parse_dims(given: Iterable[str] | None) -> dict[str, int]:
-    """Parse sizes of dimensions: {"batch": 1} for ["batch=1"]. Raises OptionError."""
+    """Parse sizes of dimensions: {"batch": 1} for ["batch=1"].
+
+    Raises:
+        OptionError: if a text is not NAME=SIZE with a positive size, or a dimension has two sizes.
+    """
     dims: dict[str, int] = {}
     for text in given or ():
         name, equals, size = text.rpartition("=")
@@ -47,7 +55,11 @@ def parse_dims(given: Iterable[str] | None) -> dict[str, int]:
 
 def parse_sizes(given: Iterable[str] | None) -> dict[str, tuple[int | str, ...]]:
     """Parse sizes and ranges of dimensions: {"sequence": ("1..512", 128)} for
-    ["sequence=1..512,128"]. Raises OptionError."""
+    ["sequence=1..512,128"].
+
+    Raises:
+        OptionError: if a text is malformed, or a dimension has different sizes in two texts.
+    """
     from tilewright.compiler.errors import InvalidArgumentError
     from tilewright.compiler.sizes.hinted_ranges import size_choices
 
@@ -87,7 +99,8 @@ def size_texts(sizes: Mapping[str, int | str | Sequence[int | str]]) -> list[str
 def parse_ranges(given: Iterable[str] | None) -> dict[str, int | str]:
     """Parse one size or range per dimension: {"sequence": "1..512"} for ["sequence=1..512"].
 
-    Raises OptionError.
+    Raises:
+        OptionError: if a text is malformed, or a dimension has several sizes.
     """
     ranges: dict[str, int | str] = {}
     for name, choices in parse_sizes(given).items():
@@ -98,7 +111,11 @@ def parse_ranges(given: Iterable[str] | None) -> dict[str, int | str]:
 
 
 def parse_values(given: Iterable[str] | None) -> dict[str, int | float]:
-    """Parse values of inputs: {"sr": 16000} for ["sr=16000"]. Raises OptionError."""
+    """Parse values of inputs: {"sr": 16000} for ["sr=16000"].
+
+    Raises:
+        OptionError: if a text is not NAME=NUMBER.
+    """
     found: dict[str, int | float] = {}
     for text in given or ():
         name, _, number = text.rpartition("=")

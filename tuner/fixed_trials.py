@@ -46,7 +46,8 @@ class Wanted:
         phase: if it is not screening, the first schedule is the incumbent, and each other schedule
             is timed in pairs with it.
         origin: the origin of the trials.
-        serial: part of the trials' ids, to distinguish repeated measurements (`trial_id`).
+        serial: part of the trials' ids, to distinguish repeated measurements
+            (`measurement.trial_id`).
     """
 
     task: Task

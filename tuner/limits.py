@@ -123,7 +123,9 @@ class RunLimits:
     def look_ahead(
         self, curves: Sequence[Curve], measured: int, trials: int, *, binding: bool
     ) -> None:
-        """Set `forecast` to the expected gain of the next window at the present rate of candidates.
+        """Set `RunLimits.forecast` to the expected gain of the next window of the run.
+
+        The gain is estimated at the present rate of candidates.
 
         Args:
             curves: the improvement curves of all tasks.

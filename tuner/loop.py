@@ -82,8 +82,8 @@ def tune(
         clock: returns the time in seconds.
         bounds: returns a lower bound of each task's seconds on the machine (0: unknown). It is
             called only if a task is to be tuned.
-        timings, `beside`: record the seconds of the loop's steps, and the seconds in which the
-            runner is busy.
+        timings: records the seconds of each step of the tuning loop.
+        `beside`: records the seconds in which the runner is busy.
         journal: the order of batches of a run that is to be repeated (see `tuner.replay`).
         relatives: maps the record key of a task to a record of another task of its family.
 

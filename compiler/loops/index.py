@@ -111,7 +111,12 @@ class Affine:
         return self._divide(divisor)[0]
 
     def __mod__(self, divisor: int) -> Affine:
-        """`self % divisor`; raises ValueError as `//` does."""
+        """`self % divisor`.
+
+        Raises:
+            ValueError: if the remainder is not affine, or the ranges of the axes do not prove it
+                (see `__floordiv__`).
+        """
         return self._divide(divisor)[1]
 
     def _divide(self, divisor: int) -> tuple[Affine, Affine]:

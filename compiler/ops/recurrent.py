@@ -58,8 +58,8 @@ class _Layer:
         given: (batch, gates * hidden) at this step: input times W, plus biases.
         product: multiplies the state by `recurrence`.
         recurrence: the values that represent R transposed, (hidden, gates * hidden).
-        state, factor: the hidden state before the step, and the same as a factor, in the type of
-            the weights.
+        state: the hidden state before the step.
+        factor: the hidden state, converted to the type of the weights.
         recurrence_bias: (gates * hidden,), if it is not included in the steps' biases.
         peepholes: (3 * hidden,), the weights with which gates i, o and f read an LSTM's cell; or
             None.

@@ -81,8 +81,8 @@ class Piece:
     Attributes:
         operand: the index of the operand; None for the fill value.
         offset, extents: the box, in elements of the output.
-        starts, steps: the first element and the stride in the operand, for each dimension; `()`
-            means that the box is the whole operand.
+        starts: the first element in each dimension of the operand; `()` for the whole operand.
+        steps: the stride in each dimension of the operand; `()` for the whole operand.
     """
 
     operand: int | None

@@ -150,7 +150,8 @@ class Executable(Model):
         For example, the other program may also copy intermediate values to outputs.
 
         Raises:
-            ValueError: as the constructor does.
+            ValueError: if the program would access memory out of bounds, or the weights have
+                another size than the program states.
         """
         return Executable(program, self._weights, self._address_of, self.threads, self._code_owner)
 
@@ -285,7 +286,10 @@ class Executable(Model):
             The outputs, in order; those in `given` are the given arrays.
 
         Raises:
-            InvalidInputError, OutOfMemoryError, StoppedError: as `run` does.
+            InvalidInputError: if an input is of another shape or dtype, or a dimension is outside
+                its range.
+            OutOfMemoryError: if memory does not suffice for the intermediate values.
+            StoppedError: if `stop` was set before the end.
         """
         context = self._context((*self._sizes.of(arrays), *(rooms or self._no_rooms)))
         try:
@@ -392,7 +396,9 @@ class Executable(Model):
                 the instructions in them.
 
         Raises:
-            InvalidInputError, OutOfMemoryError: as `run` does.
+            InvalidInputError: if an input is missing, unknown, or of another shape or dtype, or a
+                dimension is outside its range.
+            OutOfMemoryError: if memory does not suffice for the intermediate values.
         """
         seconds = np.zeros((samples, len(self._starts)), np.float64)
         words = np.zeros(max(1, self._form.encoded.code.size), np.float64)

@@ -250,7 +250,9 @@ class GuardedModel(Model):
         """Run the model, and return the programs that ran, in order, each with its inputs by name.
 
         Raises:
-            InvalidInputError, CompilerError: as `run`.
+            InvalidInputError: if an input is missing, unknown, or of another shape or dtype, a
+                dimension is outside its range, or no program of an artifact serves the inputs.
+            CompilerError: if a program that this run needs first does not compile.
         """
         return self._run(inputs, labels=False)[1]
 

@@ -166,7 +166,8 @@ class InputSizes:
         """Return the size of each dimension in these inputs, by the dimension's name.
 
         Raises:
-            InvalidInputError: as `of`.
+            InvalidInputError: if an input is not an array or has another rank, or a dimension is
+                outside its range.
         """
         values = zip(self._sources, self.of(arrays), strict=True)
         return {source[0].name: source[0].multiple * value for source, value in values}

@@ -111,11 +111,13 @@ class JsonForm:
         names: JSON names of fields, if they differ from the class's names.
         sparse: fields that are omitted if they equal their default, or `()` without a default.
         optional: fields that a sender may omit, although they are always written.
-        derived, derive: names of entries after the fields, and a function that computes them from a
-            value, for other programs. The reader ignores these entries.
+        derived: names of additional entries after the fields, for other programs. The reader
+            ignores these entries.
+        derive: a function that computes the additional entries from a value.
         check: raises ValueError for a value whose fields are inconsistent.
-        opens, scope: fields that are read first, and a function that returns the scope for reading
-            the other fields, given the enclosing scope and the first fields.
+        opens: fields that are read first.
+        scope: a function that returns the scope for reading the other fields, given the enclosing
+            scope and the fields in `opens`.
     """
 
     what: str = ""

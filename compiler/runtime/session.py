@@ -109,7 +109,8 @@ class Session:
             InvalidInputError: if an input is missing, unknown, a state, or of another shape or
                 dtype; the states are unchanged.
             InvalidArgumentError: if another thread is running this session.
-            CompilerError: as `Model.run` does.
+            CompilerError: if a program that this step needs first does not compile, or memory does
+                not suffice.
         """
         with _alone(self._lock):
             if isinstance(inputs, Mapping) and (bound := self._by_name(inputs)) is not None:

@@ -18,7 +18,7 @@ _RACE = "kind = 'race'"
 class ClaimRow(Base):
     """A statement about speed by a device, its evidence, and the state of its review.
 
-    The newest `confirmed` claim of a subject is served. The subject of a claim about a schedule is
+    The newest confirmed claim of a subject is served. The subject of a claim about a schedule is
     its workload; the subject of a race is the digest of the programs that ran.
     """
 

@@ -30,7 +30,7 @@ def adopt(
 
     If the served record of a workload with open sizes was measured at other sizes, the times are
     not comparable, and that record remains served. The number of SQL statements does not depend on
-    the number of records. Call it within a transaction of `changing`.
+    the number of records. Call it within a transaction of `claim_rows.changing`.
 
     Return the new state of each record, in order; None for a record that was already stored, which
     does not change.

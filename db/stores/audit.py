@@ -100,7 +100,7 @@ class AuditStore:
     ) -> Page[Entry]:
         """Return a page of entries that match all given filters, newest first.
 
-        `after` is the `next` of the previous page.
+        `after` is the position `Page.next` of the previous page.
 
         Raises:
             PositionError: if no entry can have the position `after`.

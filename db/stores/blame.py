@@ -111,7 +111,9 @@ def end_without_result(
     Args:
         request: the locked row of the leased request.
         lease_id: the id of the lease.
-        outcome, blame, error: the end of the lease, its cause, and a message.
+        outcome: how the lease ends.
+        blame: the cause of the end.
+        error: a message.
         now: the present time.
         alive: the result of `eligible_workers`.
     """

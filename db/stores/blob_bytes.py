@@ -103,7 +103,8 @@ class BlobBytes(Protocol):
     def read(self, digest: str, start: int = 0, end: int | None = None) -> Iterator[bytes]:
         """Yield the bytes from `start` up to but excluding `end`, in chunks, without verification.
 
-        Raises NotFoundError at the call, before the first chunk.
+        Raises:
+            NotFoundError: at the call, before the first chunk, if no blob has the digest.
         """
         ...
 

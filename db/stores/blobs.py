@@ -82,7 +82,9 @@ class BlobStore:
         """Save the concatenated chunks without keeping them in memory. Return their digest and
         size.
 
-        Raises StorageError, or TooManyBytesError if there are more than `max_bytes`.
+        Raises:
+            StorageError: if the bytes cannot be stored, or the database fails.
+            TooManyBytesError: if there are more than `max_bytes`.
         """
         with self.staged(chunks, max_bytes) as staged:
             self.keep(staged)
@@ -94,7 +96,10 @@ class BlobStore:
         """Open a context that yields the concatenated chunks in a temporary file.
 
         The caller may inspect it and save it with `keep`; otherwise it is deleted at the end.
-        Raises StorageError, or TooManyBytesError if there are more than `max_bytes`.
+
+        Raises:
+            StorageError: if the bytes cannot be written.
+            TooManyBytesError: if there are more than `max_bytes`.
         """
         return stage(self.place.staging, chunks, max_bytes)
 
@@ -121,7 +126,12 @@ class BlobStore:
         return {digest for digest in there if self.place.size(digest) is not None}
 
     def get(self, digest: str) -> bytes:
-        """Return the bytes. Raises NotFoundError, or StorageError(CORRUPT) if they are damaged."""
+        """Return the bytes.
+
+        Raises:
+            NotFoundError: if no blob has the digest.
+            StorageError: of the kind CORRUPT if the bytes do not match the digest.
+        """
         data = b"".join(self.place.read(digest))
         if hashlib.sha256(data).hexdigest() != digest:
             raise StorageError(f"blob '{digest}' is damaged", StorageKind.CORRUPT)

@@ -408,7 +408,7 @@ class ClaimLedger:
         Args:
             named: part of the name of a record's workload; case is ignored.
             limit: the largest number of records.
-            after: the `next` of the previous page.
+            after: the position `Page.next` of the previous page.
             workload_key, target_key, threads, numerics, worker, state: exact values.
 
         Raises:
@@ -474,8 +474,13 @@ def _locked(connection: sa.Connection, claim_id: str) -> sa.Row[Any] | None:
 def _beaten(connection: sa.Connection, row: sa.Row[Any], attestation: Attestation) -> bool:
     """Whether a newer served schedule is faster than a provisional one.
 
-    Both must have the same code generation and sizes. The served one must have at least
-    `attestation`, which the provisional one would get.
+    Both must have the same code generation and sizes, and the served one at least the given
+    attestation.
+
+    Args:
+        connection: the connection to the database.
+        row: the provisional claim.
+        attestation: the attestation that the provisional claim would get.
     """
     if row.kind != ClaimKind.SCHEDULE.value or row.state != ReviewState.PROVISIONAL.value:
         return False

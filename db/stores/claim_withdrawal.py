@@ -59,7 +59,9 @@ def withdraw(
     record_ids: Collection[str],
     workers: Collection[str],
 ) -> Withdrawn:
-    """Withdraw claims, within a transaction of `changing`; see `ClaimLedger.withdraw`."""
+    """Withdraw claims, within a transaction of `claim_rows.changing`.
+
+    See `ClaimLedger.withdraw`."""
     rows, named = _chosen(connection, record_ids, workers)
     trials, jobs = _withdraw_trials(connection, [row.trial_id for row in rows], workers)
     jobs |= _jobs_built_on(connection, [row.id for row in rows if _is_schedule(row)])

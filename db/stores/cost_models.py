@@ -122,7 +122,12 @@ class CostModelStore:
             return _get(connection, target_key, version)
 
     def data(self, model: StoredCostModel) -> bytes:
-        """Return the bytes of a model. Raises NotFoundError, StorageError(CORRUPT)."""
+        """Return the bytes of a model.
+
+        Raises:
+            NotFoundError: if the target has no such version.
+            StorageError: of the kind CORRUPT if the bytes do not match the digest.
+        """
         return self._blobs.get(model.digest)
 
     def list(

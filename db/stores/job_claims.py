@@ -278,10 +278,21 @@ class JobClaims:
         result: JsonObject | None = None,
         artifact_digest: str | None = None,
     ) -> Job:
-        """Change the state of a job, and add an event "state".
+        """Change the state of a job that a tuner has claimed, and add an event "state".
 
-        The claim ends, except in states in which a tuner holds the job. Raises StateError if the
-        transition table does not allow the change, or StaleLeaseError.
+        The tuner's claim ends, unless a tuner also holds jobs in the new state.
+
+        Args:
+            claim: the tuner's claim of the job.
+            state: the new state.
+            reason: why the job is in this state; None removes an earlier reason.
+            error: the error message of a failed job; None keeps the stored one.
+            result: the report of the job; None keeps the stored one.
+            artifact_digest: the digest of the artifact; None keeps the stored one.
+
+        Raises:
+            StateError: if the transition table does not allow the change.
+            StaleLeaseError: if another tuner holds the job, or the job was stopped or has ended.
         """
         values: dict[str, Any] = {"reason": reason}
         if error is not None:

@@ -165,7 +165,7 @@ class JobStore(JobClaims):
             state: the state of the jobs.
             results: whether to read the results, which may be long; otherwise they are None.
             limit: the largest number of jobs.
-            after: the `next` of the previous page.
+            after: the position `Page.next` of the previous page.
 
         Raises:
             PositionError: if no job can have the position `after`.
@@ -205,7 +205,11 @@ class JobStore(JobClaims):
         """Stop a job at once until `resume`, and cancel its measurement requests; its trials are
         kept.
 
-        Pausing twice is not an error. Raises NotFoundError, or StateError if the job has ended.
+        Pausing twice is not an error.
+
+        Raises:
+            NotFoundError: if no job has this id.
+            StateError: if the job has ended.
         """
         with writing(self._engine) as connection:
             job = get_job(connection, job_id, lock=True)
@@ -216,8 +220,11 @@ class JobStore(JobClaims):
     def resume(self, job_id: str) -> Job:
         """Queue a paused job again; it continues from its trials.
 
-        A job that is not paused does not change. Raises NotFoundError, or StateError if it has
-        ended.
+        A job that is not paused does not change.
+
+        Raises:
+            NotFoundError: if no job has this id.
+            StateError: if the job has ended.
         """
         with writing(self._engine) as connection:
             job = get_job(connection, job_id, lock=True)

@@ -232,8 +232,11 @@ class LeaseStore(MeasureQueue):
     def fail(self, lease_id: str, worker_id: str, cause: Cause, error: str) -> RequestState:
         """End a lease that the worker gives up. Return the new state of its request.
 
-        Other workers may try the request as long as attempts are left. Raises NotFoundError, or
-        StaleLeaseError if the lease has ended.
+        Other workers may try the request as long as attempts are left.
+
+        Raises:
+            NotFoundError: if the worker has no such lease.
+            StaleLeaseError: if the lease has ended.
         """
         match cause:
             case Cause.KILLED:
@@ -249,8 +252,11 @@ class LeaseStore(MeasureQueue):
     def refuse(self, lease_id: str, worker_id: str, error: str) -> RequestState:
         """Reject the result of a lease. Return the new state of its request.
 
-        Another worker gets the request. Raises NotFoundError, or StaleLeaseError if the lease has
-        ended.
+        Another worker gets the request.
+
+        Raises:
+            NotFoundError: if the worker has no such lease.
+            StaleLeaseError: if the lease has ended.
         """
         return self._give_up(lease_id, worker_id, LeaseOutcome.REFUSED, Blame.WORKER, error)
 
@@ -364,7 +370,9 @@ class LeaseStore(MeasureQueue):
     def name_more(self, lease_id: str, worker_id: str, digests: Collection[str]) -> None:
         """Add blobs to the request of a valid lease, so that its worker may read them.
 
-        Raises NotFoundError, or StaleLeaseError if the lease has ended.
+        Raises:
+            NotFoundError: if the worker has no such lease.
+            StaleLeaseError: if the lease has ended.
         """
         with writing(self._engine) as connection:
             request, lease = _locked(connection, lease_id, worker_id)

@@ -133,16 +133,24 @@ class ModelStore:
         return self._blobs.touch(mine)
 
     def data(self, digest: str) -> bytes:
-        """Return the bytes of the ONNX file. Raises NotFoundError, StorageError(CORRUPT)."""
+        """Return the bytes of the ONNX file.
+
+        Raises:
+            NotFoundError: if no model has the digest.
+            StorageError: of the kind CORRUPT if the bytes do not match the digest.
+        """
         self.get(digest)
         return self._blobs.get(digest)
 
     def list(
         self, limit: int = 100, after: Position | None = None, sees: str | None = None
     ) -> Page[UploadedModel]:
-        """Return a page of models, newest first, after the `next` of the previous page.
+        """Return a page of models, newest first.
 
-        `sees` is as in `get`. Raises PositionError.
+        `after` is the position `Page.next` of the previous page. `sees` is as in `get`.
+
+        Raises:
+            PositionError: if no model can have the position `after`.
         """
         with reading(self._engine) as connection:
             return _newest_first.page(connection, _query(sees), _model, limit, after)

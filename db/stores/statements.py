@@ -22,7 +22,10 @@ _T = TypeVar("_T")
 
 
 def upsert(connection: sa.Connection, table: sa.Table) -> postgresql.Insert | sqlite.Insert:
-    """Create an INSERT that has `on_conflict_do_nothing` and `on_conflict_do_update`."""
+    """Return the database's INSERT statement for a table, which can handle conflicts.
+
+    It has the methods `on_conflict_do_nothing` and `on_conflict_do_update`.
+    """
     return _insert(connection.dialect.name, table)
 
 

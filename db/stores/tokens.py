@@ -97,8 +97,8 @@ class TokenStore:
                 only those of tokens with its name.
             max_open_jobs, max_running_jobs: its quotas; None for the quotas of the service's
                 settings.
-            name, scopes, lifetime_seconds: properties of the token. secret: its secret; a new one
-                by default.
+            name, scopes, lifetime_seconds: properties of the token.
+            secret: its secret; a new one by default.
         """
         secret = secret if secret is not None else new_secret()
         now = self._clock()
@@ -161,7 +161,9 @@ class TokenStore:
         The previous secret stays valid for `grace_seconds`; older ones expire at once. With a
         lifetime, the token expires that long from now; without one, its expiry does not change.
 
-        Raises NotFoundError, or StateError if the token was revoked.
+        Raises:
+            NotFoundError: if no token has this id.
+            StateError: if the token was revoked.
         """
         secret = new_secret()
         now = self._clock()

@@ -168,7 +168,9 @@ def stop_waiting(app: FastAPI) -> None:
 
 
 def route_modules() -> list[APIRouter]:
-    """Return the `router` of each module in service.api.routes: a new file adds a group of routes.
+    """Return the routers of all modules in service.api.routes.
+
+    Each module defines the variable `router`: a new file adds a group of routes.
 
     The framework tries the groups in order. Frequently requested groups therefore come first,
     lookups before leases.

@@ -21,7 +21,11 @@ class Auditor:
         self._storage = storage
 
     def __call__(self, action: Action, subject: str, **detail: Any) -> None:
-        """Write one entry about a subject, such as a job's id. Raises StorageError."""
+        """Write one entry about a subject, such as a job's id.
+
+        Raises:
+            StorageError: if the database fails.
+        """
         self._storage.audit.add(
             action,
             subject,

@@ -186,7 +186,8 @@ def _storage_problem(error: DatabaseError, status: int, slug: str, sentence: str
 def validation_problem(error: RequestValidationError) -> ApiProblem:
     """Return a 422 problem that lists the invalid fields of a request.
 
-    Its `detail` is the first error, and `errors` has at most `MOST_FIELD_ERRORS` of them.
+    Its field `detail` is the first error, and its field `errors` has at most `MOST_FIELD_ERRORS`
+    of them.
     """
     listed = map(_field_error, error.errors()[:MOST_FIELD_ERRORS])
     # without duplicates: a body that a dependency also reads is validated twice

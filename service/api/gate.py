@@ -298,8 +298,8 @@ class GatedRoute(APIRoute):
     def refusals(self) -> frozenset[int]:
         """The HTTP statuses of all errors that the route may return.
 
-        The gate causes some of them. `refuses` declares the others on the route and its
-        dependencies.
+        The gate causes some of them. The decorator `refuses` declares the others on the route and
+        its dependencies.
         """
         found = {413, 422, 500, 503, 507} | refusals_of(self.dependant)
         if self._needs is not None:

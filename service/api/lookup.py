@@ -23,9 +23,9 @@ from tilewright.service.jobs.device.targets import is_target_key
 
 
 async def target_key(name: str, storage: Storage) -> str:
-    """Return the key of a target, as `target_key_of` does.
+    """Return the key of the target with this name; a key is returned unchanged.
 
-    A key is returned directly. Any other name is looked up in the database, in a thread.
+    A name that is not a key is looked up in the database, in a thread (`target_key_of`).
     """
     if is_target_key(name):
         return name
@@ -35,7 +35,8 @@ async def target_key(name: str, storage: Storage) -> str:
 def stands(name: str) -> bool:
     """Whether a name always refers to the same target.
 
-    This holds for target keys, described targets and `host`. The target of a worker may change.
+    This holds for target keys, described targets and the name "host". The target of a worker may
+    change.
     """
     return is_target_key(name) or is_described(name)
 

@@ -43,7 +43,7 @@ class Pages:
 
     @property
     def wanted(self) -> tuple[int, Position | None]:
-        """The pair (`limit`, `after`), which `list` of the stores takes."""
+        """The pair (`limit`, `after`), for the method `list` of a store."""
         return self.limit, self.after
 
     def linked(self, page: Page[T]) -> Page[T]:

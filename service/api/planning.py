@@ -55,8 +55,8 @@ T = TypeVar("T")
 class Planning:
     """Answers questions about models in child processes, and caches the answers.
 
-    The processes start at the first question, and run until `close`. Each argument `asker` is the
-    id of the token that asks; tokens take turns.
+    The processes start at the first question, and run until `close`. The argument `asker` of the
+    methods is the id of the token that asks. Tokens take turns.
     """
 
     def __init__(self, settings: Settings, blobs: BlobStore) -> None:

@@ -130,7 +130,13 @@ class KeptQuestion(ABC, Generic[T]):
 
     @abstractmethod
     def run(self) -> T:
-        """Compute the answer. Raises CompilerError, DatabaseError or MemoryError."""
+        """Compute the answer.
+
+        Raises:
+            CompilerError: if the model is invalid or not supported.
+            DatabaseError: if the database fails, or lacks a row.
+            MemoryError: if memory does not suffice.
+        """
 
     def key(self) -> str:
         """Return a SHA-256 of the question's parameters, in hexadecimal."""
@@ -307,7 +313,8 @@ def begin(memory_bytes: int) -> None:
 def answer(question: Question) -> Any:
     """Run a question in this child process, and return its result.
 
-    Returns a `Refusal` instead if `run` raises CompilerError, DatabaseError or MemoryError.
+    Returns a `Refusal` instead if the method `run` of the question raises CompilerError,
+    DatabaseError or MemoryError.
     """
     run: Callable[[], Any] = question.run
     try:

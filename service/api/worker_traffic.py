@@ -91,11 +91,21 @@ class WorkerTraffic:
         self._results = Batcher(in_thread(self._save), MOST)
 
     async def own(self, worker_id: str, token: Token) -> Presence:
-        """Return the worker if the token owns it. Raises NotFoundError or a 403 problem."""
+        """Return the worker if the token may act for it.
+
+        Raises:
+            NotFoundError: if no worker has this id.
+            ApiProblem: 403 if the worker belongs to another token.
+        """
         return await self._asked.ask(Asker(worker_id, token))
 
     async def heartbeat(self, beat: WorkerHeartbeat) -> HeartbeatAnswer:
-        """Record a heartbeat, and renew the worker's leases. Raises the errors of `own`."""
+        """Record a heartbeat, and renew the worker's leases.
+
+        Raises:
+            NotFoundError: if no worker has this id.
+            ApiProblem: 403 if the worker belongs to another token.
+        """
         heard = await self._beats.ask(beat)
         self._pacing.record(beat.worker_id)
         return heard
@@ -103,8 +113,11 @@ class WorkerTraffic:
     async def report(self, sent: UncheckedResult, size_bytes: int) -> Completion:
         """Validate and store a result.
 
-        Raises the errors of `own`; StaleLeaseError; and a 422 problem for a result that is not
-        plausible for its request, which also counts against the worker.
+        Raises:
+            NotFoundError: if no worker has this id.
+            ApiProblem: 403 if the worker belongs to another token; 422 if the result is not
+                plausible for its request. An implausible result also counts against the worker.
+            StaleLeaseError: if the worker no longer has the lease.
         """
         if size_bytes < LARGE_BYTES:  # a large result is validated alone, to not delay a batch
             return await self._results.ask(sent)

@@ -16,7 +16,7 @@ from tilewright.service.show.units import size
 
 
 def artifact_facts(artifact: Artifact) -> dict[str, Any]:
-    """Return an artifact's target, options and programs as plain data for `json`."""
+    """Return an artifact's target, options and programs as plain data for `json.dumps`."""
     return {
         "target": artifact.target.get("name"),
         "cpu": artifact.target.get("cpu"),

@@ -174,7 +174,11 @@ def load_settings(**options: object) -> Settings:
 def write_down(
     audit: AuditStore, command: str, action: Action, subject: str, **detail: object
 ) -> None:
-    """Add an action of a command on this machine to the audit log. Raises StorageError."""
+    """Add an action of a command on this machine to the audit log.
+
+    Raises:
+        StorageError: if the database fails.
+    """
     audit.add(
         action,
         subject,

@@ -45,8 +45,8 @@ def list_devices(
 ) -> None:
     """List the devices to tune for, and the workers of a service.
 
-    Devices are this machine (`tune`) and those of a service's workers (`job submit`). The list of
-    workers shows which are alive, and the current speed of their devices.
+    The command `tune` tunes for this machine, and `job submit` for the devices of a service's
+    workers. The list of workers shows which are alive, and the current speed of their devices.
 
     Example: tilewright device list --server http://server:8080
     """

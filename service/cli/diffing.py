@@ -78,7 +78,11 @@ def difference_view(found: ModelDifference, everything: bool = False) -> Rendera
 
 
 def _side(given: str, client: Callable[[], Client]) -> ComparedSide:
-    """Return the side of an artifact, if `given` is a folder, or of a job. Raises UserError."""
+    """Return the side of an artifact, if `given` is a folder, or of a job.
+
+    Raises:
+        UserError: if `given` is a file, or is neither a folder nor a job of the service.
+    """
     from tilewright.service.client import NotKnownError
     from tilewright.service.difference import side_of_artifact, side_of_job
 

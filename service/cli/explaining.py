@@ -149,7 +149,11 @@ def show_kernels(
 def _chosen(
     reports: Sequence[ModelReport], numbers: Sequence[int] | None
 ) -> dict[int, KernelReport]:
-    """Return the kernels with these numbers, or all that run, in order. Raises UserError."""
+    """Return the kernels with these numbers, or all that run, in order.
+
+    Raises:
+        UserError: if a kernel of `numbers` does not run.
+    """
     from tilewright.compiler.runtime.ports import sizes_text
 
     found = {kernel.number: kernel for report in reports for kernel in reversed(report.kernels)}

@@ -83,9 +83,9 @@ def sampled_hints(
 
 
 def upload_samples(client: Client, given: GivenInputs) -> list[str]:
-    """Upload the samples as one file. Return a list with its digest for a job's `samples`.
+    """Upload the samples as one file. Return a list with its digest, or an empty list.
 
-    The list is empty without samples.
+    The list is the option `samples` of a job. It is empty without samples.
     """
     from tilewright.service.arrays import save_arrays
 

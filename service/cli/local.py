@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 
 class Format(StrEnum):
-    """Output formats of `compile`."""
+    """Output formats of the command `compile`."""
 
     ARTIFACT = "artifact"
     """A folder that loads in Python with NumPy alone."""
@@ -384,7 +384,7 @@ def _load_arrays(path: Path) -> dict[str, Any]:
 
 
 def served_facts(selected: SelectedSchedules) -> dict[str, Any]:
-    """Return the selection of a model's schedules as plain data for `json`.
+    """Return the selection of a model's schedules as plain data for `json.dumps`.
 
     The data has the number of workloads, how many have a record or a related record, and the
     verdict that states which schedules are served and why.

@@ -33,8 +33,8 @@ def device_for(
 ) -> Iterator[tuple[Device, Target]]:
     """Yield the device on which a command runs, and the target for which it compiles.
 
-    Without `on`, the device is this machine, which runs programs on `given` inputs. With `on`, the
-    target `host` means the best target of the worker.
+    Without `on`, the device is this machine, and programs run on the inputs `given`. With `on`,
+    the target "host" means the best target of the worker.
 
     Raises:
         UserError: if the worker is absent, or does not run the target.

@@ -226,7 +226,8 @@ def _of_known_stages(
 ) -> list[ModelProfile]:
     """Profile the segments of a model with data-dependent sizes, on this machine.
 
-    Raises UserError.
+    Raises:
+        UserError: if `on` names a worker.
     """
     from tilewright.compiler.runtime.guarded import GuardedModel
     from tilewright.compiler.sizes.hinted_ranges import hinted_shares

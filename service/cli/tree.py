@@ -170,7 +170,12 @@ class SingleValues(TyperCommand):
     """A command that rejects a repeated option, unless the option is repeatable."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Parse the arguments. Raises UsageError."""
+        """Parse the arguments.
+
+        Raises:
+            UsageError: if an option that takes one value is given repeatedly, or the arguments are
+                invalid.
+        """
         _, _, given = self.make_parser(ctx).parse_args(args=list(args))
         for option, count in Counter(given).items():
             if not isinstance(option, TyperOption) or option.multiple or option.is_flag:
@@ -184,7 +189,11 @@ class Root(TyperGroup):
     """The root of the tree of commands. For an unknown command it suggests similar commands."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """Return the command of the first argument. Raises UsageError."""
+        """Return the command of the first argument.
+
+        Raises:
+            UsageError: if no command has this name; the message suggests similar names.
+        """
         if args[0] not in TREE and not ctx.resilient_parsing and (found := similar(args[0])):
             listed = " or ".join(f"'{each}'" for each in found)
             ctx.fail(f"No such command '{args[0]}'. Did you mean {listed}?")

@@ -57,7 +57,7 @@ _OPEN = re.compile(r"(?<![a-jl-wyzA-Z])s\d+")
 
 
 def sizes_note(names: Sequence[str]) -> str:
-    """Return a note that explains `s0` in names of workloads, or "" if no name contains it."""
+    """Return a note that explains sizes such as `s0` in names of workloads, or "" without them."""
     found = sorted({size for name in names for size in _OPEN.findall(name)})
     sizes = "a size of its workload" if len(found) == 1 else "sizes of their workload"
     return f"{', '.join(found)}: {sizes} that each run decides" if found else ""

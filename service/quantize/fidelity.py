@@ -86,9 +86,9 @@ class Fidelity:
         return self.product / length if length > 0.0 else math.nan
 
     def to_json(self) -> dict[str, Any]:
-        """Return plain data for `json`, with null for numbers that are not finite.
+        """Return plain data for `json.dumps`, with None for numbers that are not finite.
 
-        `exact` is whether all values are equal, so that the ratio is infinite.
+        The entry `exact` is whether all values are equal, so that the ratio is infinite.
         """
         return {
             "sqnr_db": finite(self.sqnr_db),

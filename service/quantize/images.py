@@ -43,7 +43,11 @@ class ImageOptions:
 
 
 def parse_numbers(option: str, text: str) -> tuple[float, ...]:
-    """Parse numbers separated by commas: (0.485, 0.456) for "0.485,0.456". Raises QuantizeError."""
+    """Parse numbers separated by commas: (0.485, 0.456) for "0.485,0.456".
+
+    Raises:
+        QuantizeError: if a part of the text is not a number.
+    """
     try:
         return tuple(float(number) for number in text.split(","))
     except ValueError as error:

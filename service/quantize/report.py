@@ -124,7 +124,7 @@ class QuantizeReport:
     notes: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
-        """Return plain data for `json`."""
+        """Return plain data for `json.dumps`."""
         return {
             "method": self.method,
             "samples": {

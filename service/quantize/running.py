@@ -36,7 +36,11 @@ class CompiledFor:
     kernels: KernelCache = field(default_factory=KernelCache, repr=False, compare=False)
 
     def compile(self, model: onnx.ModelProto | Path) -> Model:
-        """Compile a model, and return it. Raises CompilerError."""
+        """Compile a model, and return it.
+
+        Raises:
+            CompilerError: if the model is invalid or not supported.
+        """
         options = CompileOptions(Mode(threads=self.threads), self.dims, kernels=self.kernels)
         return driver.compile_with(model, options)
 

@@ -173,12 +173,12 @@ def random_samples(
     dims: Mapping[str, int],
     integers: Mapping[str, tuple[int, int] | None] | None = None,
 ) -> Samples:
-    """Generate random samples (`input_spec`); texts are empty.
+    """Generate random samples; texts are empty.
 
     Args:
         inputs: the inputs of the model, with fixed dimensions.
         dims: the sizes of named dimensions, for `Samples.dims`.
-        integers: distributions of random integers by input name (`random_integer_range`).
+        integers: ranges of random integers by input name, as from `random_integer_range`.
 
     Raises:
         QuantizeError: if a dimension has no size.

@@ -68,7 +68,8 @@ def speedups(comparison: Mapping[str, Any], baseline: str = "") -> str:
     """Return the speed-up over a baseline with its interval: `1.05x untuned (1.02x to 1.08x)`.
 
     Args:
-        comparison: `ratio`, `low` and `high` of our time divided by the baseline's time.
+        comparison: our time divided by the baseline's time: the keys are `ratio`, and `low` and
+            `high` for the ends of its interval.
         baseline: the baseline's name; "" if the context names it.
     """
     low, high = speedup(comparison["high"]), speedup(comparison["low"])

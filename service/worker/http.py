@@ -77,7 +77,8 @@ class _NoRedirects(urllib.request.HTTPRedirectHandler):
 class Api:
     """Sends requests to one service with the worker's token.
 
-    Methods raise Unreachable or Refused.
+    Methods raise Unreachable if the service does not answer or asks for a retry, and Refused if it
+    rejects the request.
     """
 
     def __init__(self, server: str, token: str, timeout_seconds: float = 30.0) -> None:

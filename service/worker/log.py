@@ -14,7 +14,7 @@ from tilewright.service.show.text import one_sentence
 
 
 class WorkerLog(Protocol):
-    """A function that writes a message to the log. Levels are those of `logging`."""
+    """A function that writes a message to the log. Levels are those of Python's `logging`."""
 
     def __call__(self, text: str, level: int = logging.WARNING, /) -> None: ...
 

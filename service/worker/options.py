@@ -225,7 +225,11 @@ def of_base64(text: str) -> bytes:
 
 
 def _users(text: str) -> tuple[int, int] | None:
-    """Parse a range of user ids. Return the first and last. Raises ValueError."""
+    """Parse a range of user ids. Return the first and last.
+
+    Raises:
+        ValueError: if the text is not a range FIRST-LAST of users other than root.
+    """
     if text == "none":
         return None
     first, _, last = text.partition("-")
@@ -239,7 +243,11 @@ def _users(text: str) -> tuple[int, int] | None:
 def _cores(text: str, root: Path) -> tuple[int, ...]:
     """Return the cores of "2,4-5" or "cortex-a76", ascending.
 
-    For "" it returns the fastest kind of core if the kinds differ. Raises ValueError.
+    For "" it returns the fastest kind of core if the kinds differ.
+
+    Raises:
+        ValueError: if the text is neither a list of cores nor a kind of core, or this process may
+            not run on a listed core.
     """
     usable = available_cores()
     # a container may see cores that it may not use

@@ -188,7 +188,8 @@ def _limits(options: WorkerOptions) -> HarnessLimits:
 def _harness(options: WorkerOptions, log: WorkerLog) -> Harness:
     """Return the harness of this machine, or of the device that a command reaches.
 
-    Raises HarnessError.
+    Raises:
+        HarnessError: if no harness is available for the device.
     """
     if options.via:
         limits = replace(_limits(options), all_cores=False)
@@ -205,7 +206,9 @@ def _without_harness(options: WorkerOptions, error: HarnessError) -> str:
 def _check(options: WorkerOptions, log: WorkerLog) -> int:
     """Check the device, and print the findings. Return the exit status.
 
-    Raises HarnessError, DeviceLost.
+    Raises:
+        HarnessError: if no harness is available for the device.
+        DeviceLost: if the device is unreachable.
     """
     if options.via:
         started = _command(options, log).start(

@@ -69,7 +69,11 @@ class Registration:
     def register_again(self, worker_id: str) -> None:
         """Register the worker again, because the service no longer knows its id.
 
-        If several threads call this, only the first call registers. Raises Refused.
+        If several threads call this, only the first call registers.
+
+        Raises:
+            Refused: if the service rejects the worker (a wrong token or protocol).
+            Distrusted: if the key of the service has changed.
         """
         with self._lock:
             if self.worker_id == worker_id:
@@ -156,5 +160,10 @@ class Registration:
             )
 
     def leave(self) -> None:
-        """Unregister the worker. Raises Unreachable or Refused."""
+        """Unregister the worker.
+
+        Raises:
+            Unreachable: if the service does not answer, or asks for a retry.
+            Refused: if the service rejects the request.
+        """
         self._api.call("DELETE", f"/v1/workers/{self.worker_id}")

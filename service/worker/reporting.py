@@ -98,7 +98,11 @@ class Reporter:
         self._in_flight.report_now.set()
 
     def report_spool(self) -> None:
-        """Report the results that wait in the spool. Raises Unreachable."""
+        """Report the results that wait in the spool.
+
+        Raises:
+            Unreachable: if the service does not answer, or asks for a retry.
+        """
         files, in_flight = self._in_flight.files, self._in_flight
         for entry in files.spooled():
             wanted = self._report(entry)
@@ -114,13 +118,17 @@ class Reporter:
                     in_flight.changed.notify_all()
 
     def fail(self, lease_id: str, cause: str, error: str) -> None:
-        """Report that the worker abandons a lease. Raises Unreachable.
+        """Report that the worker abandons a lease.
 
         Args:
             lease_id: the lease.
             cause: KILLED if the worker died with the lease, WORKER if this device cannot run it,
                 SERVICE if no device could.
             error: a sentence.
+
+        Raises:
+            Unreachable: if the service does not answer, or asks for a retry.
+            Refused: if the service rejects the worker.
         """
         body = {
             "worker_id": self._registration.worker_id,
@@ -154,7 +162,12 @@ class Reporter:
             self._log(str(error))
 
     def release(self, leases: list[str]) -> None:
-        """Return leases without results. Raises Unreachable or Refused."""
+        """Return leases without results.
+
+        Raises:
+            Unreachable: if the service does not answer, or asks for a retry.
+            Refused: if the service rejects the request.
+        """
         body = {"worker_id": self._registration.worker_id, "leases": leases}
         self._api.call("POST", "/v1/leases/release", body)
 

@@ -31,7 +31,8 @@ def hide_secrets(token: str, log: Log) -> None:
 def hide_process() -> None:
     """Allow only root to read this process's memory, environment and files in /proc.
 
-    Raises OSError.
+    Raises:
+        OSError: if the system denies it.
     """
     arguments = (ctypes.c_ulong(0) for _ in range(4))
     if ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_DUMPABLE, *arguments) < 0:

@@ -145,7 +145,8 @@ class StateFolder:
     def spooled(self) -> list[Spooled]:
         """Return the results in the spool, the oldest first.
 
-        Unreadable results, written by another release or damaged on the disk, are moved to `aside`.
+        Unreadable results, written by another release or damaged on the disk, are moved to the
+        folder `aside`.
         """
         paths = [p for p in (self.path / "spool").iterdir() if p.suffix == ".json"]
         paths.sort(key=lambda path: path.stat().st_mtime)
@@ -162,7 +163,7 @@ class StateFolder:
             return None
 
     def set_aside(self, request_id: str) -> None:
-        """Move a result from the spool to `aside`.
+        """Move a result from the spool to the folder `aside`.
 
         The service rejected it, or it is unreadable. If there are too many, the oldest ones are
         deleted.

@@ -156,9 +156,10 @@ class ComputeCosts:
 
     @cached_property
     def totals(self) -> tuple[float, float, float, float]:
-        """Return the counts that `features` sums over a nest.
+        """Return four counts for the features of a loop nest, which add them up over its computes.
 
-        They are vector operations, loads, scattered accesses (loads and stores), and stores.
+        They are the numbers of vector operations, of loads, of scattered accesses (loads and
+        stores), and of stores.
         """
         return (
             self.vector_operations,

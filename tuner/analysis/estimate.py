@@ -66,7 +66,7 @@ def estimate_nest(
 
     Args:
         nest: the loop nest.
-        found: its statements with their costs (`placed_computes`).
+        found: its statements with their costs, from `compute_costs.placed_computes`.
         machine: the model of one core.
         threads: number of threads that run the parallel loops.
     """

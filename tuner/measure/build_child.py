@@ -39,7 +39,13 @@ class BuildChild:
         mode: Mapping[str, Any],
         limit_seconds: float,
     ) -> Mapping[str, Any]:
-        """Build one candidate. Raises the errors of `BuildFuture.result`."""
+        """Build one candidate.
+
+        Raises:
+            BuildTimeoutError: if the build exceeded its time limit.
+            ProcessExpired: if the child process does not start, or died.
+            CompilerError: if the compiler rejects the candidate.
+        """
         child = self._ready()
         try:
             child.pipe.send((self._compile, text, schedule, mode))

@@ -113,7 +113,9 @@ class BuildFuture(Protocol):
         """Cancel the build. Return whether it is cancelled."""
 
     def result(self) -> Mapping[str, Any]:
-        """Wait for the build. Return the dict that `Compile` returned, with `build_seconds` added.
+        """Wait for the build. Return the dict of the compile function, with the build time.
+
+        The key `build_seconds` has the build time.
 
         Raises:
             CancelledError: if the build was cancelled, or the builder closed.
@@ -435,7 +437,7 @@ def timed_compile(
     schedule: Mapping[str, Any],
     mode: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """Compile a candidate, and add `build_seconds` to the result."""
+    """Compile a candidate, and add the build time to the result, under the key `build_seconds`."""
     started = time.perf_counter()
     made = compile_candidate(text, schedule, mode)
     return {**made, "build_seconds": time.perf_counter() - started}

@@ -45,12 +45,12 @@ def build_on_worker(
         compile_candidate: the compile function.
         arguments: its arguments: workload text, schedule JSON, mode JSON.
         limit_seconds: the time limit.
-        expected: the tuner's `versions_here`.
+        expected: the versions of the tuner's machine, as `versions_here` returns them.
 
     Returns:
-        A dict with a single key. `made` has the result of `compile_candidate`. `refused`,
-            `expired`, `late`, `bug` and `differs` have an error message. Exceptions are never sent,
-            because the tuner would have to unpickle them.
+        A dict with a single key. The key `made` has the result of `compile_candidate`. The keys
+            `refused`, `expired`, `late`, `bug` and `differs` have an error message. Exceptions are
+            never sent, because the tuner would have to unpickle them.
     """
     mine = versions_here()
     if mine != expected:

@@ -66,7 +66,8 @@ class PlainForms:
                 programs.
 
         Raises:
-            ValueError: if the limit is exceeded, or for the reasons of `plain_programs`.
+            ValueError: if the limit is exceeded, a program has dynamic sizes, or it accesses memory
+                outside its buffers.
         """
         if request.plain:
             return request, {}

@@ -52,7 +52,7 @@ class TimeBound:
 
     @property
     def limit(self) -> str:
-        """Return the name of the larger bound: `compute` or `memory`."""
+        """Return the name of the larger bound: "compute" or "memory"."""
         return "compute" if self.compute_seconds >= self.memory_seconds else "memory"
 
 

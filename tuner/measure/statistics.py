@@ -88,7 +88,7 @@ def median_interval(values: Sequence[float], confidence: float = CONFIDENCE) -> 
     `confidence`.
 
     With fewer values (below six for 95 %) no such interval exists. Then return the whole range,
-    with its smaller `coverage`.
+    with its smaller `Interval.coverage`.
 
     Raises:
         ValueError: if `values` is empty.

@@ -21,6 +21,10 @@ def array_to_bytes(array: np.ndarray) -> bytes:
 
 
 def array_of_bytes(data: bytes | memoryview) -> np.ndarray:
-    """Decode an array from the bytes of an .npy file, without pickles. Raises ValueError."""
+    """Decode an array from the bytes of an .npy file, without pickles.
+
+    Raises:
+        ValueError: if the bytes are not an .npy file, or the array contains Python objects.
+    """
     array: np.ndarray = np.load(io.BytesIO(data), allow_pickle=False)
     return array

@@ -91,7 +91,8 @@ class RunResult(JsonValue):
     """The result of a run. Only the fields for its kind of work are set.
 
     Attributes:
-        status, error: the status, and one sentence if it is not OK.
+        status: whether the run succeeded, or how it failed.
+        error: one sentence about a failure; empty after success.
         errors: largest errors of a check, by output name (`model_runs.largest_error`).
         fetched: outputs returned by a check, as .npy files by output name.
         race: the result of a race.

@@ -187,7 +187,8 @@ class RunRequest(JsonValue):
         blobs: the size in bytes of each named blob, by digest.
         memory_bytes: the largest amount of memory that the run needs in addition to the process.
         limit_seconds: wall-time limit for one step: loading a program, or one run of it.
-        plain: digests of a plan and of input arrays, for a device without NumPy (`plain_form`).
+        plain: digests of a plan and of input arrays, for a device without NumPy
+            (`tuner.measure.plain_form`).
     """
 
     kind: ClassVar[RequestKind] = RequestKind.RUN

@@ -9,7 +9,10 @@ from enum import StrEnum
 
 
 class AgentMessage(StrEnum):
-    """The kind of an agent's message: the value of its field `do`. A message of a blob has none."""
+    """The kind of an agent's message: the value of its field `do`.
+
+    A message that sends a blob does not have this field.
+    """
 
     WORK = "work"
     CANCEL = "cancel"

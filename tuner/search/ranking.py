@@ -37,14 +37,18 @@ class Ranking:
 
     @property
     def origin(self) -> str:
-        """Return the origin of suggestions by this ranking: `model`, or `prior` for an untrained
-        model.
+        """Return the origin of suggestions by this ranking.
+
+        It is "model" for a trained cost model, otherwise `Ranking.prior`.
         """
         return "model" if self._context.model.trained else self.prior
 
     @property
     def prior(self) -> str:
-        """Return the origin for an untrained model: `estimate`, or `random` without estimates."""
+        """Return the origin of suggestions while the cost model is untrained.
+
+        It is "estimate", or "random" without estimates.
+        """
         return "estimate" if self._context.estimates else "random"
 
     def estimates(self, schedules: Iterable[Schedule]) -> dict[Schedule, float]:

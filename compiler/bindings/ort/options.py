@@ -48,7 +48,8 @@ class SessionOptions:
 
     Attributes:
         intra_op_num_threads: threads per run; 0 for as many as the process has cores.
-        enable_profiling, profile_file_prefix: whether the session writes a trace, and where.
+        enable_profiling: whether the session writes a trace.
+        profile_file_prefix: the beginning of the path of the trace.
         optimized_model_filepath: rejected: a compiled model is not an ONNX file.
         sizes, denoted_sizes: fixed sizes of dynamic dimensions, by name and by denotation.
         initializers: values that replace the model's initializers, by name.

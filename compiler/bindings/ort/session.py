@@ -84,9 +84,11 @@ class InferenceSession:
         options: options of `compile_model`, such as `dims`, `numerics`, `precision`.
 
     Raises:
-        NoSuchFile, InvalidProtobuf, InvalidGraph, NotImplemented: naming the fault of the model;
-            each is a CompilerError.
-        CompilerError: naming the fault of the options.
+        NoSuchFile: if the file does not exist.
+        InvalidProtobuf: if the bytes are not an ONNX model.
+        InvalidGraph: if the model is invalid or contradicts itself.
+        NotImplemented: if the model uses an operator that is not implemented.
+        CompilerError: if an option is invalid. It is also the base class of the errors above.
         ValueError: if the providers are not a list of names, or the options do not match them.
     """
 

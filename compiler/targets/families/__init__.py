@@ -229,7 +229,8 @@ class TileRegisters:
     Attributes:
         feature: the LLVM feature that has the registers.
         count: number of registers.
-        rows, row_bytes: maximum rows, and bytes per row, of each register.
+        rows: maximum number of rows of each register.
+        row_bytes: maximum number of bytes per row.
         row_cycles: cycles per row of the left factor in a multiply instruction.
         latency: latency of a multiply instruction in cycles.
         shapes: takes (rows, bytes per row) of each register in use, and returns the configuration

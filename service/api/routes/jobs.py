@@ -79,7 +79,8 @@ def create_job(
 ) -> JobView:
     """Queue a tuning job.
 
-    The job waits until a worker that can measure it is alive. `reason` then states a remedy.
+    The job waits until a worker that can measure it is alive. The answer's field `reason` then
+    states a remedy.
     """
     target, mode, queue = job_target.target, body.mode_options, body.queue_options
     # only this route resolves "host" and the names of workers
@@ -210,7 +211,12 @@ def _shown(
 
 
 def _own_job(job_id: str, storage: Storage, token: Token) -> Job:
-    """Return the job. Raises NotFoundError, or a 403 problem for another owner's job."""
+    """Return the job.
+
+    Raises:
+        NotFoundError: if no visible job has this id.
+        ApiProblem: 403 for another owner's job.
+    """
     job = storage.jobs.get(job_id, token.sees)
     if job.owner is None or token.allows(Scope.ADMIN):
         return job

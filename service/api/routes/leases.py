@@ -99,8 +99,8 @@ async def report_result(
     """Save a result. Safe to repeat: the same `result_key` is a duplicate, not an error.
 
     A result that does not match its request is refused and counts against the worker. Another
-    worker then gets the request. A result is `late` if another worker holds the request by then.
-    It is kept with the lease, and counts only if the other worker fails.
+    worker then gets the request. The answer is `late` if another worker has the request by then.
+    The late result is kept with the lease, and counts only if the other worker fails.
     """
     sent = UncheckedResult(lease_id, body.worker_id, body.result_key, body.result, token)
     completion = await traffic.report(sent, len(await request.body()))

@@ -127,7 +127,11 @@ def get_record(record_id: str, request: Request, storage: StorageDep, token: Rea
 
 
 def shown_record(record_id: str, storage: Storage, token: Token) -> StoredRecordView:
-    """Return a record with the name of its workload. Raises NotFoundError."""
+    """Return a record with the name of its workload.
+
+    Raises:
+        NotFoundError: if no record has this id, or several ids start with it.
+    """
     stored = storage.ledger.get(record_id)
     name_workloads(storage)
     key = stored.record.key.workload_key

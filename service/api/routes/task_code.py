@@ -105,7 +105,12 @@ async def code_of(
 async def predictions_of(
     found: TaskOfJob, storage: Storage, planning: Planning, limiter: Limiter
 ) -> PredictionsView:
-    """Return the predictions for a task's newest trials. Raises the errors of `code_of`."""
+    """Return the predictions for a task's newest trials.
+
+    Raises:
+        ApiProblem: if the predictions cannot be computed, or the token's allowance is used up.
+        NotFoundError: if the database no longer has the workload or the trials.
+    """
     version, question = await run_in_threadpool(_predictions_question, found, storage)
     return _predictions_view(version, await counted_answer(question, planning, limiter))
 

@@ -36,7 +36,12 @@ router = APIRouter(tags=["workers"], route_class=GatedRoute)
 
 
 def own_worker(storage: Storage, worker_id: str, token: Token) -> None:
-    """Check that the token registered the worker. Raises NotFoundError or a 403 problem."""
+    """Check that the token registered the worker.
+
+    Raises:
+        NotFoundError: if no worker has this id.
+        ApiProblem: 403 if the worker belongs to another token.
+    """
     known = storage.workers.presences([worker_id]).get(worker_id)
     found = check_own(worker_id, known, token)
     if isinstance(found, Exception):
@@ -158,6 +163,9 @@ def leave(worker_id: str, storage: StorageDep, token: Measurer) -> None:
 def _own_id(worker_id: str, storage: Storage, token: Token) -> str:
     """Return the full id of a worker from an abbreviation of it.
 
-    Only an admin's token finds workers of other tokens. Raises NotFoundError.
+    Only an admin's token finds workers of other tokens.
+
+    Raises:
+        NotFoundError: if no visible worker has this id, or several ids start with it.
     """
     return storage.workers.get(worker_id, None if token.allows(Scope.ADMIN) else token.id).id

@@ -234,7 +234,7 @@ class PredictionsView(View):
 class JobEventView(View):
     """The data of a server-sent event.
 
-    The `id` of the event is the sequence number, and its `event` is the kind.
+    The event's field `id` is the sequence number, and its field `event` is the kind.
     """
 
     sequence: int

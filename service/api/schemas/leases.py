@@ -56,8 +56,9 @@ class PlainRequest(RequestBody):
 
 
 class PlainView(View):
-    """An expanded request: a JSON plan of numbers and names, and the digests of its arrays in
-    `plain`.
+    """An expanded request: a JSON plan of numbers and names.
+
+    The payload's field `plain` has the digests of its arrays.
     """
 
     request_id: Id
@@ -86,8 +87,8 @@ class ResultView(View):
 class FailureRequest(RequestBody):
     """A worker's failure to work on a request.
 
-    Causes: the process was `killed` during the work, the device cannot do it (`worker`), or the
-    service's request is invalid (`service`).
+    The field `cause` is "killed" if the process was killed during the work, "worker" if the device
+    cannot do it, and "service" if the service's request is invalid.
     """
 
     model_config = shown(worker_id=SHOWN_ID, cause="worker", error="no memory for the inputs")

@@ -61,7 +61,7 @@ def body_type(annotation: Any) -> Any:
 
 
 class OptionsBody(RequestBody):
-    """A request body with its own fields, followed by the fields of the classes `options`."""
+    """A request body with its own fields, followed by the fields of classes of options."""
 
     def __init_subclass__(cls, options: tuple[type, ...] = (), **more: Any) -> None:
         super().__init_subclass__(**more)

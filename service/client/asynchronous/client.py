@@ -52,9 +52,9 @@ ENDED_EARLY_SECONDS = 0.2
 class AsyncClient(AsyncConnection):
     """A connection to a service with a token. As a context manager, it closes its connections.
 
-    Every method raises ClientError. A request is repeated for `patience_seconds` if the service has
-    answered before and is now unreachable, or if it answers with a temporary error. No request is
-    executed twice.
+    Every method raises ClientError if the service is unreachable or refuses the request. A request
+    is repeated for `patience_seconds` if the service has answered before and is now unreachable, or
+    if it answers with a temporary error. No request is executed twice.
 
     Args:
         server: the URL of the service.
@@ -201,7 +201,7 @@ class AsyncClient(AsyncConnection):
     ) -> Jobs:
         """Return up to `limit` jobs, the newest first.
 
-        Without `results`, which may be long, each `result` is None.
+        If `results` is false, the attribute `result` of each job is None. Results may be long.
         """
         params = {"results": str(results).lower(), **_given(state=state)}
         return Jobs(await self._views(Job, "/v1/jobs", params, most=limit))

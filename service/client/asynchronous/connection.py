@@ -37,7 +37,10 @@ Content = Callable[[], AsyncIterator[bytes]]
 
 
 class AsyncConnection:
-    """Sends requests to one service with one token. All methods raise ClientError."""
+    """Sends requests to one service with one token.
+
+    All methods raise ClientError if the service is unreachable or refuses the request.
+    """
 
     def __init__(
         self,

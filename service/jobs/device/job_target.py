@@ -92,7 +92,8 @@ def target_key_of(name: str, storage: Storage) -> str:
     It is `name` itself if that is a key, or else the key of the named target.
 
     Raises:
-        UnknownTargetError: for the reasons of `resolve_job_target`.
+        UnknownTargetError: if `name` is neither a target nor a live worker, or several live workers
+            have the name.
     """
     return name if is_target_key(name) else resolve_job_target(name, storage).target.key
 
@@ -100,7 +101,8 @@ def target_key_of(name: str, storage: Storage) -> str:
 def target_of_key(key: str, storage: Storage) -> Target:
     """Return the described target with this key, or else a target that a job or worker registered.
 
-    Raises NotFoundError.
+    Raises:
+        NotFoundError: if no target has this key.
     """
     for target in known_targets().values():
         if target.key == key:

@@ -68,7 +68,11 @@ class ProgramRuns(ABC):
 
     @abstractmethod
     def _await(self, target: Target) -> None:
-        """Wait until the device is available. Raises DeviceError."""
+        """Wait until the device is available.
+
+        Raises:
+            DeviceError: if the device does not become available.
+        """
 
     @abstractmethod
     def _answered(

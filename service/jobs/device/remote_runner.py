@@ -110,7 +110,7 @@ class RemoteRunner:
 
         Raises:
             JobCancelled: if the job has ended, so that no worker may measure for it.
-            StaleLeaseError: as `poll` does.
+            StaleLeaseError: if another process has paused or ended the job.
         """
         self._client.check_cancelled()
         if self._plain is not None:
@@ -180,7 +180,11 @@ class RemoteRunner:
         self._stored.clear()
 
     def _send(self) -> None:
-        """Queue the batch. Raises StaleLeaseError."""
+        """Queue the batch.
+
+        Raises:
+            StaleLeaseError: if another process has paused or ended the job.
+        """
         if self._client.cancel.cancelled:
             self._withdraw(list(self._gathered))
         if not (self._gathered or self._stored):

@@ -98,7 +98,11 @@ class RunQueue:
         """Wait for a live worker for this job's runs, and return it.
 
         Raises:
-            DeviceError, Interrupted, JobCancelled, WorkerAbsent: as `run` does.
+            DeviceError: if no worker is alive within the waiting time.
+            WorkerAbsent: if no worker is alive within the waiting time, and the job is released to
+                wait for one.
+            Interrupted: if this process must release the job.
+            JobCancelled: if the user has cancelled the job.
         """
         # after one wait in vain, later runs do not wait
         ends = time.monotonic() + (0.0 if self._nobody_came else self._absent_seconds)

@@ -84,7 +84,8 @@ def _stored_key(name_or_key: str, storage: Storage) -> str:
 def target_key(name_or_key: str) -> str:
     """Return the key of the target with this name; a key is returned unchanged.
 
-    Raises UnknownTargetError.
+    Raises:
+        UnknownTargetError: if no target has this name.
     """
     return name_or_key if is_target_key(name_or_key) else resolve_target(name_or_key).key
 

@@ -70,7 +70,8 @@ class BoundedVerifier:
         If a size exceeds the limits, it is not verified, and `found.not_run` has the reason.
 
         Raises:
-            CompilerError: as `Verifier.verify` does, or if the child process crashes.
+            CompilerError: if the program must not be used (WrongProgramError), a loop of the model
+                does not end, or the child process crashes.
             JobCancelled: if the job was stopped meanwhile.
         """
         child = BoundedChild(self.bound.limits)

@@ -312,8 +312,11 @@ class _Programs:
     def race(self, device: Device, schedules: Mapping[str, Schedule]) -> Race:
         """Race the program with these schedules against the untuned program.
 
-        Workloads that are not in `schedules` have their defaults. Raises DeviceError,
-        CompilerError.
+        Workloads that are not in `schedules` have their defaults.
+
+        Raises:
+            DeviceError: if the device cannot run the programs.
+            CompilerError: if the program does not compile with the schedules.
         """
         challenger = _variant(self._builder.variant(FixedSchedules(schedules)), self._planned)
         return device.race([self._untuned, challenger], self.mode.threads)

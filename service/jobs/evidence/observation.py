@@ -182,7 +182,8 @@ class Observation:
     def output(self, port: str) -> np.ndarray:
         """Return an output of the plain program, without copies of values.
 
-        Raises DeviceError as `value` does.
+        Raises:
+            DeviceError: if the device cannot run the program.
         """
         if port not in self._outputs:
             (names,) = (each for each in self._port_groups() if port in each)

@@ -83,7 +83,11 @@ class ScheduleReviews:
         attestation.
 
         A contradicted record is no longer served, and the jobs that were built with it get an
-        event. Raises the errors of `confirm`.
+        event.
+
+        Raises:
+            CompilerError: if the kernels cannot be compiled.
+            DatabaseError: if the database fails.
         """
         served = self.storage.ledger.served([task.key for task in tasks])
         return self.back(tasks, list(served.values()))
@@ -92,7 +96,9 @@ class ScheduleReviews:
         """Review the given records of these tasks, if a second measurement could raise their
         attestation.
 
-        Raises the errors of `confirm`.
+        Raises:
+            CompilerError: if the kernels cannot be compiled.
+            DatabaseError: if the database fails.
         """
         review = self._review(tasks)
         present = [one for one in records if one.record.holds(CODEGEN_VERSION)]

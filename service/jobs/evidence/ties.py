@@ -192,9 +192,11 @@ def _largest(array: np.ndarray) -> float:
 
 
 class NormalPool:
-    """Standard normal random numbers from a fixed pool, read from a random offset at each call.
+    """Generates standard normal random numbers, with which values of a model are perturbed.
 
-    Generating new numbers would take longer than the operators of a step.
+    A call takes a shape, and returns an array of this shape. The numbers are read from one pool of
+    POOL numbers, beginning at a random position. To generate new numbers would take longer than to
+    run the operators of the model's step.
     """
 
     def __init__(self) -> None:

@@ -214,8 +214,8 @@ def verify_program(
 ) -> Verification:
     """Run a program on a device, and compare its values with the float64 reference.
 
-    If the device cannot run the program (it is absent, or lacks the memory), `not_run` of the
-    result has the reason.
+    If the device cannot run the program (it is absent, or lacks the memory), the result's attribute
+    `not_run` has the reason.
 
     Args:
         planned: the plan of the program, at fixed sizes.

@@ -78,7 +78,10 @@ class WeakRecords:
         """Return a few records of one target whose attestation an idle worker could raise.
 
         The result is empty if no such record exists, if another tuner has the turn, and for some
-        time after each call that looks for records. Raises StorageError.
+        time after each call that looks for records.
+
+        Raises:
+            StorageError: if the database fails.
         """
         now = self._clock()
         if now - self._looked_at < LOOK_SECONDS:
@@ -105,7 +108,10 @@ class WeakRecords:
     def keep_turn(self) -> bool:
         """Whether it is this tuner's turn; a call extends the turn by a few seconds.
 
-        `measure` calls it continually, and stops once the turn is lost. Raises StorageError.
+        `measure` calls it continually, and stops once the turn is lost.
+
+        Raises:
+            StorageError: if the database fails.
         """
         return self._storage.sweeps.take(TURN, self._name) is not None
 

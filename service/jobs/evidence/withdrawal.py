@@ -32,7 +32,7 @@ def withdraw_records(
     """Withdraw records by their ids, and everything that workers measured, by name or id.
 
     Each job that was built with such a record, or that the worker measured for, gets an event
-    `withdrawn`. The verdicts of these jobs' races, and of races that the workers ran, are
+    "withdrawn". The verdicts of these jobs' races, and of races that the workers ran, are
     withdrawn, so that the races are run again.
 
     Raises:
@@ -50,7 +50,7 @@ def withdraw_records(
 def tell(
     storage: Storage, job_ids: Collection[str], reason: str, record_ids: Sequence[str]
 ) -> tuple[str, ...]:
-    """Append an event `withdrawn` to each of these jobs that exists; return their ids."""
+    """Append an event "withdrawn" to each of these jobs that exists; return their ids."""
     notified = []
     for job_id in job_ids:
         try:

@@ -84,7 +84,11 @@ def shown_name(digest: str) -> str:
 
 
 def read_samples_file(file: SamplesFile, limit_bytes: int) -> dict[str, np.ndarray]:
-    """Return the arrays of a file of samples by name. Raises InvalidSamplesError."""
+    """Return the arrays of a file of samples by name.
+
+    Raises:
+        InvalidSamplesError: if the file is not an archive of arrays, or exceeds the limit.
+    """
     try:
         return load_arrays(file.path, file.name, limit_bytes)
     except ArraysError as error:

@@ -26,13 +26,21 @@ def staged_inputs(
     shares: Shares | None = None,
     ranges: Collection[str] = (),
 ) -> Iterator[tuple[dict[str, int], dict[str, Array]]]:
-    """Yield sizes of the dynamic dimensions from `hinted_sizes`, each with valid inputs.
+    """Yield combinations of sizes of the dynamic dimensions, each with valid inputs.
 
-    Inputs that `given` does not provide are random numbers or empty texts.
+    The sizes are those of `shown_sizes.hinted_sizes`. Inputs that `given` does not provide are
+    random numbers or empty texts.
+
+    Args:
+        executable: the model.
+        given: the real inputs.
+        shares: the size hints that a user states, with their fractions.
+        ranges: the names of the dimensions whose range the user has given.
 
     Raises:
-        InvalidArgumentError: for the reasons of `hinted_sizes`.
         InvalidInputError: if the model fails for the random inputs, naming the inputs to give.
+        InvalidArgumentError: if a hint names a dimension that is not dynamic, or a size that the
+            dimension cannot have.
     """
     # a dimension without a given range may have any size
     open_ranges = [executable.ranges.get(n) or default_range(n) for n in executable.open]

@@ -26,7 +26,11 @@ MODULE_NAME = "model"
 
 
 def check_tools(target: Target) -> None:
-    """Check that this machine has the tools to deliver for a target. Raises ToolchainError."""
+    """Check that this machine has the tools to deliver for a target.
+
+    Raises:
+        ToolchainError: if the target needs a WebAssembly toolchain that is not installed.
+    """
     if target.family.modules:
         wasm_toolchain(target)
 

@@ -68,8 +68,8 @@ class JobSpec:
         """Return the job that a request and the options stored with it describe.
 
         Missing options have their defaults. Options that only an earlier release accepted are made
-        valid (`of_earlier_releases`). Given inputs are taken from the request, not from the
-        options; `given_files` reads the options for samples and values.
+        valid. Given inputs are taken from the request, not from the options. The options for
+        samples and values are read separately (`JobSpec.given_files`).
 
         Raises:
             TuningError: if an option is unknown or malformed.

@@ -142,7 +142,7 @@ class JobOutcome:
         return self.finished.cancelled
 
     def report(self) -> dict[str, Any]:
-        """Return the report that is stored with an ended job, as plain data for `json`."""
+        """Return the report that is stored with an ended job, as plain data for `json.dumps`."""
         finished, progress = self.finished, self.tracker.progress
         checked = self.verification
         facts = self.device.facts

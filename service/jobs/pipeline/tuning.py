@@ -171,14 +171,22 @@ def _builder(
 def check_weight_limit(
     planned: Sequence[Planned], limit: int, kernels: KernelCache | None = None
 ) -> None:
-    """Check that the packed weights of the untuned programs fit a limit. Raises CompilerError."""
+    """Check that the packed weights of the untuned programs fit a limit.
+
+    Raises:
+        CompilerError: if the weights exceed the limit.
+    """
     first = planned[0]
     builder = ProgramBuilder(None, first.mode, limit, kernels=kernels)
     builder.reserve([each.served_plan for each in planned])
 
 
 def check_ranges(planned: Sequence[Planned], kernels: KernelCache | None = None) -> None:
-    """Check that each kernel for a range of sizes has a default schedule. Raises CompilerError."""
+    """Check that each kernel for a range of sizes has a default schedule.
+
+    Raises:
+        CompilerError: if a kernel has no default schedule that serves its range.
+    """
     for each in planned:
         if each.open is not None:
             builder = ProgramBuilder(None, each.mode, kernels=kernels)

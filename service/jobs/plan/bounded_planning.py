@@ -47,10 +47,11 @@ def planning_limits(settings: Settings) -> Limits:
 def plan_bounded(
     spec: JobSpec, limits: Limits, stop: Stop, timings: Timings | None = None
 ) -> tuple[Planned, ...]:
-    """Plan all programs of a job's model in a child process; see `plan_programs`.
+    """Plan all programs of a job's model in a child process (`segment_planning.plan_programs`).
 
     Raises:
-        CompilerError: as `plan_programs` does, and if the model exceeds the limits.
+        CompilerError: if the model or the target is invalid or not supported, its programs cannot
+            be planned, or planning exceeds the limits.
         JobCancelled: if `stop` ended the child.
     """
     began = time.perf_counter()
@@ -95,7 +96,8 @@ def given_bounded(
     """Read a job's given inputs in a child process, or in this process if `limits` is None.
 
     Raises:
-        CompilerError: as `GivenFiles.read` does, and if reading exceeds the limits.
+        CompilerError: if a file is invalid, a sample or a value does not fit the model, or reading
+            exceeds the limits.
         JobCancelled: if `stop` ended the child.
     """
     if limits is None or not (files.files or files.values):

@@ -40,7 +40,7 @@ class FittedRanges:
         given: the ranges that a user gave, by name.
         defaults: the ranges of dimensions for which the user gave none.
         hints: the size hint of each dimension.
-        stated: the sizes that a user states, with their shares.
+        stated: the size hints that a user states, with their fractions.
         sizes: the dimensions that were fixed to one size.
         taken: the ranges that a user gave of such dimensions, by name.
         notes: sentences for the user.

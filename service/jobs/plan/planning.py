@@ -233,7 +233,8 @@ def plan_first_sizes(
     """Return the first plan of `plan_sizes`, without computing the others.
 
     Raises:
-        CompilerError: for the reasons of `plan_sizes`.
+        CompilerError: if the model or the target is invalid or not supported, the combinations
+            exceed the limit of an artifact, or hints or samples have sizes outside all ranges.
     """
     return next(_plan_each(request, dims, observer, timings))
 

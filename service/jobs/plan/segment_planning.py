@@ -46,10 +46,13 @@ def plan_programs(
     timings: Timings | None = None,
     kernels: KernelCache | None = None,
 ) -> tuple[Planned, ...]:
-    """Plan all programs of a model: by `plan_sizes`, or by `plan_segments` if sizes depend on data.
+    """Plan all programs of a model.
+
+    They are planned by `planning.plan_sizes`, or by `plan_segments` if sizes depend on data.
 
     Raises:
-        CompilerError: as `plan_sizes` and `plan_segments` do.
+        CompilerError: if the model or the target is invalid or not supported, the sizes cannot be
+            planned together, or the data-dependent stages cannot be enumerated ahead of time.
     """
     try:
         return plan_sizes(request, dims, observer, timings)
@@ -68,7 +71,8 @@ def plan_first_program(
     """Return the first plan of `plan_programs`, without generating code.
 
     Raises:
-        CompilerError: for the reasons of `plan_programs`, if they occur up to the first plan.
+        CompilerError: if the model or the target is invalid or not supported, as far as the first
+            plan shows it.
     """
     try:
         return plan_first_sizes(request, dims, observer, timings)
@@ -121,7 +125,8 @@ def plan_first_stage(request: ModelRequest, dims: Mapping[str, Sequence[SizeChoi
     """Return the plan of the first stage, without generating code.
 
     Raises:
-        CompilerError: for the reasons of `plan_segments`, if they occur up to the first stage.
+        CompilerError: if the model or the target is invalid or not supported, as far as the first
+            stage shows it, or a dimension has several sizes.
     """
     segment_compiler, first = _beginning(request, dims, None, None, build=False)
     plans: list[Planned] = []

@@ -15,8 +15,10 @@ def store_orphaned_results(storage: Storage) -> int:
     """Store the unstored measurements of ended jobs as trials for later jobs; return their number.
 
     Results are left unstored if a job is cancelled while no tuner holds it, or if its tuner is
-    killed at that time. Any process may call this at any time: a trial is saved only once. Raises
-    StorageError.
+    killed at that time. Any process may call this at any time: a trial is saved only once.
+
+    Raises:
+        StorageError: if the database fails.
     """
     count = 0
     while left := storage.leases.left_behind():

@@ -135,7 +135,7 @@ class ModelReport:
         return kernel.count * kernel.seconds / total if total and kernel.seconds else None
 
     def to_json(self) -> dict[str, Any]:
-        """Return plain data for `json`: the fields, and values derived from them."""
+        """Return plain data for `json.dumps`: the fields, and values derived from them."""
         data = dataclasses.asdict(self)
         data["seconds"] = self.seconds
         for kernel, fields in zip(self.kernels, data["kernels"], strict=True):
@@ -163,8 +163,8 @@ def explain(
     """Compile a model with the schedules of `source`, and report on every kernel.
 
     If the device runs the target, the model is run there on seeded inputs, and every kernel is
-    timed within the model. For ranges there is a report for each of `shown_sizes`, with the kernels
-    that serve these sizes.
+    timed within the model. For ranges there is a report for each combination of sizes that
+    `shown_sizes` returns, with the kernels that serve these sizes.
 
     Raises:
         CompilerError: if a workload does not compile.
@@ -350,8 +350,9 @@ def products_in_groups(nest: LoopNest) -> tuple[str, int]:
 
 
 def kernel_seconds(compiled: CompiledProgram, threads: int, device: Device) -> list[float]:
-    """Run a program on the device. Return the fastest time of each of the plan's `kernels`, in
-    seconds.
+    """Run a program on the device. Return the fastest time of each kernel, in seconds.
+
+    The kernels are in the order of `GraphPlan.kernels`.
 
     Raises:
         DeviceError: if the device does not answer, or cannot run the program.

@@ -83,7 +83,7 @@ class GraphStep:
         precision: the types that it multiplies, or else the type of its output.
         operators: the compiler's operators that it computes.
         kernels: workload keys, and the number of runs of each in one run of the step. If a range is
-            split into pieces, each piece has its share of the runs.
+            split into pieces, each piece has its fraction of the runs.
         nodes: (name, operator) of the ONNX nodes that it computes, the first `MOST_NODES`.
         more: the number of further nodes.
         x: the horizontal position of the centre.

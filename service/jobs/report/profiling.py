@@ -94,7 +94,7 @@ class ModelProfile:
         return sorted(rows, key=lambda row: -row[3])
 
     def to_json(self) -> dict[str, Any]:
-        """Return plain data for `json`."""
+        """Return plain data for `json.dumps`."""
         return {**asdict(self), "seconds": self.seconds}
 
 

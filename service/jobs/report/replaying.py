@@ -53,7 +53,12 @@ def repeat(run: StoredRun, storage: Storage) -> Repeated:
 
 
 def load_run(run: StoredRun, storage: Storage) -> RecordedRun:
-    """Read the data from which a run is repeated. Raises ReplayError as `repeat` does."""
+    """Read the data from which a run is repeated.
+
+    Raises:
+        ReplayError: if the run did not end, is from another code-generation version, or needs
+            trials that were deleted by age.
+    """
     if run.journal is None:
         raise ReplayError(f"run '{run.id}' did not end: the order of its batches is not known")
     if run.options.codegen_version != CODEGEN_VERSION:

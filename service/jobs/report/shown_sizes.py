@@ -65,11 +65,12 @@ def hinted_sizes(
     Args:
         ports: the program's inputs and outputs, with the hints of an artifact.
         ranges: the ranges of the dimensions.
-        stated: the hints that a user states, with their shares.
+        stated: the hints that a user states, with their fractions.
         given: the names of the dimensions whose range the user has given.
 
     Raises:
-        InvalidArgumentError: for the reasons of `sample_sizes`.
+        InvalidArgumentError: if a hint names a dimension that is not dynamic, or a size that the
+            dimension cannot have.
     """
     free = [d for d in ranges if d.name not in given]
     hints = {name: (size,) for name, size in size_hints(ports, free).items()} | {
@@ -85,7 +86,8 @@ def stated_sizes(ranges: Sequence[Dimension], stated: Shares | None) -> list[dic
     The result is one empty mapping if `ranges` is empty.
 
     Raises:
-        InvalidArgumentError: for the reasons of `sample_sizes`.
+        InvalidArgumentError: if a hint names a dimension that is not dynamic, or a size that the
+            dimension cannot have.
     """
     return [dict(each.sizes) for each in sample_sizes(ranges, stated)] or [{}]
 

@@ -74,7 +74,7 @@ def task_facts(task: Task) -> dict[str, Any]:
 
 
 def schedule_facts(task: Task, schedule: Schedule, found: Measurement) -> dict[str, Any]:
-    """Return a measured schedule as plain data for `json`.
+    """Return a measured schedule as plain data for `json.dumps`.
 
     It has the algorithm, the knobs, the executed operations, and for ranges the seconds at each
     measured size.

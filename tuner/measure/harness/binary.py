@@ -52,7 +52,7 @@ def build(
         environment: the compiler's environment; None for this process's.
 
     Raises:
-        CalledProcessError: if the compiler fails; `stderr` has its messages.
+        CalledProcessError: if the compiler fails; the attribute `stderr` has its messages.
     """
     sources = [*sorted(FOLDER.glob("*.c")), *SOURCES]
     command = [*compiler, *FLAGS, *map(str, sources), "-lm", "-o", str(output)]
@@ -82,7 +82,7 @@ def build_into_package(folder: Path) -> Path:
 
     Raises:
         OSError: if no compiler is found, or the folder cannot be written.
-        CalledProcessError: if the compiler fails; `stderr` has its messages.
+        CalledProcessError: if the compiler fails; the attribute `stderr` has its messages.
     """
     path = harness_path(platform.machine().lower(), folder)
     for other in folder.glob("harness-*"):

@@ -37,8 +37,8 @@ TARGETS = tuple(family.name for family in families() if not family.modules)
 def zig_compiler(target: str, library: str = "musl") -> list[str]:
     """Return the command of zig's C compiler for one of TARGETS; zig runs on any machine.
 
-    The `library` musl gives a static binary, which runs on every Linux, including Android. `gnu` is
-    the C library of most distributions.
+    With the C library "musl", the binary is static, and runs on every Linux and on Android. "gnu"
+    is the C library of most distributions.
     """
     family = family_of(target)
     assert family is not None
@@ -98,7 +98,8 @@ def local_harness(folder: Path) -> Path:
     """Return the path of the harness for this machine.
 
     Raises:
-        HarnessError: for the reasons of `harness`, or if this system is not Linux.
+        HarnessError: if this system is not Linux, no compiler can build the harness, or the folder
+            cannot be written.
     """
     family = family_of(platform.machine())
     if sys.platform != "linux" or family is None or family.name not in TARGETS:

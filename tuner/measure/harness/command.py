@@ -99,7 +99,8 @@ class DeviceCommand:
     Args:
         text: the command, in shell syntax.
         folder: the folder of compiled harnesses.
-        blobs: the folder of blobs for a harness on this machine; None for `device` in `folder`.
+        blobs: the folder of blobs for a harness on this machine; None for the subfolder `device`
+            of `folder`.
         log: receives the standard error of the command and the device.
         environment: the command's environment; None for this process's environment.
     """
@@ -269,7 +270,11 @@ def _send(process: subprocess.Popen[bytes], text: str) -> None:
 
 
 def target_of(machine: str) -> str:
-    """Return the harness target for the output of `uname -m`. Raises ViaError."""
+    """Return the harness target for the output of `uname -m`.
+
+    Raises:
+        ViaError: if no harness exists for this type of machine.
+    """
     family = family_of(machine.strip())
     if family is None or family.name not in TARGETS:
         raise ViaError(f"there is no harness for a device of '{machine.strip()[:40]}'")

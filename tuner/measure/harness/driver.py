@@ -204,7 +204,8 @@ class Harness:
     def facts(self) -> Mapping[str, Any]:
         """Return the device's properties in the form of a worker's registration.
 
-        Raises DeviceLost.
+        Raises:
+            DeviceLost: if the device is unreachable.
         """
         if self._given_facts is not None:
             return self._given_facts
@@ -213,15 +214,18 @@ class Harness:
         return self._facts
 
     def state(self) -> Mapping[str, Any]:
-        """Return the device's latest `speed` and `condition`, as in a heartbeat. Thread-safe."""
+        """Return the latest speed and condition of the device. Thread-safe.
+
+        The keys are `speed` and `condition`, as in a heartbeat.
+        """
         return self._state
 
     def begin(self, worker_id: str) -> None:
         """Set the worker id for measurements, and start the harness.
 
         Raises:
-            DeviceLost, HarnessError: if the device is unreachable, or the harness cannot be
-                started.
+            DeviceLost: if the device is unreachable.
+            HarnessError: if the harness cannot be started.
         """
         self._worker_id = worker_id
         self._connected()
@@ -260,7 +264,11 @@ class Harness:
         """Have the harness time the reference kernel if the last reading is older than
         PROBE_SECONDS.
 
-        Call it between requests, to keep `state` up to date. Raises DeviceLost, HarnessError.
+        Call it between requests, to keep `state` up to date.
+
+        Raises:
+            DeviceLost: if the device is unreachable, or the harness has ended.
+            HarnessError: if the harness cannot be started.
         """
         if time.monotonic() >= self._looked_at + PROBE_SECONDS:
             self._send({"do": AgentMessage.PROBE})
@@ -414,7 +422,12 @@ class Harness:
         return found
 
     def _connected(self) -> _Connection:
-        """Return the connection to the harness; start a harness if necessary. Raises DeviceLost."""
+        """Return the connection to the harness; start a harness if necessary.
+
+        Raises:
+            DeviceLost: if the device is unreachable.
+            HarnessError: if the harness cannot be started for the first time.
+        """
         if self._connection is not None:
             return self._connection
         for again in (False, True):

@@ -62,7 +62,8 @@ class Tables:
     The first records are the trees' roots. The last record is a leaf that belongs to no tree.
 
     Attributes:
-        columns, thresholds: the column that the record compares, and the threshold.
+        columns: the column that each record compares.
+        thresholds: the number with which each record compares it.
         following: the index of the first of the two successor records.
         leaves: for a leaf, the index of its node; -1 for all other records and the last one.
         mirrored: whether the columns are those of x, followed by those of -x.
