@@ -198,7 +198,8 @@ def test_a_loop_of_no_steps_gives_no_rows() -> None:
     assert rows.shape == (0, 2, 3)
 
 
-def test_what_a_body_needs_to_know_is_an_input_of_the_model() -> None:
+@pytest.mark.parametrize("needed", [("shape",), ("n", "shape")])
+def test_what_a_body_needs_to_know_is_an_input_of_the_model(needed: tuple[str, ...]) -> None:
     """Its shape depends on a state, which begins with an input: the value of that input would
     help."""
     step = body(
@@ -214,10 +215,14 @@ def test_what_a_body_needs_to_know_is_an_input_of_the_model() -> None:
     )
     loop = node("Loop", ["n", "", "shape", "x"], ["", "y"], "sized", body=step)
     inputs = {"x": np.zeros((2, 3), np.float32), "shape": np.array([4])}
-    proto = model([loop], inputs, ["y"], {"n": np.array(10_000)})
+    steps = {"n": np.array(10_000)}
+    if "n" in needed:
+        proto = model([loop], inputs | steps, ["y"])
+    else:
+        proto = model([loop], inputs, ["y"], steps)
     with pytest.raises(UnsupportedOperatorError) as caught:
         driver.compile_whole(proto)
-    assert caught.value.depends_on == ("shape",)
+    assert caught.value.depends_on == needed
 
 
 def test_ten_thousand_steps_are_one_body() -> None:

@@ -28,6 +28,7 @@ EMPTY = [
     Case("Pad", (empty(0, 3), i64(2, 1, 1, 1), np.array(1.5, FLOAT))),
     Case("Pad", ((2, 3), i64(-1, 0, -1, 0))),
     *(Case("Pad", (empty(0, 3), i64(0, 1, 0, 2)), {"mode": mode}) for mode in ("edge", "reflect")),
+    Case("Gather", (empty(3, 0, 2), data(np.zeros((4, 0)))), {"axis": 1}),
     *(
         Case("CumSum", (empty(*shape), np.array(axis)), {"exclusive": exclusive, "reverse": 1})
         for shape, axis in (((3, 0), 1), ((3, 0), 0), ((0,), 0))

@@ -206,7 +206,7 @@ def _onnx_one_hot_encoder(node: OnnxNode) -> str:
     """One row per element: 1 at its category, or all zeros."""
     x = node.input(0)
     texts = node.builder.labels.get(x)
-    named, numbers = node.attrs.get("cats_strings", ()), node.ints("cats_int64s", ()) or ()
+    named, numbers = node.attrs.get("cats_strings", ()), node.ints("cats_int64s")
     if texts is not None:
         if not isinstance(named, tuple) or not named:
             raise node.invalid("'cats_strings' is missing, the input is text")
