@@ -58,7 +58,7 @@ class TextForm:
     Attributes:
         metavar: the placeholder for the value in the help of commands.
         read: returns the value, given the flag and the text, or all texts if the flag is
-            repeatable. Raises OptionError.
+            repeatable. Raises OptionError if a text is not a value of the option.
         write: returns the text, or all texts, of a value.
         repeatable: whether the flag is given once per entry.
     """
@@ -188,7 +188,8 @@ def _is_number(value: Any) -> bool:
 def checked(options: JsonValue) -> Any:
     """Check the bounds of options. Return an equal object.
 
-    Raises OptionError, which names the flag.
+    Raises:
+        OptionError: if a value is outside its bounds; the message names the flag.
     """
     try:
         return type(options).from_json(options.to_json())
@@ -254,7 +255,7 @@ class ModeOptions(JsonValue):
         return cls.from_json({n: v for n, v in mode.to_json().items() if n in cls.__slots__})
 
     def mode(self, target: Target, **more: Any) -> Mode:
-        """Return the mode for a target, with `more` fields that no option states."""
+        """Return the mode for a target; `more` has the fields of `Mode` that no option states."""
         from tilewright.compiler.mode import Mode
 
         return Mode(target, **given_values(self), **more)

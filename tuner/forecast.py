@@ -123,7 +123,10 @@ class History:
         bisect.insort(self.fastest, seconds)
 
     def judge(self, expected: float, gained: float) -> None:
-        """Record the expected and the actual gain of a batch, both as fractions, for `trust`."""
+        """Record the expected and the actual gain of a batch, both as fractions of the time.
+
+        The property `trust` compares them.
+        """
         self.expected += expected
         self.gained += gained
 

@@ -213,13 +213,18 @@ def tune_from(
     adopted: Sequence[MeasureRequest] = (),
     relatives: Mapping[RecordKey, TuningRecord] | None = None,
 ) -> Finished:
-    """Run `tune` with recorded results instead of a device.
+    """Run `loop.tune` with recorded results instead of a device.
 
     Args:
         answers: the recorded results.
+        tasks: the tasks; their record keys differ.
+        store: stores trials and records.
+        options: the settings of the run.
+        on_event: receives the events of the run.
         bounds: lower bounds of each task's seconds on the machine.
+        journal: the order of batches of the recorded run.
         adopted: requests that an earlier process left with the runner.
-        tasks, store, options, on_event, journal, relatives: as in `tune`.
+        relatives: maps the record key of a task to a record of another task of its family.
     """
     return tune(
         tasks,

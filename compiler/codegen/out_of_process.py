@@ -23,11 +23,11 @@ LIMIT_SECONDS = 30
 
 
 def emit_object(ir_text: str, target: Target) -> bytes:
-    """Compile LLVM IR in another process, like `object.emit_object`.
+    """Compile LLVM IR in another process to an object file, and return its bytes.
 
     Raises:
-        CompilerError: as in that function, or if LLVM aborts or needs more than `LIMIT_SECONDS` of
-            CPU time.
+        CompilerError: if LLVM rejects the code, aborts, or needs more than `LIMIT_SECONDS` of CPU
+            time.
     """
     made = _ask(ir_text, target, as_text=False)
     assert isinstance(made, bytes)
@@ -35,10 +35,11 @@ def emit_object(ir_text: str, target: Target) -> bytes:
 
 
 def emit_assembly(ir_text: str, target: Target) -> str:
-    """Compile LLVM IR to assembly text in another process, like `object.emit_assembly`.
+    """Compile LLVM IR in another process to assembly text.
 
     Raises:
-        CompilerError: as in `emit_object`.
+        CompilerError: if LLVM rejects the code, aborts, or needs more than `LIMIT_SECONDS` of CPU
+            time.
     """
     made = _ask(ir_text, target, as_text=True)
     assert isinstance(made, str)

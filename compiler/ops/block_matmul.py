@@ -99,7 +99,7 @@ class Packing:
         return np.stack(split, axis=-1).reshape(*rows.shape[:-1], -1)
 
     def packed(self, elements: np.ndarray) -> np.ndarray:
-        """Pack uint8 elements (N, K) into uint32 words (N, K // `word`)."""
+        """Pack uint8 elements (N, K) into uint32 words (N, K // `Packing.word`)."""
         split = elements.reshape(len(elements), -1, len(self.fields), 4)
         words = np.zeros((len(elements), split.shape[1], 4), np.uint8)
         for number, low in enumerate(self.fields):
@@ -107,7 +107,7 @@ class Packing:
         return words.reshape(len(elements), -1).view("<u4").astype(np.uint32)
 
     def unpacked(self, words: np.ndarray) -> np.ndarray:
-        """Unpack uint32 words (N, K // `word`) into uint8 elements (N, K)."""
+        """Unpack uint32 words (N, K // `Packing.word`) into uint8 elements (N, K)."""
         split = np.ascontiguousarray(words).astype("<u4").view(np.uint8)
         split = split.reshape(len(words), -1, 1, 4)
         low = np.array(self.fields, np.uint8).reshape(-1, 1)

@@ -29,21 +29,24 @@ from tilewright.compiler.runtime.labels import LABELLED, Key, Labels
 
 
 def labels_of(node: Node | None) -> Labels | None:
-    """Return the labels that a `labelled` node states; None for any other node."""
+    """Return the labels that a node of the operator `labelled` states; None for any other node."""
     if node is None or node.op != LABELLED or node.attr("labels") is None:
         return None
     return Labels.from_json(json.loads(word(node.attrs, "labels")))
 
 
 def list_of(node: Node | None) -> str | None:
-    """Return the name of the list that a `labelled` node states; None for any other node."""
+    """Return the name of the list that a node of the operator `labelled` states.
+
+    It is None for any other node.
+    """
     if node is None or node.op != LABELLED or node.attr("list") is None:
         return None
     return word(node.attrs, "list")
 
 
 def labels_text(labels: Labels) -> str:
-    """Encode labels as a JSON string, for the attribute `labels` of `labelled`."""
+    """Encode labels as a JSON string, for the attribute `labels` of the operator `labelled`."""
     return json.dumps(labels.to_json(), sort_keys=True, ensure_ascii=False)
 
 

@@ -200,7 +200,10 @@ class OnnxNode:
         return self.builder.emit(op, inputs, present, self._hint(), self.label)
 
     def keep(self, op: str, inputs: Sequence[str], **attrs: AttrValue) -> str:
-        """Add a node like `emit`, but never fold it, because a pass needs its operands."""
+        """Add a node to the graph, and return its output.
+
+        Unlike a node that `emit` adds, it is never folded, because a pass needs its operands.
+        """
         return self.builder.emit(op, inputs, attrs, self._hint(), self.label, keep=True)
 
     def call(self, op_type: str, *inputs: str | None, **attrs: OnnxAttr) -> str:
@@ -211,7 +214,10 @@ class OnnxNode:
         return self.call_at(CALLED_OPSET, op_type, *inputs, **attrs)
 
     def call_at(self, version: int, op_type: str, *inputs: str | None, **attrs: OnnxAttr) -> str:
-        """Like `call`, for the definition of the operator in opset `version`."""
+        """Import an application of an ONNX operator as defined in the opset `version`.
+
+        It returns the first output, like `call`.
+        """
         called = replace(self, opset=version, inputs=inputs, outputs=self.outputs[:1], attrs=attrs)
         made = ops.onnx_rules()["", op_type].emit(called)
         return made if isinstance(made, str) else made[0]

@@ -163,7 +163,10 @@ class Window:
         )
 
     def pads(self) -> list[tuple[int, int]]:
-        """Return the padding of every dimension of (batch, channels, ...), as `pad` takes it."""
+        """Return the padding (before, after) of every dimension of (batch, channels, ...).
+
+        `numpy.pad` takes it in this form.
+        """
         return [(0, 0), (0, 0), *zip(self.before, self.after, strict=True)]
 
     @property

@@ -165,7 +165,10 @@ class BoundedChild:
         stop: Stop | None = None,
         answers: Answers | None = None,
     ) -> T | NoAnswer:
-        """Run a function in the child; arguments, result and errors are as in `run`."""
+        """Run a function in the child process, and return its result or a `NoAnswer`.
+
+        Arguments, result and errors are as in the module's function `run`.
+        """
         answered = False
         try:
             child = self._ready()

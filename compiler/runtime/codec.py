@@ -78,7 +78,7 @@ class JsonValue:
     __slots__ = ()
 
     def to_json(self) -> dict[str, Any]:
-        """Convert to JSON data; `from_json` returns an equal value for it."""
+        """Convert the value to JSON data, from which `from_json` builds an equal value."""
         written: dict[str, Any] = encode(self)
         return written
 

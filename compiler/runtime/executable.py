@@ -132,7 +132,7 @@ class Executable(Model):
 
     @property
     def output_names(self) -> tuple[str, ...]:
-        """The names of the values that `run` returns, in order; a list of arrays has one name."""
+        """The names of the results of a run, in order; a list of arrays has one name."""
         return tuple(result.name for result in self.program.results)
 
     @property

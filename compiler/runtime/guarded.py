@@ -137,7 +137,7 @@ class GuardedModel(Model):
 
     @property
     def reason(self) -> str:
-        """The first of `reasons`; "" if there is no reason."""
+        """The first entry of `GuardedModel.reasons`; "" if that is empty."""
         return next(iter(self.reasons), "")
 
     @property
@@ -168,7 +168,10 @@ class GuardedModel(Model):
         return tuple(tuple(sorted(facts.sizes)) for facts in listed_ if not facts.open)
 
     def inputs_at(self, sizes: Mapping[str, int]) -> tuple[Port, ...]:
-        """Return the inputs, except string inputs, for these sizes of the dimensions in `open`."""
+        """Return the inputs, except string inputs, for sizes of the dynamic dimensions.
+
+        `sizes` has the sizes of the dimensions in `GuardedModel.open`, by name.
+        """
         return tuple(
             Port(crossing.name, crossing.dtype, _shape(crossing.dims, sizes))
             for crossing in self._first.reads.crossings
@@ -176,7 +179,10 @@ class GuardedModel(Model):
         )
 
     def texts_at(self, sizes: Mapping[str, int]) -> dict[str, tuple[int, ...]]:
-        """Return the shapes of string inputs, by name, for these sizes of dimensions in `open`."""
+        """Return the shapes of string inputs, by name, for sizes of the dynamic dimensions.
+
+        `sizes` has the sizes of the dimensions in `GuardedModel.open`, by name.
+        """
         return {
             crossing.name: _shape(crossing.dims, sizes)
             for crossing in self._first.reads.crossings

@@ -67,7 +67,10 @@ class Labels(JsonValue):
         return np.array(self.keys, np.str_)[array] if self.keys else np.empty(array.shape, np.str_)
 
     def positions(self, texts: NDArray[Any]) -> NDArray[Any]:
-        """Convert strings to int64 positions in `keys`; others get the last position, `OTHER`."""
+        """Convert strings to int64 positions in `Labels.keys`.
+
+        A string that is not a key gets the last position, which belongs to `OTHER`.
+        """
         places = _places(self.keys)
         other = len(self.keys) - 1
         found = [places.get(text, other) for text in texts.reshape(-1).tolist()]

@@ -33,7 +33,7 @@ class Model(ABC):
     @property
     @abstractmethod
     def output_names(self) -> tuple[str, ...]:
-        """The names of the values that `run` returns, in order. A list of arrays has one name."""
+        """The names of the results of a run, in order. A list of arrays has one name."""
 
     @abstractmethod
     def run(

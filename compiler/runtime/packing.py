@@ -89,7 +89,11 @@ def unpack(
 ) -> Array:
     """Copy a physical buffer to a new logical array, which is C-contiguous.
 
-    `buffer` is 1-D, of type `dtype` or uint8. The other arguments are those of `pack`.
+    Args:
+        buffer: the buffer, 1-D, of type `dtype` or uint8.
+        shape: the shape of the array.
+        layout, halo: the layout and the halo of the buffer.
+        dtype: the element type.
 
     Raises:
         ValueError: if the buffer is too small.

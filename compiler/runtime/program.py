@@ -496,7 +496,7 @@ class Program:
 
     @property
     def refusals(self) -> tuple[str, ...]:
-        """The messages of all `Refuse` instructions, in the order of `walk`."""
+        """The messages of all `Refuse` instructions, in the order of `Program.walk`."""
         return tuple(each.message for each in self.walk() if isinstance(each, Refuse))
 
     @property

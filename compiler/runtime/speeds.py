@@ -96,9 +96,10 @@ class Probes:
     def dot_peaks(
         self, samples: int = PEAK_SAMPLES, rounds: int = PEAK_ROUNDS
     ) -> Mapping[str, float]:
-        """Measure the operations per second of dot-product instructions, for each type in `dots`.
+        """Measure the operations per second of dot-product instructions.
 
-        The arguments are those of `peak_flops`.
+        Returns the best of `samples` runs for each type in `Probes.dots`. Each run takes a few
+        milliseconds.
         """
         return {
             name: self._operations(address, DOTS[name], samples, rounds)

@@ -83,7 +83,10 @@ class WeightFile(PackedWeights):
         return {"bytes": self._end, "sha256": self._digest.hexdigest()}
 
     def close(self) -> None:
-        """Wait for the flush that `finish` started, end the threads, and close the file."""
+        """Wait for the flush, end the threads, and close the file.
+
+        The method `finish` starts the flush.
+        """
         try:
             if self._synced is not None:
                 self._synced.result()

@@ -108,7 +108,10 @@ def default_range(name: str, held: Iterable[int] = ()) -> Dimension:
 def default_ranges(
     names: Iterable[str], held: Mapping[str, Iterable[int]] | None = None
 ) -> dict[str, Dimension]:
-    """Return the `default_range` of each name; `held` has the sizes to include, by name."""
+    """Return a dimension with the default range for each name (`default_range`).
+
+    `held` has sizes that the range of a dimension must include, by name.
+    """
     sizes = held or {}
     return {name: default_range(name, sizes.get(name, ())) for name in names}
 

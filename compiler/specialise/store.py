@@ -114,7 +114,10 @@ class CompilationCache:
         return self._load(key, source, options) or self._make(key, source, options)
 
     def tuned(self, model: ModelSource, options: CompileOptions) -> Model | None:
-        """Return the model that `keep_tuned` stored, in this or another process, or None."""
+        """Return the tuned model for these options from the compilation cache, or None.
+
+        The method `keep_tuned` stores it, in this or in another process.
+        """
         source = None if self._folder is None else _Source.of(model)
         if source is None:
             return None
@@ -169,7 +172,8 @@ class CompilationCache:
         """Load the program of an entry.
 
         Raises:
-            OSError, ValueError: if the entry is damaged.
+            OSError: if a file of the entry cannot be read.
+            ValueError: if the entry is damaged.
             ArtifactError: if the entry is damaged or outdated.
         """
         details = _Details.from_json(json.loads((entry / DETAILS).read_bytes()))

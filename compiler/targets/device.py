@@ -105,7 +105,10 @@ class DeviceFacts(JsonValue):
         return found.bytes if found else 0
 
     def brief(self) -> DeviceFacts:
-        """Return the facts without `features`, the form stored with every measurement."""
+        """Return a copy of the facts without the list of features.
+
+        The copy is stored with every measurement.
+        """
         return replace(self, features=())
 
 

@@ -54,7 +54,7 @@ def cost_model_holder(target_key: str, version: int) -> str:
 
 
 def refer(connection: sa.Connection, kind: BlobKind, holder: str, digests: Sequence[str]) -> None:
-    """Keep blobs from the sweep while their holder's row exists; see `refer_all`."""
+    """Keep blobs from the sweep while the row of one holder exists; see `refer_all`."""
     refer_all(connection, kind, {holder: digests})
 
 

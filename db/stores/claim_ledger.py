@@ -150,7 +150,10 @@ class ClaimLedger:
         return None if row is None else stored_race(row)
 
     def race_counts(self) -> dict[str, int]:
-        """Count the jobs that raced or used another job's verdict, by the value of `served`."""
+        """Count the jobs that raced or used another job's verdict, by the schedules that won.
+
+        The key is the value of `served` in the statement of the verdict.
+        """
         served = claims.c.statement["served"].as_string()
         raced = sa.select(served.label("served")).where(is_race)
         used = (

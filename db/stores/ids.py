@@ -72,6 +72,11 @@ def id_of(
     what: str,
     *where: sa.ColumnElement[bool],
 ) -> str:
-    """Return the complete id for an id or its beginning. Errors are as in `row_of_id`."""
+    """Return the complete id for an id or its beginning.
+
+    Raises:
+        NotFoundError: if no id starts with `given`.
+        AmbiguousIdError: if several do; the message names them.
+    """
     found: str = row_of_id(connection, sa.select(column).where(*where), column, given, what)[0]
     return found

@@ -147,7 +147,10 @@ def step(connection: sa.Connection, job: Job, state: JobState, now: float, **val
 
 
 def state_event(state: JobState, **why: str | None) -> EventData:
-    """Return the event for a change of state, with the values of `why` that are not None."""
+    """Return the event for a change of state.
+
+    `why` has further values of the event, such as a reason; values that are None are left out.
+    """
     return "state", {"state": state.value, **{k: v for k, v in why.items() if v is not None}}
 
 

@@ -137,7 +137,10 @@ class JobStore(JobClaims):
             return get_job(connection, job_id, sees=sees)
 
     def seen(self, job_ids: Collection[str], sees: str | None) -> Collection[str]:
-        """Return those of the ids whose jobs an owner may see; `sees` is as in `get`."""
+        """Return the ids of jobs that an owner may see.
+
+        `sees` is the name of the owner (`Token.sees`); None sees all jobs.
+        """
         if sees is None:
             return job_ids
         found: set[str] = set()
@@ -161,7 +164,7 @@ class JobStore(JobClaims):
 
         Args:
             owner: the id of the token that created the jobs.
-            sees: as in `get`.
+            sees: the name of an owner, whose jobs alone are visible (`Token.sees`).
             state: the state of the jobs.
             results: whether to read the results, which may be long; otherwise they are None.
             limit: the largest number of jobs.

@@ -142,7 +142,10 @@ class LeaseStore(MeasureQueue):
     def renew(
         self, worker_id: str, lease_ids: Sequence[str], lease_seconds: float
     ) -> Mapping[str, float]:
-        """Extend leases of a worker. Return the new deadline by lease. See `renew_all`."""
+        """Extend leases of a worker by `lease_seconds` from now. Return the new deadlines by lease.
+
+        A lease that is missing from the answer no longer belongs to the worker.
+        """
         return self.renew_all([(worker_id, lease_ids)], lease_seconds)[0]
 
     def renew_all(

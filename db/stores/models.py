@@ -119,7 +119,7 @@ class ModelStore:
     def touch_samples(self, digests: Collection[str], sees: str | None) -> Collection[str]:
         """Protect sample inputs from the next sweeps. Return the digests that exist.
 
-        `sees` is as in `get`.
+        `sees` is the name of an owner, whose samples alone are visible; None for all samples.
 
         Raises:
             StorageError: if the database or the place of the bytes fails.
@@ -147,7 +147,8 @@ class ModelStore:
     ) -> Page[UploadedModel]:
         """Return a page of models, newest first.
 
-        `after` is the position `Page.next` of the previous page. `sees` is as in `get`.
+        `after` is the position `Page.next` of the previous page. `sees` is the name of an owner,
+        whose models alone are visible; None for all models.
 
         Raises:
             PositionError: if no model can have the position `after`.

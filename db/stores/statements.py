@@ -63,7 +63,10 @@ def insert_returning(
     rows: Sequence[dict[str, Any]],
     columns: Sequence[sa.Column[Any]],
 ) -> Sequence[sa.Row[Any]]:
-    """Insert rows like `insert_new`. Return these columns of the inserted rows, in any order."""
+    """Insert rows, except those that exist already according to a unique constraint.
+
+    Return the given columns of the inserted rows, in any order.
+    """
     if not rows:
         return ()
     insert = _insert_new(connection.dialect.name, table).returning(*columns)

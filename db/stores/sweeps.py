@@ -76,7 +76,10 @@ class SweepStore:
         return Turn(away if away > TERM_SECONDS else 0.0)
 
     def leave(self, name: str, holder: str) -> None:
-        """Release a turn if the holder has it. `age` then returns None, as for an unused turn."""
+        """Release a turn if the holder has it.
+
+        The method `age` then returns None, as for a turn that was never taken.
+        """
         with writing(self._engine) as connection:
             mine = sa.and_(_sweeps.c.name == name, _sweeps.c.holder == holder)
             connection.execute(sa.delete(_sweeps).where(mine))

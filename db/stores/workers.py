@@ -168,7 +168,13 @@ class WorkerStore:
         return self._worker(row)
 
     def heartbeat(self, worker_id: str, **facts: Mapping[str, Any] | None) -> Presence:
-        """Record one heartbeat; see `heartbeats`. Raises NotFoundError for an unknown worker."""
+        """Record a heartbeat, and return the worker's state.
+
+        `facts` are the values of `Heartbeat` that have changed.
+
+        Raises:
+            NotFoundError: if no worker has this id.
+        """
         (found,) = self.heartbeats([Heartbeat(worker_id, **facts)])
         if found is None:
             raise NotFoundError("worker", worker_id)

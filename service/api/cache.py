@@ -106,7 +106,7 @@ class Invalidation:
         """Grows with each read that finds a change."""
 
     def watch(self, cache: LRU[Any, Any]) -> None:
-        """Add a cache from which `refresh` removes outdated values."""
+        """Add a cache; the method `refresh` removes outdated values from it."""
         self._caches.append(cache)
 
     async def refresh(self) -> int:

@@ -105,7 +105,10 @@ class Once:
         self._renewing = asyncio.create_task(self._renew(found))
 
     def receiving(self, receive: Receive) -> Receive:
-        """Return a `receive` that hashes the body, and calls `begin` after its last byte."""
+        """Return a replacement of the ASGI function `receive`.
+
+        It hashes the body of the request, and calls `begin` after the last byte.
+        """
 
         async def hashed() -> Message:
             message = await receive()
@@ -118,9 +121,10 @@ class Once:
         return hashed
 
     def sending(self, send: Send) -> Send:
-        """Return a `send` that stores a successful answer before it reaches the client.
+        """Return a replacement of the ASGI function `send`.
 
-        Before it sends any other answer, it releases the key.
+        It stores a successful answer before it reaches the client. Before it sends any other
+        answer, it releases the key.
         """
 
         async def kept(message: Message) -> None:

@@ -122,7 +122,7 @@ class ClaimDispatcher:
                 self._no_longer(waiter)
 
     async def end(self) -> None:
-        """Wait for the work that started before `close`."""
+        """Wait for the work that started before the call of `close`."""
         while tasks := {*self._giving_back, *([self._serving] if self._serving else [])}:
             await asyncio.wait(tasks)
 

@@ -398,7 +398,10 @@ def served_facts(selected: SelectedSchedules) -> dict[str, Any]:
 
 
 def known_facts(known: KnownModel | None) -> list[dict[str, Any]]:
-    """Return the `served_facts` of a compiled model. The list is empty for an artifact (None)."""
+    """Return the selections of a compiled model's schedules as plain data (`served_facts`).
+
+    The list is empty for an artifact (None).
+    """
     return [] if known is None else [served_facts(selected) for selected in known.selected]
 
 

@@ -59,7 +59,7 @@ def parse_limit(text: str) -> Limit:
 
 
 def keeps(limit: Limit, outputs: Outputs) -> bool:
-    """Whether the outputs meet the limit. `check_limit` must be called before."""
+    """Whether the outputs meet the limit. The caller must have called `check_limit` before."""
     match limit:
         case LeastSqnr(decibels):
             return all(output.fidelity.sqnr_db >= decibels for output in outputs)

@@ -297,7 +297,7 @@ def load_whole(path: Path) -> onnx.ModelProto:
 def check_installed(method: Method) -> None:
     """Check that the libraries of a method are installed.
 
-    Raises QuantizeError, which names the extra to install.
+    Raises QuantizeError if not; the message names the extra to install.
     """
     require("onnxruntime.quantization")
     if isinstance(method, Int4):

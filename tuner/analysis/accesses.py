@@ -150,7 +150,10 @@ class Form:
         return _touched(self, self._sizes(sizes))
 
     def touched_by(self, sizes: tuple[int, ...]) -> float:
-        """Return `touched` for sizes given as a tuple in the order of `numbers`."""
+        """Return the same number of bytes as `touched`, for sizes in the order of the axes.
+
+        `sizes` has the number of positions along each axis in `numbers`.
+        """
         return _touched(self, sizes)
 
     def places(self, points: tuple[tuple[int, int], ...]) -> int:

@@ -170,7 +170,11 @@ class ComputeCosts:
 
     @cached_property
     def spans(self) -> Mapping[Form, tuple[float, ...]]:
-        """Map each form to the bytes that it touches, in the order of `footprints`."""
+        """For each form of accesses, the bytes that it touches.
+
+        They are in the order of `ComputeCosts.footprints`: per run of the register tile, then of
+        each enclosing loop.
+        """
         return {form: self.loop_counts.span(form) for forms in self.tensors for form in forms}
 
     @cached_property

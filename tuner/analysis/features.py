@@ -294,7 +294,11 @@ class FeatureExtractor:
         return None if self.row(schedule) is None else self._estimates[schedule]
 
     def rows(self, schedules: Sequence[Schedule]) -> tuple[list[Schedule], np.ndarray]:
-        """Return the schedules that have a `row`, and their rows stacked in one array, float32."""
+        """Return the schedules that have features, and the features in one float32 array.
+
+        The array has a row per schedule. A schedule without features is left out (`row` returns
+        None for it).
+        """
         kept, rows = [], []
         for schedule in schedules:
             row = self.row(schedule)

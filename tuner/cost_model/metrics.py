@@ -45,7 +45,10 @@ class Scores(JsonValue):
 
     @property
     def quality(self) -> float:
-        """Return the mean of `pairwise`, `top1` and `top5`, by which models are compared."""
+        """Return the number by which models are compared: the mean of the three scores.
+
+        These are `Scores.pairwise`, `Scores.top1` and `Scores.top5`.
+        """
         return (self.pairwise + self.top1 + self.top5) / 3
 
 

@@ -72,7 +72,7 @@ class CostModel(Protocol):
         """Return float64 scores (number,) for rows (number, columns); equal ones if untrained."""
 
     def save(self) -> bytes:
-        """Return the trained model as bytes for `load`; empty if untrained."""
+        """Return the trained model as bytes, for the method `load`; empty if untrained."""
 
     def load(self, data: bytes) -> None:
         """Replace this model by a saved one.

@@ -104,7 +104,7 @@ class BuildFuture(Protocol):
     """A handle for one candidate that is being built."""
 
     def done(self) -> bool:
-        """Whether `result` returns without waiting."""
+        """Whether the build has ended, so that `result` returns without waiting."""
 
     def cancelled(self) -> bool:
         """Whether the build was cancelled."""

@@ -56,7 +56,7 @@ class JobQueue(Generic[Item]):
             return not self._closed
 
     def close(self) -> list[Item]:
-        """End all calls of `take`, and return the remaining items."""
+        """Close the queue: end all waiting calls of `take`, and return the remaining items."""
         with self._changed:
             self._closed = True
             waiting = [*self._items]

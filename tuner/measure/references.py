@@ -68,7 +68,7 @@ class Prepared:
     made: tuple[Future[ExpectedOutput | NoReference], ...]
 
     def done(self) -> bool:
-        """Whether `cases` returns without waiting."""
+        """Whether all outputs are computed, so that `cases` returns without waiting."""
         return all(each.done() for each in self.made)
 
     def cases(self) -> tuple[ExpectedOutput, ...] | NoReference:

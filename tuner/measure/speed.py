@@ -58,5 +58,8 @@ class Speed(JsonValue):
 
     @property
     def excess(self) -> float:
-        """Return the larger of the two ratios, each relative to its limit; above 1: `disturbed`."""
+        """Return the larger of the two ratios, each divided by its limit.
+
+        The machine is too slow for reliable measurements (`disturbed`) if it exceeds 1.
+        """
         return max(self.arithmetic_ratio / ARITHMETIC_LIMIT, self.memory_ratio / MEMORY_LIMIT)

@@ -113,7 +113,7 @@ def write_c_library(
 
 @contextmanager
 def staged(destination: Path, what: str) -> Iterator[Path]:
-    """Return a context with a temporary folder, which is moved to `destination` without an error.
+    """Yield a temporary folder, and move it to `destination` if the context ends without an error.
 
     After an error, the temporary folder is removed.
 

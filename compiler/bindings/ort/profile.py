@@ -34,7 +34,10 @@ class SessionTrace:
 
     @contextmanager
     def event(self, name: str, **args: str) -> Iterator[None]:
-        """Return a context whose duration is recorded as an event; `args` are its details."""
+        """Return a context manager that records its duration as an event with this name.
+
+        `args` are the event's details.
+        """
         began = time.perf_counter_ns()
         try:
             yield

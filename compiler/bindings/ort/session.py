@@ -301,7 +301,10 @@ class InferenceSession:
         input_dict_ort_values: Mapping[str, OrtValue],
         run_options: RunOptions | None = None,
     ) -> list[OrtValue]:
-        """Run the model like `run`, with OrtValues as inputs and outputs."""
+        """Run the model once with OrtValues as inputs, and return the outputs as OrtValues.
+
+        The arguments and errors are otherwise those of `InferenceSession.run`.
+        """
         found = self.run(output_names, input_dict_ort_values, run_options)
         return [OrtValue(each) for each in found]
 

@@ -144,7 +144,7 @@ class OrtValue:
         return isinstance(self._value, np.ndarray)
 
     def is_tensor_sequence(self) -> bool:
-        """Whether the value is a list of arrays, which `numpy` returns."""
+        """Whether the value is a list of arrays; the method `numpy` then returns the list."""
         return isinstance(self._value, list)
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:

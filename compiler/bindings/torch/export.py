@@ -72,7 +72,14 @@ def exported(
     dynamic_shapes: Any = None,
     output_names: Sequence[str] | None = None,
 ) -> Translated:
-    """Translate a module to an ONNX model in memory; arguments and errors are those of `export`."""
+    """Translate a module to an ONNX model in memory.
+
+    The arguments have the same meaning as in `export`.
+
+    Raises:
+        InvalidArgumentError: if one tensor is passed twice.
+        NotTranslatedError: naming an operator without a translation to ONNX.
+    """
     leaves = torch.utils._pytree.tree_leaves((args, kwargs))
     tensors = [id(each) for each in leaves if isinstance(each, torch.Tensor)]
     if len(set(tensors)) < len(tensors):  # torch.export would confuse the two arguments

@@ -51,7 +51,11 @@ def rounded(emitter: Emitter, operation: Operation, x: Value, apply: Callable[..
 
 
 def note_shifted(emitter: Emitter, result: Value, x: Value, added: Value) -> None:
-    """Record that `result` is the sum of a rounded float `x` and a known integer, for `nearest`."""
+    """Record that `result` is the sum of a rounded float `x` and a constant integer.
+
+    The function `nearest` uses this. Nothing is recorded if `x` is not rounded, or `added` is not
+    such a constant.
+    """
     source, number = emitter.rounded.get(x.name), added.const
     if source is None or number is None or not abs(number) <= _FARTHEST:
         return

@@ -170,7 +170,7 @@ class Emitter:
 
     @property
     def opening(self) -> list[str]:
-        """The lines that come before `lines`: instructions that `open` emitted."""
+        """The instructions that `Emitter.open` emitted; they come before `Emitter.lines`."""
         return list(self._opening)
 
     def emit(

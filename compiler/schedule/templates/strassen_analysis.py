@@ -140,12 +140,15 @@ class Strassen:
 
     @property
     def last(self) -> Axis:
-        """The axis of the rows after the last block of `cut`; its extent is `cut.extent % 2`."""
+        """The axis of the rows after the last block of rows.
+
+        It has at most one row: its extent is the extent of the axis `Strassen.cut` modulo 2.
+        """
         return Axis("last", self.cut.extent % 2)
 
     @property
     def may_have_last(self) -> bool:
-        """Whether `last` has a value, or may have one at run time."""
+        """Whether a row remains after the last block (`Strassen.last`), or may at run time."""
         return self.last.extent != 0
 
     def element(self, load: Load, row: Affine, column: int = 0, depth: int = 0) -> Load:
@@ -160,7 +163,10 @@ class Strassen:
         return load_at(load, self._positions(row, column, depth))
 
     def row(self, part: int) -> Affine:
-        """Return the row index in the whole product for the index `rows` of block number `part`."""
+        """Return the index of a row in the whole product, as a function of the axis `rows`.
+
+        `part` is the number of the block in which the axis `Strassen.rows` counts.
+        """
         return self.rows + part * self.rows.extent
 
     def stored(self, total: Expr, row: Affine, column: int) -> Expr:

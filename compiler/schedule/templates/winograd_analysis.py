@@ -94,7 +94,10 @@ class Winograd:
         return True
 
     def steps(self, outputs: int) -> tuple[int, ...]:
-        """Outputs of a tile along each dimension of `shape`."""
+        """Return the number of outputs of a tile along each dimension of `Winograd.shape`.
+
+        It is `outputs` along the sides of the window, 1 along other dimensions.
+        """
         sides = {side.dim - 1 for side in self.sides}
         return tuple(outputs if d in sides else 1 for d in range(len(self.shape)))
 

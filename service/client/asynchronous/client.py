@@ -184,7 +184,10 @@ class AsyncClient(AsyncConnection):
         )
 
     async def wait(self, job_id: str, progress: bool | Display = True) -> Job:
-        """Wait until a job ends, and return it, even if it failed. `progress` is as in `tune`."""
+        """Wait until a job ends, and return it, even if it failed.
+
+        `progress` is whether to show the progress, if this is a notebook or a terminal.
+        """
         shown = progress
         if isinstance(shown, bool):
             shown = display_for_here() if shown else Silent()

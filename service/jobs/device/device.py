@@ -100,7 +100,7 @@ class Device(Protocol):
 
     @property
     def fetch_bytes(self) -> int:
-        """The limit, in bytes, of the outputs that one `check` returns."""
+        """The limit, in bytes, of the outputs that one call of `Device.check` returns."""
 
     def second_opinion(self, first: ClaimReporter) -> Device:
         """Return a device for repeating a measurement, different from the reporter `first` if

@@ -157,7 +157,7 @@ class LeaseClient:
         return sorted(found, key=order)
 
     def alive(self, target_key: str, health: Health = Health.HEALTHY) -> list[RegisteredWorker]:
-        """Return the workers of a target with this health, in the order of `workers`."""
+        """Return the workers of a target with this health, in the order of the method `workers`."""
         return [worker for worker in self.workers(target_key) if worker.health is health]
 
     def health(self, worker_id: str) -> Health | None:

@@ -40,7 +40,8 @@ class LeasedDevice(ProgramRuns):
 
     All runs of a job go to one worker (`RunQueue`). Kernels are measured by all workers of the
     target, or by the named workers in turn (`RemoteRunner`). Methods that run something raise
-    DeviceError, Interrupted and JobCancelled.
+    DeviceError if no worker completes it, Interrupted if this process must release the job, and
+    JobCancelled if the user has cancelled the job.
 
     Args:
         storage: the queue, the workers and the blobs.

@@ -86,7 +86,7 @@ class ProgramRuns(ABC):
 
     @property
     def fetch_bytes(self) -> int:
-        """Limit of the outputs that one `check` returns, in bytes; see `Device.fetch_bytes`."""
+        """The limit, in bytes, of the outputs that one call of `Device.check` returns."""
         return FETCH_BYTES
 
     def speeds(self, target: Target) -> Speeds:

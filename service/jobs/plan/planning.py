@@ -151,7 +151,10 @@ class Planned:
 
     @property
     def untuned(self) -> Mapping[str, Workload]:
-        """For each key of `workloads`, the workload whose default schedule serves it untuned."""
+        """Map the key of each workload to the workload whose default schedule serves it untuned.
+
+        These differ for a piece of a range: it is served by the kernel for the whole range.
+        """
         return {
             piece.workload.key: step.workload
             for step in self.served_plan.kernels

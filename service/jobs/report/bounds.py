@@ -25,7 +25,10 @@ three next to busy builders; a smaller budget is better spent on trials."""
 def bounds_within(
     seconds: float | None, tasks: Sequence[Task], device: Device
 ) -> Callable[[], Sequence[float]] | None:
-    """Return a function that computes `task_bounds`; None if the budget is too small for it."""
+    """Return a function that computes lower bounds of the tasks' times (`task_bounds`).
+
+    It is None if the budget of `seconds` is too small to measure the peaks of the device.
+    """
     if seconds is not None and seconds < LEAST_BUDGET_SECONDS:
         return None
     return partial(task_bounds, tasks, device)
