@@ -163,10 +163,11 @@ class History:
         return min(MOST_SCALE, distance * self.trials), near
 
     def scale(self, alike: float) -> float:
-        """Return the scale of the task's curve, corrected by `trust` and `freshness`.
+        """Return the scale of the task's curve.
 
-        It is the weighted mean of the task's own scale and of `alike`, the scale of similar tasks,
-        which has the weight VOICES.
+        It is the weighted mean of the task's own scale and of `alike`, the scale of similar tasks.
+        The weight of the latter is VOICES. The mean is multiplied by the properties `trust` and
+        `freshness`.
         """
         own, known = self.own_scale()
         return self.trust * self.freshness * (own * known + VOICES * alike) / (known + VOICES)

@@ -51,12 +51,14 @@ class SampledSizes:
 def sample_sizes(
     dimensions: Sequence[Dimension], stated: Shares | None = None
 ) -> list[SampledSizes]:
-    """Return the sizes of open dimensions at which to measure, with shares that add up to 1.
+    """Return the sizes of open dimensions at which to measure, each with its fraction of all runs.
+
+    The fractions add up to 1.
 
     Args:
         dimensions: the open dimensions. Their sizes are combined in a fixed, mixed order: small
             sizes of one dimension occur with small and with large sizes of another.
-        stated: the sizes and frequencies that a user gave, by dimension name.
+        stated: the size hints of a user with their fractions, by dimension name.
 
     Raises:
         InvalidArgumentError: if `stated` names a dimension that is not open, or a size that the
@@ -207,9 +209,9 @@ def _check(dimension: Dimension, shares: Mapping[int, float]) -> None:
 
 
 def _spread(dimension: Dimension) -> dict[int, float]:
-    """Sample sizes from each interval of a dimension, and return their shares.
+    """Sample sizes from each interval of a dimension, and return each with its weight.
 
-    The share of an interval is proportional to its part of the range on a logarithmic scale.
+    The weight of an interval is proportional to its part of the range on a logarithmic scale.
     """
     parts = intervals(_ended(dimension))
     found: dict[int, float] = {}
@@ -254,7 +256,10 @@ def _quantile(dimension: Dimension, share: float) -> int:
 
 
 def _column(dimension: Dimension, stated: Mapping[int, float] | None, count: int) -> list[int]:
-    """Return `count` sizes of a dimension with equal shares."""
+    """Return `count` sizes of a dimension; each entry stands for an equal fraction of all runs.
+
+    A size hint with a large fraction occurs several times.
+    """
     if not stated:
         return [_quantile(dimension, (n + 0.5) / count) for n in range(count)]
     total, column = sum(stated.values()), []

@@ -87,9 +87,10 @@ class Rewriter(Edit):
         return self.add(output, op, inputs, pairs, kind)
 
     def constant(self, array: np.ndarray, like: str) -> str:
-        """Add a constant and return its name, which is similar to `like`.
+        """Add a constant to the graph, and return its name.
 
-        `like` is the value that the constant derives from; the constant has the type of the array.
+        The constant has the type of the array. Its name is similar to `like`, the name of the value
+        that it derives from.
         """
         value = self.fresh(like)
         self.types[value] = TensorType(DType(array.dtype.name), tuple(array.shape))

@@ -270,15 +270,20 @@ class _Places:
         return BufferRef(BufferSpace.ARENA, self.base + self.memory.offsets[name])
 
     def temporary(self, position: int) -> Sequence[BufferRef]:
-        """The buffers that are used only while a step runs."""
+        """The buffers that are used only while one step of the plan runs.
+
+        `position` is the position of the step in the plan.
+        """
         shared = self.memory.shared[position]
         return [BufferRef(BufferSpace.ARENA, self.base + offset) for offset in shared]
 
     def may_replace(self, output: int, state: int) -> bool:
-        """Whether a loop's body may write an output over the state that it becomes. The first step
-        that writes the output may read only the element of the state that it writes, and no later
-        step may read the state. A negative state stands for the condition of another step, which no
-        body reads."""
+        """Whether a loop's body may write an output over the state that the output becomes.
+
+        The first step of the body's plan that writes the output may read only the element of the
+        state that it writes, and no later step may read the state. A negative state stands for the
+        condition that the loop continues; no body reads it.
+        """
         if state < 0:
             return True
         plan, roots = self.plan, self.memory.roots

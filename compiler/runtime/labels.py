@@ -34,8 +34,11 @@ WIDEST_DISPLAY = 64
 class Labels(JsonValue):
     """The labels of a numeric tensor that represents strings or dictionaries.
 
-    Without `columns`, elements are int64 positions in `keys`, which are strings. With `columns`,
-    the tensor has shape (rows, keys), and each row represents a dictionary of its elements by key.
+    Attributes:
+        keys: the strings or other keys.
+        columns: if false, the elements are int64 positions in `keys`, and represent strings. If
+            true, the tensor has shape (rows, keys), and each row represents a dictionary of its
+            elements by key.
     """
 
     json_form: ClassVar[JsonForm] = JsonForm("labels")

@@ -115,11 +115,11 @@ class ScheduleSpace:
         return ScheduleSpace(tuple(space.unconstrained() for space in self.subspaces))
 
     def starting_with(self, default: Schedule) -> ScheduleSpace:
-        """Return the space with another default, which may have an algorithm that the space lacks.
+        """Return the space with another default; the space may lack the default's algorithm.
 
         Knobs get the default's values in addition to their own. A knob that the default lacks gets
-        its first value there: for example, whether the knob that splits sums exists depends on the
-        number of rows, which may be dynamic.
+        its first value there. For example, the knob that splits sums exists only for some numbers
+        of rows, and the number of rows may be dynamic.
         """
         own = [s for s in self.subspaces if s.algorithm == default.algorithm]
         others = [s for s in self.subspaces if s.algorithm != default.algorithm]

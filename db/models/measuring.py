@@ -92,7 +92,7 @@ class RequestRow(Base):
 
 
 class LeaseRow(Base):
-    """A lease on a request: one row for each time that a worker claimed it."""
+    """A lease on a request: one row for each time that the request was leased to a worker."""
 
     __tablename__ = "leases"
     __table_args__ = (

@@ -1,4 +1,7 @@
-"""Operations of tuners on jobs: claim in a fair order, report progress, change state, release."""
+"""Operations of tuners on jobs: claim in a fair order, report progress, change state, release.
+
+Here, a claim is a tuner's exclusive hold on a job for a limited time, not a statement about speed.
+"""
 
 from __future__ import annotations
 
@@ -69,7 +72,7 @@ class JobClaims:
         stall_seconds: float = float("inf"),
         shared: bool = False,
     ) -> tuple[JobClaim, Job] | None:
-        """Claim the next job for a tuner; None if no job can be claimed.
+        """Claim the next job for a tuner; return the claim and the job, or None without a job.
 
         The next job belongs to the owner with the fewest running jobs. Among these jobs, it is the
         one with the highest priority, then the oldest. The job becomes running with a higher

@@ -1,7 +1,8 @@
 """Leases measurement requests to several workers at once, in two steps: `survey` and `take`.
 
-Data common to the claims are read once. Claims are served in the order of their arrival. The first
-requests of the queue are distributed one at a time, so that a few requests go to many workers.
+Here, a claim is a worker's call for leases, not a statement about speed. Data common to the claims
+are read once. Claims are served in the order of their arrival. The first requests of the queue are
+distributed one at a time, so that a few requests go to many workers.
 """
 
 from __future__ import annotations
@@ -25,9 +26,13 @@ Now = sa.ColumnElement[float]
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """A worker's call for up to `limit` measurement requests.
+    """A worker's call for leases on measurement requests.
 
     Attributes:
+        worker_id: the worker.
+        target_keys: the targets that it measures for.
+        limit: the largest number of requests.
+        token_id: the worker's token.
         claim_id: the worker's own name for this claim. If the answer is lost, the worker repeats
             the claim with the same name, and gets the same leases while they are valid.
     """

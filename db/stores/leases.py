@@ -1,4 +1,4 @@
-"""The measurement queue for workers: claim, renew, report, release.
+"""The measurement queue for workers: claim requests, renew leases, report results, release leases.
 
 A lease is a separate row, named by 128 random bits. Operations name the lease and its worker
 together, so that other workers can neither end nor revive it. A request has at most one live lease.
@@ -102,7 +102,10 @@ class LeaseStore(MeasureQueue):
         """Lease up to `limit` queued requests for these targets to a worker; empty if none is
         queued.
 
-        It is `claim_all` for a single claim. Raises NotFoundError for an unknown worker.
+        See `claim_all`.
+
+        Raises:
+            NotFoundError: if no worker has this id.
         """
         claim = Claim(worker_id, tuple(target_keys), limit, token_id, claim_id)
         (found,) = self.claim_all([claim], lease_seconds)

@@ -62,7 +62,7 @@ def save(
 
 
 class _Batch:
-    """The locked rows of leases and their requests, which the results change in turn."""
+    """The locked rows of leases and of their requests. Results change them one after the other."""
 
     def __init__(self, connection: sa.Connection, names: Collection[str], now: float) -> None:
         of = sa.select(leases.c.request_id).where(leases.c.id.in_(sorted(names)))

@@ -213,7 +213,10 @@ def _delete_models(connection: sa.Connection, key: Key, gone: Sequence[Any]) -> 
 
 
 def _delete_trials(connection: sa.Connection, key: Key, gone: Sequence[Any]) -> None:
-    """Delete trials, and mark their record keys in `retired_trials`, which lookups report."""
+    """Delete trials, and add their record keys to the table `retired_trials`.
+
+    Lookups report such keys.
+    """
     which = [_trials.c[name] for name in KEY]
     oldest = sa.func.min(_trials.c.stored_at).label("oldest_at")
     query = sa.select(*which, oldest).where(key.in_(gone)).group_by(*which)

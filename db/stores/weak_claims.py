@@ -1,4 +1,4 @@
-"""Query for schedules with a weak attestation, which an idle worker could measure again.
+"""Query for schedules that an idle worker could measure again, because their attestation is weak.
 
 A claim about a schedule is weak if workers of one owner alone reported it. The query finds served
 claims, and provisional claims whose job has ended.

@@ -229,7 +229,10 @@ class MetricsMiddleware:
 
 
 def _template(scope: Scope) -> str:
-    """Return the path with parameter names instead of values, which limits the number of labels."""
+    """Return the path of a request with the names of its parameters instead of their values.
+
+    This limits the number of labels.
+    """
     if "route" not in scope:
         return "unmatched"
     parts = scope["path"].split("/")

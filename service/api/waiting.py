@@ -1,9 +1,9 @@
-"""Distributes measurement requests to the worker claims that wait in this process, in batches.
+"""Distributes measurement requests to the workers whose claims wait in this process, in batches.
 
-One transaction takes leases for many claims; new claims collect meanwhile. A claim for which no
-request is queued waits together with other claims for the same targets, without a thread or a
-connection. When a notice announces new requests for these targets, the dispatcher serves the
-waiting claims in batches, until no request is left.
+Here, a claim is a worker's call for leases. One transaction takes leases for many claims; new
+claims collect meanwhile. A claim for which no request is queued waits together with other claims
+for the same targets, without a thread or a connection. When a notice announces new requests for
+these targets, the dispatcher serves the waiting claims in batches, until no request is left.
 """
 
 from __future__ import annotations

@@ -46,7 +46,7 @@ def feeds_of(
     Args:
         executable: the loaded or compiled `model`.
         model: an ONNX file or an artifact.
-        shares: size hints of --dim, with their shares.
+        shares: size hints of --dim, with their fractions.
         ranges: sizes and ranges of --dim.
         given: samples, and values for random inputs.
     """

@@ -70,7 +70,7 @@ def open_inputs(ports: ModelPorts) -> list[str]:
 
 
 def _products(summary: PlanSummary) -> list[str]:
-    """Return the share of multiplications per data type, or nothing for a single type."""
+    """Return the fraction of multiplications per data type, or nothing for a single type."""
     total = sum(share.macs for share in summary.products)
     if len(summary.products) < 2 and not any(share.reason for share in summary.products):
         return []

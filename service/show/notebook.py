@@ -44,7 +44,10 @@ def table(described: Table) -> str:
 
 
 def bar(share: float, text: str) -> str:
-    """Return HTML of a progress bar above a line of text. `share` is from 0 to 1."""
+    """Return HTML of a progress bar above a line of text.
+
+    `share` is the fraction of the bar that is filled, from 0 to 1.
+    """
     filled = 100 * min(max(share if math.isfinite(share) else 0.0, 0.0), 1.0)
     return (
         "<div style='max-width:32em'><div style='background:#8884;border-radius:3px'>"

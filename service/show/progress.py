@@ -173,7 +173,7 @@ def progress_line(progress: ProgressView, more: Mapping[str, Any]) -> str:
 
 
 def share_done(progress: ProgressView) -> float:
-    """Return the finished share of a job's trials, from 0 to 1."""
+    """Return the fraction of a job's trials that are done, from 0 to 1."""
     budget = progress.trials_budget
     return min(progress.trials_done / budget, 1.0) if budget > 0 else 0.0
 

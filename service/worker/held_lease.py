@@ -36,8 +36,8 @@ class InFlightLeases:
     Attributes:
         files: the state on disk.
         cache: the blobs on disk.
-        changed: a condition that must be held to access `leases` or `unreported`; notified when
-            another lease may be claimed.
+        changed: a condition variable that must be held to access `leases` or `unreported`; notified
+            when the worker may claim another lease.
         leases: the leases by request id.
         unreported: the request ids of results that wait in the spool.
         ready: the leases whose blobs are on the disk.
@@ -58,7 +58,7 @@ class InFlightLeases:
         self.report_now = threading.Event()
 
     def stop(self) -> None:
-        """Set `stopping`, so that all threads of the worker end."""
+        """End all threads of the worker, by setting `InFlightLeases.stopping`."""
         self.stopping.set()
         self.report_now.set()
 

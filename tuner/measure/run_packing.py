@@ -178,7 +178,7 @@ def make_request(
 
 
 def request_name(request: RunRequest, *salt: object) -> str:
-    """Return a digest of a request and `salt`, which serves as its name.
+    """Return the name of a request: a digest of the request and `salt`.
 
     Requests that are equal and have equal `salt` have equal names.
     """

@@ -302,8 +302,8 @@ def _guards(tensor: Tensor, indices: list[Linear], padding: Padding) -> list[Gua
 def pointer(emitter: Emitter, base: Value, offset: Linear, constant: int = 0) -> Value:
     """Emit the pointer to `base` plus the run-time part of an offset, plus `constant` bytes.
 
-    The run-time part excludes the integer term of `offset.constant` (`static_part`), which the
-    caller adds to loads and stores. Terms of outer loops are added first, so that their sums are
+    The run-time part excludes the integer term of `offset.constant` (`static_part`). The caller
+    adds this term to loads and stores. Terms of outer loops are added first, so that their sums are
     hoisted.
     """
     size = offset.constant - static_part(offset.constant)
@@ -327,8 +327,10 @@ def alignment(offset: Linear, limit: int) -> int:
 
 
 def static_part(number: int) -> int:
-    """Return the integer term of a dynamic size, which is known at compile time, or an integer
-    itself."""
+    """Return the part of a size that is known at compile time.
+
+    For a dynamic size it is the integer term, for an integer the integer itself.
+    """
     return number.constant if isinstance(number, Size) else number
 
 

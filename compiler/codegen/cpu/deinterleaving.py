@@ -20,7 +20,7 @@ Place = tuple[int, ...]
 def has_deinterleaving_loads(target: Target) -> bool:
     """Whether the target has an instruction that loads a vector of even and one of odd elements.
 
-    False for SVE registers, whose vectors are permuted otherwise.
+    False for SVE registers: other instructions permute their vectors.
     """
     return target.family.splits_pairs and target.lane_factors > 1
 

@@ -105,7 +105,7 @@ class LoadSite:
 
 
 def separate_lanes(access: Access, active: int) -> range:
-    """Return the numbers of the active lanes, which are loaded or stored one by one.
+    """Return the numbers of the lanes to load or store one by one: the active lanes of an access.
 
     Raises:
         ScheduleError: if the number of active lanes is a dynamic size.

@@ -99,14 +99,14 @@ class Contraction:
 
     @property
     def uses_matrix_instructions(self) -> bool:
-        """Whether one step is a matrix instruction of two rows by two columns (`smmla`).
+        """Whether one step of the reduction is a matrix instruction such as `smmla`.
 
-        Each row and column has eight bytes of channels.
+        It multiplies two rows by two columns. Each row and column has eight bytes of channels.
         """
         return self.group > 1 and self.group * self.streamed.dtype.bytes == _MATRIX_BYTES
 
     def with_matrix_instructions(self, target: Target) -> Contraction | None:
-        """Return the same contraction in steps of the target's matrix instruction (`smmla`).
+        """Return the same contraction, reduced in steps of a matrix instruction such as `smmla`.
 
         Returns None if the target has no such instruction for these types, the channels do not fill
         its groups, no two rows share the streamed operand, or that operand is not packed weights.

@@ -109,7 +109,7 @@ class Verdict:
     def from_json(cls, data: Mapping[str, Any]) -> Verdict:
         """Return the verdict for JSON from `to_json`.
 
-        Raises KeyError or ValueError for other JSON.
+        Raises KeyError for a missing entry, and ValueError for an invalid one.
         """
         comparison = data["comparison"]
         return cls(

@@ -39,30 +39,31 @@ HALF_MOVED_BY = {DType.FLOAT16: 2.0**-12, DType.BFLOAT16: 2.0**-9}
 """`MOVED_BY` for values in 16 bits: half the distance between 1 and the next number."""
 
 SUM_MOVED_BY = 2.5e-6
-"""The same for sums of products, as a share of the largest element of their channel. It is an
-eighth of the error that the sums of a step may have; a subtraction after them may make that a large
-share. It also holds for all values that bodies read, because nothing is moved inside bodies."""
+"""The same for sums of products, as a fraction of the largest element of their channel. It is an
+eighth of the error that the sums of a step may have. After a subtraction, the error may be a large
+fraction of the result. It also holds for all values that bodies read, because nothing is moved
+inside bodies."""
 
 TERMS_MOVED_BY = 2.0**-25
-"""The same as a share of the sum of the magnitudes of their terms: where thousands of terms cancel,
-little of a sum is left compared with the roundings of the partial sums."""
+"""The same as a fraction of the sum of the magnitudes of their terms: where thousands of terms
+cancel, little of a sum is left compared with the roundings of the partial sums."""
 
 NEAR_TIE = 2.0**-20
-"""The perturbation of an operand of a jump, as a share of its largest element: the rounding of a
-preceding sum."""
+"""The perturbation of an operand of a discontinuous operator, as a fraction of its largest element:
+the rounding of a preceding sum."""
 
 DEVIATION_FACTOR = 8.0
 """A float's distance from the reference may be this multiple of the perturbed runs' distance."""
 
 MOST_DEVIATION = 0.02
-"""The limit of that distance, as a share of the largest element of the channel. A step for which
+"""The limit of that distance, as a fraction of the largest element of the channel. A step for which
 rounding explains a larger error is not evidence."""
 
 PRODUCTS = (OpKind.CONTRACTION, OpKind.ATTENTION)
 
 HALF_MOST_DEVIATION = 0.25
-"""The same where a program multiplies in 16 bits: an activation may leave little of a sum, whose
-rounding is a large share of that."""
+"""The same where a program multiplies in 16 bits. An activation may leave little of a sum; the
+rounding of the sum is then a large fraction of the result."""
 
 SUMS = (OpKind.CONTRACTION, OpKind.ATTENTION, OpKind.REDUCTION, OpKind.ROW)
 

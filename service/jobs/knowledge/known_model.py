@@ -75,7 +75,7 @@ class KnownModel:
 
         Args:
             dims: the sizes or ranges by dimension.
-            into: the folder for an artifact, which is written if there is one program
+            into: the folder for an artifact. An artifact is written only if there is one program
                 (`tilewright.compiler.driver.compile_with`).
 
         Raises:

@@ -413,7 +413,7 @@ def profiled(
         plan: the plan for all sizes of its ranges.
         ports: the model's inputs and outputs with their dimensions.
         free: the dimensions without a given range; each has a hint.
-        shares: sizes that a user states or samples have, with their shares.
+        shares: sizes that a user states or samples have, with their fractions.
 
     Raises:
         InvalidArgumentError: if one of these sizes lies outside its range.
@@ -452,7 +452,7 @@ def _united(ports: ModelPorts, graph: Graph) -> ModelPorts:
 
 
 def first_sizes(shares: Shares) -> dict[str, int]:
-    """Return the size with the largest share for each dimension."""
+    """Return the size hint with the largest fraction for each dimension, by name."""
     return {name: max(listed, key=lambda size: listed[size]) for name, listed in shares.items()}
 
 

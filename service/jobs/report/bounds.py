@@ -1,4 +1,4 @@
-"""Computes lower bounds of each task's time on a device, which no schedule can beat."""
+"""Computes a lower bound of each task's time on a device: no schedule can be faster."""
 
 from __future__ import annotations
 

@@ -185,7 +185,7 @@ def _width(name: str) -> float:
 class _Found:
     """A step, or an input or output of the graph, before layout.
 
-    `inside` are the values that it computes, including its output.
+    `inside` has the values that the step computes. The step's output is one of them.
     """
 
     kind: GraphStepKind

@@ -182,8 +182,10 @@ def _mirrored(mode: str) -> Rule:
 
 
 def _pairs(pads: Sequence[Any], rank: int) -> tuple[list[Any], list[Any]]:
-    """Paddings before and after each dimension, from PyTorch's pairs, which begin with the last
-    dimension."""
+    """Paddings before and after each dimension, from PyTorch's pairs.
+
+    PyTorch's first pair is for the last dimension.
+    """
     lows: list[Any] = [0] * rank
     highs: list[Any] = [0] * rank
     for number in range(len(pads) // 2):
