@@ -242,7 +242,10 @@ def _plain(kernel: ComparedKernel) -> str:
 def knob_changes(
     one: Mapping[str, Any], other: Mapping[str, Any]
 ) -> list[tuple[str, object, object]]:
-    """Return the differing knobs of two schedules with both values; `-` for a missing knob."""
+    """Return (knob, value in `one`, value in `other`) for each knob that differs.
+
+    The value of a missing knob is "-".
+    """
     before, after = (
         {name: "-" if value is None else value for name, value in each.get("choices", {}).items()}
         for each in (one, other)

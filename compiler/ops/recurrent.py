@@ -378,8 +378,10 @@ class _Sequence:
         return _stacked(self.node, outputs), states
 
     def looped(self, states: Sequence[str]) -> tuple[str, Sequence[str]]:
-        """The same, as a loop at run time. A 16-bit factor is a separate state, because bodies keep
-        their inputs as stored."""
+        """The outputs and the states after the last step, with a loop at run time over the steps.
+
+        A 16-bit factor is a separate state, because bodies keep their inputs as stored.
+        """
         apart = self.factors is not self.node.type(states[0]).dtype
 
         def body(enclosure: Enclosure, number: str, now: Sequence[str]) -> Sequence[str]:

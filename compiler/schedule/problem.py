@@ -75,7 +75,7 @@ class Problem:
 
     @cached_property
     def product(self) -> tuple[Expr, Expr] | None:
-        """The two factors of a sum of products; None if the problem is not a single one."""
+        """The two factors, if the problem is one sum of products; None for any other problem."""
         if len(self.reductions) != 1 or self.reduction.combiner is not Combiner.SUM:
             return None
         match self.reduction.body:

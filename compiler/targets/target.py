@@ -85,7 +85,7 @@ class Target(JsonValue):
     def register_bits(self) -> int:
         """The minimum length, in bits, of scalable vector registers that code relies on.
 
-        It is 0 if every device has it (`Family.register_bits`).
+        It is 0 if every device has registers of this length.
         """
         return self.family.register_bits(self.features, self.vector_bits)
 

@@ -168,7 +168,11 @@ class Staging:
         self._file = os.fdopen(handle, "wb", buffering=0)
 
     def write(self, chunk: bytes) -> None:
-        """Append a chunk. Raises TooManyBytesError if there are more than `max_bytes` in total."""
+        """Append a chunk.
+
+        Raises:
+            TooManyBytesError: if the chunks together exceed the limit of bytes.
+        """
         self._bytes += len(chunk)
         if self._max_bytes is not None and self._bytes > self._max_bytes:
             raise TooManyBytesError(f"more than {self._max_bytes} bytes")

@@ -158,7 +158,10 @@ class SqlRecordStore:
         return self.best_records([key]).get(key)
 
     def best_records(self, keys: Sequence[RecordKey]) -> dict[RecordKey, TuningRecord]:
-        """Return the served records of these keys, with one query per mode."""
+        """Return the served record of each key that has one, by key.
+
+        It takes one query per mode.
+        """
         with reading(self._engine) as connection:
             found = map(record_of, served_rows(connection, keys))
             return {record.key: record for record in found}

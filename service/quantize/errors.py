@@ -18,8 +18,9 @@ class NothingToQuantizeError(QuantizeError):
 def require(library: str) -> None:
     """Import a library.
 
-    Raises QuantizeError, which names the extra to install, if the library is missing or fails to
-    load.
+    Raises:
+        QuantizeError: if the library is missing or fails to load; the message names the extra to
+            install.
     """
     try:
         import_module(library)

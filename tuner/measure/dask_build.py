@@ -23,7 +23,10 @@ Versions = Mapping[str, str]
 
 
 def versions_here() -> dict[str, str]:
-    """Return the versions on this machine that determine the generated code."""
+    """Return the versions of the software on this machine that determines the generated code.
+
+    The keys are the names of the software.
+    """
     from tilewright.compiler.program.build import CODEGEN_VERSION
 
     return {

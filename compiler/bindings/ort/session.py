@@ -182,7 +182,10 @@ class InferenceSession:
         return [PROVIDER]
 
     def get_provider_options(self) -> dict[str, dict[str, str]]:
-        """The provider options that were passed; they are ignored."""
+        """Return the provider options of the session, under the name of the CPU's provider.
+
+        The session ignores them.
+        """
         return {PROVIDER: dict(self._provider_options)}
 
     def set_providers(

@@ -103,7 +103,10 @@ class _Cutter:
     repeated: frozenset[fx.Node]
 
     def order(self, results: Collection[fx.Node]) -> dict[fx.Node, int]:
-        """The number of the piece of each computing node; compiled pieces have even numbers."""
+        """Map each node that computes a value to the number of its piece.
+
+        Compiled pieces have even numbers.
+        """
         found: dict[fx.Node, int] = {}
         latest_draw = 0
         for node in self.graph.nodes:

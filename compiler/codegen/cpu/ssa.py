@@ -219,8 +219,10 @@ class Emitter:
         self._scopes[-1].lines.append(f"  {line}")
 
     def do(self, function: str, *args: Value | int) -> None:
-        """Emit a call of an intrinsic without a result. An `int` argument becomes an immediate
-        i8."""
+        """Emit a call of an intrinsic that returns nothing.
+
+        An argument that is an integer becomes an immediate operand of type i8.
+        """
         types = ["i8 immarg" if isinstance(arg, int) else arg.type for arg in args]
         self.declarations.add(f"declare void @{function}({', '.join(types)})")
         operands = [f"i8 {a}" if isinstance(a, int) else f"{a.type} {a.name}" for a in args]

@@ -79,11 +79,13 @@ class ScheduleReviews:
         return replace(found, open=len(ledger.provisional(self.job_id)))
 
     def doubt(self, tasks: Sequence[Task]) -> Reviewed:
-        """Review the served records of the tasks, if a second measurement could raise their
-        attestation.
+        """Review the served records whose attestation a second measurement could raise.
 
         A contradicted record is no longer served, and the jobs that were built with it get an
         event.
+
+        Args:
+            tasks: the tasks whose records are reviewed.
 
         Raises:
             CompilerError: if the kernels cannot be compiled.
@@ -93,8 +95,11 @@ class ScheduleReviews:
         return self.back(tasks, list(served.values()))
 
     def back(self, tasks: Sequence[Task], records: Sequence[StoredRecord]) -> Reviewed:
-        """Review the given records of these tasks, if a second measurement could raise their
-        attestation.
+        """Review the given records whose attestation a second measurement could raise.
+
+        Args:
+            tasks: the tasks of the records.
+            records: the records.
 
         Raises:
             CompilerError: if the kernels cannot be compiled.

@@ -56,7 +56,7 @@ class FittedRanges:
 
     @property
     def left(self) -> dict[str, Dimension]:
-        """The default ranges of dimensions that are not fixed to a size."""
+        """The default ranges of the dimensions that are not fixed to a size, by name."""
         return {name: d for name, d in self.defaults.items() if name not in self.sizes}
 
     @property
