@@ -286,7 +286,10 @@ class TaskState:
         return trial_id(self.task.key, schedule.digest, phase, self.options.job_id, serial)
 
     def remember(self, trials: Iterable[Trial]) -> None:
-        """Learn from stored trials of this job and of others."""
+        """Add stored trials of this job and of others to the known measurements.
+
+        Withdrawn trials, and trials of other versions of code generation, are not added.
+        """
         for trial in trials:
             same = trial.job_id == self.options.job_id
             if same:
@@ -316,7 +319,7 @@ class TaskState:
             self.search.update([Observed(schedule, None)])
 
     def take(self, trials: Sequence[Trial]) -> None:
-        """Learn from new trials of this run."""
+        """Add new trials of this run to the known measurements."""
         for trial in trials:
             self._learn(trial, counted=True)
 

@@ -81,12 +81,12 @@ class _Layer:
     active: str | None
 
     def gate(self, value: str, number: int) -> str:
-        """The columns of one gate."""
+        """Emit the slice of a value that belongs to one gate: its columns in the last dimension."""
         dim = len(self.node.shape(value)) - 1
         return part(self.node, value, dim, number * self.hidden, self.hidden)
 
     def recurrent(self, state: str) -> str:
-        """The state times R."""
+        """Emit the product of a state and the recurrence weights R."""
         return self._times(state, self.recurrence)
 
     def gate_recurrent(self, state: str, number: int) -> str:

@@ -68,7 +68,10 @@ class ModelPorts(JsonValue):
         return tuple(dict.fromkeys(names))
 
     def described(self, ports: Mapping[str, Dims]) -> tuple[ModelPort, ...]:
-        """Convert `ports`, which is `self.inputs` or `self.outputs`, to `ModelPort`s, in order."""
+        """Return a `ModelPort` for each of these inputs or outputs, in order.
+
+        `ports` is `ModelPorts.inputs` or `ModelPorts.outputs`.
+        """
         return tuple(ModelPort(n, self.dtypes.get(n), dims) for n, dims in ports.items())
 
     def fixed(self, sizes: Mapping[str, int]) -> ModelPorts:

@@ -158,7 +158,7 @@ class _Instructions:
         return ", ".join(f"{name} {d.range_text}" for name, d in self._ranges.items())
 
     def restricted(self, value: _T) -> _T:
-        """A part of the program, for the remaining sizes."""
+        """Return a part of the program with its dimensions limited to the sizes checked here."""
 
         def unit(dimension: Dimension) -> int:
             size = dynamic_size(self._ranges.get(dimension.name, dimension))

@@ -94,7 +94,10 @@ class SlotDimension(Dimension):
 
     @staticmethod
     def numbered(number: int, alignment: int) -> SlotDimension:
-        """Return the dimension `@{number}`, a multiple of the alignment, for this slot."""
+        """Return the dimension for the start of the slot with this index in the program.
+
+        Its name is `@{number}`, and its sizes are multiples of `alignment` bytes.
+        """
         return SlotDimension(f"@{number}", 0, None, alignment)
 
     @property

@@ -72,11 +72,19 @@ class Planning:
         self._computing: SingleFlight[str, Any] = SingleFlight()
 
     async def check_model(self, path: Path, name: str, asker: str) -> None:
-        """Check that a file is an ONNX model. Raises a problem with the reason if it is not."""
+        """Check that a file is an ONNX model.
+
+        Raises:
+            ApiProblem: if the file is not a model; the problem states the reason.
+        """
         await self._ask(ModelCheck(path, name), f"model '{name}'", asker)
 
     async def check_samples(self, path: Path, name: str, asker: str) -> None:
-        """Check that a file contains samples. Raises a problem with the reason if it does not."""
+        """Check that a file contains samples.
+
+        Raises:
+            ApiProblem: if the file does not contain samples; the problem states the reason.
+        """
         question = SamplesCheck(SamplesFile(name, path), self._samples_bytes)
         await self._ask(question, f"'{name}'", asker)
 

@@ -35,7 +35,11 @@ class Fidelity:
 
     @staticmethod
     def of(expected: Array, actual: Array) -> Fidelity:
-        """Return the sums for two arrays of one shape. Raises ValueError if their shapes differ."""
+        """Return the deviation of the array `actual` from the array `expected`.
+
+        Raises:
+            ValueError: if their shapes differ.
+        """
         if expected.shape != actual.shape:
             raise ValueError(f"shapes {expected.shape} and {actual.shape} differ")
         wanted = expected.astype(np.float64).ravel()

@@ -63,7 +63,11 @@ class LiveLine:
         self.stop()
 
     def show(self, step: str, details: RenderableType | None = None) -> None:
-        """Show a step, which `details` replace on a terminal."""
+        """Show that a step begins.
+
+        A terminal shows `details`, if given, instead of the name of the step. Otherwise, the name
+        is printed once per step.
+        """
         self.update(step if details is None else details)
         if self._live is None and self._out is not None and step != self._step:
             self._out.print(step, soft_wrap=True, markup=False)

@@ -74,7 +74,10 @@ class _Program:
     weights: tuple[tuple[int, Any, int, int], ...]
 
     def has(self, arguments: list[Any]) -> bool:
-        """Whether the arguments are the same weights, and unchanged."""
+        """Whether a call passes the weights of this program, unchanged since its compilation.
+
+        `arguments` are all arguments of the call. Only those that are weights are compared.
+        """
         for position, tensor, address, version in self.weights:
             given = arguments[position]
             same = tensor() is given and given._version == version

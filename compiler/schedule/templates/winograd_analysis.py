@@ -120,8 +120,10 @@ class Winograd:
         return _tile_counts(self, outputs)
 
     def starts(self, outputs: int) -> tuple[int, ...]:
-        """Return the number of positions at which tiles may start, along each dimension of
-        `shape`."""
+        """Return the number of positions at which tiles of `outputs` outputs may start.
+
+        The result has a number for each dimension of `Winograd.shape`.
+        """
         steps = self.steps(outputs)
         return tuple(extent - step + 1 for extent, step in zip(self.shape, steps, strict=True))
 

@@ -41,7 +41,11 @@ async def get_graph(
 
 
 def graph_question(job_id: str, storage: Storage, token: Token) -> GraphQuestion:
-    """Return the question for the graph of a job's model. Raises NotFoundError for the job."""
+    """Return the question for the graph of a job's model.
+
+    Raises:
+        NotFoundError: if no visible job has this id.
+    """
     job = storage.jobs.get(job_id, token.sees)
     return GraphQuestion(JobCheck(job.model_digest, mode_of(job, storage), dict(job.options)))
 

@@ -84,7 +84,11 @@ class TaskOfJob:
 
 
 def task_of_job(job_id: str, workload: str, storage: Storage, token: Token) -> TaskOfJob:
-    """Return a task of a job. Raises NotFoundError for the job or the task."""
+    """Return a task of a job.
+
+    Raises:
+        NotFoundError: if no visible job has this id, or the job has no task with this workload.
+    """
     job = storage.jobs.get(job_id, token.sees)
     return TaskOfJob(job, storage.tasks.get(job.id, workload))
 

@@ -115,7 +115,10 @@ class _Net:
         self._layers: list[list[int]] = []
 
     def chain(self, start: int, end: int) -> list[int]:
-        """Connect two boxes. Return the bends of the edge."""
+        """Connect two boxes by an edge, with a bend in each layer between them.
+
+        Return the indices of the bends; none if the edge is too long to have bends.
+        """
         span = self.row[end] - self.row[start]
         if span > LONGEST or len(self.row) - self._boxes + span > MOST_BENDS:
             return []
