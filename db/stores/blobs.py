@@ -140,7 +140,8 @@ class BlobStore:
     def read(self, digest: str, start: int = 0, end: int | None = None) -> Iterator[bytes]:
         """Yield the bytes from `start` up to but excluding `end`, in chunks, without verification.
 
-        Raises NotFoundError, also for a text that is not a digest.
+        Raises:
+            NotFoundError: if no blob has the digest, or the text is not a digest.
         """
         return self.place.read(digest, start, end)
 

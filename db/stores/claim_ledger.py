@@ -452,7 +452,11 @@ class JobRecords:
         return self._served.best_record(key)
 
     def add_record(self, record: TuningRecord) -> None:
-        """Store a provisional record. Raises ValueError for the record of a failed measurement."""
+        """Store a provisional record.
+
+        Raises:
+            ValueError: if the measurement of the record failed.
+        """
         self._ledger.propose(record, self._job_id)
 
     def add_trials(self, trials: Sequence[Trial]) -> None:

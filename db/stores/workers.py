@@ -132,7 +132,8 @@ class WorkerStore:
 
         A new worker starts in quarantine if another worker of its token is in quarantine.
 
-        Raises NotFoundError for the id of another owner's worker.
+        Raises:
+            NotFoundError: if the id is that of another owner's worker.
         """
         now = self._now()
         facts = {

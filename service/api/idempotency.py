@@ -90,8 +90,9 @@ class Once:
     async def begin(self) -> None:
         """Reserve the key for this request.
 
-        Raises AnswerAtOnceError with the stored answer if the request was already executed, or
-        with the problem that the database reports.
+        Raises:
+            AnswerAtOnceError: with the stored answer if the request was already executed, or with a
+                problem if the database reports an error.
         """
         try:
             found = await run_in_threadpool(

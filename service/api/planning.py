@@ -89,7 +89,11 @@ class Planning:
         await self._ask(question, f"'{name}'", asker)
 
     async def check_job(self, check: JobCheck, asker: str) -> None:
-        """Check that a model can be tuned with a job's options. Raises a problem if it cannot."""
+        """Check that a model can be tuned with a job's options.
+
+        Raises:
+            ApiProblem: if the job cannot be planned; the problem states the reason.
+        """
         async with AsyncExitStack() as stack:
             path = await stack.enter_async_context(self._local(check.digest))
             samples = [

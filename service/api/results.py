@@ -36,8 +36,10 @@ class ResultRefused(Exception):
 def most_bytes(storage: Storage, lease_id: str) -> int:
     """Return the size in bytes of the largest possible result for a lease.
 
-    Returns 0 if the request has another protocol version, because its results are rejected. Raises
-    NotFoundError for an unknown lease.
+    Returns 0 if the request has another protocol version, because its results are rejected.
+
+    Raises:
+        NotFoundError: if no lease has this id.
     """
     try:
         request = read_request(storage.leases.asked(lease_id))

@@ -91,7 +91,10 @@ def check_printing(as_json: bool, dump_after: list[str] | None) -> None:
 def dump_observer(names: list[str] | None) -> Observer | None:
     """Return an observer that prints the graph after the named passes, in each of their rounds.
 
-    Returns None without names. Raises UserError for an unknown pass.
+    Returns None without names.
+
+    Raises:
+        UserError: if a pass is unknown.
     """
     if not names:
         return None

@@ -47,7 +47,8 @@ class OrtValue:
     def ortvalue_from_numpy(array: Array, device_type: str = "cpu", device_id: int = 0) -> OrtValue:
         """Create a value that shares the array's memory.
 
-        Raises InvalidArgumentError for another device than the CPU.
+        Raises:
+            InvalidArgumentError: if the device is not the CPU.
         """
         check_cpu(device_type)
         return OrtValue(_any_array(array))
@@ -86,7 +87,8 @@ class OrtValue:
     ) -> OrtValue:
         """Create a value with uninitialised memory.
 
-        Raises InvalidArgumentError for another device than the CPU, or an unknown type.
+        Raises:
+            InvalidArgumentError: if the device is not the CPU, or the type is unknown.
         """
         check_cpu(device_type)
         return OrtValue(np.empty(tuple(shape), element_type_of(element_type)))

@@ -49,7 +49,8 @@ class BackendOptions:
     def of(cls, given: Mapping[str, Any] | None) -> BackendOptions:
         """Convert the `options` of `torch.compile` to an instance; None selects the defaults.
 
-        Raises InvalidArgumentError for an unknown option, or an invalid value.
+        Raises:
+            InvalidArgumentError: if an option is unknown, or its value is invalid.
         """
         known = [each.name for each in fields(cls)]
         for name in given or {}:

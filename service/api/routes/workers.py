@@ -51,7 +51,8 @@ def own_worker(storage: Storage, worker_id: str, token: Token) -> None:
 def check_version(name: str, protocol: int) -> None:
     """Check the protocol version of a worker.
 
-    Raises a 409 problem that names the outdated side and the remedy.
+    Raises:
+        ApiProblem: 409 if the versions differ; the problem names the outdated side and the remedy.
     """
     if protocol == PROTOCOL:
         return

@@ -114,7 +114,8 @@ def target_of_key(key: str, storage: Storage) -> Target:
 def mode_of(job: Job, storage: Storage) -> Mode:
     """Return the mode in which code is generated for a job.
 
-    Raises NotFoundError for an unknown target.
+    Raises:
+        NotFoundError: if the database does not have the target.
     """
     target = target_of_key(job.target_key, storage)
     return Mode(target, job.threads, job.numerics)

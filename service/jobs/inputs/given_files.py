@@ -111,7 +111,8 @@ def inputs_at(model: ModelSource, sizes: Mapping[str, Sequence[SizeChoice]]) -> 
 def checked_values(values: Mapping[str, float], inputs: Sequence[Input]) -> dict[str, float]:
     """Convert the values to the types of their inputs.
 
-    Raises InvalidArgumentError for a value that names no input, or an input that cannot hold it.
+    Raises:
+        InvalidArgumentError: if a value names no input, or an input that cannot hold it.
     """
     known = {one.name: one.dtype for one in inputs}
     found: dict[str, float] = {}
