@@ -132,7 +132,7 @@ class RunLimits:
             measured: number of candidates that this process measured.
             trials: number of trials of the whole job.
             binding: whether this call may end the run. It does if the target time is reached, or if
-                less than `stop_gain` is expected.
+                the expected gain is less than the option `stop_gain`.
         """
         self.forecast = forecast(curves, measured / self.elapsed)
         self._log.note(self.elapsed, trials, curves)

@@ -47,7 +47,7 @@ class BoundKernelStruct(ctypes.Structure):
 
 
 class ProgramStruct(ctypes.Structure):
-    """The C struct `tw_program`: an encoded program with its memory, for the interpreter."""
+    """The C runtime's struct `tw_program`: an encoded program with its memory."""
 
     _fields_ = (
         ("code", ctypes.c_void_p),

@@ -118,7 +118,10 @@ class _Switches:
                     self._choose(flag(part), f"{value}.float", value)
 
     def choose_rounding(self) -> None:
-        """Do not round a value if all layers that compute or read it are in float32."""
+        """Add nodes to the model that skip the rounding of a value in a run.
+
+        The rounding is skipped if all layers that compute or read the value are in float32.
+        """
         for value, rounded in self._read.items():
             if rounded == value:
                 continue

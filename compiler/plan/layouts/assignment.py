@@ -84,7 +84,11 @@ class Assignment:
             self._connect(value, makers.get(value), readers)
 
     def solve(self) -> list[int]:
-        """Return the index of the option that `Pbqp.solve` chooses for each group."""
+        """Choose an option for each group, so that the total cost is low.
+
+        Return the indices of the options in `Assignment.options`, in the order of the groups. The
+        method is that of `Pbqp.solve`.
+        """
         return self._problem.solve()[: len(self._groups)]
 
     def choices(self, numbers: Sequence[int]) -> tuple[LayoutChoice, ...]:

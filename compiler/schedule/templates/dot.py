@@ -62,7 +62,7 @@ class Dot:
 
     @property
     def count(self) -> int:
-        """Number of vectors."""
+        """Number of vectors by which the matrix is multiplied."""
         return self.vectors.extent if self.vectors else 1
 
 

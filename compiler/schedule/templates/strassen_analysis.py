@@ -135,7 +135,7 @@ class Strassen:
 
     @property
     def row_count(self) -> int:
-        """Rows of the whole product."""
+        """Number of rows of the whole product."""
         return self.cut.extent * prod(a.extent for a in self.others)
 
     @property

@@ -76,7 +76,7 @@ class AsyncConnection:
         await self.aclose()
 
     async def aclose(self) -> None:
-        """Close the connections."""
+        """Close the connections to the service."""
         await self._http.aclose()
 
     def _retries(self) -> Retries:

@@ -69,7 +69,7 @@ class JobSpec:
 
         Missing options have their defaults. Options that only an earlier release accepted are made
         valid. Given inputs are taken from the request, not from the options. The options for
-        samples and values are read separately (`JobSpec.given_files`).
+        samples and values are read separately (`service.jobs.inputs.given_files`).
 
         Raises:
             TuningError: if an option is unknown or malformed.
