@@ -25,7 +25,8 @@ def check_known(nodes: Iterable[NodeProto], opsets: Mapping[str, int]) -> None:
     `opsets` has the opset version of each domain.
 
     Raises:
-        UnsupportedOperatorError: for the first node whose operator is not implemented.
+        UnsupportedOperatorError: if an operator is not implemented; the message names the first
+            such node.
     """
     for node in nodes:
         domain = domain_of(node.domain)

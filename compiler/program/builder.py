@@ -149,7 +149,8 @@ class ProgramBuilder:
         is `spare` times as large as the plans need.
 
         Raises:
-            CompilerError: see `build_program`.
+            CompilerError: if no schedule of a workload compiles, a plan has more than
+                `KERNEL_LIMIT` distinct kernels, or the packed weights exceed the limit.
         """
         needed = sum(_weight_capacity(plan, self.kernels(plan)) for plan in plans)
         self._have_room(needed, spare)
@@ -161,7 +162,8 @@ class ProgramBuilder:
         large as this plan needs.
 
         Raises:
-            CompilerError: see `build_program`.
+            CompilerError: if no schedule of a workload compiles, the plan has more than
+                `KERNEL_LIMIT` distinct kernels, or the packed weights exceed the limit.
         """
         built = self.kernels(plan)
         weights = self._have_room(_weight_capacity(plan, built), spare)
@@ -194,7 +196,8 @@ class ProgramBuilder:
         Returns the kernels of each workload, with the sizes that each kernel serves.
 
         Raises:
-            CompilerError: see `build_program`.
+            CompilerError: if no schedule of a workload compiles, the plan has more than
+                `KERNEL_LIMIT` distinct kernels, or the packed weights exceed the limit.
         """
         workloads = list(dict.fromkeys(step.workload for step in plan.kernels))
         if len(workloads) > KERNEL_LIMIT:

@@ -273,7 +273,8 @@ def read_artifact(path: str | Path) -> Artifact:
     """Verify an artifact folder without loading its code.
 
     Raises:
-        ArtifactError: see `load_artifact`.
+        ArtifactError: if a file is missing or damaged, the version is unknown, or this processor
+            lacks a feature that the code uses.
     """
     path = Path(path)
     try:

@@ -87,7 +87,7 @@ def _size(value: Any) -> int:
     """A non-negative integer from JSON; booleans and floats are rejected.
 
     Raises:
-        ValueError: for other data.
+        ValueError: if the data is not a size.
     """
     if type(value) is not int:
         raise ValueError(f"expected a size, got {value!r}")

@@ -138,7 +138,7 @@ def vector_bits() -> int:
     The result is 0 if the processor has none.
 
     Raises:
-        ImportError: see `native`.
+        ImportError: if the C runtime cannot be built or loaded, or has another ABI version.
     """
     return int(native().tw_vector_bits())
 

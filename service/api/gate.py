@@ -250,7 +250,7 @@ class Gate:
 
         Raises:
             ApiProblem: 413, if the content length exceeds the limit.
-            NotFoundError: for a large result of a lease that does not exist.
+            NotFoundError: if the body is a large result of a lease that does not exist.
         """
         what, limit = self._limits.get(path, self._limit)
         length = headers.get(b"content-length", b"")

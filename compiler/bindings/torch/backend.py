@@ -44,7 +44,7 @@ def tilewright(
         mode: accepted and ignored.
 
     Raises:
-        InvalidArgumentError: for an unknown option, or an invalid value.
+        InvalidArgumentError: if an option is unknown, or its value is invalid.
     """
     chosen = BackendOptions.of(options)
     if torch.is_grad_enabled() and any(

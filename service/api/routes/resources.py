@@ -45,8 +45,8 @@ def whole_job_id(storage: Storage, job: str, token: Token) -> str:
     The id of a local run of `tilewright tune`, which is not a job, is returned unchanged.
 
     Raises:
-        NotFoundError: for a job that the token may not see.
         AmbiguousIdError: if several ids begin with `job`.
+        NotFoundError: if the token may not see the job.
     """
     try:
         return storage.jobs.get(job, token.sees).id

@@ -24,7 +24,7 @@ def storable(value: Any) -> Any:
     """Return a JSON value unchanged if every database can store its strings, including keys.
 
     Raises:
-        ValueError: for a null character, or half of a surrogate pair.
+        ValueError: if a string has a null character, or half of a surrogate pair.
     """
     if plain_body.get():
         return value

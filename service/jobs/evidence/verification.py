@@ -191,7 +191,8 @@ class Verifier:
             made: returns the compiled program for a plan.
 
         Raises:
-            CompilerError: see `verify_program`.
+            CompilerError: if the program must not be used (WrongProgramError), or a loop of the
+                model does not end.
         """
         expected = iter(self._expected)  # belongs to the hints, which come first
         self.found = at_each_size(

@@ -51,7 +51,7 @@ def predicted(
         clock: returns the time in seconds.
 
     Raises:
-        CompilerError: for a workload of another release.
+        CompilerError: if the workload is of another release.
     """
     end = clock() + LONGEST_SECONDS
     loaded, refusal = None, ""

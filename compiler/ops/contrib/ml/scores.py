@@ -73,7 +73,7 @@ def target_transform(node: OnnxNode, scores: str, transform: str) -> str:
 
     Raises:
         InvalidModelError: if there is no such transform.
-        UnsupportedOperatorError: for one target and a transform that ONNX Runtime omits then.
+        UnsupportedOperatorError: if there is one target, and ONNX Runtime omits the transform then.
     """
     if node.shape(scores)[1] == 1 and transform not in ("NONE", "PROBIT"):
         if transform not in TRANSFORMS:
