@@ -24,6 +24,9 @@ from tilewright.service.quantize.names import fresh, graphs, rename, temporary_n
 LEAST_OPSET = 13
 """The first opset with a scale per channel."""
 
+FIRST_SEPARATE_IR = 4
+"""The first IR version whose initializers need not be graph inputs."""
+
 LARGEST_BYTES = 1 << 31
 """The limit of one protobuf message: the quantiser passes models around as messages."""
 
@@ -241,7 +244,8 @@ class Quantiser:
 def prepare(path: Path, method: Method, folder: Path) -> onnx.ModelProto:
     """Prepare a float32 model for quantisation.
 
-    It sets the opset, folds constants, expands Gemm biases, and names all nodes.
+    It removes initializers from the graph inputs, sets the opset, folds constants, expands Gemm
+    biases, and names all nodes.
 
     Raises:
         NothingToQuantizeError: if the model is already quantised, or has no standard ONNX operator.
@@ -260,6 +264,7 @@ def prepare(path: Path, method: Method, folder: Path) -> onnx.ModelProto:
     written, source = str(folder / "written.onnx"), str(folder / "source.onnx")
     with _border(f"'{path}' cannot be prepared for quantising"):
         _list_opsets_once(model)
+        _separate_initializers(model)
         if opset < LEAST_OPSET:
             model = onnx.version_converter.convert_version(model, LEAST_OPSET)
         onnx.save(model, written)
@@ -420,6 +425,19 @@ def _list_opsets_once(model: onnx.ModelProto) -> None:
     kept = [onnx.helper.make_opsetid(one.domain, one.version) for one in listed.values()]
     del model.opset_import[:]
     model.opset_import.extend(kept)
+
+
+def _separate_initializers(model: onnx.ModelProto) -> None:
+    """Remove the initializers from the graph inputs; the IR version becomes at least 4.
+
+    IR versions below 4 list each initializer as an input, too. onnxruntime's tools require a value
+    of such an input in each sample, and do not fold it.
+    """
+    model.ir_version = max(model.ir_version, FIRST_SEPARATE_IR)
+    weights = {tensor.name for tensor in model.graph.initializer}
+    kept = [info for info in model.graph.input if info.name not in weights]
+    del model.graph.input[:]
+    model.graph.input.extend(kept)
 
 
 def _name_nodes(graph: onnx.GraphProto) -> None:

@@ -130,6 +130,55 @@ def test_a_stated_loss_is_kept(tmp_path: Path, method: Method, runnable: bool) -
     assert any("alone" in line for line in told) and any("anew" in line for line in told)
 
 
+def initializers_as_inputs(ir_version: int) -> onnx.ModelProto:
+    """A model of opset 9 that lists its initializers as inputs: the shape of a Reshape and that of
+    the weight 'filled', too."""
+    filled = numpy_helper.from_array(np.array([0.02], np.float32))
+    nodes = [
+        helper.make_node("ConstantOfShape", ["filled_shape"], ["filled"], "fill", value=filled),
+        helper.make_node("MatMul", ["x", "w0"], ["m0"], "first"),
+        helper.make_node("Reshape", ["m0", "shape"], ["r0"], "reshape"),
+        helper.make_node("MatMul", ["r0", "filled"], ["m1"], "middle"),
+        helper.make_node("Sub", ["r0", "m1"], ["apart"], "sub"),
+        helper.make_node("MatMul", ["apart", "w1"], ["y"], "last"),
+    ]
+    parameters = [
+        weights("w0", 32, 64),
+        weights("w1", 32, 32),
+        numpy_helper.from_array(np.array([8, 32]), "shape"),
+        numpy_helper.from_array(np.array([32, 32]), "filled_shape"),
+    ]
+    made = model(nodes, [("x", [4, 32])], [("y", [8, 32])], parameters, opset=9)
+    made.graph.input.extend(
+        helper.make_tensor_value_info(each.name, each.data_type, each.dims) for each in parameters
+    )
+    made.ir_version = ir_version
+    onnx.checker.check_model(made)
+    return made
+
+
+@pytest.mark.parametrize(("ir_version", "more_decibels"), [(3, 3.0), (8, 0.0)])
+@pytest.mark.parametrize("method", [StaticInt8(), DynamicInt8(), Int4()], ids=str)
+def test_initializers_may_be_graph_inputs(
+    tmp_path: Path, method: Method, ir_version: int, more_decibels: float
+) -> None:
+    """Models of IR versions below 4 list all of them; onnxruntime requires values of inputs."""
+    path = saved(initializers_as_inputs(ir_version), tmp_path)
+    samples = drawn([4, 32], 12)
+    made, report = quantize(work(path, method, samples))
+    if more_decibels:
+        least = LeastSqnr(report.outputs[0].fidelity.sqnr_db + more_decibels)
+        made, report = quantize(work(path, method, samples, limit=least))
+        assert report.selection is not None and report.selection.kept
+        assert report.outputs[0].fidelity.sqnr_db >= least.decibels
+    assert {"first", "middle", "last"} <= {each.layer.name for each in report.layers}
+    assert [info.name for info in made.graph.input] == ["x"]
+    onnx.checker.check_model(made, full_check=not isinstance(method, Int4))
+    wanted = onnxruntime_outputs(onnx.load(path), samples.held_out)
+    found = onnxruntime_outputs(made, samples.held_out)
+    assert sqnr(wanted, found) == pytest.approx(report.outputs[0].fidelity.sqnr_db, abs=0.5)
+
+
 def test_a_model_that_was_tried_and_lost_too_much_is_not_the_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
