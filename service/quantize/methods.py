@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -185,10 +186,9 @@ class Quantiser:
 
         result = str(self.folder / "quantised.onnx")
         kept = sorted({*keep, *self._left})
-        hint = "; one scale for each tensor may work: --per-tensor"
-        if isinstance(self.method, Int4) or not self.method.per_channel:
-            hint = ""
-        with _border(f"onnxruntime cannot quantise the model to {self.method}", hint):
+        per_channel = not isinstance(self.method, Int4) and self.method.per_channel
+        failure = f"onnxruntime cannot quantise the model to {self.method}"
+        with _border(failure, hints=per_channel):
             match self.method:
                 case StaticInt8(per_channel, ranges):
 
@@ -471,11 +471,12 @@ def _scales(per_channel: bool) -> str:
 
 
 @contextlib.contextmanager
-def _border(failure: str, hint: str = "") -> Iterator[None]:
+def _border(failure: str, *, hints: bool = False) -> Iterator[None]:
     """Open a context for calls of onnxruntime: log its output, and convert its errors.
 
-    Any exception becomes a QuantizeError of one sentence that ends with `hint`, because onnxruntime
-    raises exceptions of any type for models that it does not support.
+    Any exception becomes a QuantizeError of one sentence, because onnxruntime raises exceptions of
+    any type for models that it does not support. With `hints`, the sentence of an error about
+    channels or scales suggests `--per-tensor`.
     """
     try:
         with kept_in_log():
@@ -484,7 +485,20 @@ def _border(failure: str, hint: str = "") -> Iterator[None]:
         raise
     except Exception as error:  # see above
         log.info("%s", failure, exc_info=error)
-        raise QuantizeError(f"{failure}: {_said(error)}{hint}") from error
+        hint = "; one scale for each tensor may work: --per-tensor"
+        shown = hint if hints and _is_about_scales(error) else ""
+        raise QuantizeError(f"{failure}: {_said(error)}{shown}") from error
+
+
+def _is_about_scales(error: Exception) -> bool:
+    """Whether the text of an error names channels or scales, outside of quoted names.
+
+    Code that expects one scale raises the error about the truth value of an array.
+    """
+    text = re.sub(r"'[^']*'", "", str(error))
+    return bool(
+        re.search(r"truth value of an array|\b(channels?|scales?|zero[-_ ]points?)\b", text, re.I)
+    )
 
 
 def _said(error: Exception) -> str:

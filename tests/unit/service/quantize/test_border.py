@@ -69,6 +69,30 @@ def test_a_failure_of_scales_for_each_channel_names_the_option(
         quantize(work(path, by_tensor, drawn([1, 3, 12, 12])))
 
 
+@pytest.mark.parametrize(
+    ("error", "hinted"),
+    [
+        (ValueError("Weight w has a per-channel axis with value 3 that is out-of-bounds"), True),
+        (ValueError("scale must a float32 or float16 numpy element"), True),
+        (AssertionError("Scale and zero-point must have the same rank"), True),
+        (ValueError("Required inputs (['g.scale', 'channel']) are missing from input feed"), False),
+        (RuntimeError("Invalid model with unknown initializers/tensors."), False),
+        (AssertionError(), False),
+    ],
+    ids=lambda value: str(value)[:20],
+)
+def test_the_option_is_named_for_errors_about_channels_or_scales(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception, hinted: bool
+) -> None:
+    def failing(*_: Any, **__: Any) -> None:
+        raise error
+
+    monkeypatch.setattr(onnxruntime.quantization, "quantize_dynamic", failing)
+    with pytest.raises(QuantizeError) as caught:
+        quantize(work(saved(perceptron(), tmp_path), DynamicInt8(), drawn([4, 64])))
+    assert ("--per-tensor" in str(caught.value)) is hinted
+
+
 def test_a_failure_that_no_scale_helps_is_told_as_it_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
