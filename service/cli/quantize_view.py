@@ -19,6 +19,9 @@ from tilewright.service.show.units import microseconds, milliseconds, speedup
 ROWS = 40
 """Limit of the parts in a table. `--json` prints all of them."""
 
+UNDEFINED = "n/a"
+"""The text of a number that is undefined for these values."""
+
 LEGEND = (
     "us: one run of the kernels that compute these layers; layers that share a kernel are timed "
     "as one. SQNR and cosine: of the last layer's values to those of the float32 model, with the "
@@ -32,15 +35,28 @@ def report_view(report: QuantizeReport) -> RenderableType:
     parts = _parts(report)
     lines: list[RenderableType] = [Text(f"{report.method}; {_samples(report)}"), Text()]
     lines += [_outputs(report.outputs), Text(), parts, Text(LEGEND, style="dim"), Text()]
-    lines += [Text(line) for line in (_times(report.times), _kept(report), *report.notes) if line]
+    sentences = (_times(report.times), _kept(report), _tied(report.outputs))
+    lines += [Text(line) for line in (*sentences, *report.notes) if line]
     return Group(*lines)
 
 
 def decibels(fidelity: Fidelity | None) -> str:
+    """Return the SQNR of a fidelity: "-" for None, "n/a" for noise without a signal."""
     if fidelity is None:
         return "-"
     found = fidelity.sqnr_db
-    return "exact" if found == math.inf else f"{found:.1f} dB"
+    if found == math.inf:
+        return "exact"
+    if fidelity.signal == 0.0 and math.isfinite(fidelity.noise):
+        return UNDEFINED
+    return f"{round(found, 1) + 0.0:.1f} dB"  # 0.0 is added to -0.0, which would have a sign
+
+
+def cosine_text(fidelity: Fidelity | None) -> str:
+    """Return the cosine of a fidelity: "-" for None, "n/a" if it is undefined."""
+    if fidelity is None:
+        return "-"
+    return UNDEFINED if math.isnan(fidelity.cosine) else f"{fidelity.cosine:.6f}"
 
 
 def _samples(report: QuantizeReport) -> str:
@@ -53,12 +69,14 @@ def _samples(report: QuantizeReport) -> str:
 def _outputs(outputs: Sequence[OutputFidelity]) -> Table:
     def same(output: OutputFidelity) -> str:
         top = output.top_one
-        return "-" if top is None else f"{top.same} of {top.rows}"
+        if top is None:
+            return "-"
+        return f"{top.same} of {top.rows}" if top.rows else UNDEFINED
 
     described: tuple[Column[OutputFidelity], ...] = (
         Column("output", lambda output: output.name, CellKind.NAME),
         Column("SQNR", lambda output: decibels(output.fidelity)),
-        Column("cosine", lambda output: f"{output.fidelity.cosine:.6f}"),
+        Column("cosine", lambda output: cosine_text(output.fidelity)),
         Column("same top-1", same),
     )
     return rich_table(table(described, outputs))
@@ -74,16 +92,12 @@ def _parts(report: QuantizeReport) -> Table:
     def near(part: ModelPart) -> Fidelity | None:
         return next((one.fidelity for one in reversed(layers(part)) if one.fidelity), None)
 
-    def cosine(part: ModelPart) -> str:
-        found = near(part)
-        return "-" if found is None else f"{found.cosine:.6f}"
-
     described: tuple[Column[ModelPart], ...] = (
         Column(
             "layers", lambda part: _names([one.layer.name for one in layers(part)]), CellKind.NAME
         ),
         Column("SQNR", lambda part: decibels(near(part))),
-        Column("cosine", cosine),
+        Column("cosine", lambda part: cosine_text(near(part))),
         Column("float32 us", lambda part: microseconds(part.float_seconds)),
         Column("quantised us", lambda part: microseconds(part.quantised_seconds)),
         Column("saved us", lambda part: microseconds(part.saved_seconds)),
@@ -121,6 +135,14 @@ def _times(times: Times) -> str:
         before, after = (f"{tuned} of {kernels}" for tuned, kernels in times.tuned)
         line += f"; tuned kernels: {before} in float32, {after} quantised"
     return line
+
+
+def _tied(outputs: Sequence[OutputFidelity]) -> str:
+    tied = [(one.name, one.top_one.tied) for one in outputs if one.top_one and one.top_one.tied]
+    if not tied:
+        return ""
+    listed = ", ".join(f"{count} of '{name}'" for name, count in tied)
+    return f"rows without a single largest element in float32, left out of top-1: {listed}"
 
 
 def _kept(report: QuantizeReport) -> str:

@@ -106,12 +106,15 @@ class TopOne:
     """The agreement of two classifications.
 
     Attributes:
-        rows: the number of rows.
-        same: the number of rows whose largest entry is at the same place.
+        rows: the number of compared rows: those with a single largest expected entry, or with NaN.
+        same: the number of compared rows whose largest entry is at the same place.
+        tied: the number of rows that are left out, because several expected entries are the
+            largest, so that no class is the top-1 class.
     """
 
     rows: int = 0
     same: int = 0
+    tied: int = 0
 
     @staticmethod
     def of(expected: Array, actual: Array) -> TopOne | None:
@@ -127,14 +130,17 @@ class TopOne:
         wanted, came = expected.reshape(shape), actual.reshape(shape)
         same = wanted.argmax(axis=1) == came.argmax(axis=1)
         same &= np.isnan(wanted).any(axis=1) == np.isnan(came).any(axis=1)
-        return TopOne(shape[0], int(same.sum()))
+        # NaN equals nothing, so rows with NaN are not tied
+        tied = (wanted == wanted.max(axis=1, keepdims=True)).sum(axis=1) > 1
+        count = int(tied.sum())
+        return TopOne(shape[0] - count, int((same & ~tied).sum()), count)
 
     def __add__(self, other: TopOne) -> TopOne:
-        return TopOne(self.rows + other.rows, self.same + other.same)
+        return TopOne(self.rows + other.rows, self.same + other.same, self.tied + other.tied)
 
     @property
     def changed(self) -> float:
-        """The fraction of rows whose top-1 class changed, in 0..1."""
+        """The fraction of compared rows whose top-1 class changed, in 0..1; 0 without such rows."""
         return (self.rows - self.same) / self.rows if self.rows else 0.0
 
 
@@ -166,7 +172,7 @@ class OutputFidelity:
 
     def to_json(self) -> dict[str, Any]:
         top = self.top_one
-        rows = None if top is None else {"rows": top.rows, "same": top.same}
+        rows = None if top is None else {"rows": top.rows, "same": top.same, "tied": top.tied}
         return {"name": self.name, **self.fidelity.to_json(), "top_one": rows}
 
 

@@ -75,7 +75,7 @@ def check_limit(limit: Limit, outputs: Outputs) -> tuple[str, ...]:
 
     Raises:
         QuantizeError: if the limit is a fraction of changed classes, and no output is a
-            classification.
+            classification, or a classification has no row with a single largest element.
     """
     if isinstance(limit, LeastSqnr):
         return ()
@@ -84,6 +84,12 @@ def check_limit(limit: Limit, outputs: Outputs) -> tuple[str, ...]:
         raise QuantizeError(
             f"--max-loss {limit}: no output is a classification, (rows, classes); give decibels"
         )
+    for output in outputs:
+        if output.top_one is not None and not output.top_one.rows:
+            raise QuantizeError(
+                f"--max-loss {limit}: no row of '{output.name}' has a single largest element in "
+                "float32, so it has no top-1 class; give decibels, or other samples"
+            )
     notes = []
     if limit.share and min(rows) * limit.share < 1:
         notes.append(

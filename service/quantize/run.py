@@ -107,6 +107,11 @@ class _Run:
         work, samples = self._work, self._work.samples
         work.tell(f"running {len(samples.held_out)} samples in float32")
         reference = FloatOutputs.of(self._sizes.compile(work.model), samples.held_out)
+        if constant := ", ".join(f"'{name}'" for name in reference.constant()):
+            self._notes.append(
+                f"all elements of {constant} are equal in float32 for each sample, so the "
+                "comparison says nothing about the loss there"
+            )
         work.tell("preparing")
         self._model = prepare(work.model, work.method, self._folder)
         self._known = tensor_names(self._model.graph)

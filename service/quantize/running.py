@@ -68,6 +68,15 @@ class FloatOutputs:
         """Return the outputs of the first `count` samples."""
         return replace(self, samples=self.samples[:count], outputs=self.outputs[:count])
 
+    def constant(self) -> tuple[str, ...]:
+        """Return the names of the outputs with several elements, all of which are equal in each
+        sample.
+        """
+        by_output = zip(self.names, zip(*self.outputs, strict=True), strict=True)
+        return tuple(
+            name for name, arrays in by_output if all(_is_constant(array) for array in arrays)
+        )
+
     def compare(self, executable: Model, more: Mapping[str, Array] | None = None) -> Outputs:
         """Run another model on the same samples. Return the fidelity of its outputs to the
         reference.
@@ -83,6 +92,10 @@ class FloatOutputs:
             each = zip(self.names, expected, strict=True)
             found = added(found, tuple(OutputFidelity.of(n, e, named[n]) for n, e in each))
         return found
+
+
+def _is_constant(array: Array) -> bool:
+    return array.size > 1 and bool((array == array.flat[0]).all())
 
 
 def _outputs(executable: Model, sample: InputArrays) -> Sequence[Array]:

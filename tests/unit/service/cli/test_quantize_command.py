@@ -9,16 +9,19 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+from onnx import helper, numpy_helper
 from PIL import Image
 
+from tests.unit.service.quantize.small import model as small_model
 from tests.unit.service.quantize.small import network, perceptron, saved
 from tilewright.compiler.mode import Mode
 from tilewright.compiler.program.build import CODEGEN_VERSION
 from tilewright.service import cli
-from tilewright.service.cli.quantize_view import _times
+from tilewright.service.cli.quantize_view import _times, cosine_text, decibels
 from tilewright.service.jobs.pipeline.tuning import save_texts
 from tilewright.service.jobs.plan.model_tasks import tasks_of
 from tilewright.service.jobs.plan.planning import ModelRequest, plan_model
+from tilewright.service.quantize.fidelity import Fidelity
 from tilewright.service.quantize.report import Times
 from tilewright.service.settings import Settings
 from tilewright.service.storage import open_storage
@@ -270,3 +273,39 @@ def test_mistakes(
     complaint = capsys.readouterr().err.splitlines()[-1]
     assert complaint.startswith("error: ") and sentence in complaint
     assert not (tmp_path / "out.onnx").exists()
+
+
+def test_numbers_that_are_undefined_have_no_value() -> None:
+    ones = np.ones((2, 3), np.float32)
+    zeros = 0 * ones
+    assert (decibels(None), cosine_text(None)) == ("-", "-")
+    lost = Fidelity.of(ones, zeros)
+    assert (decibels(lost), cosine_text(lost)) == ("0.0 dB", "n/a")
+    appeared = Fidelity.of(zeros, ones)
+    assert (decibels(appeared), cosine_text(appeared)) == ("n/a", "n/a")
+    equal = Fidelity.of(zeros, zeros)
+    assert (decibels(equal), cosine_text(equal)) == ("exact", "1.000000")
+    nan = Fidelity.of(ones, np.nan * ones)
+    assert (decibels(nan), cosine_text(nan)) == ("-inf dB", "n/a")
+    close = Fidelity.of(ones, 1.1 * ones)
+    assert (decibels(close), cosine_text(close)) == ("20.0 dB", "1.000000")
+
+
+def test_an_output_of_equal_elements_is_a_warning(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """All weights are equal, so that all classes are as likely."""
+    weight = numpy_helper.from_array(np.full((8, 16), 0.02, np.float32), "w")
+    nodes = [
+        helper.make_node("MatMul", ["x", "w"], ["m"], "product"),
+        helper.make_node("Softmax", ["m"], ["y"], "classes"),
+    ]
+    made = small_model(nodes, [("x", [1, 8])], [("y", [1, 16])], [weight])
+    path, output = saved(made, tmp_path), tmp_path / "quantised.onnx"
+    assert run(path, "-o", output, "--random") == 0
+    text = " ".join(capsys.readouterr().out.split())
+    assert "all elements of 'y' are equal in float32 for each sample" in text
+    assert "left out of top-1: 4 of 'y'" in text
+    assert text.partition("same top-1")[2].partition(" layers ")[0].split()[-1] == "n/a"
+    assert run(path, "-o", output, "--random", "--max-loss", "50%") == 1
+    assert "no row of 'y' has a single largest element" in capsys.readouterr().err

@@ -77,7 +77,7 @@ def test_shapes_must_agree() -> None:
     [((4, 3), True), ((4, 3, 1, 1), True), ((4, 1), False), ((3,), False), ((4, 3, 2), False)],
 )
 def test_what_is_a_classification(shape: tuple[int, ...], is_one: bool) -> None:
-    array = np.zeros(shape, np.float32)
+    array = np.arange(np.prod(shape), dtype=np.float32).reshape(shape)
     assert (TopOne.of(array, array) == TopOne(4, 4)) is is_one
     assert TopOne.of(array.astype(np.int64), array) is None
 
@@ -99,6 +99,24 @@ def test_rows_that_became_nan_have_another_answer() -> None:
     second[1, 1] = np.nan
     assert TopOne.of(first, second) == TopOne(3, 2)
     assert TopOne.of(second, second) == TopOne(3, 3), "nothing became of them by quantising"
+
+
+def test_rows_with_several_largest_expected_entries_have_no_answer() -> None:
+    """A tie of the quantised values is an answer: the first one, which `argmax` returns."""
+    first = np.eye(4, dtype=np.float32)
+    first[1] = 0.5
+    first[2, 3] = 1.0
+    assert TopOne.of(first, first) == TopOne(2, 2, tied=2)
+    assert TopOne.of(first, 0 * first) == TopOne(2, 1, tied=2)
+    assert TopOne.of(0 * first, first) == TopOne(0, 0, tied=4)
+    assert TopOne(2, 1, 2) + TopOne(3, 3, 1) == TopOne(5, 4, 3)
+    assert output(20, TopOne(2, 1, 2)).to_json()["top_one"] == {"rows": 2, "same": 1, "tied": 2}
+
+
+def test_a_classification_without_answers_has_no_share() -> None:
+    with pytest.raises(QuantizeError, match="no row of 'y' has a single largest element"):
+        check_limit(MostChanged(0.25), (output(1, TopOne(0, 0, tied=4)),))
+    assert check_limit(MostChanged(0.25), (output(1, TopOne(4, 4, tied=4)),)) == ()
 
 
 def output(sqnr_db: float, top: TopOne | None = None, name: str = "y") -> OutputFidelity:
