@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import sqlalchemy as sa
@@ -16,7 +16,7 @@ from tilewright.db.stores.blob_references import BlobKind, refer
 from tilewright.db.stores.blobs import BlobStore
 from tilewright.db.stores.ids import row_of_id
 from tilewright.db.stores.pages import Page, PageOrder, Position
-from tilewright.db.stores.statements import chunks, insert_new, table_of, upsert
+from tilewright.db.stores.statements import chunks, insert_new, table_of
 
 _models = table_of(ModelRow)
 _uploads = table_of(ModelUploadRow)
@@ -55,8 +55,8 @@ class ModelStore:
     ) -> UploadedModel:
         """Register a model whose blob of `size` bytes is already stored.
 
-        If the owner has registered it before, the new name replaces the old one. Raises
-        NotFoundError if the blob does not exist.
+        If the owner has registered it before, its first name stays, because jobs are shown with
+        it. Raises NotFoundError if the blob does not exist.
 
         Args:
             digest, size: the model's blob.
@@ -72,14 +72,9 @@ class ModelStore:
             refer(connection, BlobKind.MODEL, digest, [digest])
             known = sa.select(_tokens.c.name).where(_tokens.c.id == owner)
             uploader = connection.execute(known).scalar_one_or_none() or ""
-            connection.execute(
-                upsert(connection, _uploads)
-                .values(digest=digest, owner=uploader, name=name, created_at=now)
-                .on_conflict_do_update(
-                    index_elements=[_uploads.c.digest, _uploads.c.owner], set_={"name": name}
-                )
-            )
-            return replace(_get(connection, digest), name=name)
+            upload = {"digest": digest, "owner": uploader, "name": name, "created_at": now}
+            insert_new(connection, _uploads, [upload])
+            return _get(connection, digest, uploader)
 
     def get(self, digest: str, sees: str | None = None) -> UploadedModel:
         """Return the model with this digest, or the only one whose digest starts with it.
