@@ -179,14 +179,27 @@ def phases_text(phases: Mapping[str, float]) -> str:
     return "time: " + (", ".join(parts) or "less than 0.1 s")
 
 
+def _compared_text(steps: Mapping[str, Any], unverified: bool) -> str:
+    """Return the counts of a certificate by steps.
+
+    All its compared values are right, because a wrong value is an error instead. Only the values of
+    `unverified` results may differ.
+    """
+    compared, written, excused = steps["compared"], steps["written"], steps["excused"]
+    values = (
+        f"{compared} values compared" if unverified else f"all {compared} compared values right"
+    )
+    if rest := written - compared:
+        has = "has" if rest == 1 else "have"
+        values += f" ({rest} of {written} {has} no counterpart in the imported graph)"
+    return f"{values}, {excused} element{'s' * (excused != 1)} at rounding ties"
+
+
 def _certificate(result: Mapping[str, Any]) -> str:
     parts = []
     steps = result.get("by_steps")
     if steps is not None:
-        parts.append(
-            f"by steps: {steps['compared']} of {steps['written']} values right, "
-            f"{steps['excused']} elements at rounding ties"
-        )
+        parts.append(f"by steps: {_compared_text(steps, bool(result.get('unverified')))}")
     if result.get("largest_error") is not None:
         whole = "" if steps else "as a whole: "
         parts.append(f"{whole}largest error {result['largest_error']:.1e} of the largest output")

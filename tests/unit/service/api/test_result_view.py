@@ -72,8 +72,15 @@ def test_kernels_are_told_once_all_were_measured() -> None:
                 "unverified": ["y"],
                 "by_steps": {"compared": 3, "written": 4, "worst": 1e-6, "excused": 2},
             },
-            "verified: by steps: 3 of 4 values right, 2 elements at rounding ties; "
-            "largest error 2.0e-06 of the largest output; not these values: y",
+            "verified: by steps: 3 values compared (1 of 4 has no counterpart in the imported "
+            "graph), 2 elements at rounding ties; largest error 2.0e-06 of the largest output; "
+            "not these values: y",
+        ),
+        (
+            {"by_steps": {"compared": 100, "written": 101, "worst": 0.0, "excused": 0}},
+            "verified: by steps: all 100 compared values right (1 of 101 has no counterpart in the "
+            "imported graph), 0 elements at rounding ties; largest error 2.0e-06 of the largest "
+            "output",
         ),
         ({"device": {"name": "board", "facts": None}}, "device: board"),
     ],
@@ -153,6 +160,6 @@ def test_outputs_of_other_extents_have_no_error_as_a_whole() -> None:
     steps = {"compared": 3, "written": 3, "excused": 1}
     result = {"verified": True, "largest_error": None, "by_steps": steps}
     assert result_lines(result)[-1] == (
-        "verified: by steps: 3 of 3 values right, 1 elements at rounding ties; "
+        "verified: by steps: all 3 compared values right, 1 element at rounding ties; "
         "choices that fell the other way give the whole model's outputs other extents"
     )
