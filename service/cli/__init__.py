@@ -87,7 +87,9 @@ def _run(arguments: Sequence[str]) -> int:
             _complain("interrupted")
         return status if isinstance(status, int) else 0
     except TyperException as error:
-        if sentence := error.format_message():
+        if type(error).__name__ == "NoArgsIsHelpError":  # of a private module
+            say(error.format_message())
+        elif sentence := error.format_message():
             _complain(sentence)
         return int(error.exit_code)
     except (typer.Abort, KeyboardInterrupt):

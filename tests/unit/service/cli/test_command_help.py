@@ -68,6 +68,16 @@ def test_there_is_help_in_two_letters(given: list[str], capsys: pytest.CaptureFi
     assert capsys.readouterr().out.startswith(f"Usage: tilewright {given[0].strip('-h')}")
 
 
+@pytest.mark.parametrize("word", [word for word in TREE if word not in COMMANDS])
+def test_a_group_without_a_command_prints_its_help(
+    word: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run([word]) == 2
+    printed = capsys.readouterr()
+    assert printed.out.startswith(f"Usage: tilewright {word} ") and "Commands:\n" in printed.out
+    assert printed.err == ""
+
+
 @pytest.mark.parametrize(
     "given",
     [
