@@ -63,6 +63,7 @@ def serve(
     from tilewright.service.api.app import create_app, stop_waiting
     from tilewright.service.api.listening import ListenError, listen
     from tilewright.service.api.server import server_config
+    from tilewright.service.dashboard import app as dashboard
     from tilewright.service.embedded import owner_token, worker_token
     from tilewright.service.storage import open_storage
 
@@ -80,6 +81,7 @@ def serve(
     url = f"{'https' if settings.tls_certificate else 'http'}://{settings.host}:{port}"
     say = structlog.get_logger().info if as_json else note
     say(f"serving {url}/v1, the owner's token is in {settings.token_file}")
+    say(f"dashboard: {url}{dashboard.PATH}/")
     printing = _printing_options(as_json)
     children = [] if no_tuner else [Supervised("tuner", printing)]
     if settings.tls_certificate is not None and not no_worker:

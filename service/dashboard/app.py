@@ -13,7 +13,6 @@ from urllib.parse import urlencode
 from fastapi import APIRouter, FastAPI, Request, Response
 from fastapi.responses import RedirectResponse
 from starlette.datastructures import MutableHeaders
-from starlette.exceptions import HTTPException
 from starlette.routing import BaseRoute
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -65,9 +64,7 @@ entrance = APIRouter(include_in_schema=False)
 
 @entrance.get("/")
 async def enter(request: Request) -> Response:
-    """Redirect a browser to the dashboard. Other clients get a 404."""
-    if "text/html" not in request.headers.get("accept", ""):
-        raise HTTPException(404)
+    """Redirect to the dashboard."""
     return RedirectResponse(f"{request.scope['root_path']}{PATH}/", 303)
 
 

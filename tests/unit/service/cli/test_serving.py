@@ -101,7 +101,9 @@ def test_it_serves_where_it_is_told_with_a_tuner_and_a_worker(
     assert first == f"serving {url}/v1, the owner's token is in {settings.token_file}"
     assert read_token(settings), "it is there"
     sentence = f"error: the service at {url} did not start; its log says why"
-    assert told[1:] == [] if starts else [sentence]
+    second = json.loads(told[1])["event"] if "--json" in printing else told[1]
+    assert second == f"dashboard: {url}/dashboard/"
+    assert told[2:] == ([] if starts else [sentence])
 
 
 @pytest.mark.parametrize(

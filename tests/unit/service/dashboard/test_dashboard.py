@@ -18,11 +18,12 @@ from tilewright.service.dashboard.session import COOKIE
 HTML = {"Accept": "text/html"}
 
 
-def test_a_browser_is_sent_to_the_dashboard_and_a_program_is_not(anonymous: TestClient) -> None:
+def test_every_client_is_sent_to_the_dashboard(anonymous: TestClient) -> None:
     answer = anonymous.get("/", headers=HTML)
     assert answer.url.path == "/dashboard/sign-in"
     assert answer.status_code == 200
-    assert anonymous.get("/", headers={"Accept": "application/json"}).status_code == 404
+    sent = anonymous.get("/", headers={"Accept": "application/json"}, follow_redirects=False)
+    assert (sent.status_code, sent.headers["location"]) == (303, "/dashboard/")
 
 
 def test_a_token_is_pasted_once_and_kept_from_scripts(anonymous: TestClient, owner: str) -> None:
