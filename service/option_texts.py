@@ -41,16 +41,22 @@ def parse_dims(given: Iterable[str] | None) -> dict[str, int]:
     """
     dims: dict[str, int] = {}
     for text in given or ():
-        name, equals, size = text.rpartition("=")
-        number = int(size) if size.isascii() and size.isdecimal() and len(size) < 20 else 0
-        if not equals or not name or not 1 <= number <= LARGEST_SIZE:
-            raise OptionError(
-                f"--dim '{text}': expected NAME=SIZE with a size from 1 to {LARGEST_SIZE}"
-            )
+        name, _, size = text.rpartition("=")
+        number = _size(text, name, size)
         if dims.get(name, number) != number:
             raise OptionError(f"--dim '{text}': '{name}' is {dims[name]} already")
         dims[name] = number
     return dims
+
+
+def _size(text: str, name: str, size: str) -> int:
+    """Return a size of the dimension `name`. Raises OptionError, which quotes the option's text."""
+    number = int(size) if size.isascii() and size.isdecimal() and len(size) < 20 else 0
+    if not name or not 1 <= number <= LARGEST_SIZE:
+        raise OptionError(
+            f"--dim '{text}': expected NAME=SIZE with a size from 1 to {LARGEST_SIZE}"
+        )
+    return number
 
 
 def parse_sizes(given: Iterable[str] | None) -> dict[str, tuple[int | str, ...]]:
@@ -71,7 +77,7 @@ def parse_sizes(given: Iterable[str] | None) -> dict[str, tuple[int | str, ...]]
         *sizes_before, last = listed.split(",")
         for size in (*sizes_before, f"{last}{at}{hints}"):
             ranged = name and (".." in size or "@" in size)
-            each.append(size if ranged else parse_dims([f"{name}={size}"])[name])
+            each.append(size if ranged else _size(text, name, size))
         try:
             chosen = size_choices(name, each)
         except InvalidArgumentError as error:

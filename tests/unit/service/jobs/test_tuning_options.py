@@ -160,6 +160,8 @@ def test_hints_go_behind_the_sizes_of_a_dimension() -> None:
         ("n=7@7", "dimension 'n' has the one size 7, which takes no hints"),
         ("n=4,@8", "hints alone next to sizes"),
         ("=@8", "expected NAME=SIZE"),
+        ("batch", "--dim 'batch': expected NAME=SIZE"),
+        ("n=4,x", "--dim 'n=4,x': expected NAME=SIZE"),
     ):
         with pytest.raises(OptionError, match=message):
             parse_sizes([text])
