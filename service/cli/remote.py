@@ -25,7 +25,7 @@ from tilewright.service.cli.common import (
 )
 from tilewright.service.cli.given import SamplesOption, given_inputs, upload_samples
 from tilewright.service.cli.options import DEFAULTS, JOB_DEFAULTS, QUEUE_DEFAULTS
-from tilewright.service.cli.terminal import console, say_json
+from tilewright.service.cli.terminal import console, say, say_json
 from tilewright.service.cli.verbosity import Verbosity, verbosity
 from tilewright.service.option_texts import parse_ranges
 from tilewright.service.options import JobOptions, ModeOptions, QueueOptions
@@ -167,8 +167,10 @@ def list_jobs(
         listed = client.jobs(limit=limit, results=as_json)
     if as_json:
         say_json(list(listed))
-    else:
+    elif listed:
         console().print(job_table(listed))
+    else:
+        say("no jobs that this token may see")
 
 
 def of_job(act: Callable[[Client, str, bool], Job]) -> Callable[..., None]:

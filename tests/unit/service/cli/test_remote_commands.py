@@ -261,3 +261,10 @@ def test_a_workload_is_looked_up_by_how_its_key_begins(
     assert run_cli(["record", "find", "f" * 40, "--target", "x86-64-v3"]) == 1
     said = capsys.readouterr().err
     assert "is not a file on this machine: workload 'ff" in said and "does not exist" in said
+
+
+def test_a_list_without_jobs_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_cli(["job", "list"]) == 0
+    assert capsys.readouterr().out == "no jobs that this token may see\n"
+    assert run_cli(["job", "list", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == []
