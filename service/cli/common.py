@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -18,6 +20,10 @@ if TYPE_CHECKING:
     from tilewright.db.stores.audit import Action, AuditStore
     from tilewright.service.client import Client
     from tilewright.service.settings import Settings
+
+
+UNAUTHORIZED = 401
+"""Status of an answer to a request whose token is missing or not accepted."""
 
 
 class UserError(Exception):
@@ -132,12 +138,17 @@ def existing_path(path: Path) -> Path:
     return path
 
 
-def connect(server: str | None, token: str | None) -> Client:
-    """Return a client of the service. The options take precedence over the settings.
+@contextmanager
+def connect(server: str | None, token: str | None) -> Iterator[Client]:
+    """Yield a client of the service. The options take precedence over the settings.
 
-    Raises UserError if the URL is empty or invalid.
+    Raises:
+        UserError: if the URL is empty or invalid.
+        RefusedError: if the service refuses a request. If it does not accept the token, the message
+            names the source of the token.
     """
     from tilewright.service.client import Client
+    from tilewright.service.client.errors import RefusedError
     from tilewright.service.embedded import client_token
 
     settings = load_settings(server=server, token=token)
@@ -147,7 +158,21 @@ def connect(server: str | None, token: str | None) -> Client:
         )
     if not settings.server.startswith(("http://", "https://")):
         raise UserError(f"--server '{settings.server}' is not an http or https URL")
-    return Client(settings.server, client_token(settings))
+    try:
+        with Client(settings.server, client_token(settings)) as client:
+            yield client
+    except RefusedError as error:
+        if error.status != UNAUTHORIZED:
+            raise
+        if settings.token:
+            source = "TILEWRIGHT_TOKEN" if token is None else "--token"
+            remedy = f"{source} gave it"
+        else:
+            remedy = f"'{settings.token_file}' is the token file"
+        remedy += "; `tilewright token create NAME --scope submit` on the service makes a new one"
+        detail = f"{error.problem.detail}: {remedy}"
+        problem = error.problem.model_copy(update={"detail": detail})
+        raise RefusedError(problem, error.retry_seconds) from error
 
 
 def load_settings(**options: object) -> Settings:

@@ -25,6 +25,7 @@ from tilewright.db.stores.leases import NewRequest
 from tilewright.service.cli import remote
 from tilewright.service.cli import run as run_cli
 from tilewright.service.options import JobBudget
+from tilewright.service.settings import Settings
 from tilewright.tuner.protocol.measurement import Measurement, Phase, RecordKey, Status, Trial
 
 TARGET = "t" * 64
@@ -268,3 +269,23 @@ def test_a_list_without_jobs_says_so(capsys: pytest.CaptureFixture[str]) -> None
     assert capsys.readouterr().out == "no jobs that this token may see\n"
     assert run_cli(["job", "list", "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == []
+
+
+@pytest.mark.parametrize("source", ["--token", "TILEWRIGHT_TOKEN", "file"])
+def test_a_wrong_token_is_named_by_its_source_with_a_remedy(
+    source: str,
+    settings: Settings,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    named = f"{source} gave it"
+    if source == "TILEWRIGHT_TOKEN":
+        monkeypatch.setenv(source, "wrong")
+    elif source == "file":
+        settings.token_file.write_text("wrong")
+        named = f"'{settings.token_file}' is the token file"
+    assert run_cli(["job", "list", *(["--token", "wrong"] if source == "--token" else [])]) == 1
+    assert capsys.readouterr().err == (
+        f"error: the token is invalid, revoked or expired: {named}; `tilewright token create NAME "
+        "--scope submit` on the service makes a new one\n"
+    )
