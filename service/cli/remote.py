@@ -358,6 +358,29 @@ def find_records(
     out.print(lookup_table(found))
     if note := sizes_note([entry.name for entry in found.schedules]):
         out.print(note, soft_wrap=True)
-    out.print(f"{found.known} of {len(found.schedules)} known for target {found.target_key}")
+    out.print(
+        f"{found.known} of {len(found.schedules)} known for target "
+        f"{_target_name(target, found.target_key)}",
+        soft_wrap=True,
+        markup=False,
+    )
     if answer is not None:
         out.print(f"{schedule_text(answer.schedule)}: {answer.sentence}", soft_wrap=True)
+
+
+def _target_name(given: str, key: str) -> str:
+    """Return a target's name for the value of --target.
+
+    `host` is the service's machine, so the key in its answer decides the name.
+    """
+    if given.partition(":")[0] != "host":
+        return given
+    from tilewright.compiler.errors import UnknownTargetError
+    from tilewright.compiler.targets.host import resolve_target
+    from tilewright.compiler.targets.target import known_targets
+
+    targets = [*known_targets().values()]
+    with suppress(UnknownTargetError):  # no family describes this machine
+        targets.append(resolve_target(given))
+    name = next((target.name for target in targets if target.key == key), None)
+    return name or f"{given} ({key[:12]})"

@@ -19,6 +19,7 @@ from tilewright.compiler.graph.ir import Graph, Node
 from tilewright.compiler.graph.types import TensorType
 from tilewright.compiler.plan.workload import Boundary, make_workload
 from tilewright.compiler.schedule.schedule import Schedule
+from tilewright.compiler.targets.host import host_target
 from tilewright.db.job_states import JobState
 from tilewright.db.storage import Storage
 from tilewright.db.stores.leases import NewRequest
@@ -238,7 +239,7 @@ def test_a_model_with_tensors_in_files_beside_it_is_uploaded_as_one(
     onnx.save_model(model, path, save_as_external_data=True, **data)
     assert (tmp_path / "weights.bin").stat().st_size > 0
     assert run_cli(["record", "find", str(path)]) == 0
-    assert "known for target" in capsys.readouterr().out
+    assert f"known for target {host_target().name}\n" in capsys.readouterr().out
     monkeypatch.setattr(remote, "MESSAGE_BYTES", 100)
     assert run_cli(["record", "find", str(path)]) == 1
     assert "more than a message may have" in capsys.readouterr().err
