@@ -42,6 +42,14 @@ class NotFoundError(DatabaseError):
         super().__init__(f"{what} '{key}' does not exist")
 
 
+class ShortIdError(NotFoundError):
+    """The id is shorter than the shortest allowed prefix, and no row has it as its whole id."""
+
+    def __init__(self, what: str, key: str, least: int) -> None:
+        super().__init__(what, key)
+        self.args = (f"{self}: the start of an id needs at least {least} characters",)
+
+
 class AmbiguousIdError(NotFoundError):
     """Several ids have the given prefix."""
 

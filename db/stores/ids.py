@@ -7,7 +7,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from tilewright.db.errors import AmbiguousIdError, NotFoundError
+from tilewright.db.errors import AmbiguousIdError, NotFoundError, ShortIdError
 
 _MOST_NAMED = 5
 
@@ -42,12 +42,15 @@ def row_of_id(
 
     Raises:
         NotFoundError: if no id starts with `given`.
+        ShortIdError: if `given` is shorter than `LEAST_GIVEN`, and not an id.
         AmbiguousIdError: if several do; the message names them.
     """
     row = connection.execute(query.where(column == given)).first()
     if row is not None:
         return row
-    if not LEAST_GIVEN <= len(given) < WHOLE.get(what, len(given) + 1):
+    if len(given) < LEAST_GIVEN:
+        raise ShortIdError(what, given, LEAST_GIVEN)
+    if len(given) >= WHOLE.get(what, len(given) + 1):
         raise NotFoundError(what, given)
     # not LIKE, which ignores case in SQLite and matches any character with `_`
     begins = sa.func.substr(column, 1, len(given), type_=column.type) == given

@@ -89,3 +89,10 @@ def test_a_whole_id_that_is_unknown_is_looked_up_once(engine: sa.Engine) -> None
     finally:
         sa.event.remove(engine, "before_cursor_execute", note)
     assert sum("FROM tokens" in statement for statement in asked) == 1
+
+
+def test_a_short_beginning_of_an_id_is_refused_with_the_least_length(jobs: JobStore) -> None:
+    with pytest.raises(NotFoundError, match=r"job '0ba' does not exist: .* at least 4 characters"):
+        jobs.get("0ba")
+    with pytest.raises(NotFoundError, match=r"job '0bad' does not exist$"):
+        jobs.get("0bad")
