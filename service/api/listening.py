@@ -41,6 +41,8 @@ def listen(host: str, port: int) -> list[socket.socket]:
         for one in sockets:
             one.close()
         reason = os.strerror(error.errno) if error.errno else str(error)
+        if error.errno == errno.EADDRINUSE:
+            reason += "; --port selects another port"
         raise ListenError(f"cannot listen on {host}:{port}: {reason}") from error
     return sockets
 

@@ -35,7 +35,7 @@ def test_a_port_that_is_taken_is_one_sentence(host: str) -> None:
         other.bind(("127.0.0.1", 0))
         other.listen()
         port = other.getsockname()[1]
-        with pytest.raises(ListenError, match=f"cannot listen on {host}:{port}: Address already"):
+        with pytest.raises(ListenError, match=f"{host}:{port}: Address already in use; --port"):
             listen(host, port)
 
 
