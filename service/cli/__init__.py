@@ -23,6 +23,9 @@ from tilewright.service.cli.tree import Root, add_commands
 INTERRUPTED = 130
 """Exit status after Ctrl-C: 128 plus the number of the signal."""
 
+VALUE_ERROR = "Value error, "
+"""What pydantic writes before the message of a validator."""
+
 app = typer.Typer(
     name="tilewright",
     cls=Root,
@@ -90,7 +93,7 @@ def _run(arguments: Sequence[str]) -> int:
         if type(error).__name__ == "NoArgsIsHelpError":  # of a private module
             say(error.format_message())
         elif sentence := error.format_message():
-            _complain(sentence)
+            _complain(sentence.replace(VALUE_ERROR, "") + _given(error))
         return int(error.exit_code)
     except (typer.Abort, KeyboardInterrupt):
         _complain("interrupted")
@@ -142,7 +145,16 @@ def _known(error: Exception) -> str | None:
 def _validation(error: Exception) -> str:
     first = error.errors()[0]  # type: ignore[attr-defined]
     field = ".".join(str(part) for part in first["loc"])
-    return f"{field}: {first['msg']}"
+    return f"{field}: {first['msg'].removeprefix(VALUE_ERROR)}"
+
+
+def _given(error: TyperException) -> str:
+    """Return ", not 'VALUE'" for a value that is not of its option's type, or else ""."""
+    cause = error.__cause__
+    if cause is None or "errors" not in dir(cause):  # pydantic's error, without its import
+        return ""
+    value = cause.errors()[0]["input"]  # type: ignore[attr-defined]
+    return f", not '{value}'" if isinstance(value, str) else ""
 
 
 def _warn(

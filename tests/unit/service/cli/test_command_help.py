@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import re
 import shlex
+from pathlib import Path
 
 import click
 import pytest
+from pydantic import BaseModel, ValidationError, field_validator
 
 from tests.command_tree import COMMANDS
 from tilewright.compiler.package import package_version
-from tilewright.service.cli import run
+from tilewright.service.cli import _known, run
 from tilewright.service.cli.tree import TREE, paths
 from tilewright.service.settings import Settings
 
@@ -114,3 +116,27 @@ def test_an_unknown_command_is_answered_with_similar_ones(
     assert run(given) == 2
     error = capsys.readouterr().err
     assert error.startswith("error: No such command ") and error.endswith(f"{said}\n")
+
+
+def test_a_value_of_another_type_is_quoted(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = tmp_path / "model.onnx"
+    model.touch()
+    assert run(["tune", str(model), "--seconds", "abc"]) == 2
+    error = capsys.readouterr().err
+    assert "'--seconds'" in error and error.endswith(", not 'abc'\n")
+
+
+def test_the_message_of_a_validator_has_no_prefix() -> None:
+    class Named(BaseModel):
+        name: str
+
+        @field_validator("name")
+        @classmethod
+        def _check(cls, name: str) -> str:
+            raise ValueError("a name has letters")
+
+    with pytest.raises(ValidationError) as caught:
+        Named(name="7")
+    assert _known(caught.value) == "name: a name has letters"
