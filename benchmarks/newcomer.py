@@ -53,6 +53,7 @@ class Step:
 
 
 FIRST, BOARD = "tutorial/first-model.md", "tutorial/raspberry-pi.md"
+QUANTISE = "tutorial/quantise.md"
 STEPS = (
     Step("install", ((FIRST, "Install"),)),
     Step("tune", ((FIRST, "Get a model"), (FIRST, "Tune"), (FIRST, "Run it"), (FIRST, "Compare"))),
@@ -72,6 +73,16 @@ STEPS = (
         (
             ("tutorial/shared-records.md", "One service for all"),
             ("tutorial/shared-records.md", "Records that travel"),
+        ),
+    ),
+    Step(
+        "quantise",
+        (
+            (QUANTISE, "Install the quantiser"),
+            (QUANTISE, "Make a model"),
+            (QUANTISE, "Quantise"),
+            (QUANTISE, "Compare"),
+            (QUANTISE, "Limit the loss"),
         ),
     ),
     Step("read the README", (("../README.md", "Three ways to use it"),)),
