@@ -17,6 +17,7 @@ from typer.core import TyperGroup
 from typer.exceptions import TyperException
 from typer.main import get_command
 
+from tilewright.service.cli.common import Interrupted
 from tilewright.service.cli.terminal import complain, say
 from tilewright.service.cli.tree import Root, add_commands
 
@@ -97,6 +98,9 @@ def _run(arguments: Sequence[str]) -> int:
         return int(error.exit_code)
     except (typer.Abort, KeyboardInterrupt):
         _complain("interrupted")
+        return INTERRUPTED
+    except Interrupted as error:
+        complain(str(error))
         return INTERRUPTED
     except BrokenPipeError:
         # the reader has closed the pipe: discard the buffered output

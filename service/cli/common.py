@@ -30,6 +30,10 @@ class UserError(Exception):
     """A mistake in the user's input; the message is one sentence."""
 
 
+class Interrupted(Exception):
+    """Ctrl-C ended a command that has delivered something; the message says what."""
+
+
 def check_file(context: typer.Context, path: Path) -> Path:
     """Return the path of an argument if it is a file. Raises UserError otherwise.
 

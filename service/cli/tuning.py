@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from tilewright.service.cli.common import (
+    Interrupted,
     JsonOption,
     ModelPath,
     TargetOption,
@@ -128,6 +129,8 @@ def tune(
             }
         say_json(view)
     if outcome.cancelled:
-        raise typer.Exit(130)
+        if made is None:
+            raise typer.Exit(130)
+        raise Interrupted(f"interrupted: the artifact '{made}' holds the schedules found so far")
     if nothing is not None and nothing.is_failure:
         raise UserError(nothing.note)

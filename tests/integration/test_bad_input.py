@@ -450,6 +450,24 @@ def test_an_interrupted_run_keeps_what_it_measured(tilewright: CommandLine) -> N
     assert trials_in(tilewright.data)
 
 
+def test_an_interrupted_run_tells_that_it_delivered(tilewright: CommandLine) -> None:
+    path, made = matmul(tilewright.folder / "m.onnx"), tilewright.folder / "made"
+    options = ("--trials", 100_000, "-o", made)
+    process = tilewright.start("tune", path, *options, TILEWRIGHT_BUILDERS="1")
+    try:
+        assert process.stdout is not None
+        for line in process.stdout:
+            if line.startswith("tuning"):
+                break
+        os.killpg(process.pid, signal.SIGINT)
+        output, error = process.communicate(timeout=LIMIT_SECONDS)
+    finally:
+        process.kill()
+    assert process.returncode == 130, (output, error)
+    assert error == f"interrupted: the artifact '{made}' holds the schedules found so far\n"
+    assert (made / "manifest.json").exists()
+
+
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="limits are Linux's")
 def test_a_reference_without_an_end_ends(tilewright: CommandLine) -> None:
     path, made = tilewright.folder / "m.onnx", tilewright.folder / "made"
