@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 from collections.abc import Iterable, Sequence
@@ -212,8 +213,9 @@ def _inside(folder: Path, location: str, what: str) -> Path:
         try:
             mode = path.lstat().st_mode
         except OSError as error:
+            remedy = "; put the file next to the model" if error.errno == errno.ENOENT else ""
             raise InvalidModelError(
-                f"{what}: external data '{location}' cannot be read: {error.strerror}"
+                f"{what}: external data '{location}' cannot be read: {error.strerror}{remedy}"
             ) from error
         if stat.S_ISLNK(mode):
             raise InvalidModelError(f"{what}: external data '{location}' is a symbolic link")
