@@ -151,6 +151,9 @@ def check_destination(path: str | Path) -> Path:
     """
     path = Path(path).absolute()
     try:
+        for folder in path.parents:
+            if folder.exists() and not folder.is_dir():
+                raise ArtifactError(f"cannot write artifact '{path}': '{folder}' is a file")
         if path.exists() and (reason := _hindrance(path)):
             raise ArtifactError(f"'{path}' {reason}, it is not replaced")
         path.parent.mkdir(parents=True, exist_ok=True)

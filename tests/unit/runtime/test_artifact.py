@@ -20,7 +20,7 @@ from tilewright.compiler.errors import ArtifactError, InvalidArgumentError, Inva
 from tilewright.compiler.runtime import artifact as module
 from tilewright.compiler.runtime import artifact_writer
 from tilewright.compiler.runtime.artifact import SizedProgram, load_artifact, read_artifact
-from tilewright.compiler.runtime.artifact_writer import ArtifactWriter
+from tilewright.compiler.runtime.artifact_writer import ArtifactWriter, check_destination
 from tilewright.compiler.runtime.executable import Executable
 from tilewright.compiler.runtime.guarded import GuardedModel
 from tilewright.compiler.runtime.kernel import BufferRole, KernelSpec
@@ -482,3 +482,9 @@ def test_two_programs_with_ranges_are_refused(tmp_path: Path, save: Callable[...
     save(tmp_path / "two.tw", programs=[SizedProgram((), program), SizedProgram((), program)])
     with pytest.raises(ArtifactError, match="contains two programs with ranges"):
         read_artifact(tmp_path / "two.tw")
+
+
+def test_a_file_among_the_parents_of_a_destination_is_named(tmp_path: Path) -> None:
+    (tmp_path / "afile").touch()
+    with pytest.raises(ArtifactError, match=r"cannot write artifact '.*out': '.*afile' is a file$"):
+        check_destination(tmp_path / "afile" / "out")
