@@ -153,7 +153,7 @@ def _validation(error: Exception) -> str:
 
 
 def _given(error: TyperException) -> str:
-    """Return ", not 'VALUE'" for a value that is not of its option's type, or else ""."""
+    """Return ", not 'VALUE'" for a value of the wrong type or outside its limits, or else ""."""
     cause = error.__cause__
     if cause is None or "errors" not in dir(cause):  # pydantic's error, without its import
         return ""
