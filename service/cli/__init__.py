@@ -25,7 +25,7 @@ INTERRUPTED = 130
 """Exit status after Ctrl-C: 128 plus the number of the signal."""
 
 VALUE_ERROR = "Value error, "
-"""What pydantic writes before the message of a validator."""
+"""Prefix that pydantic adds to the message of a validator."""
 
 app = typer.Typer(
     name="tilewright",
