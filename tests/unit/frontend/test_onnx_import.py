@@ -336,7 +336,7 @@ def test_external_data_is_read_from_the_folder(tmp_path: Path) -> None:
         ("w.bin", {"offset": 12}, "has 24 bytes, 28 are needed"),
         ("w.bin", {"offset": -1}, "16 bytes of external data at -1"),
         ("w.bin", {"length": 8}, "has 8 bytes of external data"),
-        ("w.bin", {"offset": "x"}, "malformed"),
+        ("w.bin", {"offset": "x"}, "is not a number"),
     ],
 )
 def test_external_data_stays_in_the_folder(
