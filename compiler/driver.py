@@ -371,8 +371,9 @@ def _compile_whole(
     make_first_segment(first, make, sizes)
     saving[0] = None
     if not first.made:
+        other = {name: d for name, d in known.items() if name not in given}
         refused = invalid_everywhere(
-            {n: known[n] if n in ranges else replace(known[n], high=None) for n in sizes},
+            {name: d if name in ranges else replace(d, high=None) for name, d in other.items()},
             lambda sizes: load_graph(source, {**given, **sizes}),
         )
         if refused is not None:

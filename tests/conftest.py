@@ -86,8 +86,11 @@ def pytest_terminal_summary(
     if config.getoption(ALL_GROUPS):
         # no error of pytest itself, and no choice among the tests
         ended = exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED)
-        choices = ("keyword", "markexpr", "deselect", "maxfail")
-        if ended and not any(config.getoption(each) for each in choices):
+        choices = (
+            *("keyword", "markexpr", "deselect", "maxfail", "ignore", "ignore_glob"),
+            *("collectonly", "setuponly", "setupplan", "lf", "stepwise"),
+        )
+        if ended and not any(config.getoption(each, default=None) for each in choices):
             stats = terminalreporter.stats
             bad = [*stats.get("failed", ()), *stats.get("error", ())]
             record(

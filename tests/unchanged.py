@@ -23,7 +23,10 @@ PASSED = Path(__file__).with_name("unchanged.json")
 ALL_GROUPS = "--all-groups"
 
 PACKAGES = ("compiler", "tuner", "db", "service")
-COMMON = ("tilewright", "pyproject.toml", "setup.py", "tests/conftest.py")
+COMMON = (
+    *("tilewright", "pyproject.toml", "setup.py", "tests/conftest.py", "tests/golden/conftest.py"),
+    *("tests/guarded_calls.c", "tests/devices/amx_emulator.c", "tests/models"),
+)
 """Sources of every group."""
 
 FOLLOWED = ("tests", "benchmarks", "deploy", "examples")

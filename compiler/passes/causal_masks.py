@@ -98,7 +98,8 @@ def counted(rewriter: Rewriter, value: str) -> Count | None:
     Return None for any other value.
     """
     node = rewriter.producer(value)
-    if node is None:
+    # smaller integers wrap around, and floats round
+    if node is None or rewriter.type(value).dtype not in (DType.INT32, DType.INT64):
         return None
     match node.op:
         case "iota":
@@ -109,9 +110,7 @@ def counted(rewriter: Rewriter, value: str) -> Count | None:
         case "slice":
             return _part(rewriter, node)
         case "cast":
-            # smaller integers wrap around, and floats round
-            exact = rewriter.type(value).dtype in (DType.INT32, DType.INT64)
-            return counted(rewriter, node.inputs[0]) if exact else None
+            return counted(rewriter, node.inputs[0])
         case "expand":
             return counted(rewriter, node.inputs[0])
         case "reshape":

@@ -91,7 +91,7 @@ class LiveIn:
 class SegmentGuard:
     """The condition on live-ins under which a segment may run, and the key by which it is found.
 
-    A guard with only fixed sizes also describes the live-ins of one run (`Reads.exact`).
+    A guard with only fixed sizes also describes the live-ins of one run (`LiveIns.exact`).
 
     Attributes:
         sizes: the dimensions, and elements of shape-determining values, that must have one size.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from itertools import product
@@ -71,8 +72,14 @@ def refused_ranges(
         error: the contradiction, which names the node.
         sizes: the sizes at which it was found; None if it holds for all sizes of the ranges.
         count: the number of combinations of sizes that were tried, if `sizes` is given.
+
+    Returns:
+        An error that names the ranges; `error` itself if it holds for all sizes and mentions none
+        of the dimensions, such as a wrong attribute.
     """
     known = sorted(ranges, key=lambda d: d.name)
+    if sizes is None and not any(_names(error, d.name) for d in known):
+        return error  # no size would change it
     text = " and ".join(f"{d.name}={d.range_text}" for d in known)
     where = f"every size of {text}"
     if sizes is not None:
@@ -80,6 +87,11 @@ def refused_ranges(
             where = f"the {count} sizes of {text} that were tried"
         where += ", such as " + ", ".join(f"{name}={size}" for name, size in sizes.items())
     return InvalidModelError(f"the model is invalid at {where}: {error}; give other sizes")
+
+
+def _names(error: InvalidModelError, dimension: str) -> bool:
+    """Whether an error mentions a dimension, as a word of its own."""
+    return re.search(rf"(?<!\w){re.escape(dimension)}(?!\w)", str(error)) is not None
 
 
 def combinations(ranges: Iterable[Dimension]) -> float:

@@ -171,9 +171,11 @@ def connect(server: str | None, token: str | None) -> Iterator[Client]:
         if settings.token:
             source = "TILEWRIGHT_TOKEN" if token is None else "--token"
             remedy = f"{source} gave it"
-        else:
+        elif settings.token_file.exists():
             remedy = f"'{settings.token_file}' is the token file"
-        remedy += "; `tilewright token create NAME --scope submit` on the service makes a new one"
+        else:
+            remedy = f"neither a token nor the token file '{settings.token_file}' exists"
+        remedy += "; `tilewright token create NAME --scope SCOPE` on the service makes one"
         detail = f"{error.problem.detail}: {remedy}"
         problem = error.problem.model_copy(update={"detail": detail})
         raise RefusedError(problem, error.retry_seconds) from error

@@ -75,22 +75,27 @@ def check_limit(limit: Limit, outputs: Outputs) -> tuple[str, ...]:
 
     Raises:
         QuantizeError: if the limit is a fraction of changed classes, and no output is a
-            classification, or a classification has no row with a single largest element.
+            classification, or no classification has a row with a single largest element.
     """
     if isinstance(limit, LeastSqnr):
         return ()
-    rows = [output.top_one.rows for output in outputs if output.top_one is not None]
-    if not rows:
+    classified = {o.name: o.top_one.rows for o in outputs if o.top_one is not None}
+    if not classified:
         raise QuantizeError(
             f"--max-loss {limit}: no output is a classification, (rows, classes); give decibels"
         )
-    for output in outputs:
-        if output.top_one is not None and not output.top_one.rows:
-            raise QuantizeError(
-                f"--max-loss {limit}: no row of '{output.name}' has a single largest element in "
-                "float32, so it has no top-1 class; give decibels, or other samples"
-            )
+    rows = [count for count in classified.values() if count]
+    tied = ", ".join(f"'{name}'" for name, count in classified.items() if not count)
+    if not rows:
+        raise QuantizeError(
+            f"--max-loss {limit}: no row of {tied} has a single largest element in float32, so it "
+            "has no top-1 class; give decibels, or other samples"
+        )
     notes = []
+    if tied:
+        notes.append(
+            f"{limit} limits no loss of {tied}: no row has a single largest element in float32"
+        )
     if limit.share and min(rows) * limit.share < 1:
         notes.append(
             f"{min(rows)} rows cannot show a loss of {limit}: none of their answers may change; "

@@ -87,3 +87,43 @@ def test_a_default_range_is_not_the_end_of_all_sizes(tmp_path: Path) -> None:
     compiled = compile_model(path, keep=False)
     x = np.ones((5000, 6), np.float32)
     assert np.array_equal(compiled.run({"x": x})[0], x)
+
+
+ONE_MORE = "(float[batch, k] x) => (float[p, q] y) <int64[2] s = {10, 6}> { y = Reshape(x, s) }"
+
+
+def test_sizes_that_the_caller_fixed_are_no_ranges(tmp_path: Path) -> None:
+    path = model(tmp_path / "m.onnx", ONE_MORE)
+    with pytest.raises(InvalidModelError) as error:
+        compile_model(path, dims={"batch": "2..5", "k": 6}, keep=False)
+    assert "every size of batch=2..5" in str(error.value) and "k=6" not in str(error.value)
+
+
+def test_a_hint_of_a_position_leaves_the_range_of_its_dimension(tmp_path: Path) -> None:
+    path = model(tmp_path / "m.onnx", RESHAPE % "5000, 6")
+    compiled = compile_model(path, dims={"x[0]": "@8"}, keep=False)
+    x = np.ones((5000, 6), np.float32)
+    assert np.array_equal(compiled.run({"x": x})[0], x)
+
+
+def test_an_error_that_no_size_changes_advises_no_size(tmp_path: Path) -> None:
+    text = """(float[batch, 3, 8, 8] x) => (float[batch, 3, 16, 16] y)
+        <float[4] s = {1, 1, 2, 2}> { y = Resize<mode = "liner">(x, , s) }"""
+    path = model(tmp_path / "m.onnx", text)
+    request = ModelRequest(path.read_bytes())
+    for compiles in (
+        lambda: compile_model(path, dims={"batch": "2..5"}, keep=False),
+        lambda: plan_sizes(request, {"batch": ("2..5",)}),
+    ):
+        with pytest.raises(InvalidModelError, match="did you mean 'linear'") as error:
+            compiles()
+        assert "give other sizes" not in str(error.value)
+
+
+def test_the_only_valid_sizes_of_two_ranges_are_planned(tmp_path: Path) -> None:
+    """35 divides 6 a b at a=5, b=7 alone."""
+    text = """(float[a, b, 6] x) => (float[p, q] y)
+        <int64[2] s = {35, -1}> { y = Reshape(x, s) }"""
+    request = ModelRequest(model(tmp_path / "m.onnx", text).read_bytes())
+    (planned,) = plan_sizes(request, {"a": ("2..5",), "b": ("2..7",)})
+    assert planned.graph.types["x"].shape == (5, 7, 6)

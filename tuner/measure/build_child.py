@@ -70,11 +70,16 @@ class BuildChild:
     def _ready(self) -> ChildProcess:
         if self._child is None:
             child = ChildProcess("tilewright.tuner.measure.build_child", "serve")
-            child.pipe.send(self._compile is compile_with_compiler)
-            if not child.pipe.poll(START_SECONDS):
-                child.kill()
-                raise ProcessExpired("it does not start", 1)
-            child.pipe.recv()
+            try:
+                child.pipe.send(self._compile is compile_with_compiler)
+                if not child.pipe.poll(START_SECONDS):
+                    child.kill()
+                    raise ProcessExpired("it does not start", 1)
+                child.pipe.recv()
+            except (EOFError, OSError):
+                status = child.wait()
+                child.close()
+                raise ProcessExpired(f"exit status {status}", status) from None
             self._child = child
         return self._child
 

@@ -148,8 +148,9 @@ class FittedRanges:
                 return
         for name, listed in tried.items():
             if name in self.taken:
-                at = {name: self.sizes[name]}
-                raise refused_ranges([self.taken[name]], error, at, 1 + len(listed)) from error
+                ranges = [self.taken.get(each) or self.defaults[each] for each in self.sizes]
+                count = 1 + sum(map(len, tried.values()))
+                raise refused_ranges(ranges, error, self.sizes, count) from error
             sizes = ", ".join(map(str, [self.sizes[name], *listed]))
             raise InvalidModelError(
                 f"{error}; the model takes none of the sizes {sizes} of dimension '{name}': give "

@@ -117,6 +117,9 @@ def test_a_classification_without_answers_has_no_share() -> None:
     with pytest.raises(QuantizeError, match="no row of 'y' has a single largest element"):
         check_limit(MostChanged(0.25), (output(1, TopOne(0, 0, tied=4)),))
     assert check_limit(MostChanged(0.25), (output(1, TopOne(4, 4, tied=4)),)) == ()
+    both = (output(1, TopOne(4, 4)), output(1, TopOne(0, 0, tied=4), "z"))
+    (note,) = check_limit(MostChanged(0.25), both)
+    assert note.startswith("25 % limits no loss of 'z': no row has a single largest element")
 
 
 def output(sqnr_db: float, top: TopOne | None = None, name: str = "y") -> OutputFidelity:
