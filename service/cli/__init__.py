@@ -17,7 +17,7 @@ from typer.core import TyperGroup
 from typer.exceptions import TyperException
 from typer.main import get_command
 
-from tilewright.service.cli.common import Interrupted
+from tilewright.service.cli.common import InterruptedTuning
 from tilewright.service.cli.terminal import complain, say
 from tilewright.service.cli.tree import Root, add_commands
 
@@ -99,7 +99,7 @@ def _run(arguments: Sequence[str]) -> int:
     except (typer.Abort, KeyboardInterrupt):
         _complain("interrupted")
         return INTERRUPTED
-    except Interrupted as error:
+    except InterruptedTuning as error:
         complain(str(error))
         return INTERRUPTED
     except BrokenPipeError:

@@ -30,7 +30,7 @@ class UserError(Exception):
     """A mistake in the user's input; the message is one sentence."""
 
 
-class Interrupted(Exception):
+class InterruptedTuning(Exception):
     """Ctrl-C ended a command that has delivered something; the message says what."""
 
 

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from tilewright.service.cli.common import (
-    Interrupted,
+    InterruptedTuning,
     JsonOption,
     ModelPath,
     TargetOption,
@@ -131,6 +131,8 @@ def tune(
     if outcome.cancelled:
         if made is None:
             raise typer.Exit(130)
-        raise Interrupted(f"interrupted: the artifact '{made}' holds the schedules found so far")
+        raise InterruptedTuning(
+            f"interrupted: the artifact '{made}' holds the schedules found so far"
+        )
     if nothing is not None and nothing.is_failure:
         raise UserError(nothing.note)

@@ -43,7 +43,7 @@ def test_models(name: str, precision: str, threads: int) -> None:
 
 def test_an_unknown_precision_is_named() -> None:
     model = models.build("mlp")
-    with pytest.raises(InvalidArgumentError, match="precision is 'int8', known are float32, bfl"):
+    with pytest.raises(InvalidArgumentError, match="precision is 'int8', expected float32, bfl"):
         compile_model(model, precision="int8")
     with pytest.raises(InvalidArgumentError, match="precision is 'half'"):
         optimise(load_graph(model), Mode(precision="half"))

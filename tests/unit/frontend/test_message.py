@@ -106,7 +106,8 @@ def test_a_tensor_whose_data_has_another_size_is_named(split: None) -> None:
     broken = model()
     broken.graph.initializer[1].dims[0] += 1
     with pytest.raises(
-        InvalidModelError, match="initializer 'w1': 8192 bytes of data, 8320 stated"
+        InvalidModelError,
+        match="initializer 'w1' has 8192 bytes of data, its type and shape need 8320",
     ):
         read_model(broken.SerializeToString())
 

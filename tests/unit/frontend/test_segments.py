@@ -11,7 +11,7 @@ import tilewright
 from tilewright.compiler.errors import UnsupportedOperatorError
 from tilewright.compiler.frontend.nodes import subgraph
 from tilewright.compiler.frontend.order import reads
-from tilewright.compiler.frontend.segments import unwrapped
+from tilewright.compiler.frontend.segments import inlined_branch
 
 
 def test_values_of_a_body_that_are_called_as_some_of_its_branch_stay_its_own() -> None:
@@ -27,7 +27,7 @@ def test_values_of_a_body_that_are_called_as_some_of_its_branch_stay_its_own() -
             else_branch = none () => (float[e, f] other) { other = Identity (x) }> }
     """)
     (node,) = graph.node
-    made = unwrapped(subgraph(node, "then_branch", "choice"), node, "choice")
+    made = inlined_branch(subgraph(node, "then_branch", "choice"), node, "choice")
     assert [list(reads(each)) for each in made.node[2:]] == [
         ["choice/turned", "choice/more"],
         ["choice/found"],

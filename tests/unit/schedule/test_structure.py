@@ -71,7 +71,7 @@ def test_a_halo_is_written_in_blocks_of_any_width(name: str, block: int) -> None
 @pytest.mark.parametrize("group", [2, 4])
 def test_lanes_are_channels_of_one_group(group: int) -> None:
     found = contraction_analysis.analyse(conv(16, filters=64, group=group))
-    assert found is not None and found.lanes_are_a_group
+    assert found is not None and found.lanes_are_one_group
     assert found.lanes.extent == 64 // group
 
 
