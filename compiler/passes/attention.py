@@ -262,10 +262,13 @@ def _shows_all(rewriter: Rewriter, mask: _Mask) -> bool:
 
 
 def _lowest(fill: float, added: bool) -> float:
-    """The replacement of a number that a model fills in: FILL, since a large score would not vanish
-    against one such as -1e9. If the model also adds masks, a fill against which every score
-    vanishes is kept: both must weigh alike if they hide all keys of a query."""
-    return fill if not np.isfinite(fill) or (added and fill <= FILL) else FILL
+    """Return the summand that replaces the number of a `where` mask.
+
+    FILL replaces a finite number, since a large score would not vanish against one such as -1e9.
+    `added` states that an additive mask may hide keys as well. The number is then kept: keys that
+    the two masks hide must have the same relative weights as in the model.
+    """
+    return fill if not np.isfinite(fill) or added else FILL
 
 
 def _least(low: float) -> float:
@@ -303,7 +306,7 @@ def _emit(
         attrs["softcap"] = found.softcap
     past = rewriter.shape(key)[-2] - rewriter.shape(query)[-2]
     total: str | None = None
-    added = any(mask.fill is None for mask in found.masks)
+    added = any(mask.fill is None and not _shows_all(rewriter, mask) for mask in found.masks)
     for given in reversed(found.masks):  # in the order of the model
         low = 0.0 if given.fill is None else _lowest(given.fill, added)
         mask = given if given.fill is None else _added(rewriter, given, low)
