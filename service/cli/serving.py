@@ -78,7 +78,7 @@ def serve(
     port = sockets[0].getsockname()[1]
     storage = open_storage(settings)
     owner_token(settings, storage)
-    url = f"{'https' if settings.tls_certificate else 'http'}://{settings.host}:{port}"
+    url = f"{'https' if settings.tls_certificate else 'http'}://{url_host(settings.host)}:{port}"
     say = structlog.get_logger().info if as_json else note
     say(f"serving {url}/v1, the owner's token is in {settings.token_file}")
     say(f"dashboard: {url}{dashboard.PATH}/")
@@ -177,6 +177,11 @@ def is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
+def url_host(host: str) -> str:
+    """Return a host name or an IP address in the syntax of a URL: IPv6 in brackets (RFC 3986)."""
+    return f"[{host}]" if ":" in host else host
+
+
 def _local_worker(settings: Settings, port: int) -> list[str]:
     """Return arguments of `server worker` for the service that listens on this port, without TLS.
 
@@ -192,10 +197,10 @@ def _local_worker(settings: Settings, port: int) -> list[str]:
     else:
         if address.is_unspecified:
             address = ipaddress.ip_address("127.0.0.1" if address.version == 4 else "::1")
-        host = str(address) if address.version == 4 else f"[{address}]"
+        host = str(address)
     spool = settings.data_folder.absolute() / "worker"
     return [
-        *("--server", f"http://{host}:{port}"),
+        *("--server", f"http://{url_host(host)}:{port}"),
         *("--token-file", str(settings.worker_token_file.absolute())),
         *("--spool", str(spool)),
     ]

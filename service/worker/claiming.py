@@ -84,7 +84,8 @@ class Claimer:
                     self._accept(lease)
                 backoff.reset()
             except Unreachable as error:
-                self._log(f"no leases: {error}")
+                if not in_flight.stopping.is_set():
+                    self._log(f"no leases: {error}")
                 backoff.wait()
             except Refused as error:
                 if error.ends_worker:
@@ -92,7 +93,8 @@ class Claimer:
                 if error.worker_unknown:
                     self._registration.register_again(worker_id)
                     continue
-                self._log(f"no leases: {error}")
+                if not in_flight.stopping.is_set():
+                    self._log(f"no leases: {error}")
                 backoff.wait()
 
     def _accept(self, lease: object) -> None:

@@ -136,7 +136,7 @@ class Worker:
             for name in leases:
                 self._files.drop(name)
         except (Unreachable, Refused) as error:
-            self._log(f"no good-bye: {error}")
+            self._log(f"not unregistered: {error}", logging.INFO)
         self._log(f"stopped after {self._reporter.finished} requests", logging.INFO)
 
     def _guarded(self, work: Callable[[], None]) -> None:

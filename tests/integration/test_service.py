@@ -113,8 +113,17 @@ def test_a_model_goes_in_and_a_tuned_artifact_comes_out(
     expected = np.maximum(x @ parameters["w1"], 0) @ parameters["w2"]
     assert np.abs(y - expected).max() <= 1e-4 * np.abs(expected).max()
 
+    # A busy machine may contradict a record, or be too noisy to confirm it; another job then
+    # measures it again.
+    reviewed = job.result["records"]
+    for _ in range(4):
+        if not reviewed["open"] and not reviewed["disputed"]:
+            break
+        again = finished(service, request)
+        assert again.result is not None, again.error
+        reviewed = again.result["records"]
     lookup = service.lookup(LookupRequest(model=digest, dims={"batch": 4}))
-    assert lookup.known == len(lookup.schedules)
+    assert lookup.known == len(lookup.schedules), reviewed
     for entry in lookup.schedules:
         assert entry.record is not None
         assert entry.record.measurement["worker"] == worker.id
@@ -123,12 +132,9 @@ def test_a_model_goes_in_and_a_tuned_artifact_comes_out(
     check_the_same_as_at_home(job, phases, tmp_path)
 
     # a second time everything comes from the database
-    again = service.submit(request)
-    for _ in service.events(again.id):
-        pass
-    second = service.job(again.id)
+    second = finished(service, request)
     assert (second.state, second.progress.trials_done) == ("succeeded", 0)
-    assert {task.status for task in service.tasks(again.id)} == {"cached"}
+    assert {task.status for task in service.tasks(second.id)} == {"cached"}
 
     if not database_url:
         check_a_range(service, digest, parameters, tmp_path)
@@ -152,15 +158,20 @@ def test_a_model_goes_in_and_a_tuned_artifact_comes_out(
     assert here["targets"][0] in listed["targets"]
 
 
+def finished(service: Client, request: JobRequest) -> JobView:
+    """Submit a job, and return it at its end."""
+    job = service.submit(request)
+    for _ in service.events(job.id):
+        pass
+    return service.job(job.id)
+
+
 def check_a_range(
     service: Client, digest: str, parameters: dict[str, np.ndarray], folder: Path
 ) -> None:
     """Its kernels are measured at the given sizes, and one artifact serves the range."""
     request = JobRequest(model=digest, trials=6, dims={"batch": "1..40@2:0.25,31:0.75"})
-    job = service.submit(request)
-    for _ in service.events(job.id):
-        pass
-    job = service.job(job.id)
+    job = finished(service, request)
     assert (job.state, job.error) == ("succeeded", None)
     found = set()
     for task in service.tasks(job.id):  # one for 2..16 and one for 17..40
@@ -180,10 +191,7 @@ def check_a_range(
     # samples beyond the default range widen it
     np.savez(folder / "s.npz", x=np.ones((5000, 32), np.float32))
     samples = [service.upload_samples(folder / "s.npz").digest]
-    job = service.submit(JobRequest(model=digest, trials=1, samples=samples))
-    for _ in service.events(job.id):
-        pass
-    job = service.job(job.id)
+    job = finished(service, JobRequest(model=digest, trials=1, samples=samples))
     assert (job.state, job.error) == ("succeeded", None)
     service.artifact(job.id, folder / "wide.tar")
     unpack(folder / "wide.tar", folder / "wide")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -133,10 +134,16 @@ class Running:
 
     def __init__(self, options: WorkerOptions) -> None:
         self.log: list[str] = []
-        self.worker = Worker(options, lambda text, *_: self.log.append(text))
+        self.warnings: list[str] = []
+        self.worker = Worker(options, self._write)
         self.error: BaseException | None = None
         self._thread = threading.Thread(target=self._run)
         self._thread.start()
+
+    def _write(self, text: str, level: int = logging.WARNING) -> None:
+        self.log.append(text)
+        if level >= logging.WARNING:
+            self.warnings.append(text)
 
     def _run(self) -> None:
         try:

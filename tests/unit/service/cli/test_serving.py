@@ -121,6 +121,13 @@ def test_the_local_worker_finds_the_service_by_an_address_it_listens_on(
     assert _local_worker(settings.model_copy(update={"host": host}), 8080)[1] == url
 
 
+@pytest.mark.parametrize(
+    ("host", "expected"), [("::1", "[::1]"), ("10.0.0.7", "10.0.0.7"), ("localhost", "localhost")]
+)
+def test_only_an_ipv6_address_has_brackets_in_a_url(host: str, expected: str) -> None:
+    assert serving.url_host(host) == expected
+
+
 class Child:
     """Stands for a process; `status` is None while it lives."""
 

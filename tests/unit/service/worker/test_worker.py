@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -65,6 +66,30 @@ def test_a_stopped_worker_gives_its_leases_back_and_leaves(
     assert storage.leases.status(["a"])["a"].attempt == 0
     assert [w.health for w in storage.workers.list()] == [Health.GONE]
     assert harness.measured == []
+
+
+def test_a_worker_that_stops_with_its_service_warns_of_nothing(
+    start: Callable[[], Running], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`tilewright server run` stops all of its processes at once."""
+    call, claims, stopping = Api.call, threading.Event(), threading.Event()
+
+    def called(api: Api, method: str, path: str, *arguments: Any, **options: Any) -> Any:
+        if path == "/v1/leases/claim":
+            claims.set()
+            stopping.wait(15)
+        if stopping.is_set():
+            raise Unreachable("it stopped")
+        return call(api, method, path, *arguments, **options)
+
+    monkeypatch.setattr(Api, "call", called)
+    running = start()
+    assert claims.wait(15)
+    running.worker.stop()
+    stopping.set()
+    running.end()
+    assert running.warnings == []
+    assert running.log[-2] == "not unregistered: it stopped"
 
 
 def test_a_drained_worker_finishes_what_it_has(
