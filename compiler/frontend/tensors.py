@@ -213,7 +213,7 @@ def _inside(folder: Path, location: str, what: str) -> Path:
         try:
             mode = path.lstat().st_mode
         except OSError as error:
-            remedy = "; put the file next to the model" if error.errno == errno.ENOENT else ""
+            remedy = f"; put it into '{folder}'" if error.errno == errno.ENOENT else ""
             raise InvalidModelError(
                 f"{what}: external data '{location}' cannot be read: {error.strerror}{remedy}"
             ) from error

@@ -330,7 +330,7 @@ def test_external_data_is_read_from_the_folder(tmp_path: Path) -> None:
         ("", {}, "outside the model's folder"),
         ("link.bin", {}, "symbolic link"),
         ("linked/secret.bin", {}, "symbolic link"),
-        ("missing.bin", {}, "cannot be read: .*; put the file next to the model"),
+        ("missing.bin", {}, "cannot be read: .*; put it into"),
         (".", {}, "outside the model's folder"),
         ("folder", {}, "not a file"),
         ("w.bin", {"offset": 12}, "has 24 bytes, 28 are needed"),
