@@ -152,7 +152,11 @@ def _row(entry: CatalogueEntry) -> str:
 
 
 def _named(types: frozenset[DType]) -> Iterator[str]:
-    """Names of whole type families, and of the remaining single types."""
+    """Yield short names for a set of element types, for the catalogue page.
+
+    If a whole family is in the set, its name stands for its types, such as "signed integers". Other
+    types give their own names, such as `float32`.
+    """
     for name, family in _FAMILIES:
         if family <= types:
             yield name
@@ -161,7 +165,10 @@ def _named(types: frozenset[DType]) -> Iterator[str]:
 
 
 def _history(domain: str, last: int) -> Mapping[str, Sequence[OpSchema]]:
-    """The schemas of each operator of a domain up to opset `last`, oldest first."""
+    """All versions of the schemas of a domain's operators, up to opset `last`.
+
+    Returns the schemas of each operator by its name, oldest first.
+    """
     found: dict[str, list[OpSchema]] = {}
     for schema in get_all_schemas_with_history():
         if schema.domain == domain and schema.since_version <= last:
@@ -173,7 +180,11 @@ def _history(domain: str, last: int) -> Mapping[str, Sequence[OpSchema]]:
 
 
 def _opsets(schemas: Sequence[OpSchema], newest: int) -> tuple[int, int]:
-    """The first and the last version that has the operator; `newest` is the domain's."""
+    """The first and the last opset version that has the operator.
+
+    `schemas` are the versions of its schema, oldest first; `newest` is the newest opset of the
+    domain.
+    """
     schema = schemas[-1]
     last = schema.since_version - 1 if schema.deprecated else newest
     return int(schemas[0].since_version), int(last)
@@ -190,9 +201,10 @@ def _types(schemas: Sequence[OpSchema]) -> frozenset[DType]:
 def _is_function(
     schema: OpSchema, ruled: set[str], history: Mapping[str, Sequence[OpSchema]]
 ) -> bool:
-    """Whether the schema has a body whose operators are all supported.
+    """Whether an ONNX schema defines its operator by a function body of supported operators only.
 
-    Bodies that depend on types and attributes are assumed to be supported.
+    `ruled` has the names of the operators with an import rule, and `history` all schemas by
+    operator. A body that depends on types and attributes is assumed to be supported.
     """
     if schema.has_context_dependent_function:
         return True
@@ -207,7 +219,7 @@ def _is_function(
 
 
 def _compiles(operator: Operator, schemas: Sequence[OpSchema], dtype: DType) -> bool:
-    """Whether an elementwise operator has an expression on operands of this type.
+    """Whether an elementwise operator has a tensor expression for operands of type `dtype`.
 
     Operators with attributes, or with operands of several types, are assumed to support all types
     of their schema.

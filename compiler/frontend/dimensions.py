@@ -21,7 +21,7 @@ _NO_TENSORS = {
 
 
 def model_ports(graph: GraphProto) -> ModelPorts:
-    """Return the inputs and outputs of a graph with their stated dimensions.
+    """Return the inputs and outputs of a graph, with the dimensions that the file states.
 
     An input that has an initializer is left out. A dynamic dimension of an input has the name that
     the file states, or else is named by input and position (`x[0]`).
@@ -153,15 +153,20 @@ def _cached_by(node: NodeProto) -> tuple[int, ...]:
 
 
 def check_dims(graph: GraphProto, dims: Mapping[str, SizeRange]) -> dict[str, Dimension]:
-    """Check a caller's `dims`, and return the range of each dimension by name.
+    """Check the sizes and ranges that a caller gives for dynamic dimensions, and parse them.
 
-    A fixed size is returned as a range of one number. A dimension with hints only
-    (`compiler.sizes.hinted_ranges`) is left out, because it has no stated range. A size for a
-    dimension that is not dynamic is an error, also if the model has no dynamic dimension.
+    Args:
+        graph: the graph of the model.
+        dims: a size, a range or hints by the name of a dimension, or by input and position
+            (`x[0]`).
+
+    Returns:
+        The range of each dimension by name. A fixed size is a range of one number. A dimension for
+        which `dims` has size hints but no range (`compiler.sizes.hinted_ranges`) is left out.
 
     Raises:
-        InvalidArgumentError: if a size is invalid, a name belongs to no dynamic dimension, or
-            `dims` is not a mapping.
+        InvalidArgumentError: if a size is invalid, a name belongs to no dynamic dimension of the
+            model, or `dims` is not a mapping.
     """
     if not isinstance(dims, Mapping):
         raise InvalidArgumentError(f"dims are a mapping such as {{'batch': '1..64'}}, not {dims!r}")
@@ -190,7 +195,10 @@ def check_dims(graph: GraphProto, dims: Mapping[str, SizeRange]) -> dict[str, Di
 
 
 def _dims(info: ValueInfoProto) -> Dims:
-    """The stated dimensions; an input or output that is not a tensor has one dynamic dimension."""
+    """The dimensions of an input or output as the file states them: a size, a name, or -1.
+
+    An input or output that is not a tensor has the dimensions (-1,).
+    """
     if info.type.WhichOneof("value") in _NO_TENSORS:
         return (-1,)
     return tuple(

@@ -20,13 +20,13 @@ _BODIES = ("If", "Loop", "Scan")
 
 
 def check_known(nodes: Iterable[NodeProto], opsets: Mapping[str, int]) -> None:
-    """Check that the operators of all nodes, including nodes in bodies, may be imported.
+    """Check that the operators of all nodes, and of the nodes in their bodies, are implemented.
 
     `opsets` has the opset version of each domain.
 
     Raises:
-        UnsupportedOperatorError: if an operator is not implemented; the message names the first
-            such node.
+        UnsupportedOperatorError: if an operator has neither an import rule nor a function body. The
+            message names the first such node.
     """
     for node in nodes:
         domain = domain_of(node.domain)
@@ -40,13 +40,20 @@ def check_known(nodes: Iterable[NodeProto], opsets: Mapping[str, int]) -> None:
 
 
 def not_implemented(op_type: str, domain: str) -> str:
-    """Return the reason to refuse an operator; of ONNX's own domain, it suggests similar names."""
+    """Return the reason in the error message for an operator that is not implemented.
+
+    For an operator of the domain ai.onnx, the reason suggests implemented operators with similar
+    names.
+    """
     known = [] if domain else [name for own, name in ops.onnx_rules() if not own]
     return f"{NOT_IMPLEMENTED}{suggestion(op_type, known)}"
 
 
 def _refusal(node: NodeProto, domain: str, opset: int) -> str | None:
-    """The reason why no rule imports the node; None if a rule may import it."""
+    """The reason why a node's operator is not implemented; None if it is.
+
+    An operator is implemented if it has an import rule, or if its ONNX schema has a function body.
+    """
     if (domain, node.op_type) in ops.onnx_rules():
         return None
     if not domain and (node.op_type in _BODIES or node.op_type in SEQUENCES):

@@ -33,7 +33,10 @@ VARINT_BITS = 64
 
 
 class UnusualError(Exception):
-    """The bytes have an unexpected layout; protobuf must decide whether they are a model."""
+    """The bytes of an ONNX file have a layout that this reader does not expect.
+
+    The caller then parses the whole file with protobuf, which decides whether it is a valid model.
+    """
 
 
 def split_message(stream: BinaryIO, size: int) -> tuple[bytes, dict[int, Bytes]]:
@@ -106,7 +109,11 @@ class _Splitter:
         return self._message(end, {RAW_DATA: data})
 
     def _message(self, end: int, rules: Mapping[int, _Rule]) -> bytes:
-        """Read the fields up to `end`, and replace the fields that have a rule."""
+        """Read the fields of a message that ends at position `end`, and return them encoded again.
+
+        `rules` maps the number of a field to a function that returns the new content of the field;
+        None removes the field.
+        """
         parts: list[bytes] = []
         while self._at < end:
             tag = self._varint()
@@ -158,8 +165,11 @@ class _Splitter:
 
 
 def _varint(value: int) -> bytes:
-    """Encode seven bits per byte, the lowest first; all bytes but the last have the eighth bit
-    set."""
+    """Encode a non-negative integer as a protobuf varint.
+
+    Each byte holds seven bits, the lowest first. All bytes but the last also have the eighth bit
+    set.
+    """
     encoded = bytearray()
     while value > 127:
         encoded.append(value & 127 | 128)

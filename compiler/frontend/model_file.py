@@ -42,7 +42,7 @@ class ReadModel:
     Attributes:
         proto: the message.
         folder: the folder of the model's file, which holds external data; None without a file.
-        is_own: whether no caller holds the message, so that it may be changed.
+        is_own: whether the message was created here, so that no caller sees changes of it.
         tensors: the initializers whose data is not in the message, by name.
     """
 
@@ -139,7 +139,10 @@ def _load(model: str | Path | bytes | ModelProto) -> ReadModel:
 
 
 def _read(stream: BinaryIO, size: int, what: str, folder: Path | None) -> ReadModel:
-    """Read a message, with the data of its large tensors separate."""
+    """Parse a model of `size` bytes from a stream; error messages call the model `what`.
+
+    The data of large initializers is read into arrays and is not in the message.
+    """
     apart: dict[int, Bytes] = {}
     rest = b""
     if size >= SPLIT_BYTES:

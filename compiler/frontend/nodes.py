@@ -33,9 +33,6 @@ from tilewright.compiler.sizes import DynamicSizeError, SizeErrorContext, is_dyn
 class NameScope:
     """The scope of ONNX names in a graph, a branch or a function body that is imported.
 
-    If `spelled` is true, control flow inside must be unrolled if possible, because the enclosing
-    body could not be imported as a graph of its own.
-
     Attributes:
         values: by ONNX name, the name of the value in the graph under construction; None for an
             input that a function call omits. The mapping grows as nodes are imported.
@@ -43,6 +40,8 @@ class NameScope:
         attributes: the attributes of the call, for a function's body.
         prefix: the prefix of node names.
         depth: the number of enclosing bodies.
+        spelled: whether If, Loop and Scan nodes must be expanded into the enclosing graph, because
+            a body around them could not be imported as a graph of its own.
     """
 
     values: MutableMapping[str, str | None]
@@ -63,13 +62,19 @@ _NARROW = ("DequantizeLinear",)
 
 @dataclass(slots=True)
 class _Budget:
-    """The rest of NODE_LIMIT. A few nested loops could unroll to any number of nodes."""
+    """The number of nodes in bodies and functions that an import may still create.
+
+    The limit (NODE_LIMIT) stops models in which a few nested loops unroll to millions of nodes.
+    """
 
     left: int = field(default_factory=lambda: NODE_LIMIT)
 
     def spend(self, name: str) -> None:
-        """Count one node; raises InvalidModelError if the limit is reached when node `name` is
-        imported."""
+        """Reduce the number of nodes that may still be imported by one, for node `name`.
+
+        Raises:
+            InvalidModelError: if no further node may be imported.
+        """
         self.left -= 1
         if self.left < 0:
             raise InvalidModelError(
@@ -81,15 +86,16 @@ class NodeImporter:
     """Imports ONNX nodes: by a rule, by the function body of the schema, or as control flow.
 
     Attributes:
-        final_names: by value of the graph, its name in the file.
-        node_names: by value of the graph, the name of the ONNX node that computes it.
+        final_names: maps values of the graph under construction to their names in the file.
+        node_names: maps values of the graph under construction to the names of the ONNX nodes that
+            compute them.
 
     Args:
         builder: the graph under construction.
         folder: the folder of external data; None if the model has no folder.
         budget: the number of nodes that may still be imported.
-        waiting: collects the nodes of the main graph whose import needs values that a run computes;
-            None makes them an error.
+        waiting: collects the nodes of the main graph that can be imported only after a run has
+            computed some values. With None, such a node is an error.
     """
 
     def __init__(
@@ -120,8 +126,11 @@ class NodeImporter:
         self._run(sort_nodes(graph, body.values), set(wanted), body)
 
     def _run(self, nodes: Sequence[NodeProto], used: set[str], body: NameScope) -> None:
-        """Import the sorted nodes that the `used` names depend on; adds the names of all values in
-        use to `used`."""
+        """Import those of the `nodes` that the names in `used` depend on.
+
+        `nodes` is in topological order. The names of all values that the imported nodes read are
+        added to `used`.
+        """
         needed = needed_nodes(nodes, used)
         names = unique_names(nodes)
         waiting = None if body.depth else self._waiting
@@ -144,7 +153,10 @@ class NodeImporter:
                 self._run(sort_nodes(inlined_branch(branch, node, name), body.values), used, body)
 
     def _known_branch(self, proto: NodeProto, name: str, body: NameScope) -> GraphProto | None:
-        """The branch of an If that a known condition selects; None for any other node."""
+        """The branch that an If always takes, if its condition is a constant at import.
+
+        None if the condition is computed at run time, or if the node is not an If.
+        """
         if (domain_of(proto.domain), proto.op_type) != ("", "If"):
             return None
         known = self._builder.known(str(body.values[proto.input[0]]))
@@ -175,7 +187,14 @@ class NodeImporter:
     def _emit(
         self, proto: NodeProto, name: str, body: NameScope, outputs: tuple[str, ...]
     ) -> Sequence[str]:
-        """Import one node, and return the graph's value for each output."""
+        """Import one node, and return the names of its results in the graph under construction.
+
+        Args:
+            proto: the ONNX node.
+            name: the unique name of the node, for messages and new nodes.
+            body: the scope of the node's names.
+            outputs: the ONNX names of the outputs.
+        """
         domain = domain_of(proto.domain)
         opset = body.opsets.get(domain, 0)
         inputs = tuple(body.values[v] if v else None for v in proto.input)
@@ -236,12 +255,14 @@ class NodeImporter:
         outputs: tuple[str, ...],
         refused: UnsupportedOperatorError | None,
     ) -> Sequence[str] | None:
-        """Import a node by the function body of its schema, and return its outputs; None if the
-        schema has no body.
+        """Import a node by the function body of its schema, and return its outputs.
+
+        Returns None if the schema has no function body.
 
         Raises:
-            UnsupportedOperatorError: if the body is not supported. The error is `refused`, from the
-                operator's rule, or else names what is missing for the body.
+            UnsupportedOperatorError: if a node of the body is not supported. The error is
+                `refused`, which the import rule of the operator raised earlier. Without an earlier
+                error, a new one names the unsupported node.
         """
         domain = domain_of(proto.domain)
         if domain:
@@ -281,7 +302,11 @@ class NodeImporter:
         return [_defined(inner, inside, name) if outside else "" for inside, outside in made]
 
     def _loop_body(self, graph: GraphProto, name: str, body: NameScope) -> LoopBody:
-        """The body of a Loop or Scan; the operator's rule decides how to import it."""
+        """The body of a Loop or Scan, with functions that import it in two ways.
+
+        One imports the body unrolled, step by step, the other as a graph of its own. The import
+        rule of the operator calls one of them.
+        """
 
         def step(number: int, operands: Sequence[str], tried: bool) -> list[str]:
             return self.inline(graph, operands, f"{name}/{number}/", replace(body, spelled=tried))
@@ -300,18 +325,24 @@ class NodeImporter:
         prefix: str,
         body: NameScope,
     ) -> list[str]:
-        """Like `inline`, but import into the graph of an enclosure."""
+        """Import a subgraph into the graph of an enclosure, as the body of a control-flow node.
+
+        The arguments and the result are the same as for `inline`. Outer values that the subgraph
+        reads become captured values of the enclosure.
+        """
         inner = NodeImporter(enclosure.builder, self._folder, self._budget)
         outside = replace(body, values=CapturingScope(body.values, enclosure))
         return inner.inline(graph, operands, prefix, outside)
 
     def _branch(self, proto: NodeProto, name: str, body: NameScope) -> Sequence[str]:
-        """Import the branch that a known condition selects, or both branches for a selection at run
-        time.
+        """Import an If: its selected branch if the condition is constant, else both branches.
+
+        Returns the values of the outputs.
 
         Raises:
-            DynamicSizeError: if dynamic sizes decide the condition, and no program can select a
-                branch: the ranges allow both answers.
+            InvalidModelError: if the condition is missing or not a scalar.
+            DynamicSizeError: if the condition depends on dynamic sizes, is true for some sizes in
+                their ranges and false for others, and the If cannot be compiled with both branches.
         """
         condition = body.values[proto.input[0]] if proto.input and proto.input[0] else None
         if condition is None:
@@ -335,8 +366,11 @@ class NodeImporter:
     def _chosen(
         self, proto: NodeProto, name: str, body: NameScope, condition: str
     ) -> Sequence[str]:
-        """The outputs of the branch that is selected at run time. If the branches cannot be graphs
-        of their own, `_either` imports both."""
+        """Import an If as a node that runs one of two branch graphs; returns its outputs.
+
+        If the branches cannot be graphs of their own, `_either` imports both into the present
+        graph.
+        """
         if not body.spelled:
             opset = body.opsets.get("", 0)
             node = OnnxNode(
@@ -424,7 +458,7 @@ class NodeImporter:
         return [_defined(inner, value, prefix) for value in wanted]
 
     def _initializers(self, graph: GraphProto) -> dict[str, str]:
-        """The constants of a subgraph, by their ONNX names."""
+        """Add the initializers of a subgraph as constants; returns their values by ONNX name."""
         values = {}
         for tensor in graph.initializer:
             found = read_tensor(tensor, self._folder, f"initializer '{tensor.name}'")
@@ -438,7 +472,10 @@ class NodeImporter:
         return values
 
     def _resolved(self, proto: NodeProto, body: NameScope) -> NodeProto:
-        """The node, with references to the call's attributes replaced by their values."""
+        """A node of a function body, with references to the call's attributes replaced by values.
+
+        A reference to an attribute that the call does not have is removed.
+        """
         if not any(attribute.ref_attr_name for attribute in proto.attribute):
             return proto
         resolved = NodeProto()
@@ -456,7 +493,11 @@ class NodeImporter:
     def _attributes(
         self, proto: NodeProto, name: str, body: NameScope, *, graphs: bool = True
     ) -> dict[str, OnnxAttr]:
-        """Typed attributes; without `graphs`, subgraphs are skipped."""
+        """The attributes of a node as Python values, by name.
+
+        References to a function call's attributes are resolved. If `graphs` is false, attributes
+        that are subgraphs are skipped.
+        """
         return {
             attribute.name: self._attribute(attribute, proto, name, body)
             for attribute in self._resolved(proto, body).attribute
@@ -501,7 +542,12 @@ def subgraph(proto: NodeProto, key: str, name: str) -> GraphProto:
 
 
 def _defined(body: NameScope, value: str, name: str) -> str:
-    """The graph's value for an output of a body that belongs to node `name`."""
+    """The value in the graph under construction for the output `value` of a body.
+
+    Raises:
+        InvalidModelError: if nothing in the body defines it; the message names the node `name`, to
+            which the body belongs.
+    """
     found = body.values.get(value)
     if found is None:
         raise InvalidModelError(f"node '{name}': output '{value}' of its body is not defined")
@@ -519,7 +565,10 @@ NESTED_STEPS = 16
 
 
 def _weight(graph: GraphProto) -> int:
-    """The number of nodes in a body, at least 1; nodes of nested loops count several times."""
+    """The cost of importing a body once, as a number of nodes that is at least 1.
+
+    The nodes of a Loop or Scan inside the body count NESTED_STEPS times.
+    """
     total = 0
     for node in graph.node:
         inner = sum(_weight(a.g) for a in node.attribute if a.HasField("g"))

@@ -1,7 +1,8 @@
-"""Broadcasting before opset 7, in which the attribute `axis` aligns the dimensions of B with A.
+"""Conversion of operands whose broadcasting is defined as before opset 7.
 
-The slope of PRelu is aligned with the channels. All other changes in opset 7 concern attributes,
-which the rules read if they are present.
+There, the attribute `axis` states the dimension of A with which the first dimension of B is
+aligned. The slope of PRelu is aligned with the channels. The other changes in opset 7 concern
+attributes, and need no conversion: import rules read an attribute whenever it is present.
 """
 
 from __future__ import annotations

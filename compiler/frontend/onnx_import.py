@@ -50,7 +50,10 @@ Made = TypeVar("Made")
 
 
 def import_model(model: ModelSource, dims: Mapping[str, SizeRange] | None = None) -> Graph:
-    """Import a model as a graph, in which only dimensions with a range are dynamic.
+    """Import a model as one graph.
+
+    A dimension without a fixed size becomes dynamic if `dims` states a range for it, and fixed if
+    `dims` states one size.
 
     Args:
         model: path of a file, its bytes, the message, or the result of `read_model`. External data
@@ -60,7 +63,8 @@ def import_model(model: ModelSource, dims: Mapping[str, SizeRange] | None = None
             new tokens together), one dimension is expressed by the others.
 
     Raises:
-        DynamicSizeError: if a dynamic size's range does not decide a condition of the model.
+        DynamicSizeError: if the import of a node depends on a comparison of sizes that is true for
+            some sizes in their ranges and false for others.
         InvalidModelError: if the model is malformed or contradicts itself.
         UnsupportedOperatorError: if an operator, or its combination of attributes and operands, is
             not supported.
@@ -73,10 +77,11 @@ def import_model(model: ModelSource, dims: Mapping[str, SizeRange] | None = None
 def importing(
     model: ModelSource, dims: Mapping[str, SizeRange] | None, made: Callable[[ModelImport], Made]
 ) -> Made:
-    """Call `made` with a `ModelImport` of the model, and return its result.
+    """Call the function `made` with a `ModelImport` of the model, and return its result.
 
     If the model needs two dynamic sizes to be equal, one dimension is expressed by the others, and
-    `made` is called again. The other arguments and the errors are those of `import_model`.
+    `made` is called again with a new `ModelImport`. The arguments `model` and `dims`, and the
+    errors, are the same as for `import_model`.
     """
     read = read_model(model)
     proto = inline_functions(read.proto)
@@ -94,7 +99,10 @@ def importing(
 
 
 def _with_relation(sizes: Mapping[str, int], dimension: Dimension, value: int) -> dict[str, int]:
-    """The sizes, with one dimension expressed by others."""
+    """The sizes of all dimensions, with `dimension` replaced by the size `value`.
+
+    `value` is a dynamic size that is computed from other dimensions.
+    """
 
     def of(other: Dimension) -> int:
         return value if other == dimension else dynamic_size(other) // other.multiple
@@ -130,13 +138,14 @@ class ModelImport:
         """Import the first segment: all nodes that do not depend on sizes determined by data.
 
         Args:
-            before: the continuation that the model itself is; None for a whole model.
+            before: the continuation, if the imported model is the continuation of an earlier
+                segment; None for an original model.
 
         Returns:
-            The graph, the ONNX names of its outputs, and the continuation: the deferred nodes, or
-            None if no node is deferred. The graph returns the outputs of the model that it
-            computes, and then the live-ins of the continuation. It is None if it would have no
-            outputs.
+            The graph, the ONNX names of its outputs, and the continuation, which holds the deferred
+            nodes. The continuation is None if no node is deferred. The graph returns the outputs of
+            the model that it computes, and then the live-ins of the continuation. The graph is None
+            if it would have no outputs.
 
         Raises:
             UnsupportedOperatorError: if a node cannot be imported even when the values that it
@@ -167,7 +176,10 @@ class ModelImport:
     def _finished(
         self, nodes: NodeImporter, outputs: Sequence[ValueInfoProto], passed: Sequence[str]
     ) -> Graph:
-        """The graph with these outputs of the model, and then other values by their names."""
+        """Finish the graph under construction, verify it, and return it.
+
+        Its outputs are the model's `outputs`, followed by the values with the ONNX names `passed`.
+        """
         found = self._outputs(nodes, outputs)
         found += [(str(self._values[name]), name) for name in passed]
         name = self._graph.name or "model"
@@ -250,7 +262,14 @@ class ModelImport:
     def _outputs(
         self, nodes: NodeImporter, wanted: Sequence[ValueInfoProto]
     ) -> list[tuple[str, str]]:
-        """Values and names of the outputs; a list gives one pair per element (`boxes[0]`)."""
+        """The values and names of the graph's outputs, for the outputs `wanted` of the model.
+
+        A sequence of tensors gives one output per element, such as `boxes[0]`.
+
+        Raises:
+            InvalidModelError: if an output is listed twice or not defined, or the model has no
+                outputs.
+        """
         outputs: list[tuple[str, str]] = []
         names: set[str] = set()
         for info in wanted:
@@ -271,7 +290,11 @@ class ModelImport:
         return outputs
 
     def _output(self, value: str, info: ValueInfoProto, nodes: NodeImporter) -> str:
-        """An output that is one tensor."""
+        """Check a tensor output against the file; returns the value that becomes the graph's
+        output.
+
+        A value that represents strings gets a new node, which records the table of strings.
+        """
         trim = self._builder.trim(value)
         labels = self._builder.labels.get(value)
         if labels is None:
@@ -286,8 +309,11 @@ class ModelImport:
     def _elements(
         self, elements: Sequence[str], info: ValueInfoProto, outputs: Collection[str]
     ) -> list[tuple[str, str]]:
-        """An output that is a list of tensors: each element becomes an output that names its
-        list."""
+        """The outputs of the graph for an output of the model that is a list of tensors.
+
+        Returns a value and a name for each element. A node of each element records the name of the
+        list.
+        """
         if not elements:
             raise InvalidModelError(f"output '{info.name}' is a sequence without elements")
         made = []
@@ -303,11 +329,12 @@ class ModelImport:
         return made
 
     def _check_texts(self, labels: Labels, info: ValueInfoProto) -> None:
-        """Check an output that represents texts or dictionaries.
+        """Check an output whose int64 values stand for strings, or for the dictionaries of ZipMap.
 
         Raises:
-            InvalidModelError: if the file states a numeric type for texts.
-            UnsupportedOperatorError: if the texts come from an input.
+            InvalidModelError: if the file states a numeric element type for strings.
+            UnsupportedOperatorError: if the strings come from an input: the program then has only
+                the position of a string in a table, not the string itself.
         """
         if OTHER in labels.keys:
             opset = self._opsets.get("", NEWEST_OPSET)
@@ -320,8 +347,11 @@ class ModelImport:
             )
 
     def _standing_for(self, value: str, name: str, attrs: Mapping[str, str]) -> str:
-        """Mark the value as an output with a special meaning; only outputs themselves are
-        trimmed."""
+        """Add a node that records the meaning of an output, such as its table of strings.
+
+        `attrs` are the node's attributes. If the data determine the output's extent, the node is
+        inserted before the trim, because a trim must be the last node before an output.
+        """
         trim = self._builder.trim(value)
         if trim is None:
             return self._builder.emit(LABELLED, [value], attrs, name, keep=True)
@@ -338,8 +368,13 @@ def _stated_tensor(info: ValueInfoProto) -> TypeProto.Tensor:
 
 
 def _check_type(info: ValueInfoProto, kind: TensorType) -> None:
-    """Raise InvalidModelError if the file states another element type: readers of the output would
-    misread its bytes."""
+    """Check that the element type that the file states for an output is the inferred one.
+
+    Callers read the bytes of an output as the type that the file states.
+
+    Raises:
+        InvalidModelError: if the types differ.
+    """
     stated = _stated_tensor(info).elem_type
     if stated and element_type(stated, f"output '{info.name}'") != kind.dtype:
         raise InvalidModelError(

@@ -58,8 +58,14 @@ def sort_nodes(graph: GraphProto | FunctionProto, defined: Collection[str]) -> l
 
 
 def _order(graph: GraphProto | FunctionProto, makers: dict[str, int]) -> list[int]:
-    """Depth-first order from the first node on. It does not recurse: models may be thousands of
-    nodes deep."""
+    """Positions of the nodes in depth-first order: each node follows the nodes that it reads.
+
+    `makers` maps a value to the position of the node that computes it. The function is iterative,
+    because models may be thousands of nodes deep.
+
+    Raises:
+        InvalidModelError: if the nodes form a cycle.
+    """
     order: list[int] = []
     done: set[int] = set()
     active: dict[int, None] = {}

@@ -1,7 +1,7 @@
 """Function bodies by which ONNX schemas define operators in terms of simpler ones.
 
-The nodes of the body are imported if the operator has no rule, or its rule does not support the
-node's attributes or operands.
+Such a body is imported in place of a node if the node's operator has no import rule, or if the rule
+does not support the node's attributes or operands.
 """
 
 from __future__ import annotations
@@ -24,7 +24,10 @@ _NUMBERS: Mapping[DType, int] = {dtype: number for number, dtype in ONNX_TYPES.i
 
 @dataclass(frozen=True, slots=True)
 class SchemaFunction:
-    """The function body of a node's schema, and the values of its attributes, with defaults."""
+    """The function body of a node's ONNX schema, and the attributes of the node.
+
+    Attributes that the node omits have the default values of the schema.
+    """
 
     body: FunctionProto
     attributes: Mapping[str, AttributeProto]
@@ -97,7 +100,11 @@ def _is_float32(node: NodeProto) -> bool:
 
 
 def _partners(node: NodeProto, opset: int, numbers: set[str]) -> list[tuple[int, str]]:
-    """Operands that are such constants, each with another operand whose type it must have."""
+    """The float32 constants among a node's operands that must have the type of another operand.
+
+    `numbers` has the names of all float32 constants of the body. Each pair is the position of such
+    an operand and the name of the other operand.
+    """
     if node.domain or numbers.isdisjoint(node.input):
         return []
     formal = get_schema(node.op_type, opset, "").inputs
@@ -118,7 +125,11 @@ def _partners(node: NodeProto, opset: int, numbers: set[str]) -> list[tuple[int,
 def _body(
     schema: OpSchema, node: NodeProto, opset: int, types: Sequence[TensorType | None]
 ) -> FunctionProto | None:
-    """The newest body that the opset allows; it may depend on the node and its operands' types."""
+    """The function body of a schema for one node; None if the schema has none.
+
+    If the schema has bodies for several opsets, the newest one up to `opset` is returned. Some
+    bodies are generated for the node and the types of its operands.
+    """
     function = FunctionProto()
     if schema.has_context_dependent_function:
         version = _newest(schema.context_dependent_function_opset_versions, opset)

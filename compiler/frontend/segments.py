@@ -49,7 +49,8 @@ class DeferredNodes:
     Attributes:
         nodes: the deferred nodes.
         made: the ONNX names of their outputs.
-        asked: values of the graph whose elements must be known, each with the node that needs them.
+        asked: the values of the imported graph whose elements a deferred node needs as constants,
+            each with that node.
         first: the error of the first node that was deferred.
     """
 
@@ -66,7 +67,10 @@ class DeferredNodes:
         return found
 
     def takes(self, node: NodeProto, error: UnsupportedOperatorError) -> None:
-        """Defer a node whose import failed and can succeed once the run has computed a value."""
+        """Defer a node whose import needs values that are known only after a run.
+
+        `error` is the error of the failed import, and lists these values.
+        """
         self.first = self.first or error
         self.asked |= dict.fromkeys(error.waits_for, node)
         self._put(node)
@@ -95,8 +99,11 @@ def inlined_branch(branch: GraphProto, node: NodeProto, name: str) -> GraphProto
 
 
 def _renamed(node: NodeProto, names: Mapping[str, str], prefix: str = "") -> NodeProto:
-    """A node with other names for some values, also where bodies within it read them. Values that a
-    body defines keep their names."""
+    """A copy of a node in which values have other names, as `names` maps them.
+
+    Nodes in the bodies of the node are renamed too, except for values that the body itself defines.
+    `prefix` is added to the name of the node.
+    """
     found = NodeProto()
     found.CopyFrom(node)
     found.name = f"{prefix}{node.name}" if node.name else ""
@@ -118,15 +125,14 @@ def _renamed(node: NodeProto, names: Mapping[str, str], prefix: str = "") -> Nod
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Continuation:
-    """The rest of a segmented model: the nodes behind a segment boundary, and their live-ins.
-
-    The first `spelled` nodes are not in the original model. They compute integers from the extents
-    of live-ins, and build sequences from live-ins.
+    """The rest of a segmented model: the nodes after a segment boundary, and their live-ins.
 
     Attributes:
         source: the model of these nodes, without inputs for the live-ins.
         reads: the live-ins: the values that the nodes read.
         reason: why the model was segmented.
+        spelled: the number of nodes at the start that are not in the original model. They compute
+            integers from the extents of live-ins, and build sequences from live-ins.
     """
 
     source: ReadModel
