@@ -290,8 +290,7 @@ class ModelImport:
         return outputs
 
     def _output(self, value: str, info: ValueInfoProto, nodes: NodeImporter) -> str:
-        """Check a tensor output against the file; returns the value that becomes the graph's
-        output.
+        """Check a tensor output against the file, and return the value for the graph's output.
 
         A value that represents strings gets a new node, which records the table of strings.
         """

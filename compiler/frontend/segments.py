@@ -141,10 +141,13 @@ class Continuation:
     spelled: int = 0
 
     def at(self, facts: SegmentGuard, arrays: Mapping[str, np.ndarray]) -> ReadModel:
-        """Return an ONNX model of the continuation, with sizes as stated by a guard.
+        """Return the continuation as an ONNX model, for the sizes and ranges of a guard.
 
-        `arrays` has the shape-determining live-ins by name. Those that the guard fixes become
-        initializers.
+        Args:
+            facts: the sizes that are fixed, and the dimensions that stay dynamic.
+            arrays: the shape-determining live-ins by name. They become initializers if the guard
+                fixes all their elements. Otherwise, new nodes compute them from the dynamic
+                dimensions.
         """
         sizes = dict(facts.sizes)
         names = {dimension.name for dimension in facts.open}
@@ -177,10 +180,17 @@ class Continuation:
 def _spelled(
     crossing: LiveIn, array: np.ndarray, elements: Sequence[str], opened: Sequence[str]
 ) -> list[NodeProto]:
-    """Nodes that compute a shape-determining value from the shape of its input and its known
-    elements.
+    """Nodes that compute a shape-determining live-in, some of whose elements stay dynamic.
 
-    The operators have the same form in every opset.
+    The program gets an additional input whose shape holds the dynamic elements
+    (`LiveIn.sizes_input`). The nodes read them with a Shape and add the fixed elements. All these
+    operators have the same form in every opset.
+
+    Args:
+        crossing: the live-in.
+        array: its elements in one run, used for the elements that are fixed.
+        elements: the name of each element.
+        opened: the names of the elements that stay dynamic.
     """
     name = crossing.name
     wide, closed_name = f"{name}//wide", f"{name}//closed"
@@ -211,9 +221,9 @@ def _spelled(
 
 
 def input_live_ins(graph: GraphProto, ports: ModelPorts) -> tuple[LiveIn, ...]:
-    """Return the inputs of a model as live-ins of its first segment.
+    """Return the inputs of a model, as the live-ins of its first segment.
 
-    `ports` has their dimensions.
+    `ports` has the dimensions of the inputs.
 
     Raises:
         UnsupportedOperatorError: if an element type is not supported.
@@ -244,12 +254,14 @@ def continuation_of(
         read: the model.
         waiting: the deferred nodes.
         builder: the graph of the imported nodes.
-        values: the graph's value for each ONNX name. Names for the elements of sequences are added.
-        before: the continuation that the model itself is, if any.
+        values: maps ONNX names to values of that graph. Names for the elements of sequences are
+            added.
+        before: the continuation, if `read` is the continuation of an earlier segment; else None.
 
     Raises:
-        UnsupportedOperatorError: if a deferred node is not supported in any case; `waiting.first`,
-            if a live-in is text that the run computes, or if deferring makes no progress.
+        UnsupportedOperatorError: if a deferred node is not supported for any operands. Also, the
+            error `waiting.first` if a live-in is text that the run computes, or has 4-bit elements,
+            or if the continuation would defer the same nodes again.
     """
     first = waiting.first
     assert first is not None
@@ -319,7 +331,10 @@ def continuation_of(
 def _named(
     name: str, elements: Sequence[str], values: MutableMapping[str, str | None]
 ) -> list[str]:
-    """The ONNX names of a sequence's elements; an unnamed element gets a new name."""
+    """The ONNX names of a sequence's elements, in order.
+
+    An element without an ONNX name gets the name `NAME//INDEX`, which is added to `values`.
+    """
     known = {value: key for key, value in values.items() if value is not None}
     for number, element in enumerate(elements):
         if element not in known:
@@ -329,23 +344,32 @@ def _named(
 
 
 def _listed(name: str, elements: Sequence[str]) -> NodeProto:
-    """A node that builds a sequence: only the elements of a sequence can be live-ins."""
+    """A node that builds the sequence `name` from its elements.
+
+    The continuation needs it if the sequence is computed before the boundary, because a live-in is
+    a tensor and cannot be a sequence.
+    """
     operator = "SequenceConstruct" if elements else "SequenceEmpty"
     return helper.make_node(operator, elements, [name])
 
 
 def _are_extents(numbers: np.ndarray, extents: Mapping[str, tuple[str, int]]) -> bool:
-    """Whether each dynamic size is an extent of a live-in."""
+    """Whether each dynamic size among `numbers` is also the extent of a live-in.
+
+    The keys of `extents` are such extents as text.
+    """
     return all(not is_dynamic(number) or str(number) in extents for number in numbers.flat)
 
 
 def _from_extents(
     name: str, numbers: np.ndarray, dtype: DType, extents: Mapping[str, tuple[str, int]]
 ) -> list[NodeProto]:
-    """Nodes that compute sizes from the extents of live-ins, so that equal sizes stay equal behind
-    the boundary.
+    """Nodes that compute the live-in `name` from the extents of other live-ins.
 
-    The operators have the same form in every opset.
+    `numbers` are the elements of the live-in: fixed sizes, and dynamic sizes that are keys of
+    `extents`. `extents` maps such a size to a live-in and its dimension. Computed in this way,
+    sizes that are equal before the boundary are known to be equal after it. The operators have the
+    same form in every opset.
     """
     items = list(numbers.flat)
     whole: dict[str, str] = {}
@@ -382,10 +406,11 @@ def _from_extents(
 def _deciding(
     waiting: DeferredNodes, builder: GraphBuilder, values: Mapping[str, str | None]
 ) -> set[str]:
-    """The names of values whose elements the nodes must know.
+    """The names of values whose elements determine shapes after the boundary.
 
-    If a rule needs a value that it computed from its operands, these are the node's small operands
-    that are not floats.
+    The continuation is imported for given elements of these values. A deferred node may need a
+    value that its import rule computed and that has no ONNX name. The function then returns the
+    names of the node's operands, except floats and large tensors.
     """
 
     def small(value: str | None) -> bool:
@@ -409,8 +434,12 @@ def _check_progress(
     crossings: Sequence[LiveIn],
     before: Continuation | None,
 ) -> None:
-    """Raise the first node's error if all nodes were deferred and no further value will be
-    known."""
+    """Check that a continuation makes progress compared with the model that it continues.
+
+    Raises:
+        UnsupportedOperatorError: the error of the first deferred node, if the import deferred every
+            node, and no value is shape-determining that was not so before.
+    """
     assert waiting.first is not None
     whole = (before.source if before else read).proto.graph.node[before.spelled if before else 0 :]
     known = {c.name for c in before.reads.crossings if c.deciding} if before else set()
@@ -424,7 +453,14 @@ def _left(
     tensors: Mapping[str, OnnxTensor],
     spelled: Sequence[NodeProto],
 ) -> ReadModel:
-    """The model with the deferred nodes, and with their operands that are known."""
+    """The model of the continuation: the deferred nodes, and the constants that they read.
+
+    Args:
+        read: the model that is segmented.
+        waiting: the deferred nodes.
+        tensors: the constants by name.
+        spelled: the nodes to put before the deferred ones.
+    """
     proto = ModelProto()
     proto.ir_version = read.proto.ir_version
     proto.opset_import.extend(read.proto.opset_import)

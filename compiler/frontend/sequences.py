@@ -17,7 +17,7 @@ from tilewright.compiler.ops.shapes import show
 
 
 def sequence_operand(node: OnnxNode, position: int) -> tuple[str, ...]:
-    """Return the values in a sequence operand of a node.
+    """Return the elements of a sequence operand, as values of the graph.
 
     Raises:
         InvalidModelError: if the operand at `position` is not a sequence.
@@ -37,7 +37,13 @@ def _tensor(node: OnnxNode, position: int) -> str:
 
 
 def _place(node: OnnxNode, position: int, count: int, default: int) -> int:
-    """A position in a sequence of `count` values; a negative position counts from the end."""
+    """The index into a sequence that operand `position` of a node states, as 0 to `count` - 1.
+
+    A negative index counts from the end. `default` is returned if the node omits the operand.
+
+    Raises:
+        InvalidModelError: if the index is out of range for `count` elements.
+    """
     given = node.static_ints(position, "position")
     if given is None:
         return default
@@ -73,7 +79,10 @@ def _erase(node: OnnxNode) -> str:
 
 
 def _at(node: OnnxNode) -> str:
-    """One element. If the position is known only at run time, all elements must have one type."""
+    """Import SequenceAt: returns the element of a sequence at a position.
+
+    If the position is known only at run time, all elements must have the same type and shape.
+    """
     values = sequence_operand(node, 0)
     position = node.input(1)
     if node.builder.known(position) is not None:
@@ -93,7 +102,11 @@ def _length(node: OnnxNode) -> str:
 
 
 def _split(node: OnnxNode) -> str:
-    """Parts along an axis: of stated sizes, of one common size, or of extent 1."""
+    """Import SplitToSequence: returns a sequence of parts of a tensor along one axis.
+
+    The operand `split` states the extent of each part, or one extent for all. Without it, each part
+    has extent 1.
+    """
     x = _tensor(node, 0)
     shape = node.shape(x)
     axis = node.integer("axis", 0)

@@ -27,8 +27,10 @@ NIBBLES = {TensorProto.UINT4: DType.UINT8, TensorProto.INT4: DType.INT8}
 def element_type(number: int, what: str) -> DType:
     """Convert ONNX's integer code of an element type to a `DType`.
 
+    `what` names the tensor in the error message.
+
     Raises:
-        InvalidModelError: if the type is not supported; the message begins with `what`.
+        InvalidModelError: if the type is not supported.
     """
     dtype = ONNX_TYPES.get(number)
     if dtype is None:
@@ -121,12 +123,19 @@ def external_files(model: ModelProto) -> tuple[str, ...]:
 
 
 def _stored_bytes(number: int, shape: Sequence[int]) -> int:
-    """Bytes of a tensor of an ONNX element type in a file."""
+    """Size of a tensor's data in a file, in bytes.
+
+    `number` is ONNX's code of the element type; 4-bit elements are stored two per byte.
+    """
     return -(-prod(shape) // 2) if number in NIBBLES else prod(shape) * ONNX_TYPES[number].bytes
 
 
 def _nibbles(raw: bytes | Bytes, dtype: DType, shape: tuple[int, ...]) -> np.ndarray:
-    """Elements of 4 bits as bytes; each stored byte holds two, the low half first."""
+    """Unpack 4-bit elements to an array with one byte per element.
+
+    Each byte of `raw` holds two elements, the first in the low half. `dtype` is int8 for signed
+    elements, whose sign is extended.
+    """
     packed = np.frombuffer(raw, np.uint8)
     elements = np.stack([packed & 15, packed >> 4], axis=-1).reshape(-1)[: prod(shape)]
     if dtype is DType.INT8:
@@ -135,7 +144,14 @@ def _nibbles(raw: bytes | Bytes, dtype: DType, shape: tuple[int, ...]) -> np.nda
 
 
 def _typed(tensor: TensorProto, dtype: DType, shape: tuple[int, ...], what: str) -> OnnxTensor:
-    """Elements from the message's typed fields, which hold 16-bit floats as integers."""
+    """Read a tensor's elements from a field such as `float_data` or `int32_data`.
+
+    The message stores 16-bit floats as integers with the same bits.
+
+    Raises:
+        InvalidModelError: if the number of elements does not match the shape; the message names the
+            tensor `what`.
+    """
     narrow = tensor.data_type in (TensorProto.FLOAT16, TensorProto.BFLOAT16)
     match tensor.data_type:
         case TensorProto.FLOAT:
@@ -195,7 +211,12 @@ def _external(tensor: TensorProto, folder: Path | None, size: int, what: str) ->
 
 
 def _inside(folder: Path, location: str, what: str) -> Path:
-    """The file's path; raises InvalidModelError unless it is a plain file within the folder."""
+    """The path of an external-data file at `location` within the model's folder.
+
+    Raises:
+        InvalidModelError: if it is outside the folder or not a regular file; the message names the
+            tensor `what`.
+    """
     parts = PurePosixPath(location).parts
     if (
         not parts

@@ -97,7 +97,10 @@ def with_one_table(node: OnnxNode) -> tuple[OnnxNode, Labels | None]:
 
 
 def _looked_up(node: OnnxNode, value: str, labels: Labels, whole: Labels) -> str:
-    """Map positions to the positions of the same texts in another table."""
+    """Convert positions in the table `labels` to positions of the same strings in another table.
+
+    `whole` is the other table. Returns `value` unchanged if all positions are the same in both.
+    """
     if whole.keys[: len(labels.keys)] == labels.keys:
         return value
     places = {key: place for place, key in enumerate(whole.keys)}
@@ -106,6 +109,9 @@ def _looked_up(node: OnnxNode, value: str, labels: Labels, whole: Labels) -> str
 
 
 def labelled(node: OnnxNode, values: Sequence[str], labels: Labels | None) -> None:
-    """Record that the elements of `values` are positions in `labels`; None records nothing."""
+    """Record that the elements of `values` are positions in a table of strings.
+
+    Does nothing if `labels` is None.
+    """
     if labels is not None:
         node.builder.labels.update(dict.fromkeys((v for v in values if v), labels))

@@ -60,7 +60,7 @@ def import_untrimmed(node: OnnxNode, rule: OnnxRule) -> Sequence[str]:
 
 @cache
 def _elementwise() -> frozenset[tuple[str, str]]:
-    """The ONNX operators, by domain and name, that map to one elementwise operator."""
+    """The domains and names of all ONNX operators that import as an elementwise operator."""
     return frozenset(
         (rule.domain, rule.op_type)
         for operator in ops.operators().values()
@@ -70,8 +70,11 @@ def _elementwise() -> frozenset[tuple[str, str]]:
 
 
 def _broadcast(node: OnnxNode, axes: Mapping[int, int]) -> int | None:
-    """The trimmed dimension must be the same one, counted from the last; untrimmed operands must
-    have extent 1 there."""
+    """The dimension of a broadcast result that must be trimmed; None if trimming is not possible.
+
+    `axes` maps operands to their trimmed dimensions. These must be the same dimension, counted from
+    the last. Untrimmed operands must have extent 1 along it.
+    """
     shapes = [None if v is None else node.shape(v) for v in node.inputs]
     rank = max(len(shape) for shape in shapes if shape is not None)
     behind = {len(shapes[i] or ()) - axis for i, axis in axes.items()}
@@ -88,7 +91,11 @@ def _broadcast(node: OnnxNode, axes: Mapping[int, int]) -> int | None:
 
 
 def _concat(node: OnnxNode, axes: Mapping[int, int]) -> int | None:
-    """All operands must be trimmed along one dimension, and concatenated along another."""
+    """The dimension of a Concat's result that must be trimmed; None if trimming is not possible.
+
+    `axes` maps operands to their trimmed dimensions. All operands must be trimmed along the same
+    dimension, which must not be the concatenated one.
+    """
     along = node.integer("axis") % len(node.shape(node.input(0)))
     found = set(axes.values())
     whole = len(axes) == len(node.inputs) and len(found) == 1 and along not in found
@@ -106,7 +113,11 @@ def _transpose(node: OnnxNode, _position: int, axis: int) -> int | None:
 
 
 def _gather(node: OnnxNode, position: int, axis: int) -> int | None:
-    """Indices may be trimmed; data may be trimmed along any dimension but the gathered one."""
+    """The dimension of a Gather's result that must be trimmed; None if trimming is not possible.
+
+    The operand at `position` is trimmed along `axis`. Indices may be trimmed along any dimension,
+    and data along any except the gathered one.
+    """
     along = node.integer("axis", 0) % max(len(node.shape(node.input(0))), 1)
     if position == 1:
         return along + axis
@@ -131,7 +142,11 @@ def _unsqueeze(node: OnnxNode, _position: int, axis: int) -> int | None:
 
 
 def _reshape(node: OnnxNode, _position: int, axis: int) -> int | None:
-    """The trimmed dimension must be inferred (-1) or copied by the new shape."""
+    """The dimension of a Reshape's result that must be trimmed; None if trimming is not possible.
+
+    The operand is trimmed along `axis`. The new shape must copy this dimension (0) or infer it
+    (-1).
+    """
     source, wanted = node.shape(node.input(0)), node.ints_or_input("shape", 1) or ()
     if node.integer("allowzero", 0) or axis >= len(source):
         return None

@@ -36,9 +36,6 @@ time, for states of 32 to 512 elements)."""
 class LoopBody:
     """The body of a Loop or Scan, with functions for the two ways to import it.
 
-    If `spelled` is true, an enclosing body is unrolled because it could not be imported as a graph
-    of its own.
-
     Attributes:
         inputs, outputs: the number of its inputs and of its outputs.
         weight: its number of nodes; nodes of nested loops count several times.
@@ -47,6 +44,8 @@ class LoopBody:
             must be unrolled too, because the import as a loop failed.
         enclosed: imports the body into an `Enclosure`, as a graph of its own. Its arguments are the
             enclosure and the values of the body's inputs.
+        spelled: whether the loop must be unrolled, because it is inside a body that could not be
+            imported as a graph of its own.
     """
 
     inputs: int
@@ -58,7 +57,11 @@ class LoopBody:
 
     @property
     def short(self) -> int:
-        """The maximum number of steps that are unrolled without trying a loop first."""
+        """The maximum number of steps of a loop that is unrolled at once.
+
+        A loop with more steps is first imported as a loop at run time, and unrolled only if this
+        fails.
+        """
         return STEP_LIMIT if self.spelled else min(STEP_LIMIT, SPELLED_NODES // self.weight)
 
 
@@ -80,7 +83,10 @@ def imported_scan(node: OnnxNode, body: LoopBody) -> list[str]:
 
 
 def _batched_scan(node: OnnxNode, body: LoopBody) -> list[str]:
-    """Opset 8: every operand has a leading batch dimension, and sequences run along dimension 1."""
+    """Import a Scan of opset 8, whose operands have a leading batch dimension.
+
+    The Scan is imported once per element of the batch. Its sequences run along dimension 1.
+    """
     if node.optional(0) is not None:
         raise node.unsupported("sequence_lens (input 0) of opset 8")
     values = [node.input(i) for i in range(1, len(node.inputs))]
@@ -96,8 +102,14 @@ def _batched_scan(node: OnnxNode, body: LoopBody) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class _Scan:
-    """The operands of a Scan. Each sequence has its dimension, and a flag that reverses its
-    direction."""
+    """The operands of a Scan.
+
+    Attributes:
+        states: the initial states.
+        sequences: for each scanned input, its value, the dimension along which it is scanned, and 1
+            if it is scanned in reverse, else 0.
+        length: the number of steps.
+    """
 
     states: list[str]
     sequences: list[tuple[str, int, int]]
@@ -178,8 +190,9 @@ def _looped_scan(node: OnnxNode, scan: _Scan, body: LoopBody) -> tuple[list[str]
 def imported_loop(node: OnnxNode, body: LoopBody) -> list[str]:
     """Import a Loop: returns the states after the last step, then the stacked results of all steps.
 
-    If the number of steps is known only at run time, the results have that extent along the first
-    dimension. This needs a trip count that is known at import.
+    The end condition may stop the loop before its trip count. The first dimension of the stacked
+    results then has a data-dependent extent, whose maximum must be known at import: the trip count,
+    or a limit of a counter in the end condition.
 
     Raises:
         InvalidModelError: if the operands contradict each other.
@@ -227,7 +240,11 @@ def imported_loop(node: OnnxNode, body: LoopBody) -> list[str]:
 
 @contextmanager
 def _refused(node: OnnxNode, error: UnsupportedOperatorError) -> Iterator[None]:
-    """If unrolling fails too, raise the error that says why the loop could not be a node."""
+    """Context in which a loop is unrolled because its import as a loop at run time failed.
+
+    If unrolling fails too, an error with both reasons is raised. `error` is the error of the first
+    attempt.
+    """
     try:
         yield
     except UnsupportedOperatorError as again:
@@ -237,7 +254,13 @@ def _refused(node: OnnxNode, error: UnsupportedOperatorError) -> Iterator[None]:
 
 
 def _known_integer(node: OnnxNode, value: str | None) -> int | None:
-    """A number, or a dynamic size; None if it depends on the run."""
+    """The trip count of a Loop as a number or dynamic size.
+
+    None if the operand is omitted or computed at run time.
+
+    Raises:
+        InvalidModelError: if the operand has more than one element.
+    """
     if value is None:
         return None
     if node.type(value).elements != 1:
@@ -252,7 +275,11 @@ def _known_integer(node: OnnxNode, value: str | None) -> int | None:
 def _looped_loop(
     node: OnnxNode, trips: int | None, states: Sequence[str], body: LoopBody
 ) -> list[str]:
-    """Import a Loop as a loop at run time, whose number of steps may depend on the run."""
+    """Import a Loop as a loop at run time.
+
+    The number of steps may be computed at run time, from the trip count and the end condition.
+    `trips` is the trip count, or None if it is unknown at import.
+    """
     if not node.builder.sequences.keys().isdisjoint(states):
         raise node.unsupported("a state is a sequence, which is not implemented")
     limit, begin = node.optional(0), node.optional(1)
@@ -279,7 +306,20 @@ def _spelled_loop(
     most: int,
     tried: bool,
 ) -> list[str]:
-    """Unroll at most `most` steps; the end condition must be known at import."""
+    """Import a Loop by unrolling it; the end condition must be known at import after each step.
+
+    Args:
+        node: the Loop.
+        trips: the trip count; None if unlimited.
+        states: the initial states.
+        body: the body.
+        most: the maximum number of steps.
+        tried: whether nested loops must be unrolled too.
+
+    Raises:
+        UnsupportedOperatorError: if the loop has more than `most` steps, or the end condition is
+            computed at run time.
+    """
     begin = node.optional(1)
     goes_on = None if begin is None else node.builder.known(begin)
     going = goes_on is None or bool(goes_on.reshape(-1)[0])
@@ -316,20 +356,24 @@ def _check_length(node: OnnxNode, length: int, most: int | None = None) -> None:
 
 
 def _at(node: OnnxNode, value: str, dim: int, place: int) -> str:
-    """The slice at one position along a dimension; that dimension is removed."""
+    """The slice of `value` at index `place` along dimension `dim`, without that dimension."""
     shape = node.shape(value)
     return node.reshape(part(node, value, dim, place, 1), (*shape[:dim], *shape[dim + 1 :]))
 
 
 def _stacked(node: OnnxNode, values: list[str], axis: int) -> str:
-    """Stack the values along a new dimension."""
+    """Stack values of one shape along a new dimension at position `axis` of the result."""
     rows = [node.reshape(value, (1, *node.shape(value))) for value in values]
     whole = rows[0] if len(rows) == 1 else node.emit("concat", rows, axis=0)
     return _turned(node, whole, axis)
 
 
 def _turned(node: OnnxNode, whole: str, axis: int) -> str:
-    """Move the first dimension to position `axis`."""
+    """Transpose a tensor so that its first dimension becomes dimension `axis`.
+
+    Raises:
+        InvalidModelError: if `axis` is out of range; a negative one counts from the end.
+    """
     rank = len(node.shape(whole))
     if not -rank <= axis < rank:
         raise node.invalid(f"axis {axis} is out of range for {show(node.shape(whole))}")

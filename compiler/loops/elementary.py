@@ -39,14 +39,14 @@ def ln2_parts(x: Expr) -> tuple[float, float]:
 
 
 def fma(a: Expr | float, b: Expr | float, c: Expr | float) -> Expr:
-    """a*b + c, rounded once if the target has the instruction."""
+    """Return a*b + c as an expression, rounded once if the target has the instruction."""
     return op(Operation.FMA, a, b, c)
 
 
 def maximum(a: Expr | float, b: Expr | float) -> Expr:
     """Return the larger operand as an expression.
 
-    If either operand is a constant, a NaN of the other one passes through.
+    If one operand is a constant and the other is NaN, the result is NaN.
     """
     return op(Operation.MAX, a, b)
 
@@ -54,23 +54,23 @@ def maximum(a: Expr | float, b: Expr | float) -> Expr:
 def minimum(a: Expr | float, b: Expr | float) -> Expr:
     """Return the smaller operand as an expression.
 
-    If either operand is a constant, a NaN of the other one passes through.
+    If one operand is a constant and the other is NaN, the result is NaN.
     """
     return op(Operation.MIN, a, b)
 
 
 def absolute(x: Expr) -> Expr:
-    """|x|."""
+    """Return the absolute value of an expression."""
     return op(Operation.ABS, x)
 
 
 def less(a: Expr | float, b: Expr | float) -> Expr:
-    """a < b; false if either is NaN."""
+    """Return the comparison a < b as an expression; it is false if an operand is NaN."""
     return op(Operation.LT, a, b)
 
 
 def equal(a: Expr | float, b: Expr | float) -> Expr:
-    """a == b; false if either is NaN."""
+    """Return the comparison a == b as an expression; it is false if an operand is NaN."""
     return op(Operation.EQ, a, b)
 
 
@@ -82,7 +82,8 @@ def select(condition: Expr, if_true: Expr, if_false: Expr) -> Expr:
 def not_a_number(dtype: DType) -> Expr:
     """Return NaN as the expression inf - inf.
 
-    A constant NaN would differ from itself, and so would every expression that contains it.
+    A constant NaN is not equal to itself. An expression with such a constant would therefore
+    compare as different from its own copy.
     """
     return constant(INFINITY, dtype) - INFINITY
 
@@ -130,7 +131,10 @@ def reduce_exponent(x: Expr) -> tuple[Expr, Expr]:
 
 
 def exp_tail(r: Expr) -> Expr:
-    """(e**r - 1 - r) / r**2 for |r| <= ln(2) / 2; error 3e-9 (float32), 1.4e-18 (float64)."""
+    """Return (e**r - 1 - r) / r**2 for |r| <= ln(2) / 2.
+
+    The error is at most 3e-9 (float32) or 1.4e-18 (float64).
+    """
     return polynomial(r, by_type(r, _EXP_TAIL, _EXP_TAIL_DOUBLE))
 
 
@@ -165,8 +169,9 @@ def with_sign_of(x: Expr, magnitude: Expr) -> Expr:
 
 
 def in_float(name: str, x: Expr, function: Callable[[Expr], Expr]) -> Expr:
-    """Apply `function` to a float; float16 and bfloat16 are cast to float32 before it and back
-    after it.
+    """Build an expression by a function that is defined for float32 and float64 only.
+
+    An argument of type float16 or bfloat16 is cast to float32, and the result is cast back.
 
     Args:
         name: the name of the function, for the error message.

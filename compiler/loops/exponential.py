@@ -36,7 +36,7 @@ def exp(x: Expr) -> Expr:
 
 
 def exp_of(x: Expr) -> Expr:
-    """`exp` of a float32 or float64, in its own type."""
+    """Return e**x for a float32 or float64 expression; other types must use `exp`."""
     # Beyond the limits the result is 0 or infinite; within them every step is finite.
     lowest, highest = by_type(x, (-104.0, 89.0), (-746.0, 710.0))
     n, r = reduce_exponent(maximum(minimum(x, highest), lowest))
@@ -76,7 +76,7 @@ def expm1(x: Expr) -> Expr:
 
 
 def expm1_of(x: Expr) -> Expr:
-    """`expm1` of a float32 or float64, in its own type."""
+    """Return e**x - 1 for a float32 or float64 expression; other types must use `expm1`."""
     lowest, highest = by_type(x, (-30.0, 89.0), (-40.0, 710.0))
     n, r = reduce_exponent(maximum(minimum(x, highest), lowest))
     p = fma(exp_tail(r), r * r, r)
@@ -103,7 +103,10 @@ def _log(x: Expr) -> Expr:
 
 
 def log_normal(x: Expr) -> Expr:
-    """`log` of a positive normal number; NaN for infinity and NaN, undefined for other numbers."""
+    """Return the natural logarithm of a positive normal number, with fewer operations than `log`.
+
+    The result is NaN for infinity and NaN, and undefined for all other numbers.
+    """
     return in_float("log_normal", x, _log_normal)
 
 
@@ -113,7 +116,10 @@ def _log_normal(x: Expr) -> Expr:
 
 
 def _log_of_parts(exponent: Expr, f: Expr, correction: Expr | None) -> Expr:
-    """log(2**exponent * (1 + f + correction)), the small parts added before the large ones."""
+    """Return log(2**exponent * (1 + f + correction)).
+
+    The sum adds small terms before large ones, to reduce rounding errors.
+    """
     high, low = ln2_parts(f)
     square = f * f
     tail = by_type(f, _log_tail, _log_tail_double)(f, square)
@@ -124,7 +130,10 @@ def _log_of_parts(exponent: Expr, f: Expr, correction: Expr | None) -> Expr:
 
 
 def _log_tail(f: Expr, square: Expr) -> Expr:
-    """log(1 + f) - f + f**2 / 2 as f**3 Q(f)."""
+    """Return log(1 + f) - f + f**2 / 2, as f**3 Q(f) with a polynomial Q; float32.
+
+    `square` is f**2.
+    """
     return f * square * polynomial(f, _LOG)
 
 
@@ -158,7 +167,10 @@ _LOG_DOUBLE = (
 
 
 def _log_limits(x: Expr, result: Expr) -> Expr:
-    """The result for 0 < x < inf; -inf at 0; NaN below; x itself (inf, NaN) otherwise."""
+    """Return the logarithm of x from `result`, which is valid for 0 < x < inf only.
+
+    The logarithm is -inf at 0, NaN below 0, inf at inf, and NaN at NaN.
+    """
     nan = select(less(x, 0.0), not_a_number(x.dtype), x)
     edge = select(equal(x, 0.0), constant(-INFINITY, x.dtype), nan)
     inside = op(Operation.AND, less(0.0, x), less(x, INFINITY))
@@ -174,7 +186,7 @@ def log1p(x: Expr) -> Expr:
 
 
 def log1p_of(x: Expr) -> Expr:
-    """`log1p` of a float32 or float64, in its own type."""
+    """Return log(1 + x) for a float32 or float64 expression; other types must use `log1p`."""
     u = x + 1.0
     exponent, f = split_exponent(u)
     # The rounding error of 1 + x, divided by u: (x - (u - 1)) / u.

@@ -16,7 +16,11 @@ from tilewright.compiler.sizes import at, is_dynamic, replaced
 
 
 class Space(StrEnum):
-    """The memory space of a tensor."""
+    """The kind of memory that holds a tensor.
+
+    MEMORY is a buffer or scratch memory, REGISTER the registers of a kernel, and CONSTANT a table
+    of values in the code.
+    """
 
     MEMORY = "memory"
     REGISTER = "register"
@@ -69,7 +73,10 @@ class Tensor:
         return physical_extents(self.shape, self.layout, self.halo)
 
     def at(self, values: Mapping[str, int]) -> Tensor:
-        """Return the tensor at fixed sizes; `values` has the sizes of dimensions by name."""
+        """Return the tensor with its dynamic sizes replaced by numbers.
+
+        `values` has the size of each dynamic dimension by name.
+        """
         return replaced(self, lambda size: at(size, values))
 
     def halo_of(self, dim: int) -> tuple[int, int]:
@@ -188,7 +195,10 @@ class Composite(Expr):
         return _equal(self, other)
 
     def _own(self) -> Hashable:
-        """The node's fields besides its operands."""
+        """The fields of a node that are not operands.
+
+        Two nodes of one class are equal if these fields and their operands are equal.
+        """
         raise NotImplementedError
 
 
@@ -256,8 +266,8 @@ class IndexValue(Expr):
 class Accumulator(Expr):
     """The result of a reduction, as an operand of the epilogue.
 
-    `number` is the position of the item if the reduction computes tuples. In `Fold.joined`, the
-    node is an item of the first of the two tuples.
+    If the reduction computes tuples, the node is item `number` of the tuple. In `Fold.joined`, the
+    node is an item of the first of the two tuples to combine.
     """
 
     type: DType = DType.FLOAT32
@@ -270,7 +280,7 @@ class Accumulator(Expr):
 
 @dataclass(frozen=True, slots=True)
 class Incoming(Expr):
-    """Item `number` of the second of the two tuples in `Fold.joined`."""
+    """Item `number` of the second of the two tuples that `Fold.joined` combines."""
 
     type: DType = DType.FLOAT32
     number: int = 0
@@ -299,10 +309,10 @@ class Items(Composite):
 class Fold:
     """A reduction of tuples: argmax (value, index), online softmax (maximum, sum), variances.
 
-    `joined` has one expression per item of the combination of two tuples: `Accumulator(type, i)` is
-    item i of the first tuple, `Incoming(type, i)` that of the second. The combination must be
-    associative and commutative, with `neutral` as its neutral element, because lanes and partial
-    accumulators are combined in any order.
+    `joined` combines two tuples, with one expression per item of the result. In these expressions,
+    `Accumulator(type, i)` is item i of the first tuple, and `Incoming(type, i)` is item i of the
+    second. The combination must be associative and commutative, with `neutral` as its neutral
+    element, because lanes and partial accumulators are combined in any order.
     """
 
     neutral: tuple[Const, ...]
@@ -346,10 +356,11 @@ class Cast(Composite):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Reduce(Composite):
-    """A reduction inside a tensor expression; templates lower it to loops, before code generation.
+    """A reduction of `body` over `axes`, inside a tensor expression.
 
-    Loads outside their tensor are left out of the reduction (they count as the combiner's neutral
-    element). Convolution and pooling express their padding in this way.
+    Templates lower this node to loops before code generation. A load whose index is outside its
+    tensor counts as the combiner's neutral element: convolution and pooling express their padding
+    in this way.
     """
 
     combiner: Combiner | Fold
@@ -417,8 +428,10 @@ def constant(value: Expr | float, dtype: DType) -> Expr:
 
 
 def widened(factor: Expr, dtype: DType) -> Expr:
-    """Return a factor of a product, cast to `dtype`, the type of the product, if it has another
-    type."""
+    """Return a factor of a product in the type of the product.
+
+    The factor is cast to `dtype` if it has another type.
+    """
     return factor if factor.dtype is dtype else Cast(factor, dtype)
 
 
@@ -437,9 +450,9 @@ def op(operation: Operation, *args: Expr | float) -> Op:
 
 
 def finished(reduction: Reduce) -> Expr:
-    """Return the expression that stands for the result of a reduction in its epilogue.
+    """Return the expression by which the epilogue of a reduction reads the reduction's result.
 
-    It is the accumulator, or the tuple of the accumulator's items.
+    This is an accumulator, or a tuple of accumulators if the reduction computes tuples.
     """
     match reduction.combiner:
         case Fold(neutral=neutral):
@@ -449,7 +462,10 @@ def finished(reduction: Reduce) -> Expr:
 
 
 def _equal(first: Composite, second: Composite) -> bool:
-    """Whether two trees are equal, each pair of nodes compared once."""
+    """Whether two expressions are equal.
+
+    Each pair of nodes is compared once, even if the expressions share subexpressions.
+    """
     seen: set[tuple[int, int]] = set()
     left: list[tuple[Expr, Expr]] = [(first, second)]
     while left:
@@ -472,7 +488,7 @@ def _equal(first: Composite, second: Composite) -> bool:
 
 
 def _operands(expr: Expr) -> tuple[Expr, ...]:
-    """All expressions that are part of a node."""
+    """All operands of a node, including the target of a Tee."""
     return (*children(expr), expr.target) if isinstance(expr, Tee) else children(expr)
 
 

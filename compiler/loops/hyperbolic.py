@@ -48,18 +48,27 @@ def _cosh(x: Expr) -> Expr:
 
 
 def _half_of_exp(x: Expr) -> Expr:
-    """e**x / 2, which may be finite even if e**x is not."""
+    """Return e**x / 2, computed without e**x.
+
+    The result may be finite where e**x overflows.
+    """
     root = exp_of(x * 0.5)
     return root * 0.5 * root
 
 
 def _large(x: Expr) -> float:
-    """The largest x at which e**x is finite; e**-x is then negligible."""
+    """A limit for x, beyond which e**x may overflow.
+
+    At the limit, e**-x is negligible compared with e**x.
+    """
     return by_type(x, 88.0, 709.0)
 
 
 def _tiny(x: Expr) -> float:
-    """Up to this magnitude, an odd function with slope 1 at 0 equals its argument."""
+    """The magnitude up to which an odd function with slope 1 at 0 is computed as its argument.
+
+    The next term of its series is then below the rounding error.
+    """
     return by_type(x, 1e-5, 1e-9)
 
 
@@ -94,7 +103,10 @@ def _acosh(x: Expr) -> Expr:
 
 
 def _log1p_or_of_double(x: Expr, inside: Expr) -> Expr:
-    """log1p(inside); for large x, where squares would overflow, log(2 x)."""
+    """Return log1p(inside), or log(2 x) for large x.
+
+    `inside` contains a square of x, which overflows for large x.
+    """
     large = less(by_type(x, 1e9, 1e18), x)
     value = log1p_of(select(large, x, inside))
     return value + select(large, constant(LN2, x.dtype), constant(0.0, x.dtype))

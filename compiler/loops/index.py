@@ -102,20 +102,22 @@ class Affine:
         return self * factor
 
     def __floordiv__(self, divisor: int) -> Affine:
-        """`self // divisor`.
+        """Return `self // divisor` as an index.
+
+        Terms whose coefficients are multiples of `divisor` are divided. The remaining terms must
+        have a sum in [0, divisor) for all values of the axes, or be a single axis, which becomes a
+        `FloorDiv`.
 
         Raises:
-            ValueError: if the quotient is not affine, or the ranges of the axes do not prove it:
-                terms whose coefficients `divisor` does not divide must stay within one quotient.
+            ValueError: if the remaining terms satisfy neither condition.
         """
         return self._divide(divisor)[0]
 
     def __mod__(self, divisor: int) -> Affine:
-        """`self % divisor`.
+        """Return `self % divisor` as an index.
 
         Raises:
-            ValueError: if the remainder is not affine, or the ranges of the axes do not prove it
-                (see `__floordiv__`).
+            ValueError: under the same conditions as `__floordiv__`.
         """
         return self._divide(divisor)[1]
 
@@ -173,7 +175,10 @@ class Affine:
         return result
 
     def numbers(self) -> Iterator[int]:
-        """Yield the constant of the index, and the coefficient and divisor of each term."""
+        """Yield all integers of the index that may be dynamic sizes.
+
+        These are the constant, and the coefficient and divisor of each term.
+        """
         yield self.constant
         for term, coefficient in self.terms:
             yield coefficient

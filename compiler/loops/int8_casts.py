@@ -33,7 +33,11 @@ def remove_int8_casts(expr: Expr) -> Expr:
 
 
 def _widened(node: Expr) -> Expr | None:
-    """Return float32(int32(uint8(whole)) - z) as a clamped float minus z; None for other nodes."""
+    """Replace `float32(int32(uint8(x + c)) - z)`, with a rounded float x, by a clamped float.
+
+    The replacement is x clamped to [low - c, high - c], plus c - z; [low, high] is the range of the
+    8-bit type. Returns None for other nodes.
+    """
     if not isinstance(node, Cast) or node.type is not DType.FLOAT32:
         return None
     value, zero = _less(node.value)
@@ -55,7 +59,7 @@ def _widened(node: Expr) -> Expr | None:
 
 
 def _less(value: Expr) -> tuple[Expr, float]:
-    """An integer, and the constant subtracted from it."""
+    """Split an int32 expression `x - c` into x and the constant c; c is 0 for other expressions."""
     if value.dtype is not DType.INT32:
         return value, 0  # narrower integers wrap
     match value:
@@ -67,7 +71,10 @@ def _less(value: Expr) -> tuple[Expr, float]:
 
 
 def _plus(value: Expr) -> tuple[Expr, float]:
-    """A float, and the integer constant added to it."""
+    """Split a float expression `x + c` into x and the integer constant c.
+
+    For other expressions, c is 0.
+    """
     match value:
         case (
             Op(operation=Operation.ADD, args=(left, Const(value=number)))

@@ -52,14 +52,20 @@ def _acos(x: Expr) -> Expr:
 
 
 def _small_arc(magnitude: Expr, inside: Expr) -> Expr:
-    """asin(x) up to 1/2; from there on asin(sqrt((1 - x) / 2)), half the angle to 1."""
+    """Return asin(x) for x in [0, 1/2], else asin(sqrt((1 - x) / 2)), which is acos(x) / 2.
+
+    `inside` is the condition x < 1/2.
+    """
     square = select(inside, magnitude * magnitude, (1.0 - magnitude) * 0.5)
     x = select(inside, magnitude, op(Operation.SQRT, square))
     return fma(x * square, polynomial(square, by_type(x, _ASIN, _ASIN_DOUBLE)), x)
 
 
 def _low(x: Expr, share: float) -> Expr:
-    """The rounding error of the float for `share` pi."""
+    """The error of `share` * pi if pi is rounded to the type of x.
+
+    Callers add this to a result that contains the rounded pi.
+    """
     single = pi - 3.1415927410125732
     return constant(share * by_type(x, single, _PI_LOW), x.dtype)
 
@@ -67,8 +73,8 @@ def _low(x: Expr, share: float) -> Expr:
 def atan(x: Expr) -> Expr:
     """Inverse tangent; relative error <= 2.4e-7 (float32), 5e-16 (float64), near 0 too.
 
-    atan(a) = pi/4 + atan((a - 1) / (a + 1)) = pi/2 + atan(-1 / a): arguments of at most
-    tan(pi / 8).
+    Two identities reduce the argument to at most tan(pi / 8): atan(a) = pi/4 + atan((a - 1) / (a +
+    1)) and atan(a) = pi/2 + atan(-1 / a).
     """
     return in_float("atan", x, _atan)
 

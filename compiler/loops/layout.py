@@ -18,9 +18,10 @@ distant lanes are read one by one. Schedules and the costs of layouts depend on 
 class Factor:
     """One physical axis of a layout: a part of the index along a logical axis.
 
-    Its position is `(logical[dim] + halo) // div % mod`; `mod` is None for the outermost part of
-    the logical axis. `pad` is a number of unused elements that follow this factor's last slice; it
-    staggers the addresses of the slices of the factor outside it, against cache aliasing.
+    The position along the axis is `(logical[dim] + halo) // div % mod`. `mod` is None for the
+    outermost part of the logical axis. `pad` is a number of unused elements after the end of this
+    axis. They change the addresses of the slices of the next outer factor, so that these do not
+    compete for the same cache sets.
     """
 
     dim: int
@@ -65,7 +66,10 @@ class Layout:
         return Layout(tuple(_parse_factor(part) for part in text.split()))
 
     def resolved(self, rank: int) -> tuple[Factor, ...]:
-        """Return the factors for a tensor of this rank, also for the empty layout."""
+        """Return the factors for a tensor of this rank.
+
+        The empty layout gives one factor per dimension, in row-major order.
+        """
         return self.factors or tuple(Factor(dim) for dim in range(rank))
 
 

@@ -1,10 +1,10 @@
 """Mathematical functions as expressions over native operations.
 
 Every target gets the same code, and kernels call no C library. float32 and float64 are native;
-float16 and bfloat16 are computed in float32. Of two bounds the first is float32's and the second
-float64's; they hold with or without fused multiply-adds (pow states an exception), and are tested
-over the whole range. NaN gives NaN, infinities give their limits, subnormal arguments and results
-are kept.
+float16 and bfloat16 are computed in float32. If a docstring states two error bounds, the first one
+is for float32 and the second for float64. The bounds hold with or without fused multiply-adds (pow
+states an exception), and are tested over the whole range. NaN gives NaN, infinities give their
+limits, subnormal arguments and results are kept.
 """
 
 from __future__ import annotations
@@ -199,27 +199,31 @@ _ERFC_OUTER = (
 def _odd_rational(
     x: Expr, limit: float, numerator: Sequence[float], denominator: Sequence[float]
 ) -> Expr:
-    """x P(x**2) / Q(x**2), constant beyond +-limit."""
+    """Return the odd function x P(x**2) / Q(x**2), with x clamped to [-limit, limit].
+
+    `numerator` and `denominator` are the coefficients of P and Q, from the constant term up.
+    """
     x = maximum(minimum(x, limit), -limit)
     square = x * x
     return x * polynomial(square, numerator) / polynomial(square, denominator)
 
 
 def sigmoid(x: Expr) -> Expr:
-    """Logistic sigmoid, 1 / (1 + e**-x); relative error <= 3e-7 (float32) if it is normal.
+    """Logistic sigmoid, 1 / (1 + e**-x).
 
-    Results below the normal numbers are 0 or subnormal.
+    The relative error is at most 3e-7 for normal float32 results. A result below the smallest
+    normal number is 0 or subnormal.
     """
     return in_float("sigmoid", x, lambda v: constant(1.0, v.dtype) / (exp_of(-v) + 1.0))
 
 
 def silu(x: Expr) -> Expr:
-    """x sigmoid(x); absolute error <= 2e-7 max(1, |x|)."""
+    """SiLU, x sigmoid(x); absolute error <= 2e-7 max(1, |x|)."""
     return in_float("silu", x, lambda v: v / (exp_of(-v) + 1.0))
 
 
 def gelu(x: Expr) -> Expr:
-    """x/2 (1 + erf(x / sqrt(2))); absolute error <= 3e-7 max(1, |x|)."""
+    """GELU, x/2 (1 + erf(x / sqrt(2))); absolute error <= 3e-7 max(1, |x|)."""
     return in_float("gelu", x, _gelu)
 
 
@@ -229,9 +233,10 @@ def _gelu(x: Expr) -> Expr:
 
 
 def gelu_tanh(x: Expr) -> Expr:
-    """x/2 (1 + tanh(sqrt(2/pi) (x + 0.044715 x**3))); absolute error <= 3e-7 max(1, |x|).
+    """GELU by tanh, x/2 (1 + tanh(sqrt(2/pi) (x + 0.044715 x**3))).
 
-    Written as x sigmoid(2 u), which needs no tanh.
+    The absolute error is at most 3e-7 max(1, |x|). Computed as x sigmoid(2 u), where u is the
+    argument of tanh; this takes one exponential.
     """
     return in_float("gelu_tanh", x, _gelu_tanh)
 

@@ -34,7 +34,8 @@ from tilewright.compiler.sizes import Dimension, at, dimensions, is_dynamic, rep
 class Binding(StrEnum):
     """How the iterations of a loop are executed.
 
-    BLOCK and LANE are for GPUs.
+    SERIAL iterations run in order, and PARALLEL ones on several threads. BLOCK and LANE are
+    reserved for the thread blocks and threads of a GPU; no schedule uses them.
     """
 
     SERIAL = "serial"
@@ -57,7 +58,8 @@ class Order(StrEnum):
 class Let:
     """A definition of an axis by a formula: `axis = min(source, maximum)`.
 
-    The minimum moves a ragged last tile back inside the range, so that it recomputes some elements.
+    If the last tile would extend past the end of the range, the minimum moves it back inside. The
+    tile then recomputes some elements of the tile before it.
     """
 
     axis: Axis
@@ -119,31 +121,40 @@ class Store:
 
 @dataclass(frozen=True, slots=True)
 class Compute:
-    """One tensor expression at its register tile.
+    """A tensor expression and its register tile: the innermost computation of a loop nest.
 
-    Without a combiner, `body` is evaluated at each point of `unroll` and stored. With one, an
-    accumulator for each point of the unrolled spatial axes starts at `init` (or the neutral
-    element), `reduce` loops run over the rest of the reduction, outermost first, and the points of
-    `unroll` are combined innermost. A Fold reduces tuples: `body` and `init` are `Items`, and the
-    stores read the items as `Accumulator(type, number)`.
+    Without a combiner, `body` is evaluated at each point of the register tile and stored. With a
+    combiner, each point of the tile's spatial axes has an accumulator, and the results are stored
+    after the reduction.
 
-    `partial` axes are reduction axes whose unrolled points have separate accumulators, combined at
-    the end. `vector` is the axis along the lanes; if it is a reduction axis, the lanes are combined
-    at the end too. `store_vector` requests a transpose in registers, so that lanes along another
-    unrolled axis are stored. `skip_padding` drops points that statically read padding.
-
-    `prefetch` is a distance in bytes: the innermost loop prefetches the weights at this distance
-    after those it loads (hardware prefetchers stop at each 4 KiB page). `passes` are the
-    surrounding loops, outermost first, in which the innermost loop reads the same `prefetch` bytes
-    of weights again. With `passes`, each pass prefetches a part of the next `prefetch` bytes, so
-    that all of them are in the cache when they are read.
-
-    `dot` is the unrolled reduction axis of a dot-product instruction (VNNI, SDOT). Its tiles fill
-    32 bits (4 int8 or 2 bfloat16 elements), or 64 bits for instructions that multiply matrices
-    (`smmla`). The elements of a group are contiguous in memory; the last tile may be partial.
-    Without a combiner, the compute packs elements into such groups. `rows` is the unrolled axis of
-    the rows in tile registers (AMX), whose columns are the lanes and whose sums run along `dot`.
-    The step of the innermost `reduce` loop is then the depth of a tile register.
+    Attributes:
+        stores: the stores of the results.
+        body: the expression to evaluate, or to reduce. A Fold reduces tuples: `body` and `init` are
+            then `Items`, and the stores read the items as `Accumulator(type, number)`.
+        combiner: the operation of the reduction; None without a reduction.
+        init: the initial value of the accumulators; None for the neutral element.
+        reduce: the loops of the reduction outside the register tile, outermost first.
+        unroll: the axes of the register tile, which are unrolled.
+        vector: the axis along the lanes. If it is a reduction axis, the lanes are combined at the
+            end.
+        partial: reduction axes whose unrolled points have separate accumulators, which are combined
+            at the end.
+        order: the order in which the points of the tile are emitted.
+        skip_padding: whether points that always read padding are dropped.
+        store_vector: an unrolled axis along which the lanes are stored, after a transpose in
+            registers; None to store along `vector`.
+        prefetch: a distance in bytes. The innermost loop prefetches the weights at this distance
+            after the weights that it loads, because hardware prefetchers stop at each 4 KiB page.
+        passes: the surrounding loops, outermost first, in which the innermost loop reads the same
+            `prefetch` bytes of weights again. Each pass prefetches a part of the next `prefetch`
+            bytes, so that all of them are in the cache when they are read.
+        dot: the unrolled reduction axis of a dot-product instruction (VNNI, SDOT). Its tiles fill
+            32 bits (4 int8 or 2 bfloat16 elements), or 64 bits for instructions that multiply
+            matrices (`smmla`). The elements of a group are contiguous in memory; the last tile may
+            be partial. Without a combiner, the elements are only packed into such groups.
+        rows: the unrolled axis of the rows in tile registers (AMX). The columns of these registers
+            are the lanes, and their sums run along `dot`. The step of the innermost `reduce` loop
+            is then the depth of a tile register.
     """
 
     stores: tuple[Store, ...]
@@ -171,8 +182,11 @@ class Compute:
 
     @property
     def group(self) -> int:
-        """Number of elements that one dot-product instruction multiplies per lane, or that a
-        packing moves together; 1 without `dot`."""
+        """The number of elements that one dot-product instruction multiplies per lane.
+
+        If the Compute only packs elements, the number of elements that are packed together; 1
+        without `dot`.
+        """
         if self.dot is None or (self.combiner is not None and dot_operands(self.body) is None):
             return 1
         return next((t.step for t in self.unroll if t.axis == self.dot), 1)
@@ -182,10 +196,10 @@ Node = For | Compute
 
 
 def dot_operands(body: Expr) -> tuple[Load, Load] | None:
-    """Return the loads a and b of a body `mul(cast(a), cast(b))` that `Compute.dot` accepts.
+    """Return the loads a and b of a body `mul(cast(a), cast(b))`, for `Compute.dot`.
 
-    Both have one element size, less than 4 bytes: integers multiplied in int32, or bfloat16 in
-    float32. The result is None for any other body.
+    Both loads must have one element size, less than 4 bytes: integers multiplied in int32, or
+    bfloat16 in float32. The result is None for any other body.
     """
     match body:
         case Op(
@@ -214,8 +228,13 @@ class Stage:
 class LoopNest:
     """The loop nest of a whole kernel.
 
-    `buffers` are its arguments in order (inputs, weights in their packed form, shared scratch,
-    outputs); the tensors of `scratch` are consecutive in each thread's private block.
+    Attributes:
+        name: the name of the kernel.
+        buffers: the arguments of the kernel in order: inputs, weights in their packed form, shared
+            scratch, outputs.
+        scratch: temporary tensors of each thread, consecutive in the thread's private block of
+            memory.
+        stages: the stages in order, with a barrier between them.
     """
 
     name: str
@@ -251,7 +270,9 @@ class LoopNest:
         )
 
     def at(self, values: Mapping[str, int]) -> LoopNest:
-        """Return the nest at fixed sizes; `values` has the sizes of dimensions by name.
+        """Return the nest with fixed sizes in place of its dynamic dimensions.
+
+        `values` has the size of each dimension by name.
 
         Raises:
             ValueError: if a size is not in its dimension's range.
@@ -264,7 +285,11 @@ class LoopNest:
             return self._with_separate_axes(values).at(values)
 
     def _with_separate_axes(self, values: Mapping[str, int]) -> LoopNest:
-        """Return the nest with other names for axes that would become equal at these sizes."""
+        """Return the nest with new names for some axes, so that all axes stay different.
+
+        Two axes with the same name and different dynamic extents would become equal if both extents
+        have the same size in `values`.
+        """
         closed: set[Axis] = set()
         renamed: dict[Axis, Axis] = {}
         for axis in self.axes:
@@ -303,7 +328,7 @@ def _nodes(nodes: tuple[Node, ...]) -> Iterator[Node]:
 
 
 def _axes(node: Node) -> Iterator[Axis]:
-    """The axes that a node itself refers to, including repetitions."""
+    """Yield the axes that a node refers to, with repetitions, but not those of nested nodes."""
     match node:
         case For():
             yield node.axis
@@ -322,7 +347,7 @@ def _axes(node: Node) -> Iterator[Axis]:
 
 
 def _indices(node: Node) -> Iterator[Affine]:
-    """The indices that a node itself has."""
+    """Yield the indices in a node, but not those of nested nodes."""
     match node:
         case For():
             yield from (let.source for let in node.lets)
@@ -336,7 +361,7 @@ def _indices(node: Node) -> Iterator[Affine]:
 
 
 def _parts(compute: Compute) -> Iterator[Expr]:
-    """Every node of the expressions of a Compute, including the elements that they store to."""
+    """Yield every expression node of a Compute, including the operands of its stores' targets."""
     pending = [*reversed(expressions(compute))]
     while pending:
         for part in walk(pending.pop()):

@@ -25,12 +25,12 @@ from tilewright.compiler.loops.expr import Cast, Const, Expr, Operation, constan
 
 
 def pow(x: Expr, y: Expr) -> Expr:
-    """x**y as C's pow; relative error <= 6.1e-8 (float32), 5e-16 (float64) where the result is
-    normal.
+    """Power x**y with the special cases of C's pow.
 
-    The error of float64 without fused multiply-adds is at most 4e-13. A constant exponent that is a
-    small integer becomes multiplications. Otherwise the result is 2**(y log2(|x|)): float32 is
-    computed in float64, float64 with two parts of the logarithm.
+    For normal results, the relative error is at most 6.1e-8 (float32) or 5e-16 (float64; 4e-13
+    without fused multiply-adds). A constant exponent that is a small integer becomes
+    multiplications. Otherwise the result is 2**(y log2(|x|)): float32 is computed in float64,
+    float64 with the logarithm as a sum of two numbers.
     """
     if isinstance(y, Const) and (simple := _simple_power(x, y.value)) is not None:
         return simple
@@ -42,7 +42,10 @@ def pow(x: Expr, y: Expr) -> Expr:
 
 
 def _simple_power(x: Expr, exponent: float) -> Expr | None:
-    """x**exponent by multiplication and square root, or None."""
+    """Return x**exponent by multiplications and a division, if the exponent is 0 to 4, -1 or -2.
+
+    None for any other exponent.
+    """
     match exponent:
         case 0:
             return constant(1.0, x.dtype)
@@ -69,9 +72,10 @@ def _pow(x: Expr, y: Expr) -> Expr:
 
 
 def _pow_single(magnitude: Expr, y: Expr) -> Expr:
-    """2**(y log2(x)) in float64, where no number is subnormal and nothing overflows.
+    """Return x**y = 2**(y log2(x)) for a float32 x > 0, computed in float64.
 
-    log2(1 + f) = s Q(s**2) with s = f / (2 + f).
+    In float64, all float32 arguments are normal numbers, and no step overflows. log2(1 + f) = s
+    Q(s**2) with s = f / (2 + f).
     """
     exponent, f = split_exponent(Cast(magnitude, DType.FLOAT64))
     s = f / (f + 2.0)
@@ -103,7 +107,11 @@ _EXP_TAIL_SHORT = (
 
 
 def _pow_double(magnitude: Expr, y: Expr) -> Expr:
-    """2**(y log2(x)) with the logarithm and the product in two parts each."""
+    """Return x**y = 2**(y log2(x)) for a float64 x > 0, given as `magnitude`.
+
+    The logarithm and its product with y are sums of two numbers, for more than 53 bits of
+    precision.
+    """
     high, low = _log2_parts(magnitude)
     product = y * high
     # The exact error of the product, if the target fuses. At 0 and inf, the limits below decide.
@@ -123,10 +131,11 @@ _LN2_REST = 2.3190468138462996e-17
 
 
 def _log2_parts(x: Expr) -> tuple[Expr, Expr]:
-    """log2 of a positive number as a large and a small part, to 2**-66 of it.
+    """Return log2 of a positive float64 as the sum of a large and a small number.
 
-    x = 2**e c (1 + f / c) with c = 1 or 3/2, s = f / (2 c + f), and log(1 + f / c) = 2/3 s (3 +
-    s**2 + s**4 L(s**2)), with s, s**2 and the products in two parts each (e_pow of FreeBSD msun).
+    The relative error of the sum is at most 2**-66. x = 2**e c (1 + f / c) with c = 1 or 3/2, s = f
+    / (2 c + f), and log(1 + f / c) = 2/3 s (3 + s**2 + s**4 L(s**2)). s, s**2 and the products are
+    sums of two numbers as well (e_pow of FreeBSD msun).
     """
     exponent, f = split_exponent(x)
     # from [sqrt(1/2), sqrt(2)) to [sqrt(3) / 2, sqrt(3))
@@ -158,13 +167,13 @@ def _log2_parts(x: Expr) -> tuple[Expr, Expr]:
 
 
 def _times(a: Expr, a_low: Expr, b: Expr, b_low: Expr | float) -> tuple[Expr, Expr]:
-    """A product of numbers in two parts each."""
+    """Return the product of a + a_low and b + b_low, as the sum of a large and a small number."""
     product = a * b
     return product, fma(a, b, -product) + (a * b_low + a_low * b)
 
 
 def _plus(a: Expr, b: Expr) -> tuple[Expr, Expr]:
-    """A sum and its rounding error (Knuth)."""
+    """Return the sum of two numbers and its rounding error (Knuth's two-sum)."""
     total = a + b
     part = total - a
     return total, (a - (total - part)) + (b - part)
@@ -185,7 +194,10 @@ _POW_LOG = (
 
 
 def _pow_limits(x: Expr, y: Expr, magnitude: Expr, value: Expr) -> Expr:
-    """Zeros, infinities, NaN and negative bases, as C's pow defines them."""
+    """Return x**y from `value`, which is valid for a finite, positive |x| only.
+
+    Adds the special cases of C's pow: zeros, infinities, NaN and negative bases.
+    """
     one = constant(1.0, x.dtype)
     zero = constant(0.0, x.dtype)
     infinite = constant(INFINITY, x.dtype)

@@ -45,7 +45,11 @@ def rebuild(node: Expr, change: Callable[[Expr], Expr]) -> Expr:
 
 
 def rewrite(expr: Expr, change: Callable[[Expr], Expr | None]) -> Expr:
-    """Rebuild a tree from the leaves up; `change` returns a replacement, or None to keep a node."""
+    """Rebuild an expression from its leaves up.
+
+    `change` receives each node with its operands rebuilt, and returns its replacement, or None to
+    keep the node.
+    """
 
     def visit(node: Expr) -> Expr:
         changed = change(node)
@@ -55,15 +59,19 @@ def rewrite(expr: Expr, change: Callable[[Expr], Expr | None]) -> Expr:
 
 
 def substitute(expr: Expr, known: Mapping[Expr, Expr]) -> Expr:
-    """Replace the subexpressions that are keys of `known` by their values; the outermost match
-    wins."""
+    """Replace the subexpressions that are keys of `known` by their values.
+
+    If a key contains another key, the larger one is replaced.
+    """
     return _from_leaves(expr, dict(known), lambda node: node)
 
 
 def _from_leaves(expr: Expr, memo: dict[Expr, Expr], change: Callable[[Expr], Expr]) -> Expr:
-    """Rebuild the nodes that `memo` does not hold, operands first, with each rebuilt node changed.
+    """Rebuild an expression from its leaves up: `memo` maps nodes to their replacements.
 
-    It does not recurse, because a chain of activations is hundreds of operations deep.
+    Each node that is missing in `memo` is rebuilt from the replacements of its operands, passed to
+    `change`, and added. The function is iterative, because a chain of activations is hundreds of
+    operations deep.
     """
     pending = [expr]
     while pending:
@@ -79,15 +87,18 @@ def _from_leaves(expr: Expr, memo: dict[Expr, Expr], change: Callable[[Expr], Ex
 
 
 def load_at(load: Load, places: Mapping[Axis, Affine]) -> Load:
-    """Return a load with `places` substituted for the axes of its indices."""
+    """Return a load in which the axes of all indices are replaced by indices.
+
+    `places` maps an axis to its replacement.
+    """
     index = tuple(i.substitute(places) for i in load.index)
     return Load(load.tensor, index, tuple((d, reindex(e, places)) for d, e in load.indirect))
 
 
 def reindex(expr: Expr, places: Mapping[Axis, Affine]) -> Expr:
-    """Return a tree with `places` substituted for axes in all its indices.
+    """Return an expression in which the axes of all indices are replaced by indices.
 
-    Reductions keep the axes that they run over.
+    `places` maps an axis to its replacement. The axes of reductions stay the same.
     """
 
     def change(node: Expr) -> Expr | None:

@@ -203,7 +203,7 @@ def cast(value: Array, dtype: DType) -> Array:
 
 
 def items_of(expr: Expr) -> tuple[Expr, ...]:
-    """Return the items of a tuple; any other expression is its own single item."""
+    """Return the items of a tuple; for any other expression, the expression alone."""
     return expr.values if isinstance(expr, Items) else (expr,)
 
 
@@ -212,7 +212,8 @@ def join(
 ) -> tuple[Array, ...]:
     """Combine two partial results of a reduction.
 
-    Each is a tuple of arrays, one per item of a Fold; a plain combiner has one item.
+    Each result is a tuple of arrays: one array per item of a `Fold`, and one array for a
+    `Combiner`.
     """
     if isinstance(combiner, Fold):
         unread = _no_load
@@ -291,7 +292,11 @@ def _is_integer(value: Array) -> bool:
 
 
 def _fma(x: Array, y: Array, z: Array, *, fused: bool) -> Array:
-    """x*y + z. The product of two float32 is exact in float64, so that it rounds (almost) once."""
+    """Return x*y + z, rounded once if `fused`, else after the product and after the sum.
+
+    float32 is computed in float64, in which the product is exact; very rarely, the sum is rounded
+    twice.
+    """
     if not fused or x.dtype.kind != "f":
         return np.asarray(x * y + z)
     if x.dtype.itemsize == 8:
@@ -308,7 +313,10 @@ def _dot(x: Array, y: Array, z: Array) -> Array:
 
 
 def _fma_double(x: Array, y: Array, z: Array) -> Array:
-    """x*y + z of float64, rounded (almost) once: product and sum in two parts (Dekker, Knuth)."""
+    """Return x*y + z for float64, rounded once except in rare cases.
+
+    The product and the sum are computed as sums of two numbers (Dekker, Knuth).
+    """
     (x_part, x_power), (y_part, y_power) = np.frexp(x), np.frexp(y)
     power = x_power + y_power
     product = x_part * y_part
@@ -343,7 +351,10 @@ def _scale(x: Array, n: Array) -> Array:
 
 
 def _truncating_divide(a: Array, b: Array) -> Array:
-    """Integer division toward zero; x / 0, undefined in C, is x here."""
+    """Divide integers, with the quotient rounded toward zero.
+
+    Division by zero, which is undefined in C, gives x / 0 = x.
+    """
     if a.dtype.kind == "u":
         return np.asarray(a // np.where(b == 0, 1, b), a.dtype)
     safe = np.where(b == 0, 1, b).astype(a.dtype)

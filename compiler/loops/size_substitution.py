@@ -9,7 +9,10 @@ from tilewright.compiler.sizes import Size, at, check_values, dimensions, is_dyn
 
 
 class SameAxisError(Exception):
-    """Raised if two different axes with one name would become equal by getting the same extent."""
+    """Raised if two axes with the same name and different dynamic extents get the same size.
+
+    They would become equal, and the nest would change its meaning.
+    """
 
 
 class SizeSubstitution:
@@ -17,9 +20,10 @@ class SizeSubstitution:
 
     The argument `values` of the constructor has the fixed size of each dimension by name. Results
     are memoised, because a search substitutes in hundreds of nests, and the same few sizes occur at
-    hundreds of places in each. A call raises SameAxisError if two different axes become equal,
-    ValueError for a size outside its dimension's range, and KeyError for a dimension without a
-    size.
+    hundreds of places in each.
+
+    A call raises SameAxisError if two different axes become equal, ValueError for a size outside
+    its dimension's range, and KeyError for a dimension without a size.
     """
 
     KINDS = (Size, Axis, Affine)

@@ -57,7 +57,7 @@ def print_nest(nest: LoopNest) -> str:
 
 
 class _Printer:
-    """Printer of a nest: unique names for all axes and tensors, and the lines of the text."""
+    """Prints a loop nest as text, with a unique name for each axis and tensor."""
 
     def __init__(self, nest: LoopNest) -> None:
         self.nest = nest
@@ -262,7 +262,7 @@ def _suffix(dtype: DType) -> str:
 
 
 def _expressions(compute: Compute) -> tuple[Expr, ...]:
-    """All expressions that a Compute evaluates, in the order of its text."""
+    """The expressions in a Compute, in the order in which its text states them."""
     fold = compute.combiner.joined if isinstance(compute.combiner, Fold) else ()
     init = () if compute.init is None else (compute.init,)
     stores = (e for store in compute.stores for e in (store.target, store.value))
@@ -270,7 +270,10 @@ def _expressions(compute: Compute) -> tuple[Expr, ...]:
 
 
 def _shared(compute: Compute) -> list[Expr]:
-    """Operations that occur more than once, operands first: they print as named lets."""
+    """The operations of a Compute that occur more than once, operands first.
+
+    The text defines each of them once, as a named `let`.
+    """
     uses: Counter[Expr] = Counter()
     nodes: dict[Expr, None] = {}
     for expr in _expressions(compute):

@@ -49,7 +49,12 @@ def tan(x: Expr) -> Expr:
 
 @dataclass(frozen=True, slots=True)
 class _Turned:
-    """x = (n + r) pi / 2 in float64, |r| <= 1/2, by sine and cosine of r pi / 2."""
+    """An angle x = (n + r) pi / 2, with an integer n and |r| <= 1/2, reduced for sine and cosine.
+
+    Attributes:
+        n: the number of quarter turns.
+        sine, cosine: the sine and the cosine of r pi / 2, in float64.
+    """
 
     n: Expr
     sine: Expr
@@ -57,7 +62,10 @@ class _Turned:
 
 
 def _even(x: Expr, function: Callable[[_Turned], Expr]) -> Expr:
-    """The function of |x|, in float64."""
+    """Return a trigonometric function of |x|, as `function` computes it from the reduced angle.
+
+    The result has the type of x. All computations are in float64.
+    """
     magnitude = absolute(x)
     if x.dtype is DType.FLOAT32:
         n, r = _quarter_turns(
@@ -83,15 +91,18 @@ def _odd(x: Expr, function: Callable[[_Turned], Expr]) -> Expr:
 def _quarter_turns(
     parts: Sequence[Expr], width: int, reach: int, bits: int, scale: int
 ) -> tuple[Expr, Expr]:
-    """n (except for multiples of 4) and r of sum(parts) 2**scale = (n + r) pi / 2.
+    """Reduce an angle x = sum(parts) 2**scale: return n and r of x = (n + r) pi / 2.
 
-    Payne and Hanek 1983, without a table that is read at run time. 2/pi is divided into pieces of
-    `width` bits, so that a product with a part is exact, and so are its remainder by 4 and sums of
-    those that are not small (for two parts of one size with two bits to spare). For each argument
-    up to 2**reach, all but a few of the products are multiples of 4, or negligible. The remaining
-    ones are added from the largest on, which loses no more than the last bit of r. `bits` of 2/pi
-    are enough: a float64 is never closer than 2**-62 to a multiple of pi / 2, and 54 more bits are
-    its last place (float32: 2**-30, and 30 bits).
+    n is an integer that is correct up to a multiple of 4, and |r| <= 1/2.
+
+    The method is by Payne and Hanek (1983), without a table that is read at run time. 2/pi is
+    divided into pieces of `width` bits. The product of a piece and a part is then exact, and so is
+    its remainder modulo 4. For each argument up to 2**reach, all but a few of the products are
+    multiples of 4 or negligible. The others are added from the largest on, and only the last bit of
+    r is lost.
+
+    `bits` is the number of bits of 2/pi. A float64 is never closer than 2**-62 to a multiple of pi
+    / 2, and 54 more bits determine its last place (float32: 2**-30, and 30 bits).
     """
     products: list[tuple[int, Expr]] = []
     for position, piece in enumerate(_two_over_pi(width, bits, scale)):
@@ -119,7 +130,7 @@ _FIRST_PART = 26
 
 @cache
 def _two_over_pi(width: int, bits: int, scale: int) -> tuple[float, ...]:
-    """Consecutive pieces of the first bits of 2/pi, times 2**scale."""
+    """The first `bits` bits of 2/pi, times 2**scale, as a sum of numbers of `width` bits each."""
     known = 4 * len(_TWO_OVER_PI)
     value = int(_TWO_OVER_PI, 16)
     count = -(-bits // width)
@@ -155,7 +166,10 @@ _HALF_PI_LOW = 6.123233995736766e-17
 
 
 def _sine(turned: _Turned, quarter_turns: int) -> Expr:
-    """The sine of the argument plus this number of quarter turns."""
+    """Return the sine of an angle plus a number of quarter turns.
+
+    With one quarter turn, this is the cosine of the angle.
+    """
     turns = turned.n + float(quarter_turns) if quarter_turns else turned.n
     quadrant = fma(op(Operation.FLOOR, turns * 0.25), -4.0, turns)
     odd = op(Operation.OR, equal(quadrant, 1.0), equal(quadrant, 3.0))

@@ -51,7 +51,11 @@ def _filled_with(rewriter: Rewriter, value: str, number: float) -> bool:
 
 
 def _neutral(rewriter: Rewriter, node: Node, number: float, commutative: bool) -> str | None:
-    """The remaining operand if the other is the operator's neutral element."""
+    """The operand that an operation returns unchanged because the other operand is neutral.
+
+    `number` is the neutral number, such as 1 for `mul`. Unless `commutative`, only the second
+    operand may be neutral. None if no operand is neutral, or the result has another shape or type.
+    """
     left, right = node.inputs
     if _filled_with(rewriter, right, number):
         return left if _same(rewriter, left, node) else None
@@ -89,9 +93,10 @@ def _merge_constants(
 
 
 def _rounded(numbers: np.ndarray, dtype: np.dtype) -> np.ndarray | None:
-    """Round float64 values to a narrower type; None if one overflows it or becomes subnormal.
+    """Round float64 values to a narrower type.
 
-    Such a value keeps few of its digits, or none.
+    None if a value overflows the narrower type or is subnormal in it, because it would lose most or
+    all of its digits.
     """
     with np.errstate(over="ignore"):
         rounded = numbers.astype(dtype)
@@ -113,8 +118,11 @@ def _mul(rewriter: Rewriter, node: Node) -> str | None:
 
 
 def _scale_before_shift(rewriter: Rewriter, node: Node) -> str | None:
-    """`(x + c) * d` -> `x * d + c * d`, if a constant in the computation of x can absorb the
-    scale."""
+    """Rewrite `(x + c) * d` as `x * d + c * d`, with constants c and d.
+
+    This is done only if x is a product with a constant, or a `conv` or `matmul` with constant
+    weights. Another rule then folds d into this constant.
+    """
     for value, outer in (node.inputs, node.inputs[::-1]):
         inner, factor = rewriter.producer(value, "add"), rewriter.array(outer)
         if inner is None or factor is None or not rewriter.used_once(value):
@@ -208,7 +216,7 @@ def _min(rewriter: Rewriter, node: Node) -> str | None:
 
 
 def _clip(rewriter: Rewriter, node: Node) -> str | None:
-    """Clips and a relu under a clip become one clip; a clip at 0 alone is a relu."""
+    """Simplify a clip: merge it with a clip or relu before it, or replace a clip at 0 by a relu."""
     low, high = optional(node.attrs, "min"), optional(node.attrs, "max")
     x = node.inputs[0]
     if low is None and high is None:

@@ -8,11 +8,12 @@ Before:                                         After:
     %5 = softmax(%4)
     %7 = matmul(%5, %v)
 
-A mask that hides the keys after each query, constant or counted, becomes `causal`; `c tanh(x / c)`
-under the mask becomes `softcap`. Leading dimensions become batch and heads.
+A mask that hides the keys after each query becomes the attribute `causal`. Such a mask is a
+constant, or computed by a comparison of positions (`causal_masks`). `c tanh(x / c)` before the mask
+is added becomes `softcap`. Leading dimensions become batch and heads.
 
 A query whose keys are all hidden (a mask of -inf) gets zeros, where softmax alone would give NaN.
-ONNX's Attention and PyTorch write a `where` for that, which the operator replaces.
+ONNX's Attention and PyTorch add a `where` for this purpose, which the operator replaces.
 
 Vaswani et al., "Attention Is All You Need" (2017); also called scaled_dot_product_attention
 (PyTorch) or Attention (ONNX opset 23).
@@ -48,10 +49,15 @@ def attention(graph: Graph) -> Graph:
 
 @dataclass(frozen=True, slots=True)
 class _Mask:
-    """A value added to scores of `rank` dimensions; `factor` multiplies the sum afterwards.
+    """A mask of attention scores: a value that is added to them, or a condition of a `where`.
 
-    With `fill`, the mask is a `where` that selects it instead of the scores: `value` is its
-    condition, which is true for visible scores if `seen`, and for hidden ones otherwise.
+    Attributes:
+        value: the value that is added to the scores, or the condition.
+        factor: a number by which the model multiplies the masked scores afterwards.
+        rank: the number of dimensions of the scores.
+        fill: the number that a `where` selects instead of hidden scores; None if the mask is added.
+        seen: whether the condition is true for visible scores; otherwise it is true for hidden
+            ones.
     """
 
     value: str
@@ -63,7 +69,10 @@ class _Mask:
 
 @dataclass(slots=True)
 class _Scores:
-    """The operations between the first product and the softmax, read from the softmax upwards."""
+    """The operations between the product of queries and keys, and the softmax.
+
+    They are collected from the softmax backwards.
+    """
 
     scale: float = 1.0
     softcap: float = 0.0
@@ -98,10 +107,14 @@ def _recognise(rewriter: Rewriter, node: Node) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class _Guard:
-    """A `where` that gives a query without visible keys weights of zero, like the operator itself.
+    """A `where` that sets the weights of a query without visible keys to zero.
 
-    `judged` is the mask that it tests for such queries; None if it tests the weights, or if its
-    condition is constant.
+    The attention operator does the same, so the `where` can be removed.
+
+    Attributes:
+        weights: the result of the softmax.
+        judged: the mask by which the `where` finds such queries. None if it tests the weights for
+            NaN, or if its condition is constant.
     """
 
     weights: str
@@ -140,7 +153,10 @@ def _guard(rewriter: Rewriter, value: str) -> _Guard | None:
 
 
 def _unviewed(rewriter: Rewriter, value: str) -> str:
-    """The value before a reshape of leading dimensions, if the reshape has no other reader."""
+    """The operand of a reshape that changes only leading dimensions, and has no other reader.
+
+    Other values are returned unchanged.
+    """
     view = rewriter.producer(value, "reshape")
     if view is None or rewriter.shape(view.inputs[0])[-2:] != rewriter.shape(value)[-2:]:
         return value
@@ -154,7 +170,11 @@ def _is_last_axis(rewriter: Rewriter, softmax: Node) -> bool:
 
 
 def _product(rewriter: Rewriter, value: str, found: _Scores) -> Node | None:
-    """The matrix product that computes the scores; later operations are recorded in `found`."""
+    """The product of queries and keys that computes the scores `value`.
+
+    The operations after the product, such as scales and masks, are recorded in `found`. Returns
+    None if another operation lies between.
+    """
     while rewriter.used_once(value):
         node, shape = rewriter.producer(value), rewriter.shape(value)
         if node is None or len(shape) < 2:
@@ -190,7 +210,11 @@ def _scaled(rewriter: Rewriter, node: Node, found: _Scores) -> str | None:
 
 
 def _factor(rewriter: Rewriter, node: Node) -> tuple[str, float]:
-    """`x * c` or `x / c` as (x, factor); for other nodes the node's own output and 1."""
+    """Split a `mul` or `div` by a number into the other operand and a factor.
+
+    `x * c` gives (x, c) and `x / c` gives (x, 1 / c). Other nodes give their own result and the
+    factor 1.
+    """
     left, right = node.inputs
     for value, other in ((left, right), (right, left)):
         factor = rewriter.scalar(other)
@@ -204,7 +228,11 @@ def _factor(rewriter: Rewriter, node: Node) -> tuple[str, float]:
 
 
 def _unscaled(rewriter: Rewriter, value: str) -> tuple[str, float]:
-    """An operand of the first product without its scale; also behind a transpose."""
+    """Remove the scale from an operand of the product of queries and keys.
+
+    Returns the operand without the scale, and the factor. The scale of the keys must be applied
+    after their transpose.
+    """
     node = rewriter.producer(value)
     if node is None or node.op not in ("mul", "div"):
         return value, 1.0
@@ -223,12 +251,16 @@ def _masked(rewriter: Rewriter, node: Node, found: _Scores) -> str | None:
 
 
 def _leads_to_product(rewriter: Rewriter, value: str) -> bool:
-    """Whether `_product` finds a matrix product before a value."""
+    """Whether a value is computed from a product of queries and keys by operations of attention."""
     return _product(rewriter, value, _Scores()) is not None
 
 
 def _selected(rewriter: Rewriter, node: Node, found: _Scores) -> str | None:
-    """Read `where(seen, x, c)`, with a c that hides, as a mask."""
+    """Record `where(seen, x, c)` as a mask in `found`, and return x.
+
+    The number c must be so low that it hides a key (HIDDEN), else the result is None. The two
+    results of the `where` may also be swapped.
+    """
     seen, chosen, other = node.inputs
     shape = rewriter.shape(node.outputs[0])
     if found.softcap:
@@ -243,7 +275,7 @@ def _selected(rewriter: Rewriter, node: Node, found: _Scores) -> str | None:
 
 
 def _added(rewriter: Rewriter, mask: _Mask, low: float) -> _Mask:
-    """`where(seen, x, c)` as `x + where(seen, 0, low)`."""
+    """Convert the mask `where(seen, x, c)` to the sum `x + where(seen, 0, low)`."""
     known = rewriter.array(mask.value)
     numbers = [np.array(end, np.float32) for end in _ends(mask, 0.0, low)]
     if known is not None:
@@ -255,8 +287,11 @@ def _added(rewriter: Rewriter, mask: _Mask, low: float) -> _Mask:
 
 
 def _shows_all(rewriter: Rewriter, mask: _Mask) -> bool:
-    """Whether a mask is known to hide no key. Otherwise it may hide all past keys, and a query then
-    weighs future keys as the model does."""
+    """Whether a mask is an added constant that hides no key.
+
+    Another mask may hide all past keys of a query. With a finite mask value, the query then gives
+    weight to future keys, which the attribute `causal` would not allow.
+    """
     known = rewriter.array(mask.value)
     return mask.fill is None and known is not None and bool((known > HIDDEN).all())
 
@@ -272,7 +307,10 @@ def _lowest(fill: float, added: bool) -> float:
 
 
 def _least(low: float) -> float:
-    """The least multiple of a number that hides: finite if the number is."""
+    """The lower limit for multiples of a number that hides a key.
+
+    The smallest float32 if the number is finite, else the number itself, -inf.
+    """
     return float(np.finfo(np.float32).min) if np.isfinite(low) else low
 
 
@@ -280,14 +318,21 @@ T = TypeVar("T")
 
 
 def _ends(mask: _Mask, seen: T, hidden: T) -> tuple[T, T]:
-    """The values that a mask's condition selects."""
+    """The two values of a mask's `where`, in the order of its operands.
+
+    `seen` is the value for visible scores, and `hidden` the value for hidden scores.
+    """
     return (seen, hidden) if mask.seen else (hidden, seen)
 
 
 def _emit(
     rewriter: Rewriter, node: Node, query: str, transposed: str, value: str, found: _Scores
 ) -> str | None:
-    """The operator on four dimensions, its result in the shape of the second product."""
+    """Emit the attention operator, and return its result in the shape of the original result.
+
+    `node` is the product of weights and values. Returns None if the operands cannot be viewed in
+    four dimensions (batch, heads, rows, columns).
+    """
     heads = _batch_and_heads(rewriter, query, found.leading)
     key_heads = _batch_and_heads(rewriter, transposed, found.leading)
     if heads is None or key_heads is None or key_heads not in (heads, (heads[0], 1)):
@@ -350,7 +395,11 @@ def _emit(
 def _batch_and_heads(
     rewriter: Rewriter, operand: str, scores: tuple[int, ...]
 ) -> tuple[int, int] | None:
-    """Batch and heads of an operand: its leading dimensions, split like the scores if possible."""
+    """The batch and the number of heads of an operand, from its leading dimensions.
+
+    If the scores split the same dimensions further, their leading dimensions are used. None if
+    there are more than two.
+    """
     own = rewriter.shape(operand)[:-2]
     chosen = scores if len(scores) > len(own) and prod(scores) == prod(own) else own
     if len(chosen) > 2:
@@ -367,9 +416,9 @@ def _in_heads(rewriter: Rewriter, value: str, heads: tuple[int, int]) -> str:
 
 
 def _in_scores(rewriter: Rewriter, mask: _Mask, heads: tuple[int, int]) -> str | None:
-    """The mask's value, reshaped to broadcast to (batch, heads, queries, keys).
+    """A mask's value, reshaped to broadcast to (batch, heads, queries, keys).
 
-    None if the first of its three dimensions is neither 1 nor batch times heads.
+    None if the value has three dimensions, and the first is neither 1 nor batch times heads.
     """
     value, shape = mask.value, rewriter.shape(mask.value)
     if mask.rank == 3 == len(shape) and shape[0] != 1 and heads[0] != 1:
@@ -378,7 +427,10 @@ def _in_scores(rewriter: Rewriter, mask: _Mask, heads: tuple[int, int]) -> str |
 
 
 def _mask_in_heads(rewriter: Rewriter, mask: _Mask, heads: tuple[int, int]) -> str | None:
-    """The same, times its factor."""
+    """A mask's value, multiplied by its factor, for scores of (batch, heads, queries, keys).
+
+    None if it cannot be reshaped to them (`_in_scores`).
+    """
     value = _in_scores(rewriter, mask, heads)
     if value is None or mask.factor == 1.0:
         return value

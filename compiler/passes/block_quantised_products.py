@@ -32,7 +32,13 @@ def block_quantised_products(graph: Graph) -> Graph:
 
 @dataclass(frozen=True, slots=True)
 class _Weight:
-    """`(values - zero) * scale`: unsigned (N, K), and (N, K / block) of each parameter."""
+    """A block-scaled weight of K rows and N columns, transposed: `(values - zero) * scale`.
+
+    Attributes:
+        values: unsigned integers of shape (N, K).
+        scale, zero: the scale and zero point of each block, of shape (N, K / block).
+        packing: the number of bits and the block size.
+    """
 
     values: np.ndarray
     scale: np.ndarray
@@ -69,7 +75,10 @@ def _product(rewriter: Rewriter, node: Node) -> str | None:
 
 
 def _weight(rewriter: Rewriter, value: str, *, along_rows: bool) -> _Weight | None:
-    """A matrix as a block-scaled weight; its blocks lie `along_rows` or down the columns."""
+    """Recognise a matrix that is dequantised from a block-scaled constant; None for others.
+
+    Blocks divide the rows if `along_rows`, else the columns.
+    """
     node = rewriter.producer(value)
     if node is not None and node.op == "transpose" and ints(node.attrs, "perm") == (1, 0):
         return _weight(rewriter, node.inputs[0], along_rows=not along_rows)
@@ -93,7 +102,10 @@ def _weight(rewriter: Rewriter, value: str, *, along_rows: bool) -> _Weight | No
 
 
 def _integers(rewriter: Rewriter, value: str) -> tuple[np.ndarray, np.ndarray] | None:
-    """Return stored 8-bit integers and their zero point, from `int32(stored) - zero`."""
+    """Split `int32(stored) - zero` into constant 8-bit integers and their zero point.
+
+    None for any other value.
+    """
     found = shifted(rewriter, value)
     if found is None or rewriter.type(found[0]).dtype not in INT8_TYPES:
         return None
@@ -105,7 +117,11 @@ def _integers(rewriter: Rewriter, value: str) -> tuple[np.ndarray, np.ndarray] |
 def _unsigned(
     stored: np.ndarray, scale: np.ndarray, zero: np.ndarray, *, along_rows: bool
 ) -> _Weight | None:
-    """Return rows (N, K) of unsigned 4-bit integers, or of 8-bit ones if necessary."""
+    """Convert a block-scaled constant to a `_Weight` of unsigned 4-bit integers.
+
+    8-bit integers are used if a value does not fit in 4 bits. None if the block size is not
+    supported.
+    """
     signed = stored.dtype == np.int8
     low, high = (min(int(stored.min()), int(zero.min())), max(int(stored.max()), int(zero.max())))
     narrow = low >= -8 and high <= (7 if signed else 15)

@@ -1,12 +1,12 @@
-"""Optimise bodies of control flow as separate graphs, and remove unused captures.
+"""Optimise the bodies of control-flow nodes, and remove captured values that they do not read.
 
 Before:                                         After:
     %2 = loop(n, go, x, c0, %1) {...}               %2 = loop(n, go, x) {...}
       input state.0, capture.0, capture.1             input state.0
       output on, mul(state.0, capture.0)              output on, mul(state.0, c0)
 
-A captured constant becomes a constant of the body, so that kernels can pack it. Values that a body
-does not read are no longer captured. The pipeline's passes then run on each body.
+A captured constant becomes a constant of the body, so that kernels can pack it. The pipeline's
+passes then run on each body as a separate graph.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from tilewright.compiler.ops.attributes import integer
 
 
 def optimise_bodies(graph: Graph, optimise: Callable[[Graph, bool], Graph]) -> Graph:
-    """Optimise the bodies of all nodes as separate graphs.
+    """Optimise the bodies of all control-flow nodes as separate graphs.
 
-    `optimise` receives a body, and whether it belongs to a loop; it returns the optimised body. The
-    graph itself only loses operands that no body reads.
+    `optimise` receives a body, and whether it is the body of a loop; it returns the optimised body.
+    The surrounding graph changes only in one way: captured values that no body reads are removed.
     """
     if not any(node.bodies for node in graph.nodes):
         return graph
@@ -38,14 +38,16 @@ def optimise_bodies(graph: Graph, optimise: Callable[[Graph, bool], Graph]) -> G
 
 
 def _first_capture(node: Node) -> tuple[int, int]:
-    """The first captured value: its position among the node's operands, and among a body's
-    inputs."""
+    """The positions of a node's first captured value among its operands and its bodies' inputs."""
     states = integer(node.attrs, "states", 0)
     return (2 + states, 1 + states) if node.op == "loop" else (1, 0)
 
 
 def _with_constants(graph: Graph, node: Node) -> list[Graph]:
-    """The bodies, each with copies of the constants that it captures."""
+    """The bodies of a node, with captured constants copied into them.
+
+    The inputs for these constants remain, but are no longer read.
+    """
     operands, inputs = _first_capture(node)
     bodies = []
     for body in node.bodies:
@@ -64,7 +66,7 @@ def _with_constants(graph: Graph, node: Node) -> list[Graph]:
 
 
 def _without_unread(node: Node, bodies: Sequence[Graph]) -> Node:
-    """The node without the captured values that no body reads."""
+    """The node with the optimised `bodies`, without the captured values that no body reads."""
     own, inner = _first_capture(node)
     read = [
         any(b.consumers(name) or name in b.outputs for b, name in zip(bodies, names, strict=True))

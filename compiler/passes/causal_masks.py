@@ -34,10 +34,11 @@ class Count:
 
 
 def is_causal_mask(rewriter: Rewriter, mask: str, past: int, hidden: float) -> bool:
-    """Whether a mask is at most `hidden` where key j is after query i (j > i + past), and otherwise
-    0.
+    """Whether a mask hides exactly the keys after each query.
 
-    The shape of the mask is (queries, keys), optionally with leading dimensions of extent 1.
+    Such a mask has the value 0 if j <= i + past, for key j and query i, and one value of at most
+    `hidden` for all other keys. Its shape is (queries, keys), optionally with leading dimensions of
+    extent 1.
     """
     node, shape = rewriter.producer(_unexpanded(rewriter, mask), "where"), rewriter.shape(mask)
     if node is None or len(shape) < 2 or any(extent != 1 for extent in shape[:-2]):
@@ -54,9 +55,10 @@ def is_causal_mask(rewriter: Rewriter, mask: str, past: int, hidden: float) -> b
 
 
 def _is_ahead(rewriter: Rewriter, condition: str, past: int, *, single: bool) -> bool | None:
-    """True if a condition holds for j > i + past, False if it holds for j <= i + past; else None.
+    """Whether a condition is true exactly for key positions j > i + past, for query position i.
 
-    A `single` query has one position, an integer or a dynamic size.
+    False if it is true exactly for j <= i + past; None for any other condition. If there is a
+    `single` query, its position is a constant or a dynamic size.
     """
     node = rewriter.producer(_unexpanded(rewriter, condition))
     if node is None:
@@ -93,9 +95,10 @@ def _placed(rewriter: Rewriter, value: str, *, single: bool) -> Count | None:
 
 
 def counted(rewriter: Rewriter, value: str) -> Count | None:
-    """Recognise a value that counts positions: an iota, or a slice of a constant range, shifted.
+    """Recognise a value whose elements are consecutive positions along one dimension.
 
-    Return None for any other value.
+    This is an iota or a slice of a constant range; casts, reshapes, and sums with a number or size
+    may follow. None for any other value.
     """
     node = rewriter.producer(value)
     # smaller integers wrap around, and floats round
@@ -121,7 +124,10 @@ def counted(rewriter: Rewriter, value: str) -> Count | None:
 
 
 def _part(rewriter: Rewriter, node: Node) -> Count | None:
-    """A slice of a constant range that contains all possible positions of the model."""
+    """The count in a slice of a constant range, such as the table of all positions of a model.
+
+    None if the constant does not increase by 1, or the slice has another step.
+    """
     table = rewriter.array(node.inputs[0])
     if table is None or table.ndim != 1 or table.dtype.kind not in "iu" or table.size == 0:
         return None
@@ -131,7 +137,7 @@ def _part(rewriter: Rewriter, node: Node) -> Count | None:
 
 
 def _reshaped(rewriter: Rewriter, node: Node) -> Count | None:
-    """A reshape may add or remove dimensions of extent 1 around the counted one."""
+    """The count in a reshape that adds or removes dimensions of extent 1; None for others."""
     inner = counted(rewriter, node.inputs[0])
     shapes = rewriter.shape(node.inputs[0]), rewriter.shape(node.outputs[0])
     if inner is None or any(sum(extent != 1 for extent in shape) != 1 for shape in shapes):
@@ -141,7 +147,7 @@ def _reshaped(rewriter: Rewriter, node: Node) -> Count | None:
 
 
 def _moved(rewriter: Rewriter, node: Node) -> Count | None:
-    """A count plus, or minus, a size or number."""
+    """The count in a sum or difference of a count and a constant or size; None for others."""
     left, right = node.inputs
     pairs = ((left, right), (right, left)) if node.op == "add" else ((left, right),)
     for value, other in pairs:
