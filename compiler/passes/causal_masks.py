@@ -159,7 +159,10 @@ def _moved(rewriter: Rewriter, node: Node) -> Count | None:
 
 
 def _whole(rewriter: Rewriter, value: str) -> int | None:
-    """The single integer or size that a value holds."""
+    """The only element of an int32 or int64 value, if it is a constant or a dynamic size.
+
+    None for any other value.
+    """
     if any(extent != 1 for extent in rewriter.shape(value)):
         return None
     array = rewriter.array(value)
@@ -176,7 +179,10 @@ def _number(rewriter: Rewriter, value: str) -> float | None:
 
 
 def _unexpanded(rewriter: Rewriter, value: str) -> str:
-    """The value before operators that add and repeat leading dimensions of extent 1."""
+    """The operand of operators that only add leading dimensions of extent 1 or repeat elements.
+
+    Other values are returned unchanged.
+    """
     while (node := rewriter.producer(value)) is not None:
         inner, shape = rewriter.shape(node.inputs[0]) if node.inputs else (), rewriter.shape(value)
         leads = node.op == "reshape" and (1,) * (len(shape) - len(inner)) + inner == shape

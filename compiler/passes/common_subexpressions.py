@@ -73,7 +73,10 @@ def _sample(array: np.ndarray) -> bytes:
 
 
 def _same_bytes(first: np.ndarray, second: np.ndarray) -> bool:
-    """Bit for bit: NaN equals itself, and 0.0 is not -0.0."""
+    """Whether two arrays have the same bytes.
+
+    A NaN equals a NaN with the same bits, and 0.0 differs from -0.0.
+    """
     if first is second:
         return True
     left, right = (np.ascontiguousarray(a).reshape(-1).view(np.uint8) for a in (first, second))

@@ -26,7 +26,15 @@ def dead_taps(graph: Graph) -> Graph:
 
 @dataclass(frozen=True, slots=True)
 class _Axis:
-    """One dimension of a window: its taps, and the input that it slides over."""
+    """One spatial dimension of a convolution.
+
+    Attributes:
+        taps: the size of the window.
+        stride, dilation: the attributes of the convolution.
+        before, after: the padding at both ends.
+        extent: the extent of the input without padding.
+        outputs: the extent of the output.
+    """
 
     taps: int
     stride: int
@@ -43,8 +51,11 @@ class _Axis:
         )
 
     def cut(self) -> tuple[int, _Axis] | None:
-        """The first tap that is kept, and the axis with only the kept taps; None if none can be
-        removed."""
+        """Remove the dead taps at both ends of the window.
+
+        Returns the position of the first remaining tap, and the dimension with the remaining taps
+        only. None if no tap can be removed.
+        """
         living = [tap for tap in range(self.taps) if self._lives(tap)]
         if not living or len(living) == self.taps:
             return None

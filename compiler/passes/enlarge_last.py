@@ -63,7 +63,10 @@ def _rule(rewriter: Rewriter, node: Node) -> str | None:
 
 
 def _pieces(rewriter: Rewriter, value: str) -> Sequence[str]:
-    """The values that are concatenated along the channels of an image."""
+    """The operands of a concatenation along the channels of an image.
+
+    For any other value, the value alone.
+    """
     node = rewriter.producer(value, "concat")
     if node is None or not rewriter.used_once(value):
         return (value,)
@@ -72,7 +75,11 @@ def _pieces(rewriter: Rewriter, value: str) -> Sequence[str]:
 
 
 def _enlarged(rewriter: Rewriter, value: str, filters: int) -> Node | None:
-    """The interpolation that computes a value, if moving it after the convolution saves work."""
+    """The interpolation that computes an image, if it is worth moving after the convolution.
+
+    It must have no other reader and weights that sum to 1, and the move must save arithmetic for a
+    convolution with this number of filters. None otherwise.
+    """
     node = rewriter.producer(value, "interpolate")
     if node is None or not rewriter.used_once(value) or min(ints(node.attrs, "axes")) < 2:
         return None
@@ -94,7 +101,17 @@ def _mixed(
     columns: Sequence[np.ndarray],
     bias: Sequence[str],
 ) -> str:
-    """The convolution of some pieces, with the corresponding columns of the weights."""
+    """Emit the part of a pointwise convolution that reads some of the concatenated images.
+
+    Args:
+        rewriter: the graph under construction.
+        conv: the original convolution.
+        enlarged: the interpolation to apply after the convolution; None to convolve `values` as
+            they are.
+        values: the images, if `enlarged` is None.
+        columns: the columns of the weights that belong to the images.
+        bias: the bias, if this part adds it.
+    """
     if enlarged is not None:
         (x, *table) = enlarged.inputs
     else:

@@ -1,5 +1,4 @@
-"""Recognition of sums, and of values derived from them, that stay float32 when `mixed_precision`
-stores others.
+"""Values that must stay float32 because they are sums of squares or products, or derived from them.
 
 Before:                                     After:
     %1 = matmul(%0, w)                          the same: %2 and %3 reach memory as float32,
@@ -7,9 +6,10 @@ Before:                                     After:
     %3 = reduce_sum(%2)
     %4 = div(%1, sqrt(%3))
 
-A norm consists of several operators, and kernels may end between them. Its squares and sums may
-exceed float16, whose largest number is 65504, even if the norm itself is of ordinary size.
-Moreover, the deviations from a rounded mean no longer add up to zero.
+The pass `mixed_precision` stores other values in 16 bits. A norm consists of several operators, and
+kernels may end between them. Its squares and sums may exceed float16, whose largest number is
+65504, even if the norm itself is of ordinary size. Moreover, the deviations from a rounded mean no
+longer add up to zero.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ _SPREADS = (
 
 
 def float32_sums(graph: Graph, groups: Sequence[Group]) -> set[str]:
-    """Return the outputs of `groups` that are squares, sums or means, or whose size these
-    determine.
+    """Return the outputs of `groups` that must be stored as float32.
 
-    Roots, quotients of two such values, and functions such as `log` and `tanh` end the dependence.
-    A product of two values counts too if all its readers are sums.
+    These are squares, sums and means, and values that may be as large because they are computed
+    from them. Roots, quotients of two such values, and functions such as `log` and `tanh` have
+    results of ordinary size. A product of two values must also stay float32 if only sums read it.
     """
     large = _large(graph)
     summed = {group.output for group in groups if _sums(group)}
@@ -65,12 +65,15 @@ def float32_sums(graph: Graph, groups: Sequence[Group]) -> set[str]:
 
 
 def _is_product(graph: Graph, node: Node) -> bool:
-    """Whether a node multiplies two values of any size; a gate or a constant does not count."""
+    """Whether a node multiplies two values, neither of which is a constant or bounded."""
     return node.op == "mul" and not any(_is_bounded(graph, value) for value in node.inputs)
 
 
 def _is_bounded(graph: Graph, value: str) -> bool:
-    """Whether a value is a gate, possibly scaled, or a constant."""
+    """Whether a value is a constant, or a bounded activation such as a sigmoid.
+
+    The activation may be multiplied or divided by constants.
+    """
     node = graph.producer(value)
     while node is not None and node.op in ("mul", "div"):
         varying = [operand for operand in node.inputs if operand not in graph.constants]
@@ -85,7 +88,10 @@ def _sums(group: Group) -> bool:
 
 
 def _large(graph: Graph) -> set[str]:
-    """Values that depend on squares or sums, except through roots or quotients."""
+    """Values that may exceed float16 because they are squares or sums, or computed from these.
+
+    Roots, and quotients of two such values, are not included.
+    """
     large: set[str] = set()
     for node in graph.nodes:
         operands = [value in large for value in node.inputs]
@@ -106,6 +112,6 @@ def _is_square(graph: Graph, node: Node) -> bool:
 
 
 def _is_root(graph: Graph, node: Node) -> bool:
-    """Whether it is a power with a known exponent of at most 1."""
+    """Whether a node is a power with a constant exponent of at most 1."""
     exponent = graph.constants.get(node.inputs[1]) if node.op == "pow" else None
     return exponent is not None and bool((exponent <= 1).all())

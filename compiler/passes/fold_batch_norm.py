@@ -49,7 +49,10 @@ def _fold(rewriter: Rewriter, node: Node) -> str | None:
 
 
 def _composed(rewriter: Rewriter, node: Node) -> str:
-    """With statistics computed at run time: (x - mean) * (scale / sqrt(var + eps)) + shift."""
+    """Compute a batch normalisation by elementwise operators: its statistics are not constants.
+
+    The result is (x - mean) * (scale / sqrt(var + epsilon)) + shift.
+    """
     value = node.inputs[0]
     rank, dtype = len(rewriter.shape(value)), rewriter.type(value).dtype.numpy
     scale, shift, mean, variance = (

@@ -79,8 +79,10 @@ def _recognise(rewriter: Rewriter, node: Node) -> str | None:
 
 
 def _factors(rewriter: Rewriter, node: Node) -> list[str]:
-    """The operands of `(a * b) * c`, if the node has this form and one operand is a number; else
-    the node's own."""
+    """The three factors of `(a * b) * c`, if at least one of them is a constant number.
+
+    For any other node, its two operands.
+    """
     left, right = node.inputs
     for value, other in ((left, right), (right, left)):
         inner = rewriter.producer(value, "mul")

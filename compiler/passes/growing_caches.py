@@ -62,8 +62,12 @@ def growing_caches(graph: Graph) -> tuple[Graph, tuple[Growth, ...]]:
         )
 
     def positions(outer: int, capacity: int, start: int, count: int) -> str:
-        """The positions of `count` rows after `start` ones, in each of `outer` blocks of
-        `capacity`."""
+        """Emit the flat positions at which new rows are written to a buffer.
+
+        The buffer consists of `outer` blocks of `capacity` rows. In each block, `count` rows are
+        written after the first `start` rows. The result is shared between buffers of the same
+        sizes.
+        """
         key = (outer, capacity, start, count)
         if key not in places:
             kind = TensorType(DType.INT64, (outer, count))
@@ -76,7 +80,7 @@ def growing_caches(graph: Graph) -> tuple[Graph, tuple[Growth, ...]]:
         return places[key]
 
     def rows_of(value: str, shape: tuple[int, ...]) -> str:
-        """The caller's part of a buffer."""
+        """Emit a slice of a buffer that excludes its slack capacity and has the given shape."""
         rank, kind = len(shape), TensorType(types[value].dtype, shape)
         begin, steps = (0,) * rank, (1,) * rank
         return emit(
@@ -113,7 +117,10 @@ def growing_caches(graph: Graph) -> tuple[Graph, tuple[Growth, ...]]:
 
 
 def _grown(graph: Graph) -> dict[str, Node]:
-    """The concatenations that extend an input to an output, by their output; each input once."""
+    """The concatenations that append new rows to an input and are an output, by their output.
+
+    If an input is extended by several concatenations, only the first one counts.
+    """
     found: dict[str, Node] = {}
     taken: set[str] = set()
     for node in graph.nodes:

@@ -6,8 +6,9 @@ Before:                                     After:
     %2 = matmul(%1, %9)
 
 Each matrix holds int8 or uint8 values minus a zero point. As in `integer_products`, the right
-factor is int8, and the left one has the target's type. No sum is known at compile time, so that
-sums of rows and columns are computed at run time. `quantised_activation_products` does the same for
+factor is int8, and the left factor has the type that the target multiplies. The corrections contain
+sums of the rows of the left factor and of the columns of the right one. Both are computed at run
+time, because neither matrix is a constant. `quantised_activation_products` does the same for
 factors with scales.
 """
 
@@ -48,12 +49,11 @@ def integer_activation_products(graph: Graph, factor: IntegerFactor = unsigned) 
 def activation_product(
     rewriter: Rewriter, node: Node, *, scaled: bool, factor: IntegerFactor
 ) -> str | None:
-    """Emit a product of two `IntegerSource`s as an 8-bit product with int32 sums, and return its
-    value.
+    """Emit a product of two `IntegerSource`s as an 8-bit product with int32 sums.
 
-    The result is None if the node is not such a product. If `scaled`, both factors must have a
-    scale; otherwise neither may have one. `factor` maps a stored type to the type in which the
-    target multiplies the left factor.
+    Returns the name of the result, or None if the node is not such a product. If `scaled`, both
+    factors must have a scale; otherwise neither may have one. `factor` maps a stored type to the
+    type in which the target multiplies the left factor.
     """
     if node.op != "matmul" or len(node.inputs) > 2 or node.attr("accumulator") is not None:
         return None
@@ -83,12 +83,12 @@ def activation_product(
 
 
 def _signed(stored: DType) -> DType:
-    """The type of second factors."""
+    """The type in which a right factor is multiplied: int8 for all stored types."""
     return DType.INT8
 
 
 def _are_matrices(rewriter: Rewriter, *sides: IntegerSource) -> bool:
-    """Whether both are matrices, each with one zero point and at most one scale."""
+    """Whether all sources are matrices with a zero point of one element, and at most one scale."""
     ranks = [len(rewriter.shape(side.value)) for side in sides]
     single = [side.scale is None or not side.scale.ndim for side in sides]
     zeros = [number_of(rewriter, side.zero) is not None for side in sides]
@@ -96,13 +96,15 @@ def _are_matrices(rewriter: Rewriter, *sides: IntegerSource) -> bool:
 
 
 def _moving(rewriter: Rewriter, source: IntegerSource) -> str | None:
-    """The zero point, or None if it is zero."""
+    """The name of a source's zero point; None if it is zero or missing."""
     return source.zero if number_of(rewriter, source.zero) != 0 else None
 
 
 def _sums(rewriter: Rewriter, value: str, zero: str | None, axis: int, factor: str) -> str:
-    """Emit `factor` times the sums of 8-bit integers minus a zero point, along one of the last two
-    dims."""
+    """Emit the sums of `value - zero` along one of the last two dimensions, times `factor`.
+
+    `value` has 8-bit elements, and the sums are int32. `axis` is -1 or -2.
+    """
     wide = rewriter.emit("cast", [value], {"to": DType.INT32.value})
     if zero is not None:
         wide = rewriter.emit("sub", [wide, zero])

@@ -65,12 +65,11 @@ def integer_products(graph: Graph, factor: IntegerFactor = unsigned) -> Graph:
 def integer_product(
     rewriter: Rewriter, node: Node, *, scaled: bool, factor: IntegerFactor
 ) -> str | None:
-    """Emit a product of an `IntegerSource` and a constant weight as an 8-bit or 16-bit integer
-    product.
+    """Emit a product of an `IntegerSource` and a constant weight as a product of integers.
 
-    Return its value, or None if the node is not such a product. If `scaled`, both factors must have
-    a scale; otherwise neither may have one. `factor` maps a stored type to the type in which the
-    target multiplies it.
+    The integers have 8 or 16 bits. Returns the name of the result, or None if the node is not such
+    a product. If `scaled`, both factors must have a scale; otherwise neither may have one. `factor`
+    maps a stored type to the type in which the target multiplies it.
     """
     if node.op not in ("matmul", "gemm", "conv") or node.attr("accumulator") is not None:
         return None
@@ -109,7 +108,11 @@ def integer_product(
 def _of_filters(
     scale: np.ndarray, node: Node, weight: Weight, tail: tuple[int, ...]
 ) -> np.ndarray | None:
-    """The scale of a source for each filter; None if a filter has channels of several scales."""
+    """The scales of a convolution's input, arranged by filter to scale the convolution's result.
+
+    None if a filter reads channels with several scales, so that its sum cannot be scaled
+    afterwards.
+    """
     if not scale.ndim:
         return scale
     filters, channels = len(weight.values), scale.shape[0]
@@ -139,7 +142,7 @@ def _factors(gemm: Node) -> tuple[float, float]:
 
 
 def _column(rewriter: Rewriter, value: str, tail: tuple[int, ...]) -> str:
-    """A bias, reshaped to broadcast over the trailing dimensions."""
+    """Reshape a bias to broadcast over trailing dimensions; `tail` has a 1 for each of them."""
     if not tail:
         return value
     array, shape = rewriter.array(value), (*rewriter.shape(value), *tail)
@@ -154,7 +157,10 @@ def _column(rewriter: Rewriter, value: str, tail: tuple[int, ...]) -> str:
 def _multiplied(
     rewriter: Rewriter, name: str, source: IntegerSource, weight: Weight, factor: IntegerFactor
 ) -> str | None:
-    """sum over k of (a[m, k] - zero) * w[k, n], in int32."""
+    """Emit the int32 matrix product of (a - zero) and an integer weight, and return its name.
+
+    None if the product cannot be computed exactly with the stored integers.
+    """
     values = weight.values.astype(np.int64)
     if values.ndim < 2 or len(rewriter.shape(source.value)) < 2 or not values.size:
         return None
@@ -190,7 +196,10 @@ def _multiplied(
 def _convolved(
     rewriter: Rewriter, node: Node, source: IntegerSource, weight: Weight, factor: IntegerFactor
 ) -> str | None:
-    """The convolution of (x - zero) with w, in int32."""
+    """Emit the int32 convolution of (x - zero) with an integer weight, and return its name.
+
+    None if it cannot be computed exactly with the stored integers, or if floats are faster.
+    """
     values, x = weight.values.astype(np.int64), source.value
     channels, group = values.shape[1], integer(node.attrs, "group", 1)
     missing = max(0, _LEAST_CHANNELS - channels) if group == 1 else 0
@@ -233,15 +242,21 @@ def _convolved(
 
 
 def _are_small(values: np.ndarray, group: int) -> bool:
-    """Whether groups are so small that floats are faster than a second convolution for sums: 3
-    times as fast for 32 groups of 8 by 8 channels; 0.6 of the speed for 16 groups of 16 by 16."""
+    """Whether the groups of a convolution are so small that float32 is faster than integers.
+
+    The integers need a second convolution for the sums of the windows. float32 ran at 3 times the
+    speed of integers for 32 groups of 8 by 8 channels, and at 0.6 of it for 16 groups of 16 by 16.
+    """
     return bool(min(len(values) // group, values.shape[1]) < _LEAST_GROUP)
 
 
 def _has_faster_floats(conv: Node, values: np.ndarray, group: int) -> bool:
-    """Whether floats are faster, because Winograd's algorithm applies, or because a single channel
-    has no pairs: a 3x3 convolution of pairs of 16 bits ran at 0.64 of Winograd's speed, others at
-    1.4 to 1.8 of floats'."""
+    """Whether a convolution is faster in float32 than with pairs of 16-bit integers.
+
+    This is the case if Winograd's algorithm applies: a 3x3 convolution of pairs ran at 0.64 of its
+    speed. It also holds for groups of one channel, which cannot form pairs. Other convolutions ran
+    at 1.4 to 1.8 of the speed of float32.
+    """
     window = values.shape[2:]
     steps = {*ints(conv.attrs, "strides", (1,)), *ints(conv.attrs, "dilations", (1,))}
     return group > 1 == values.shape[1] or (group == 1 < min(window) and steps == {1})
@@ -250,8 +265,11 @@ def _has_faster_floats(conv: Node, values: np.ndarray, group: int) -> bool:
 def _window_sums(
     rewriter: Rewriter, x: str, filters: tuple[int, ...], attrs: dict[str, AttrValue]
 ) -> str:
-    """The sums of an image in each window of a convolution, in int32: (N, 1, ...) over all
-    channels, or (N, filters, ...) over the channels of each filter, if these differ."""
+    """Emit the int32 sum of an image in each window of a convolution.
+
+    The result has shape (N, 1, ...), with sums over all channels. In a convolution with groups, it
+    has shape (N, filters, ...), with sums over the channels that each filter reads.
+    """
     if attrs.get("group", 1) != 1:
         ones = rewriter.constant(np.ones(filters, np.int8), f"{x}.ones")
         return rewriter.emit("conv", [x, ones], attrs)
@@ -263,18 +281,18 @@ def _window_sums(
 
 
 def _weight_type(rewriter: Rewriter, source: IntegerSource) -> DType:
-    """The type of the weights that a source is multiplied by."""
+    """The type of the weights to multiply with a source: int8 for 8-bit sources, else int16."""
     return DType.INT8 if rewriter.type(source.value).dtype in INT8_TYPES else DType.INT16
 
 
 def _stays_inside(
     rewriter: Rewriter, source: IntegerSource, values: np.ndarray, axes: int | tuple[int, ...]
 ) -> bool:
-    """Whether the sums of products along these axes fit in int32 for all values of the source's
-    type.
+    """Whether the sums of products of a source and weights along `axes` fit in int32.
 
-    Intermediate sums may wrap around in int32. A zero point that is known only at run time may be
-    at either end.
+    This must hold for all values of the source's type. Intermediate sums may exceed int32, because
+    they wrap around. A zero point that is computed at run time is assumed to be the smallest or the
+    largest value of the type.
     """
     limits = np.iinfo(rewriter.type(source.value).dtype.numpy)
     low, high = int(limits.min), int(limits.max)
@@ -289,10 +307,10 @@ def _stays_inside(
 def _moved_into(
     stored: DType, values: np.ndarray, axes: int | tuple[int, ...]
 ) -> np.ndarray | None:
-    """Return the amount to subtract from weights along these axes so that they fit in int8.
+    """Return the numbers to subtract from weights so that they fit in the type `stored`.
 
-    It is 0 if they fit unchanged. The result is None if some differ too much. int16 weights are not
-    shifted.
+    There is one number for each index outside `axes`; it is 0 for weights that fit. None if the
+    weights cannot be shifted: their range is too wide, or `stored` is int16.
     """
     low, high = (np.asarray(end(axis=axes, keepdims=True)) for end in (values.min, values.max))
     limits = np.iinfo(stored.numpy)

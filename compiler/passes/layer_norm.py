@@ -75,7 +75,10 @@ def _normalised(rewriter: Rewriter, node: Node) -> str | None:
 
 
 def _trailing_axis(reduce: Node, rank: int) -> int | None:
-    """The first reduced axis, if all axes from it to the last are reduced and kept."""
+    """The first axis that a reduction reduces, if it reduces all axes from there to the last one.
+
+    None otherwise, and if the reduction removes the axes.
+    """
     axes = sorted(axis % rank for axis in ints(reduce.attrs, "axes", tuple(range(rank))))
     if not integer(reduce.attrs, "keepdims", 1) or axes != list(range(rank - len(axes), rank)):
         return None
@@ -83,7 +86,11 @@ def _trailing_axis(reduce: Node, rank: int) -> int | None:
 
 
 def _with_operand(rewriter: Rewriter, node: Node, count: int) -> str | None:
-    """`layer_norm * scale` (count 1) or `+ bias` (count 2) with the operand absorbed."""
+    """Add a scale or a bias to the layer_norm that computes an operand of `node`.
+
+    `node` is a `mul` by a constant (`count` is 1, for a scale), or an `add` of one (2, for a bias).
+    None if the constant does not have a suitable shape.
+    """
     for value, other in (node.inputs, node.inputs[::-1]):
         norm, array = rewriter.producer(value, "layer_norm"), rewriter.array(other)
         if norm is None or array is None or not rewriter.used_once(value):

@@ -56,8 +56,10 @@ def _tabled(rewriter: Rewriter, node: Node) -> str | None:
 
 
 def _is_costly(rewriter: Rewriter, node: Node) -> bool:
-    """Whether an operator takes longer than a lookup, or is one; division by a constant is as cheap
-    as multiplication."""
+    """Whether an operator takes longer than a lookup in a table, or is a lookup itself.
+
+    Division by a constant is as cheap as multiplication.
+    """
     if node.op == "div" and rewriter.array(node.inputs[1]) is not None:
         return False
     return node.op == "lookup" or ops.get(node.op).cost is ElementCost.COSTLY
@@ -66,11 +68,11 @@ def _is_costly(rewriter: Rewriter, node: Node) -> bool:
 def function_of(
     rewriter: Rewriter, last: Node, stored: Collection[DType] = INT8_TYPES
 ) -> tuple[str, list[Node]] | None:
-    """Return the tensor of which `last` computes an elementwise function, and the nodes in between.
+    """Return a tensor and nodes that compute `last` from it as an elementwise function.
 
-    The tensor has one of the types `stored`; the nodes are in topological order and end with
-    `last`. The result is None if the node does not compute such a function. A function of a
-    looked-up value is a function of the lookup's index.
+    The tensor has one of the types in `stored`. The nodes are in topological order and end with
+    `last`. A lookup in a table counts as one of the nodes. The result is None if the node does not
+    compute such a function.
     """
     shape = rewriter.shape(last.outputs[0])
     order: dict[str, Node] = {}
@@ -106,7 +108,11 @@ def function_of(
 
 
 def _is_plain(rewriter: Rewriter, node: Node, shape: tuple[int, ...]) -> bool:
-    """Whether an operator computes each element from its own and from constants of one element."""
+    """Whether an operator computes each element of a result of this shape from one element.
+
+    The operator is elementwise, and its constant operands have one element each. Lookups, and
+    constant 8-bit tensors of the same shape, are also permitted.
+    """
     if ops.get(node.op).kind is not OpKind.ELEMENTWISE or rewriter.shape(node.outputs[0]) != shape:
         return False
     constants = [v for v in node.inputs if rewriter.array(v) is not None]
@@ -116,14 +122,20 @@ def _is_plain(rewriter: Rewriter, node: Node, shape: tuple[int, ...]) -> bool:
 
 
 def _is_tensor(rewriter: Rewriter, value: str, shape: tuple[int, ...]) -> bool:
-    """Whether a value is a constant 8-bit tensor, to which tables are applied at compile time."""
+    """Whether a value is a constant 8-bit tensor of the given shape and more than one element.
+
+    A table is applied to such a tensor at compile time.
+    """
     kind = rewriter.type(value)
     known = rewriter.array(value) is not None
     return known and kind.dtype in INT8_TYPES and kind.shape == shape and kind.elements > 1
 
 
 def _in_order(made: dict[str, Node], last: Node) -> list[Node]:
-    """The operators in topological order."""
+    """The nodes in topological order, up to `last`.
+
+    `made` maps values to the nodes that compute them.
+    """
     ordered: dict[str, Node] = {}
 
     def visit(node: Node) -> None:

@@ -59,7 +59,10 @@ def match(rewriter: Rewriter, value: str, pattern: Pattern) -> Bindings | None:
 
 
 def match_node(rewriter: Rewriter, node: Node, pattern: Apply) -> Bindings | None:
-    """Match a node under construction, which has no value yet; otherwise like `match`."""
+    """Match a node under construction against a pattern.
+
+    Returns the same bindings as `match`, which needs a node that already has a value.
+    """
     if node.op != pattern.op or len(node.inputs) != len(pattern.args):
         return None
     swapped = (node.inputs[::-1],) if ops.get(node.op).commutative else ()

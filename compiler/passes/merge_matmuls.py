@@ -44,7 +44,7 @@ def merge_matmuls(graph: Graph) -> Graph:
 
 
 def _groups(graph: Graph) -> dict[str, tuple[str, ...]]:
-    """Output of each product to be merged -> the outputs of its whole group."""
+    """Map the output of each product to be merged to the outputs of all products of its group."""
     found: defaultdict[tuple[str, str], list[str]] = defaultdict(list)
     for node in graph.nodes:
         reader = _attention(graph, node.output) if _is_mergeable(graph, node) else None
@@ -64,8 +64,10 @@ def _is_mergeable(graph: Graph, node: Node) -> bool:
 
 
 def _attention(graph: Graph, value: str) -> str | None:
-    """The output of the attention that is the only reader of a value, through index maps; else
-    None."""
+    """The attention operator that is the only reader of a value; its output identifies it.
+
+    Operators that only rearrange elements may lie between. None if there is any other reader.
+    """
     readers = {value: graph.consumers(value)}
     ends: set[str] = set()
     while readers:
@@ -83,7 +85,10 @@ def _attention(graph: Graph, value: str) -> str | None:
 
 
 def _merge(rewriter: Rewriter, graph: Graph, group: tuple[str, ...], source: str) -> str:
-    """The product with all weights concatenated."""
+    """Emit the product of `source` with the weights of all products of a group.
+
+    The weights and biases are concatenated along the columns. Returns the name of the result.
+    """
     nodes = [node for value in group if (node := graph.producer(value)) is not None]
     weights = [graph.constants[node.inputs[1]] for node in nodes]
     first = nodes[0].inputs
@@ -103,7 +108,7 @@ def _merge(rewriter: Rewriter, graph: Graph, group: tuple[str, ...], source: str
 
 
 def _part(rewriter: Rewriter, graph: Graph, group: tuple[str, ...], merged: str, node: Node) -> str:
-    """The columns of one product."""
+    """Emit the slice of a merged product that is the result of one product, `node`."""
     before = group[: group.index(node.outputs[0])]
     start = sum(graph.types[value].shape[-1] for value in before)
     sizes = graph.types[node.outputs[0]].shape

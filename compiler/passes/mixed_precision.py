@@ -9,10 +9,11 @@ Before:                             After (bfloat16):
                                         %6 = cast(%5) {to="bfloat16"}
     %4 = matmul(%3, v)                  %7 = matmul(%6, v) {accumulator="float32"}
 
-`w` and `v` are rounded once, here. The operands of products have 16 bits, and so do values that
-pass from one kernel to another between the first product and the last. All arithmetic stays in
-float32, in a kernel's registers: sums of products, normalisations, softmax, elementwise operators.
-Elements that are only moved stay as they are stored.
+The constants `w` and `v` are rounded once, at compile time. The operands of products have 16 bits,
+and so do values that pass from one kernel to another between the first product and the last. All
+arithmetic stays in float32, in a kernel's registers: sums of products, normalisations, softmax,
+elementwise operators. Operators that only move elements keep the type in which the elements are
+stored.
 
 The following values stay float32: the inputs and outputs of the graph; values whose rounding could
 cause a jump (rounded, compared or converted to integers); operands of native functions and bodies
@@ -68,9 +69,9 @@ def mixed_precision(graph: Graph, dtype: DType, *, repeated: bool = False) -> Gr
 
 
 def half_precision_products(graph: Graph, dtype: DType) -> Graph:
-    """Multiply in `dtype` the factors that are already stored in it, in products with few rows.
+    """Compute products with few rows in `dtype`, if one factor is already stored in that type.
 
-    Constants are converted only if this loses no precision, and no other value changes its type.
+    A constant factor is converted only if this loses no precision. No other value changes its type.
     """
     return _MixedPrecision(graph, dtype, chooses=False).graph()
 
@@ -98,7 +99,7 @@ class _MixedPrecision:
         self._crossing = self._chosen() if chooses else set()
 
     def graph(self) -> Graph:
-        """Return the graph with the chosen values in the 16-bit type."""
+        """Return the graph with the selected values converted to the 16-bit type."""
         for group in self._groups:
             self._rewrite(group)
         return self._edit.finish() if self._stored else self._source
@@ -106,7 +107,7 @@ class _MixedPrecision:
     # ---- selection of values that are stored narrow
 
     def _chosen(self) -> set[str]:
-        """Return the outputs of groups that are stored in the 16-bit type."""
+        """Return the outputs of groups that will be stored in the 16-bit type."""
         makers = {group.output: group for group in self._groups}
         readers: dict[str, list[Group]] = {}
         for group in self._groups:
@@ -146,7 +147,7 @@ class _MixedPrecision:
     def _between(
         self, makers: dict[str, Group], readers: dict[str, list[Group]]
     ) -> tuple[set[str], set[str]]:
-        """Values with a product before them, and values with one after them."""
+        """Return the values that depend on a product, and the values on which a product depends."""
         before: set[str] = set()
         for value, group in makers.items():
             if _product(group) is not None or any(v in before for v in group.inputs):
@@ -158,7 +159,7 @@ class _MixedPrecision:
         return before, after & readers.keys()
 
     def _is_value(self, value: str) -> bool:
-        """Whether it is a float32 value that is computed or an input at run time."""
+        """Whether a value is float32 and not a constant."""
         return (
             self._source.types[value].dtype is DType.FLOAT32 and value not in self._source.constants
         )
