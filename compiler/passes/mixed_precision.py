@@ -200,13 +200,16 @@ class _MixedPrecision:
         return False
 
     def _lost(self, array: np.ndarray) -> np.ndarray:
-        """Return a mask of the elements that would become infinite."""
+        """Return a mask of the elements that are finite, but infinite in the 16-bit type."""
         with np.errstate(over="ignore"):
             rounded = from_memory(to_memory(array, self._dtype), self._dtype)
         return np.asarray(np.isfinite(array) & ~np.isfinite(rounded))
 
     def _jumps(self, group: Group) -> bool:
-        """Whether a small change of a group's operands may cause a large change of its result."""
+        """Whether a small change of a group's operands may cause a large change of its result.
+
+        This holds for rounding, comparisons and conversions from floats to other types.
+        """
         types = self._source.types
         for node in group.nodes:
             floats = any(types[v].dtype.is_float for v in node.inputs)
@@ -215,7 +218,10 @@ class _MixedPrecision:
         return False
 
     def _multiplies(self, group: Group, value: str) -> bool:
-        """Whether a value is a factor of a group's product, possibly moved before."""
+        """Whether a value is a factor of the product in a group.
+
+        Operators of the group may move its elements before the product.
+        """
         product = _product(group)
         if product is None:
             return False
@@ -230,7 +236,10 @@ class _MixedPrecision:
     # ---- rewriting of the graph
 
     def _rewrite(self, group: Group) -> None:
-        """The nodes of a group, reading and writing stored values."""
+        """Add the nodes of a group to the new graph, with conversions where they are necessary.
+
+        The nodes read and write values in the types in which these are stored.
+        """
         rounded, wide = self._rounded_value(group), dict[str, str]()
         for node in group.nodes:
             if self._repeats(node):
@@ -255,12 +264,16 @@ class _MixedPrecision:
                 self._edit.convert(rounded, self._name_of(rounded))
 
     def _repeats(self, node: Node) -> bool:
-        """Whether a node repeats the rounding of a value that is stored rounded."""
+        """Whether a node casts a value to the 16-bit type in which the value is already stored."""
         rounds = node.op == "cast" and self._source.types[node.output].dtype is self._dtype
         return rounds and node.inputs[0] in self._stored and not self._source.returns(node.output)
 
     def _rounded_value(self, group: Group) -> str | None:
-        """The value of a group that is rounded: its output, before movements."""
+        """The value of a group to convert to 16 bits; None if its output stays float32.
+
+        This is the operand of the data movements that end the group, or the output if no movement
+        ends it.
+        """
         if group.output not in self._crossing:
             return None
         made = {node.output: node for node in group.nodes}
@@ -270,9 +283,9 @@ class _MixedPrecision:
         return value
 
     def _are_narrow(self, values: tuple[str, ...]) -> bool:
-        """Whether values can be read in the 16-bit type.
+        """Whether a node can read all these operands in the 16-bit type.
 
-        They are stored in that type, or constants next to one that is.
+        At least one is stored in that type. The others may be constants, which are converted.
         """
         constants = self._source.constants
         types = self._source.types
@@ -284,8 +297,8 @@ class _MixedPrecision:
         )
 
     def _waits_for_memory(self, node: Node) -> bool:
-        """Whether a product has so few rows that reading the other factor takes most of its
-        time."""
+        """Whether a product has few rows, so that reading its second factor takes most of the time.
+        """
         if node.op == "conv":
             return False
         types = self._source.types
@@ -294,19 +307,26 @@ class _MixedPrecision:
         return typical(rows) <= _FEW_ROWS
 
     def _holds(self, value: str) -> bool:
-        """Whether the 16-bit type represents the values of a constant."""
+        """Whether the 16-bit type represents all elements of a constant exactly."""
         array = self._source.constants[value]
         with np.errstate(over="ignore"):
             rounded = from_memory(to_memory(array, self._dtype), self._dtype)
         return bool(np.array_equal(array, rounded.astype(np.float32), equal_nan=True))
 
     def _inputs(self, node: Node, narrow: int, wide: dict[str, str]) -> tuple[str, ...]:
-        """The first operands as they are stored, the others in float32."""
+        """The operands of a node in the types in which the node reads them.
+
+        The first `narrow` operands have the 16-bit type, and the others float32. `wide` has the
+        float32 values of the group.
+        """
         first = (self._as_stored(value) for value in node.inputs[:narrow])
         return (*first, *(self._in_float32(value, wide) for value in node.inputs[narrow:]))
 
     def _as_stored(self, value: str) -> str:
-        """Return the 16-bit value; a constant is rounded once."""
+        """Return the name of a value in the 16-bit type.
+
+        A constant is rounded at its first use, and shared afterwards.
+        """
         if value not in self._stored:
             array = self._source.constants[value]
             self._edit.constants[self._name_of(value)] = self._rounded(value, array)
@@ -323,7 +343,11 @@ class _MixedPrecision:
         return to_memory(array, self._dtype)
 
     def _in_float32(self, value: str, wide: dict[str, str]) -> str:
-        """The value in float32, converted once per group (`wide`)."""
+        """The name of a value in float32.
+
+        A value that is stored in 16 bits is converted once per group; `wide` has the converted
+        values.
+        """
         value = self._again.get(value, value)
         if value not in self._stored or value in self._source.constants:
             return value
@@ -333,7 +357,10 @@ class _MixedPrecision:
         return wide[value]
 
     def _add(self, node: Node, wide: dict[str, str]) -> None:
-        """Add a node, whose result is available in float32 to this group."""
+        """Add a node whose result is float32, and record the result for the rest of the group.
+
+        `wide` has the float32 values of the group.
+        """
         self._edit.put(node)
         wide[node.output] = node.output
 
@@ -344,7 +371,7 @@ class _MixedPrecision:
 
 
 def _product(group: Group) -> Node | None:
-    """The node of a group that is a sum of products."""
+    """The node of a group that multiplies matrices or convolves, if it has one."""
     return next((node for node in group.nodes if node.op in FACTORS), None)
 
 

@@ -4,7 +4,7 @@ Before -> after, where shapes allow:
     slice of the whole, expand to the same shape, pad by nothing, concat of one     x
     slice(slice(x))  (positive steps)                                               slice(x)
     add(expand(x), y) and other broadcasting elementwise operators                  add(x, y)
-    gather(x, one constant index or a run of them, also of an open size)            slice(x)
+    gather(x, constant indices with equal distances, or a dynamic number of them)   slice(x)
     reduce over dimensions of extent 1                                              reshape(x)
     pad(x) by zeros before a convolution                                            its own pads
 """
@@ -74,8 +74,10 @@ def _slice(rewriter: Rewriter, node: Node) -> str | None:
 
 
 def _gather(rewriter: Rewriter, node: Node) -> str | None:
-    """Constant indices `first, first + step, ...` become a slice; a reshape removes or adds
-    axes."""
+    """Replace a gather by a slice, if its indices are constants with equal positive distances.
+
+    A reshape removes or adds dimensions if the indices do not have one dimension.
+    """
     value = node.inputs[0]
     counted = _counted_indices(rewriter, node)
     if counted is not None:
@@ -96,7 +98,8 @@ def _gather(rewriter: Rewriter, node: Node) -> str | None:
 
 
 def _counted_indices(rewriter: Rewriter, node: Node) -> str | None:
-    """`first, first + 1, ...` with a dynamic count."""
+    """Replace a gather of indices `first, first + 1, ...` by a slice, if their number is dynamic.
+    """
     shape, places = rewriter.shape(node.inputs[0]), rewriter.shape(node.inputs[1])
     long = [extent for extent in places if extent != 1]
     if len(long) != 1 or not is_dynamic(long[0]):
@@ -113,7 +116,10 @@ def _counted_indices(rewriter: Rewriter, node: Node) -> str | None:
 def _gathered_from_open(
     rewriter: Rewriter, node: Node, axis: int, indices: Sequence[int]
 ) -> str | None:
-    """Like `_gather`, for a single position along a dynamic dimension."""
+    """Replace a gather of one position along a dynamic dimension by a slice.
+
+    None if the ranges of the sizes do not prove that the position exists.
+    """
     extent = rewriter.shape(node.inputs[0])[axis]
     if len(indices) != 1:
         return None
@@ -142,7 +148,10 @@ def _reduce(rewriter: Rewriter, node: Node) -> str | None:
 
 
 def _without_expand(rewriter: Rewriter, node: Node) -> str | None:
-    """Read operands before their `expand`, if the others still give the result its shape."""
+    """Replace operands that an `expand` computes by the operand of the `expand`.
+
+    This is done if broadcasting with the other operands gives a result of the same shape.
+    """
     inputs = list(node.inputs)
     for position, value in enumerate(node.inputs):
         producer = rewriter.producer(value, "expand")

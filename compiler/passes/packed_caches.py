@@ -31,8 +31,7 @@ Shape = tuple[int, ...]
 
 
 def packed_caches(graph: Graph) -> Graph:
-    """Return the graph with the new rows of each packed cache concatenated before they are
-    appended."""
+    """Return the graph in which each packed cache is extended by one concatenation."""
     for output in dict.fromkeys(graph.outputs):
         found = _cache(graph, output)
         if found is not None:
@@ -42,10 +41,13 @@ def packed_caches(graph: Graph) -> Graph:
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """One piece of a cache, along its dimension of parts.
+    """One part of a packed cache, such as the keys or the values.
 
-    `old` is a slice of the input, `grown` that with the rows `new` appended, in the shape in which
-    the model reads it; in the output it has `shape`.
+    Attributes:
+        old: the slice that reads the part from the input.
+        grown: the part with the new rows appended, in the shape in which the model reads it.
+        new: the new rows.
+        shape: the shape of the part in the output, including the new rows.
     """
 
     old: Node
@@ -56,7 +58,15 @@ class _Part:
 
 @dataclass(frozen=True, slots=True)
 class _Cache:
-    """An input, the output that extends it, and their dimensions of parts and of rows."""
+    """A packed cache: an input, and the output that extends it by new rows.
+
+    Attributes:
+        past: the input.
+        present: the output.
+        outer: the dimension along which the parts are concatenated.
+        rows: the dimension along which rows are appended.
+        parts: the parts, in order.
+    """
 
     past: str
     present: str
@@ -65,7 +75,7 @@ class _Cache:
     parts: Sequence[_Part]
 
     def starts(self) -> Iterable[tuple[_Part, Shape]]:
-        """The parts, with the start of each."""
+        """Yield each part, and the position in the output at which it starts."""
         at = 0
         for part in self.parts:
             yield part, tuple(at if dim == self.outer else 0 for dim in range(len(part.shape)))
@@ -73,7 +83,7 @@ class _Cache:
 
 
 def _cache(graph: Graph, present: str) -> _Cache | None:
-    """The cache that an output represents; None for other outputs."""
+    """The packed cache of which `present` is the output; None for other outputs."""
     node = graph.producer(present)
     if node is None or node.op != "concat":
         return None
@@ -106,14 +116,17 @@ def _part(graph: Graph, value: str) -> _Part | None:
 
 
 def _unshaped(graph: Graph, value: str) -> str:
-    """The value before it is reshaped."""
+    """The operand of the reshape that computes a value; other values are returned unchanged."""
     node = graph.producer(value)
     return node.inputs[0] if node is not None and node.op == "reshape" else value
 
 
 def _is_exchangeable(graph: Graph, cache: _Cache) -> bool:
-    """Whether each part has the same position in the output as in the input, with its new rows
-    along the dimension of rows."""
+    """Whether the concatenations of parts and of rows can be exchanged.
+
+    Each part must start at the same position in the input and in the output, and its new rows must
+    be appended along the dimension of rows.
+    """
     before, rows = graph.types[cache.past].shape, cache.rows
     if cache.outer >= rows:
         return False
@@ -135,8 +148,10 @@ def _is_exchangeable(graph: Graph, cache: _Cache) -> bool:
 
 
 def _packed(graph: Graph, cache: _Cache) -> Graph | None:
-    """The graph with one concatenation; None if the new rows of a part depend on another part's old
-    rows."""
+    """The graph in which one concatenation extends a packed cache.
+
+    None if the new rows of one part depend on the old rows of another part.
+    """
     edit = Edit(graph)
     after, rows = graph.types[cache.present].shape, cache.rows
     added = after[rows] - graph.types[cache.past].shape[rows]

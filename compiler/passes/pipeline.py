@@ -84,19 +84,18 @@ def optimise(
     stored: DType = DType.FLOAT32,
     repeated: bool = False,
 ) -> Graph:
-    """Run the passes until nothing changes, then optimise the bodies of control flow in the same
-    way.
+    """Run the passes until the graph no longer changes, then optimise the bodies of control flow.
 
-    The list of passes repeats at most `ROUNDS` times.
+    The list of passes is repeated at most `ROUNDS` times. The passes also run on the bodies.
 
     Args:
         graph: the graph.
         observer: called with the name of each pass, and the graph after it.
         timings: counts the time of each pass.
         without: names of passes that do not run.
-        factor: maps a stored integer type to the type in which the target multiplies it; None if it
-            does not.
-        stored: the type in which the pass `mixed_precision` stores values, except in bodies; a
+        factor: maps a stored integer type to the type in which the target multiplies it; None if
+            the target does not multiply it as an integer.
+        stored: the type in which the pass `mixed_precision` stores values, except in bodies. A
             graph whose products all have one 16-bit float type keeps that type.
         repeated: whether the graph is the body of a loop, as for the pass `mixed_precision`.
 

@@ -51,8 +51,11 @@ def is_pointwise(rewriter: Rewriter, conv: Node) -> bool:
 
 
 def _averages_pixels(rewriter: Rewriter, node: Node, *, biased: bool) -> bool:
-    """Whether a node averages each channel separately; with a bias, also whether a constant keeps
-    its value."""
+    """Whether a node computes averages over the pixels of each channel.
+
+    If `biased`, a constant image must also keep its value, which padding that is counted would
+    change.
+    """
     if node.op == "reduce_mean":
         rank = len(rewriter.shape(node.inputs[0]))
         axes = [axis % rank for axis in ints(node.attrs, "axes", tuple(range(rank)))]
@@ -67,7 +70,11 @@ def _averages_pixels(rewriter: Rewriter, node: Node, *, biased: bool) -> bool:
 
 
 def _saves(rewriter: Rewriter, conv: Node, node: Node) -> bool:
-    """Whether the saved multiplications outnumber the additions of averaging other channels."""
+    """Whether averaging before the convolution saves arithmetic.
+
+    Fewer pixels are convolved, but an average is computed for each channel of the convolution's
+    input instead of its output.
+    """
     before, after = rewriter.shape(conv.outputs[0]), rewriter.shape(node.outputs[0])
     filters, channels = rewriter.shape(conv.inputs[1])[:2]
     pixels, pooled = prod(before[2:]), prod(after[2:])

@@ -30,8 +30,10 @@ IntegerFactor = Callable[[DType], DType | None]
 
 
 def unsigned(stored: DType) -> DType | None:
-    """Return uint8 for int8 and uint8, the factor type that most CPUs multiply; None for other
-    types."""
+    """Return uint8 for int8 and uint8, and None for other types.
+
+    This is the `IntegerFactor` for most CPUs, which multiply uint8 by int8.
+    """
     return DType.UINT8 if stored in INT8_TYPES else None
 
 
@@ -41,7 +43,7 @@ class IntegerSource:
 
     Attributes:
         value: name of the stored integers.
-        zero: name of the int32 zero point; None without one.
+        zero: name of the int32 zero point; None if nothing is subtracted.
         scale: a single scale, or one per channel, in the shape (channels, 1, ...); None if the
             value is an integer.
     """
@@ -94,9 +96,9 @@ def shifted(rewriter: Rewriter, value: str) -> tuple[str, str | None] | None:
 
 
 def source_of(rewriter: Rewriter, value: str) -> IntegerSource | None:
-    """Recognise a value dequantised from 8-bit or 16-bit integers, possibly moved or pooled since.
+    """Recognise a value that is dequantised from 8-bit or 16-bit integers.
 
-    Return None for any other value.
+    Data movements or max pools may follow the dequantisation. Returns None for any other value.
     """
     node = rewriter.producer(value)
     if node is not None and node.op in (*MOVEMENTS, "max_pool"):
@@ -131,9 +133,9 @@ def source_of(rewriter: Rewriter, value: str) -> IntegerSource | None:
 
 
 def _moved_source(rewriter: Rewriter, node: Node) -> IntegerSource | None:
-    """Recognise a movement of dequantised floats as a movement of the stored integers.
+    """Recognise a data movement or max pool of dequantised values, and apply it to their integers.
 
-    All operands must have the same scale and zero point.
+    All operands must have the same scale and zero point; otherwise the result is None.
     """
     operands = moved_operands(node)
     found = [part for value in operands if (part := source_of(rewriter, value)) is not None]
@@ -157,13 +159,15 @@ def moved_operands(node: Node) -> tuple[str, ...]:
 
 
 def move(rewriter: Rewriter, node: Node, values: Sequence[str]) -> str:
-    """Emit a copy of a data movement with `values` in place of its `moved_operands`; return its
-    output."""
+    """Emit a copy of a data movement with other operands, and return its output.
+
+    `values` replace the `moved_operands`.
+    """
     return rewriter.emit(node.op, [*values, *node.inputs[len(values) :]], node.attrs)
 
 
 def _one_zero(rewriter: Rewriter, zero: str) -> str:
-    """Return a zero point; one element if a constant has equal elements."""
+    """Return a zero point, reduced to one element if it is a constant whose elements are equal."""
     array = rewriter.array(zero)
     if array is None or array.size < 2 or (array != array.flat[0]).any():
         return zero
@@ -182,9 +186,9 @@ def number_of(rewriter: Rewriter, zero: str | None) -> int | None:
 
 
 def weight_of(rewriter: Rewriter, value: str) -> Weight | None:
-    """Recognise a constant factor: int32, or float32 scaled from constant integers.
+    """Recognise a constant weight: int32 values, or float32 values scaled from constant integers.
 
-    Return None for any other value.
+    Returns None for any other value.
     """
     if rewriter.type(value).dtype is DType.INT32:
         values = _integers(rewriter, value)
@@ -203,7 +207,10 @@ def weight_of(rewriter: Rewriter, value: str) -> Weight | None:
 
 
 def _integers(rewriter: Rewriter, value: str) -> np.ndarray | None:
-    """The constant `int32(w) - v`, folded or not."""
+    """The elements of a constant int32 value, computed if the value is `int32(w) - v` of constants.
+
+    None if the value is not constant.
+    """
     array = rewriter.array(value)
     if array is not None:
         return array
@@ -225,12 +232,11 @@ def transposed(weight: Weight, order: tuple[int, ...]) -> Weight:
 
 
 def as_factor(rewriter: Rewriter, source: IntegerSource, factor: IntegerFactor) -> IntegerSource:
-    """Convert a source to the type that the target multiplies, with the same difference to its zero
-    point.
+    """Convert the integers of a source to the type that the target multiplies.
 
     If the signedness differs, the stored integers and the zero point are shifted by half the range
-    of the type: 128 for 8 bits. Shifted integers wrap around; the zero point is an int32, which
-    does not.
+    of the type, such as 128 for 8 bits. Their difference stays the same. The shift wraps around in
+    the stored type; the zero point is an int32, in which it does not overflow.
     """
     stored = rewriter.type(source.value).dtype
     wanted = factor(stored)
@@ -251,9 +257,10 @@ def as_factor(rewriter: Rewriter, source: IntegerSource, factor: IntegerFactor) 
 
 
 def _stepped(rewriter: Rewriter, value: str, dtype: DType, step: int) -> str:
-    """Convert stored integers to the other signedness, shifted before movements.
+    """Add `step` to stored integers, and convert them to `dtype`, which has the other signedness.
 
-    The shift is then fused with the operators that compute the integers.
+    The addition wraps around. If data movements computed the integers, the addition is inserted
+    before these. It can then be fused with the operators before them.
     """
     made = rewriter.producer(value)
     if made is not None and made.op in MOVEMENTS:

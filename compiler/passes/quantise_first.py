@@ -36,7 +36,10 @@ def quantise_first(graph: Graph) -> Graph:
 
 @dataclass(frozen=True, slots=True)
 class _Chain:
-    """A chain of operators with one operand and constants of one element, applied to a value."""
+    """A chain of elementwise operators, applied to a value.
+
+    Each operator has one operand that varies, and constants of one element.
+    """
 
     value: str
     nodes: tuple[Node, ...]
@@ -61,7 +64,10 @@ def _first(rewriter: Rewriter, node: Node) -> str | None:
 
 
 def _chain(rewriter: Rewriter, last: Node) -> _Chain:
-    """The longest chain that ends in a node and whose links have one reader each."""
+    """The longest chain of elementwise operators that ends in `last`.
+
+    Each value inside the chain has only one reader.
+    """
     nodes: list[Node] = []
     node: Node | None = last
     value = last.outputs[0]
@@ -83,7 +89,7 @@ def _is_number(rewriter: Rewriter, value: str) -> bool:
 
 
 def _rises(rewriter: Rewriter, node: Node) -> bool:
-    """Whether an operator with constants of one element is monotonically increasing."""
+    """Whether an operator is monotonically increasing in its only operand that is not constant."""
     if node.op not in RISING:
         return False
     (varying,) = (v for v in node.inputs if not _is_number(rewriter, v))
@@ -98,7 +104,7 @@ def _rises(rewriter: Rewriter, node: Node) -> bool:
 
 
 def _applied(rewriter: Rewriter, chain: _Chain, value: str) -> str:
-    """The chain's operators on another value."""
+    """Emit copies of the chain's operators, applied to another value, and return the result."""
     current = value
     for node in chain.nodes:
         inputs = [v if _is_number(rewriter, v) else current for v in node.inputs]

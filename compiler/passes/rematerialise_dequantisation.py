@@ -43,7 +43,10 @@ def rematerialise_dequantisation(graph: Graph) -> Graph:
 
 
 def _again(rewriter: Rewriter, graph: Graph, value: str) -> str:
-    """A copy of the operators that dequantise a value, or the value itself without any."""
+    """Emit a copy of the operators that dequantise a value, and return its result.
+
+    A value that is not dequantised is returned unchanged.
+    """
     copies: dict[str, str] = {}
     for node in reversed(dequantisation_chain(graph, value)):
         inputs = [copies.get(operand, operand) for operand in node.inputs]
@@ -52,10 +55,10 @@ def _again(rewriter: Rewriter, graph: Graph, value: str) -> str:
 
 
 def dequantisation_chain(graph: Graph, value: str) -> list[Node]:
-    """Return the nodes that compute a value from one of a narrower type, nearest first.
+    """Return the nodes that compute a value from a value of a narrower type, last node first.
 
-    Each is a cheap elementwise operator that keeps the shape and has one operand that is not
-    constant. The list is empty if the value has no such source.
+    Each node is a cheap elementwise operator that keeps the shape and has only one operand that is
+    not constant. The list is empty if no such nodes compute the value.
     """
     chain: list[Node] = []
     narrow = 0
@@ -78,8 +81,10 @@ def dequantisation_chain(graph: Graph, value: str) -> list[Node]:
 
 
 def stored_source(graph: Graph, value: str) -> str:
-    """Return the value of a narrower type from which `dequantisation_chain` computes a value, or
-    the value itself."""
+    """Return the narrower value from which `dequantisation_chain` computes a value.
+
+    A value without such a chain is returned unchanged.
+    """
     for node in dequantisation_chain(graph, value):
         (value,) = (v for v in node.inputs if v not in graph.constants)
     return value

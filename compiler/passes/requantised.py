@@ -25,8 +25,10 @@ _MOST_NODES = 8
 
 
 def requantised(graph: Graph) -> Graph:
-    """Replace a dequantised and requantised value by its source, if no value of its type
-    changes."""
+    """Replace a value that is dequantised and quantised again by the stored integers.
+
+    This is done only if the two conversions return each integer of the stored type unchanged.
+    """
     return rewrite(graph, _same)
 
 

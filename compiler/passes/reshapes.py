@@ -56,7 +56,10 @@ def _merge(rewriter: Rewriter, node: Node) -> str | None:
 
 
 def _counted(rewriter: Rewriter, iota: Node, shape: tuple[int, ...]) -> str | None:
-    """Positions along another dimension, if all others have extent 1."""
+    """Replace a reshaped iota by an iota of the new shape.
+
+    None unless exactly one dimension has an extent other than 1, before and after the reshape.
+    """
     before = ints(iota.attrs, "shape")
     long = [[dim for dim, e in enumerate(each) if e != 1] for each in (before, shape)]
     if [len(each) for each in long] != [1, 1] or not shape:
@@ -84,7 +87,10 @@ def _sink(rewriter: Rewriter, node: Node) -> str | None:
 
 
 def _follows_kernel(rewriter: Rewriter, value: str) -> bool:
-    """Whether a kernel computes a value, possibly through a transpose, which sinks as well."""
+    """Whether a kernel computes a value, with at most a transpose after it.
+
+    Such a transpose is moved as well, so that it does not prevent fusion.
+    """
     node = rewriter.producer(value)
     if node is not None and node.op == "transpose":
         node = rewriter.producer(node.inputs[0])

@@ -1,9 +1,10 @@
 """Local rewriting of a graph: one walk in topological order, with one rule applied at each node.
 
 A rule receives the node with its operands already rewritten, and may inspect their producers. It
-returns the value that replaces the node's output, or None to keep the node. A replacement of
-another type is ignored. Unused nodes are removed at the end, so that a rule never deletes. A rule
-must hold for all sizes: it keeps the node unless the ranges prove that it does.
+returns the value that replaces the node's output, or None to keep the node. A replacement with
+another type or shape is ignored. Unused nodes are removed at the end, so that a rule never deletes
+nodes. A replacement must be correct for all sizes within the ranges of the dynamic dimensions; if a
+rule cannot prove this, it returns None.
 """
 
 from __future__ import annotations
@@ -59,9 +60,10 @@ class Rewriter(Edit):
         return float(array.reshape(-1)[0])
 
     def uses(self, value: str) -> int:
-        """Number of uses of the value as an operand of a node or an output of the graph.
+        """Return the number of nodes' operands and graph outputs that read the value.
 
-        A value that replaces several others counts the uses of all of them, which may be too many.
+        If the value has replaced other values, their uses are added. The result may then be too
+        large.
         """
         return self._uses.get(value, 1)
 
@@ -98,8 +100,10 @@ class Rewriter(Edit):
         return value
 
     def apply(self, rule: Rule) -> bool:
-        """Apply the rule at each node of the source graph, in order; returns whether any
-        changed."""
+        """Apply the rule at each node of the source graph, in order.
+
+        Returns whether a node was replaced.
+        """
         changed = False
         for original in self.source.nodes:
             node = original

@@ -18,7 +18,7 @@ from tilewright.compiler.passes.rewrite import Rewriter
 def movements(rewriter: Rewriter, node: Node, op: str) -> Sequence[Node]:
     """Return the producers of a node's operands that are data movements of the kind `op`.
 
-    The result is empty if the output of one of them does not have the shape of the node's result.
+    The result is empty if one of these producers has a result of another shape than the node.
     """
     found = [made for v in node.inputs if (made := rewriter.producer(v, op)) is not None]
     full = rewriter.shape(node.output)
@@ -28,11 +28,18 @@ def movements(rewriter: Rewriter, node: Node, op: str) -> Sequence[Node]:
 def unmoved(
     rewriter: Rewriter, node: Node, op: str, constant: Callable[[str, np.ndarray], str | None]
 ) -> str | None:
-    """Apply a node to the operands of its operands' movements `op`; return the new value.
+    """Emit a copy of a node that reads its operands before the data movement `op`.
 
-    `constant` maps the name and array of a constant operand to the name of its unmoved form, or to
-    None if it has no such form. The result is None in that case, or if an operand is neither
-    constant nor computed by `op`.
+    Args:
+        rewriter: the graph under construction.
+        node: the node, whose operands are constant or computed by `op`.
+        op: the kind of data movement.
+        constant: maps the name and array of a constant operand to the name of the constant that
+            gives it by the movement; None if there is no such constant.
+
+    Returns:
+        The result of the copy. None if an operand is neither constant nor computed by `op`, or if
+        `constant` returns None for it.
     """
     operands: list[str] = []
     for value in node.inputs:

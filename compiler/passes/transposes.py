@@ -60,7 +60,10 @@ def _merge(rewriter: Rewriter, node: Node) -> str | None:
 
 
 def _join_later(rewriter: Rewriter, node: Node) -> str | None:
-    """`transpose(reshape(x))` -> `reshape(transpose(x))`, if the reshape joins dimensions."""
+    """Rewrite `transpose(reshape(x))` as `reshape(transpose(x))`.
+
+    None unless the reshape only joins adjacent dimensions.
+    """
     inner = rewriter.producer(node.inputs[0], "reshape")
     if inner is None or not rewriter.used_once(inner.output):
         return None
@@ -74,7 +77,10 @@ def _join_later(rewriter: Rewriter, node: Node) -> str | None:
 
 
 def _split_earlier(rewriter: Rewriter, node: Node) -> str | None:
-    """`reshape(transpose(x))` -> `transpose(reshape(x))`, if the reshape splits dimensions."""
+    """Rewrite `reshape(transpose(x))` as `transpose(reshape(x))`.
+
+    None unless the reshape only splits dimensions.
+    """
     inner = rewriter.producer(node.inputs[0], "transpose")
     if inner is None or not rewriter.used_once(inner.output):
         return None
@@ -93,11 +99,12 @@ def _split_earlier(rewriter: Rewriter, node: Node) -> str | None:
 
 
 def _runs(joined: Sequence[int], parts: Sequence[int]) -> list[list[int]] | None:
-    """For each joined dimension, the parts whose product it is known to be; None if a part belongs
-    to two of them.
+    """Assign dimensions to the joined dimensions whose extents are their products.
 
-    A dimension of extent 1 belongs to the dimension before it, unless it is a joined dimension
-    itself.
+    `joined` has the extents of the joined dimensions, and `parts` those of the dimensions to
+    assign, in order. Returns the positions of the parts for each joined dimension. A part of extent
+    1 belongs to the dimension before it, unless it is a joined dimension itself. None if the
+    extents do not match in this way, or the ranges of dynamic sizes do not prove it.
     """
     found: list[list[int]] = []
     place = 0
@@ -122,7 +129,7 @@ def permutation(node: Node, rank: int) -> tuple[int, ...]:
 
 
 def _sink(rewriter: Rewriter, node: Node) -> str | None:
-    """`f(transpose(x), c)` -> `transpose(f(x, c'))`, where c' is c transposed back."""
+    """Rewrite `f(transpose(x), c)` as `transpose(f(x, c'))`, where c' is c transposed back."""
     moved = movements(rewriter, node, "transpose")
     perms = {permutation(each, len(rewriter.shape(node.output))) for each in moved}
     if len(perms) != 1 or not any(rewriter.used_once(each.output) for each in moved):

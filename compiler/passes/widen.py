@@ -45,9 +45,9 @@ _STEPS = 16
 
 
 def multiplied_type(graph: Graph) -> DType | None:
-    """Return the 16-bit float type of all products of a graph, or None.
+    """Return the 16-bit float type of the factors of all products of a graph.
 
-    The result is None if the products have several types or another one.
+    None if the products have different types, or a type that is not a 16-bit float.
     """
     types = {
         kind
