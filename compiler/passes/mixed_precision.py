@@ -297,7 +297,9 @@ class _MixedPrecision:
         )
 
     def _waits_for_memory(self, node: Node) -> bool:
-        """Whether a product has few rows, so that reading its second factor takes most of the time.
+        """Whether a product has so few rows that memory bandwidth limits it.
+
+        Reading the second factor then takes most of the time.
         """
         if node.op == "conv":
             return False

@@ -98,7 +98,9 @@ def _gather(rewriter: Rewriter, node: Node) -> str | None:
 
 
 def _counted_indices(rewriter: Rewriter, node: Node) -> str | None:
-    """Replace a gather of indices `first, first + 1, ...` by a slice, if their number is dynamic.
+    """Replace a gather of consecutive indices `first, first + 1, ...` by a slice.
+
+    This handles only a dynamic number of indices; None otherwise.
     """
     shape, places = rewriter.shape(node.inputs[0]), rewriter.shape(node.inputs[1])
     long = [extent for extent in places if extent != 1]

@@ -60,10 +60,10 @@ def multiplied_type(graph: Graph) -> DType | None:
 
 
 def _factors(graph: Graph, node: Node) -> set[DType]:
-    """Return the types of a product's operands.
+    """Return the element types of a product's operands.
 
-    Block-scaled weights make every product a float32 product: it counts as one of the type that its
-    rows have in the model.
+    A product with block-scaled weights always computes in float32. Its type is therefore the type
+    of its left operand before a conversion to float32.
     """
     if node.op != "block_matmul":
         return {graph.types[value].dtype for value in node.inputs}
@@ -101,7 +101,7 @@ class _Widening:
         """The 16-bit value rounded from such a float32 one."""
 
     def graph(self) -> Graph:
-        """The graph with the same inputs and outputs."""
+        """Return the widened graph, whose inputs and outputs have the same names and types."""
         source = self._source
         for node in source.nodes:
             self._rewrite(node)
@@ -135,7 +135,7 @@ class _Widening:
             self._stored.add(node.output)
 
     def _stays(self, node: Node) -> bool:
-        """Whether a node still reads and returns 16-bit floats."""
+        """Whether a node of the original graph is copied without a conversion to float32."""
         if _is_opaque(node):
             return True
         output = self._source.types[node.output].dtype
@@ -153,7 +153,10 @@ class _Widening:
         return all(v in self._stored or v in self._source.constants for v in narrow)
 
     def _as_before(self, value: str) -> str:
-        """The 16-bit value, converted from the float32 one if the graph no longer contains it."""
+        """The value as the original graph has it.
+
+        A 16-bit value that the new graph contains only in float32 is converted back.
+        """
         if not self._is_narrow(value) or value in self._stored or value in self._source.constants:
             return value
         if value not in self._rounded:
@@ -162,7 +165,7 @@ class _Widening:
         return self._rounded[value]
 
     def _wide(self, value: str) -> str:
-        """The float32 value for a 16-bit one."""
+        """The float32 version of a 16-bit value, converted at its first use."""
         if value not in self._names and value in self._source.constants:
             array, dtype = self._source.constants[value], self._source.types[value].dtype
             name = self._names[value] = self._edit.in_type(value, DType.FLOAT32)
@@ -179,10 +182,11 @@ class _Widening:
 
 
 def _factors_of_halves(graph: Graph, own: DType | None) -> set[str]:
-    """16-bit values that are multiplied in another type than `own`, possibly moved before.
+    """The 16-bit factors of products that are stored in their own type, not in `own`.
 
-    They are stored, so that their products may use 16-bit floats. The weights of a row of scores
-    are excluded: they never reach memory.
+    Products can then use 16-bit instructions. Data movements may lie between such a value and its
+    product. The results of a softmax are excluded, because a fused attention kernel never stores
+    them.
     """
     factors: set[str] = set()
     for node in reversed(graph.nodes):
@@ -197,6 +201,6 @@ def _factors_of_halves(graph: Graph, own: DType | None) -> set[str]:
 
 
 def _is_opaque(node: Node) -> bool:
-    """Whether a node reads or returns the bits of 16-bit floats."""
+    """Whether a node needs the bits of 16-bit floats, as native functions and control flow do."""
     kind = ops.get(node.op).kind
     return kind in (OpKind.NATIVE, OpKind.CONTROL) or node.op in ("bitcast", "field")

@@ -2,9 +2,10 @@
 
 An uploaded model may be too large, by accident or by intent. A thread inside NumPy cannot be
 stopped, and its memory counts for the whole process. A child process, in contrast, is killed as
-soon as its result is no longer needed. A call that exceeds a limit returns a `NoAnswer`.
+soon as its result is no longer needed. A call that exceeds a limit returns a `NoAnswer`. For
+example, this call plans a model with at most 4 GiB of memory in at most 120 s:
 
-found = bounded.run(plan, (model,), Limits(4 << 30, 120.0), token)
+    found = bounded.run(plan, (model,), Limits(4 << 30, 120.0), token)
 """
 
 from __future__ import annotations
@@ -193,7 +194,10 @@ class BoundedChild:
         return found
 
     def stop(self) -> None:
-        """Kill the child and start no other. A thread that waits in `ask` gets a `NoAnswer`."""
+        """Kill the child; no other child is started.
+
+        A thread that waits in `ask` gets a `NoAnswer`.
+        """
         with self._lock:
             self._stopped = True
             if self._child is not None:
@@ -246,8 +250,11 @@ class BoundedChild:
             return _ENDED if self._stopped else _last(child, self._limits)
 
     def _wait(self, child: ChildProcess, seconds: float, stop: Stop | None) -> NoAnswer | None:
-        """Wait until the child sends something. Returns None then, or the reason why the wait ended
-        early."""
+        """Wait until the child sends a message.
+
+        Returns None if it sent one. Returns a `NoAnswer` if `seconds` elapsed or `stop` was
+        cancelled first.
+        """
         end = time.monotonic() + seconds
         while not child.pipe.poll(LOOK_SECONDS):
             if stop is not None and stop.cancelled:
@@ -276,13 +283,16 @@ class _OutOfMemory:
 
 @dataclass(frozen=True, slots=True)
 class _Back:
-    """A call of the parent's `answers` function by the child."""
+    """A message from the child: call the parent's `answers` function with these arguments."""
 
     arguments: tuple[Any, ...]
 
 
 class _OursError(Exception):
-    """An error of the parent's `answers` function, which is not a fault of the child."""
+    """An exception of the parent's `answers` function, which the parent raises again.
+
+    It distinguishes this exception from a failure of the child.
+    """
 
     def __init__(self, cause: BaseException) -> None:
         super().__init__(str(cause))
@@ -299,7 +309,7 @@ def _told(answers: Answers, back: _Back) -> Any:
 
 
 def _last(child: ChildProcess, limits: Limits) -> NoAnswer:
-    """The reason why a child ended before it answered."""
+    """The reason why a child process ended without sending a result."""
     status = child.wait()
     lines = child.error_lines()
     words = "\n".join(lines)[-MOST_WORDS:]
@@ -339,7 +349,11 @@ def serve(pipe: Connection) -> None:
 
 
 def _back(pipe: Connection, *arguments: Any) -> Any:
-    """Call the parent's `answers` function from the child, and return its result."""
+    """Call the parent's `answers` function from the child, and return its result.
+
+    Raises:
+        CompilerError: if the function raises one.
+    """
     _send(pipe, _Back(arguments), os.getppid())
     answer = _receive(pipe, writable=False)
     if isinstance(answer, _Raised):
@@ -373,10 +387,9 @@ def _sendable(error: CompilerError) -> CompilerError:
 
 
 def _send(pipe: Connection, value: Any, to: int) -> None:
-    """Send a value in a file that both processes map, so that neither copies its large arrays.
+    """Send a picklable value to process `to`, in a temporary file that both processes map.
 
-    Args:
-        to: the process at the other end.
+    Large arrays are thus not copied through the pipe.
     """
     apart: list[pickle.PickleBuffer] = []
     with tempfile.TemporaryFile() as file:
@@ -392,9 +405,10 @@ def _send(pipe: Connection, value: Any, to: int) -> None:
 
 
 def _receive(pipe: Connection, *, writable: bool) -> Any:
-    """Receive a value. Writing to its arrays, if they are writable, does not change the file.
+    """Receive a value that `_send` sent.
 
-    Linux counts writable mappings as allocated memory; therefore questions are read-only.
+    If `writable`, its arrays may be changed, which does not change the file. Linux counts writable
+    mappings as allocated memory, so the child receives its arguments read-only.
     """
     sizes = pipe.recv()
     with os.fdopen(reduction.recv_handle(pipe), "rb") as file:
@@ -431,7 +445,10 @@ def lower_priority(niceness: int) -> None:
 
 
 def _limit_time(limits: Limits) -> None:
-    """Limit this process to `limits.seconds` of CPU time per core, even if no parent waits."""
+    """Limit this process to `limits.seconds` of CPU time for each core of the machine.
+
+    The limit ends a child whose parent has died and can no longer stop it.
+    """
     if sys.platform != "win32":
         import resource
 
@@ -443,7 +460,10 @@ def _limit_time(limits: Limits) -> None:
 
 
 def _within(most: int, kind: int) -> int:
-    """Clamp to the limit that this process inherited, which it may not raise."""
+    """Reduce a limit to the hard limit that this process inherited, which it may not exceed.
+
+    `kind` is the constant of the resource, such as `RLIMIT_CPU`.
+    """
     import resource
 
     hard = resource.getrlimit(kind)[1]

@@ -140,8 +140,11 @@ class CacheFolder:
             staging.rename(entry)
 
     def _shrink(self, most: int, replaced: Path | None) -> None:
-        """Remove the least recently used entries until at most `most` bytes are left, and
-        incomplete entries of processes that died. The entry about to be replaced is not counted."""
+        """Remove the least recently used entries until at most `most` bytes are left.
+
+        The entry `replaced`, which is about to be replaced, does not count. Incomplete entries of
+        processes that died are removed too.
+        """
         for entry in os.scandir(self.path):
             if _REST.fullmatch(entry.name):
                 with suppress(OSError):
@@ -168,7 +171,7 @@ class CacheFolder:
 def _is_own(status: os.stat_result) -> bool:
     """Whether the file belongs to this user and only this user may write to it.
 
-    False on Windows, where the status of a file gives neither fact.
+    False on Windows, where the status of a file states neither.
     """
     if not hasattr(os, "getuid"):
         return False

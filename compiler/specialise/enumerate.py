@@ -1,8 +1,11 @@
 """Compile all segments of a segmented model ahead of time, for its artifact.
 
-Each `SegmentBoundary` is followed by segments that cover: sizes above 0, on each side of every
-integer that the model compares a size with; each size 0 alone, and all sizes 0 together; each value
-of the booleans that select a branch.
+The data of a run select one of the segments that may follow a `SegmentBoundary`. Segments are
+compiled for the following cases:
+- sizes above 0: one segment per interval of sizes for which all comparisons in the model have the
+  same result;
+- each size 0 alone, and all sizes 0 together;
+- each value of the booleans that select a branch.
 """
 
 from __future__ import annotations
@@ -39,18 +42,19 @@ def enumerate_segments(
 ) -> None:
     """Compile every segment that a run may need.
 
-    The segments of a boundary replace the earlier ones in `SegmentBoundary.made`.
+    At each boundary, the new segments replace the segments that were compiled before
+    (`SegmentBoundary.made`).
 
     Args:
         segment_compiler: compiles the segments.
         first: the boundary before the whole model.
-        behind: whether to compile the segments behind inner boundaries too; if false, only those
-            behind `first` are compiled.
+        behind: whether to compile the segments after inner boundaries too; if false, only those
+            after `first` are compiled.
 
     Raises:
-        CompilerError: if no segment behind a boundary compiles, except for sizes of 0; if the data
-            may select more than `PROGRAMS_LIMIT` programs at a boundary; or if integers that are
-            not sizes select programs.
+        CompilerError: if no segment after a boundary compiles for sizes above 0; if the data may
+            select more than `PROGRAMS_LIMIT` programs at a boundary; or if integers that are not
+            sizes select programs.
     """
     waiting: list[SegmentBoundary[P]] = [first]
     while waiting:
@@ -63,8 +67,11 @@ def enumerate_segments(
 def _stages(
     segment_compiler: SegmentCompiler[P], cut: SegmentBoundary[P]
 ) -> dict[SegmentGuard, ModelSegment[P]]:
-    """Compile the segments behind a boundary, by guard. Sizes for which the model contradicts
-    itself, or that no program serves, get no segment. A run with such sizes raises an error."""
+    """Compile the segments after a boundary, and return them by guard.
+
+    Sizes get no segment if the model is invalid for them or no program compiles. A run with such
+    sizes raises an error.
+    """
     tried: dict[SegmentGuard, ModelSegment[P] | None] = {}
     first: CompilerError | None = None
     while True:
@@ -99,12 +106,14 @@ def _tried(
     facts: SegmentGuard,
     values: Mapping[str, Array],
 ) -> ModelSegment[P] | None:
-    """Compile a segment; return None if its range was split instead.
+    """Compile a segment; return None if a range was split instead.
+
+    A split changes the guards, so that the caller must determine the segments again.
 
     Raises:
         OutOfMemoryError: if memory does not suffice to compile it.
-        CompilerError: if the segment does not compile, for example because the model contradicts
-            itself for these sizes.
+        CompilerError: if the segment does not compile, for example because the model is invalid for
+            these sizes.
     """
     found = segment_compiler.make(cut, facts, values)
     reason, cut.reason = cut.reason, ""
@@ -117,7 +126,11 @@ def _tried(
 
 
 def _cases(cut: SegmentBoundary[P]) -> Iterator[dict[str, Array]]:
-    """Yield values that select each program. Of most values only the shape matters."""
+    """Yield live-ins for each segment to compile, by name.
+
+    Each combination selects another segment by the shapes of the live-ins, and by the elements of
+    shape-determining live-ins. All other elements are zeros.
+    """
     crossings = cut.reads.crossings
     given = isinstance(cut, JitBoundary) and cut.is_first
     names = dict.fromkeys(
@@ -161,19 +174,19 @@ def _too_many(count: int) -> InvalidArgumentError:
 
 
 def _own(crossing: LiveIn) -> tuple[str, ...]:
-    """The names of the elements that are sizes."""
+    """The names of a live-in's elements, if they determine sizes; else empty."""
     if not crossing.deciding or crossing.dtype.numpy.kind not in "iu" or not _count(crossing):
         return ()
     return tuple(f"{crossing.label}_{k}" for k in range(_count(crossing)))
 
 
 def _count(crossing: LiveIn) -> int:
-    """The number of elements of a shape-determining value."""
+    """The number of elements of a shape-determining live-in, whose shape must be fixed."""
     return prod(dim for dim in crossing.dims if isinstance(dim, int))
 
 
 def _parts(cut: SegmentBoundary[P], name: str) -> list[int]:
-    """One size from each part of a dimension's range."""
+    """The smallest size above 0 of each interval into which a dimension's range is split."""
     whole = cut.reads.ranges.get(name) or default_range(name)
     least = max(whole.low, 1) * whole.multiple
     inside = (end for end in sorted(cut.ends.get(name, ())) if end > least and end in whole)
@@ -183,7 +196,16 @@ def _parts(cut: SegmentBoundary[P], name: str) -> list[int]:
 def _array(
     crossing: LiveIn, sizes: Mapping[str, int], truths: Mapping[LiveIn, tuple[bool, ...]]
 ) -> Array:
-    """Return a broadcast array with these sizes, which allocates no memory per element."""
+    """Return an array for a live-in, as `_cases` yields it.
+
+    Args:
+        crossing: the live-in.
+        sizes: the size of each dynamic dimension, and the value of each element that is a size, by
+            name.
+        truths: the elements of live-ins that select branches.
+
+    An array of zeros is broadcast from one element, so that its size does not matter.
+    """
     shape = [sizes[dim] if isinstance(dim, str) else dim for dim in crossing.dims]
     numpy = crossing.dtype.numpy
     if crossing in truths:

@@ -35,10 +35,10 @@ such programs should share their packed weights."""
 
 @dataclass(slots=True, eq=False)
 class JitBoundary(SegmentBoundary[P]):
-    """A boundary in a segmented model, behind which segments are compiled on demand.
+    """A boundary in a segmented model, after which segments are compiled on demand.
 
     Attributes:
-        rest: the continuation of the model behind the boundary.
+        rest: the continuation of the model after the boundary.
         compile: compiles the graph of a segment.
         is_first: whether this is the boundary before the whole model.
     """
@@ -52,7 +52,7 @@ class SegmentCompiler(Generic[P]):
     """Compiles the segments of one model.
 
     Args:
-        compiling: returns the function that compiles the segments behind one boundary. It is called
+        compiling: returns the function that compiles the segments after one boundary. It is called
             once per boundary.
     """
 

@@ -33,7 +33,10 @@ class RequestedSchedules:
         self._answers: dict[str, Schedule | None] = {}
 
     def best(self, workload_key: str, mode: Mode) -> Schedule | None:
-        """Return the source's schedule, and record it."""
+        """Query the source for the schedule of a workload, record the result, and return it.
+
+        The result is None if the source has no schedule.
+        """
         found = self._answers[workload_key] = self._source.best(workload_key, mode)
         return found
 
@@ -49,7 +52,7 @@ def check_answers(answers: Answers, source: ScheduleSource, mode: Mode) -> None:
     """Check that a source still returns the recorded schedules.
 
     Raises:
-        ArtifactError: if a schedule differs.
+        ArtifactError: if the source now returns another schedule for a workload, or none.
     """
     for workload_key, said in answers:
         if _text(source.best(workload_key, mode)) != said:

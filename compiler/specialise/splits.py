@@ -1,8 +1,8 @@
-"""Splitting of size ranges into intervals in which one program serves all sizes.
+"""Splitting of size ranges into intervals, each of which is served by one program.
 
 A range is split where the result of a comparison in the model changes. The first program is
-compiled for the interval of each dimension that holds its size hint. Programs for other intervals
-are compiled when a run needs them.
+compiled for the intervals that contain the size hints. Programs for other intervals are compiled
+when a run needs them.
 """
 
 from __future__ import annotations
@@ -45,13 +45,13 @@ def make_segment(
 ) -> ModelSegment[P] | None:
     """Compile a segment and add it to the boundary before it.
 
-    Returns None if no program serves all sizes of the guard. Then either a range was split, or the
-    boundary has a reason why each combination of sizes needs its own program.
+    Returns None if one program cannot serve all sizes of the guard. Then either a range was split,
+    or `SegmentBoundary.reason` states why each combination of sizes needs its own program.
 
     Args:
         cut: the boundary before the segment.
         facts: the guard of the segment: the sizes and values that it must serve.
-        exact: the guard of only the run that needs the segment.
+        exact: the sizes and values of the run that needs the segment.
         compiled: compiles the segment.
 
     Raises:
@@ -84,7 +84,11 @@ def _note(
     exact: SegmentGuard,
     error: DynamicSizeError | InvalidModelError,
 ) -> None:
-    """Split the ranges that have no program, or note why they have none."""
+    """Record that no program serves the ranges of a guard.
+
+    A range is split if the error names a condition that depends on sizes. Otherwise, the boundary
+    records the error, so that single sizes get their own programs.
+    """
     match error:
         case DynamicSizeError() if _split(cut, facts, exact, error):
             pass
@@ -97,10 +101,11 @@ def _note(
 
 
 def make_first_segment(cut: SegmentBoundary[P], make: Make[P], hints: Mapping[str, int]) -> None:
-    """Compile the program for the intervals that hold the size hints, for a model without segments.
+    """Compile a first program ahead of time, for a model without segments.
 
-    If the model is invalid in these intervals, others are tried. Nothing is compiled if the model
-    is invalid in all that are tried, or if every combination of sizes needs its own program.
+    The program serves the intervals that contain the size hints. If the model is invalid for these
+    intervals, others near them are tried. Nothing is compiled if the model is invalid for all that
+    were tried, or if every combination of sizes needs its own program.
 
     Args:
         cut: the boundary before the whole model.
@@ -132,7 +137,7 @@ def make_first_segment(cut: SegmentBoundary[P], make: Make[P], hints: Mapping[st
 
 
 def _others(cut: SegmentBoundary[P], sizes: Mapping[str, int]) -> Iterator[dict[str, int]]:
-    """Yield sizes in other intervals, near `sizes`, for which no program was compiled."""
+    """Yield sizes near `sizes` that lie in other intervals, whose programs may compile."""
     for name, ends in cut.ends.items():
         for end in ends:
             yield {**sizes, name: end - 1 if sizes[name] >= end else end}
@@ -148,8 +153,10 @@ def _others(cut: SegmentBoundary[P], sizes: Mapping[str, int]) -> Iterator[dict[
 def _split(
     cut: SegmentBoundary[P], facts: SegmentGuard, exact: SegmentGuard, error: DynamicSizeError
 ) -> bool:
-    """Split ranges at sizes where the result of a condition changes; false if no split was
-    added."""
+    """Split ranges at the sizes where the result of the condition in `error` changes.
+
+    Returns whether a split was added to the boundary.
+    """
     ranges = {d.name: d for d in facts.open}
     added = False
     for name, end in _ends(cut, ranges, exact, error):
@@ -172,11 +179,12 @@ def _ends(
     exact: SegmentGuard,
     error: DynamicSizeError,
 ) -> Iterator[tuple[str, int]]:
-    """Yield the split points of a condition: a dimension, and the first size of a new interval.
+    """Yield split points for the condition that `error` states.
 
-    A condition on several sizes together, such as a product that must fit into 32 bits, has the
-    same answer up to a split point in each of them. Beyond these split points, each combination of
-    sizes gets its own program: a first range that serves most runs is enough.
+    A split point is a dimension and the first size of a new interval. A condition on several sizes,
+    such as a product that must fit into 32 bits, gets one split point per dimension: below all of
+    them, its result is constant. Beyond them, each combination of sizes gets its own program,
+    because the range below serves most runs.
     """
     if point := turning_point(error.undecided):
         yield point[0].name, point[1]
@@ -206,12 +214,15 @@ def _narrower(
     exact: SegmentGuard,
     error: DynamicSizeError,
 ) -> Mapping[str, Dimension] | None:
-    """Return the dimensions whose range must change to decide a condition, with their new ranges.
-    The new ranges hold the sizes of the run. If that is impossible, one range changes, to a part
-    next to these sizes.
+    """Return narrower ranges in which the result of the condition in `error` is constant.
 
-    Sizes that the data determine have no hints. For them, the function returns the ranges with the
-    most sizes. `_ends` splits an equality at the size for which it holds.
+    The result has the ranges that change, by dimension. They contain the sizes of the run (`exact`)
+    if possible. Otherwise only one range changes, and the new range is near these sizes. None if no
+    such ranges are found.
+
+    If the data determine the sizes, the ranges that contain the most sizes are returned. For an
+    equality, the result may be None: `_ends` then splits the range at the size for which the
+    equality holds.
     """
     sizes = dict(exact.sizes)
     if not cut.whole and (cut.made or not is_dynamic(error.undecided)):

@@ -231,8 +231,19 @@ class CompilationCache:
         *,
         replacing: bool = False,
     ) -> Model | None:
-        """Return the compiled model, whether or not it could be stored; None if it was not
-        compiled."""
+        """Compile a model, and add it to the cache folder if possible.
+
+        Returns the compiled model, whether or not it was stored. None if the folder did not start
+        the compilation.
+
+        Args:
+            key: the key of the entry.
+            source: the model with its digest.
+            locations: the external-data files of the model.
+            compiling: compiles the model and writes its artifact to the given path.
+            asked: the recorded queries to the source of schedules.
+            replacing: whether to replace an existing entry.
+        """
         assert self._folder is not None
         made: list[Model] = []
         beside, files = source.states(locations), source.digests(locations)
@@ -256,7 +267,7 @@ class CompilationCache:
 
 @contextmanager
 def _naming_packages() -> Iterator[None]:
-    """Name the package to install if an import fails."""
+    """Context that adds the package to install to the error of a failed import."""
     try:
         yield
     except ModuleNotFoundError as error:
@@ -273,13 +284,14 @@ class ChangedModelError(InvalidModelError):
 
 @dataclass(frozen=True, slots=True)
 class _Details(JsonValue):
-    """Metadata of an entry, stored alongside its artifact.
+    """Metadata of a cache entry, stored next to its artifact.
 
     Attributes:
-        files: SHA-256 (hex) of the external-data files next to the model, by location.
-        ranges: the ranges of the dimensions, by name, as users write them.
+        files: SHA-256 (hex) of the model's external-data files, by location.
+        ranges: the ranges of the dimensions, by name, in the form of users' input, such as
+            `1..512`.
         reason: why each combination of sizes needs its own program; empty if it does not.
-        schedules: the queries to the source of schedules, with its answers.
+        schedules: the queries to the source of schedules, with its results.
     """
 
     json_form: ClassVar[JsonForm] = JsonForm("details", sparse=("schedules",))
@@ -297,7 +309,7 @@ class _Source:
     Attributes:
         model: a file, its bytes, or a message with all its tensors in separate arrays.
         digest: SHA-256 (hex) of the bytes.
-        state: location, size and modification time of the file when it was read.
+        state: device, inode, size and modification time of the file when it was read.
     """
 
     model: Path | bytes | ReadModel
@@ -306,8 +318,11 @@ class _Source:
 
     @classmethod
     def of(cls, model: ModelSource) -> _Source | None:
-        """None for other kinds of model, and for a file that cannot be read: the import reports it
-        in more detail."""
+        """Read a model and compute its digest.
+
+        None if the model cannot be identified in this way: for other kinds of model, and for a file
+        that cannot be read. The import reports an unreadable file in more detail.
+        """
         if isinstance(model, bytes | bytearray | memoryview):
             return cls(bytes(model), hashlib.sha256(model).hexdigest())
         if _is_whole(model):
@@ -325,9 +340,11 @@ class _Source:
             return None
 
     def digests(self, locations: Iterable[str]) -> dict[str, str]:
-        """SHA-256 (hex) of external-data files, by location. The digest is empty for a file that
-        cannot be read or lies outside the model's folder: the import rejects such a file, and
-        reading it may never end."""
+        """Return the SHA-256 (hex) of external-data files, by location.
+
+        The digest is empty for a file that cannot be read or lies outside the model's folder. The
+        import rejects such files, and reading a special file might never end.
+        """
         if not isinstance(self.model, Path):
             return {}
         folder = self.model.resolve().parent
@@ -338,15 +355,24 @@ class _Source:
         return self.digests(files) == dict(files)
 
     def states(self, locations: Iterable[str]) -> dict[str, tuple[int, ...]]:
-        """The states of external-data files, by location; empty for a missing file."""
+        """The state of each external-data file, to detect changes.
+
+        A state is the device, inode, size and modification time of the file, as `_state` returns
+        it; empty for a missing file. The keys are the locations in the model.
+        """
         if not isinstance(self.model, Path):
             return {}
         folder = self.model.resolve().parent
         return {location: _state_of(folder / location) for location in locations}
 
     def check_same(self, beside: Mapping[str, tuple[int, ...]]) -> None:
-        """Raise ChangedModelError if the model's file or an external-data file has changed since it
-        was read."""
+        """Check that no file of the model has changed since it was read.
+
+        `beside` has the states of the external-data files at that time.
+
+        Raises:
+            ChangedModelError: if the model's file or an external-data file has changed.
+        """
         if not isinstance(self.model, Path):
             return
         if _state_of(self.model) != self.state:
@@ -359,7 +385,10 @@ class _Source:
 
 
 def _is_whole(model: ModelSource) -> TypeGuard[ReadModel]:
-    """Whether a message has all its tensors in separate arrays, which can be hashed in place."""
+    """Whether a model is a message with all its tensors in separate arrays.
+
+    The arrays can be hashed without a copy.
+    """
     tensors = getattr(model, "tensors", None)
     if tensors is None:
         return False
@@ -368,7 +397,7 @@ def _is_whole(model: ModelSource) -> TypeGuard[ReadModel]:
 
 
 def _digest_of_parts(model: ReadModel) -> str:
-    """Digest of the message, and of each tensor with its name, type and shape."""
+    """The SHA-256 (hex) of a model's message, and of each tensor with its name, type and shape."""
     digest = hashlib.sha256(model.proto.SerializeToString(deterministic=True))
     for name, tensor in sorted(model.tensors.items()):
         array = np.ascontiguousarray(tensor.array)
@@ -400,8 +429,15 @@ def _digest(folder: Path, location: str) -> str:
 
 
 def _key(model: str, options: CompileOptions, *, tuned: bool = False) -> str:
-    """Digest of everything that the code of a model depends on. Details that another process cannot
-    reproduce, such as the order of the dimensions, are left out."""
+    """The key of a cache entry: a digest of everything that the code of a model depends on.
+
+    Details that may differ between processes, such as the order of the dimensions, are left out.
+
+    Args:
+        model: the digest of the model.
+        options: the options of the compilation.
+        tuned: whether the entry is a tuned model (`CompilationCache.keep_tuned`).
+    """
     device = this_device()
     parts = {
         "format": FORMAT,
@@ -420,8 +456,10 @@ def _key(model: str, options: CompileOptions, *, tuned: bool = False) -> str:
 
 @cache
 def _compiler_digest() -> str:
-    """Digest of the sizes and times of the compiler's own files, so that an edited compiler
-    compiles again."""
+    """A digest of the sizes and modification times of the compiler's own files.
+
+    If a developer edits the compiler, cached models are therefore compiled again.
+    """
     root = Path(__file__).parents[1]
     files = [
         (path.relative_to(root).as_posix(), status.st_size, status.st_mtime_ns)
