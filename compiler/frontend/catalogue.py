@@ -191,7 +191,11 @@ def _opsets(schemas: Sequence[OpSchema], newest: int) -> tuple[int, int]:
 
 
 def _types(schemas: Sequence[OpSchema]) -> frozenset[DType]:
-    """The supported types among those that the newest schema allows."""
+    """The supported element types of an operator's first operand.
+
+    If the operator has no operands, these are the types of its result. Only types that the newest
+    schema of the operator allows are returned.
+    """
     schema = next(s for s in reversed(schemas) if not s.deprecated)
     formal = schema.inputs[0] if schema.inputs else schema.outputs[0]
     names = {name.removeprefix("tensor(").removesuffix(")") for name in formal.types}

@@ -39,7 +39,13 @@ def _check_expansion(model: ModelProto) -> None:
     active: set[_Key] = set()
 
     def size(node: NodeProto, depth: int = 0) -> int:
-        """Number of nodes that a node expands to, including its subgraphs."""
+        """Return the number of nodes to which a node expands when all functions are inlined.
+
+        The nodes of subgraphs count too. `depth` is the number of subgraphs around the node.
+
+        Raises:
+            InvalidModelError: if subgraphs are nested too deeply.
+        """
         if depth > DEPTH_LIMIT:
             raise InvalidModelError(
                 f"{node.op_type} '{node.name}': subgraphs are nested in more than {DEPTH_LIMIT} "

@@ -42,7 +42,8 @@ class ReadModel:
     Attributes:
         proto: the message.
         folder: the folder of the model's file, which holds external data; None without a file.
-        is_own: whether the message was created here, so that no caller sees changes of it.
+        is_own: whether this module created the message. It may then be changed, because no caller
+            has it.
         tensors: the initializers whose data is not in the message, by name.
     """
 

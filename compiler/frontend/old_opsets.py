@@ -1,7 +1,7 @@
-"""Conversion of operands whose broadcasting is defined as before opset 7.
+"""Conversion of operands to NumPy's broadcasting, for models of opsets before 7.
 
-There, the attribute `axis` states the dimension of A with which the first dimension of B is
-aligned. The slope of PRelu is aligned with the channels. The other changes in opset 7 concern
+In these opsets, the attribute `axis` states the dimension of A with which the first dimension of B
+is aligned. The slope of PRelu is aligned with the channels. The other changes in opset 7 concern
 attributes, and need no conversion: import rules read an attribute whenever it is present.
 """
 

@@ -348,8 +348,9 @@ class ModelImport:
     def _standing_for(self, value: str, name: str, attrs: Mapping[str, str]) -> str:
         """Add a node that records the meaning of an output, such as its table of strings.
 
-        `attrs` are the node's attributes. If the data determine the output's extent, the node is
-        inserted before the trim, because a trim must be the last node before an output.
+        `attrs` are the node's attributes. The value may be the result of a `trim`, an operator that
+        cuts a tensor to an extent that the data determine. The node is then inserted before the
+        `trim`, which must be the last node before an output.
         """
         trim = self._builder.trim(value)
         if trim is None:
@@ -384,7 +385,8 @@ def _check_type(info: ValueInfoProto, kind: TensorType) -> None:
 def _check_stated(info: ValueInfoProto, kind: TensorType, trimmed: int | None) -> None:
     """Warn if the file's shape of an output contradicts the inferred shape, which takes precedence.
 
-    The file may state a smaller extent along a dimension that depends on the data.
+    `trimmed` is the dimension whose extent depends on the data, or None. Along this dimension, the
+    file may state a smaller extent than the inferred maximum.
 
     Raises:
         InvalidModelError: if the file states another element type.

@@ -1,4 +1,4 @@
-"""Topological order, single definition of values, and unique names of ONNX nodes."""
+"""Topological order and unique names of ONNX nodes, and a check that each value is defined once."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ def schema_function(
         types: the types of the node's operands; None for an omitted operand.
 
     Raises:
-        InvalidModelError: if the node is too malformed to have a body.
+        InvalidModelError: if the schema generates its body for the node, and the node is malformed.
     """
     try:
         schema = get_schema(node.op_type, opset, "")

@@ -8,8 +8,8 @@ Before:                                      After:
 A node is deferred if its import needs an extent or a value that a run computes. All nodes that do
 not depend on deferred nodes form the segment, one graph that computes the operands of the deferred
 nodes. The continuation is a model of the deferred nodes, with these operands as inputs (live-ins).
-The extents of live-ins are known or dynamic dimensions, and the elements of shape-determining
-live-ins are known. The continuation is imported in turn, and may be segmented again.
+Each dimension of a live-in has a fixed size or is dynamic. The elements of shape-determining
+live-ins are constants. The continuation is imported in turn, and may be segmented again.
 """
 
 from __future__ import annotations
@@ -437,8 +437,9 @@ def _check_progress(
     """Check that a continuation makes progress compared with the model that it continues.
 
     Raises:
-        UnsupportedOperatorError: the error of the first deferred node, if the import deferred every
-            node, and no value is shape-determining that was not so before.
+        UnsupportedOperatorError: if every node was deferred, and every value whose elements the
+            continuation fixes was already fixed before. This is the error of the first deferred
+            node.
     """
     assert waiting.first is not None
     whole = (before.source if before else read).proto.graph.node[before.spelled if before else 0 :]

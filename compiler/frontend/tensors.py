@@ -43,12 +43,11 @@ def read_tensor(
 ) -> OnnxTensor:
     """Convert a tensor to an array: bfloat16 as raw bits, text as positions in a table of labels.
 
-    `apart` is the tensor's raw data, if it was read separately from the message.
-
     Args:
         tensor: the message.
         folder: the folder of external data; None if the model has no folder.
-        what: the tensor's name in messages.
+        what: the tensor's name in error messages.
+        apart: the tensor's raw data, if it was read separately from the message.
 
     Raises:
         InvalidModelError: if the tensor is malformed, or its data has another size or is outside
@@ -106,7 +105,10 @@ def external_bytes(tensors: Iterable[TensorProto]) -> int:
 
 
 def external_files(model: ModelProto) -> tuple[str, ...]:
-    """Return the external-data files of all tensors of a model, at any nesting depth."""
+    """Return the locations of all external-data files of a model, sorted.
+
+    Tensors at any nesting depth are searched, including those in subgraphs and attributes.
+    """
     found: dict[str, None] = {}
     messages: list[Message] = [model]
     while messages:

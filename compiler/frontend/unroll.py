@@ -57,7 +57,7 @@ class LoopBody:
 
     @property
     def short(self) -> int:
-        """The maximum number of steps of a loop that is unrolled at once.
+        """The maximum number of steps for which unrolling is the first choice.
 
         A loop with more steps is first imported as a loop at run time, and unrolled only if this
         fails.
@@ -171,7 +171,10 @@ def _spelled_scan(
 
 
 def _looped_scan(node: OnnxNode, scan: _Scan, body: LoopBody) -> tuple[list[str], list[str]]:
-    """Import a Scan as a loop at run time. Each step gathers its slices from the sequences."""
+    """Import a Scan as a loop at run time; returns the states after the last step and the results.
+
+    Each step gathers its slices from the scanned inputs.
+    """
 
     def step(enclosure: Enclosure, number: str, states: Sequence[str]) -> list[str]:
         inner = enclosure.node

@@ -44,7 +44,7 @@ def fma(a: Expr | float, b: Expr | float, c: Expr | float) -> Expr:
 
 
 def maximum(a: Expr | float, b: Expr | float) -> Expr:
-    """Return the larger operand as an expression.
+    """Return the maximum of two operands as an expression.
 
     If one operand is a constant and the other is NaN, the result is NaN.
     """
@@ -52,7 +52,7 @@ def maximum(a: Expr | float, b: Expr | float) -> Expr:
 
 
 def minimum(a: Expr | float, b: Expr | float) -> Expr:
-    """Return the smaller operand as an expression.
+    """Return the minimum of two operands as an expression.
 
     If one operand is a constant and the other is NaN, the result is NaN.
     """
@@ -161,9 +161,9 @@ _EXP_TAIL_DOUBLE = (
 
 
 def with_sign_of(x: Expr, magnitude: Expr) -> Expr:
-    """Return `magnitude`, negated where x < 0: an odd function of x from its value at |x|.
+    """Return an odd function of x from its value `magnitude` at |x|: negated where x < 0.
 
-    The caller handles zeros.
+    The sign of zero is lost; the caller handles x = -0.0 if necessary.
     """
     return select(less(x, 0.0), -magnitude, magnitude)
 

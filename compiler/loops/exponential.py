@@ -27,10 +27,10 @@ from tilewright.compiler.loops.expr import Expr, Operation, constant, op
 
 
 def exp(x: Expr) -> Expr:
-    """e**x; relative error <= 1.2e-7 (float32), 2.5e-16 (float64).
+    """Return e**x; relative error <= 1.2e-7 (float32), 2.5e-16 (float64).
 
-    Subnormal results have an additional error of half an ulp. n = rint(x / ln 2), r = x - n ln 2,
-    then 2**n * (1 + r + r**2 P(r)).
+    Subnormal results have an additional error of half an ulp. With n = rint(x / ln 2) and r = x - n
+    ln 2, the result is 2**n * (1 + r + r**2 P(r)).
     """
     return in_float("exp", x, exp_of)
 
@@ -44,10 +44,10 @@ def exp_of(x: Expr) -> Expr:
 
 
 def exp_of_negative(x: Expr) -> Expr:
-    """e**x for x <= 0 in two thirds of the time of `exp`, accurate enough for softmax.
+    """Return e**x for x <= 0, in two thirds of the time of `exp` and accurate enough for softmax.
 
-    float32: absolute error <= 1.6e-7, relative error <= 1.8e-7 (1 + |x| / 2). n = rint(x / ln 2), r
-    = x / ln 2 - n, then 2**n P(r), which is 1 at 0. float64 uses `exp`.
+    float32: absolute error <= 1.6e-7, relative error <= 1.8e-7 (1 + |x| / 2). With n = rint(x / ln
+    2) and r = x / ln 2 - n, the result is 2**n P(r), which is 1 at 0. float64 uses `exp`.
     """
     return in_float("exp_of_negative", x, _exp_of_negative)
 
@@ -71,7 +71,7 @@ _POWER_OF_2 = (
 
 
 def expm1(x: Expr) -> Expr:
-    """e**x - 1; relative error <= 3e-7 (float32), 5e-16 (float64), near 0 too."""
+    """Return e**x - 1; relative error <= 3e-7 (float32), 5e-16 (float64), near 0 too."""
     return in_float("expm1", x, expm1_of)
 
 
@@ -88,11 +88,11 @@ def expm1_of(x: Expr) -> Expr:
 
 
 def log(x: Expr) -> Expr:
-    """Natural logarithm; relative error <= 1.2e-7 (float32), 2.5e-16 (float64).
+    """Return the natural logarithm; relative error <= 1.2e-7 (float32), 2.5e-16 (float64).
 
-    The result is -inf at 0 and NaN below. x = 2**e (1 + f) with 1 + f in [sqrt(1/2), sqrt(2)).
-    float32: log(1 + f) = f - f**2 / 2 + f**3 Q(f). float64: with s = f / (2 + f), f - f**2 / 2 + s
-    (f**2 / 2 + R(s**2)) (FreeBSD msun).
+    The result is -inf at 0 and NaN below. x is split into 2**e (1 + f), with 1 + f in [sqrt(1/2),
+    sqrt(2)). For float32, log(1 + f) = f - f**2 / 2 + f**3 Q(f). For float64, log(1 + f) = f - f**2
+    / 2 + s (f**2 / 2 + R(s**2)) with s = f / (2 + f), as in FreeBSD's msun.
     """
     return in_float("log", x, _log)
 
@@ -178,7 +178,7 @@ def _log_limits(x: Expr, result: Expr) -> Expr:
 
 
 def log1p(x: Expr) -> Expr:
-    """log(1 + x); relative error <= 3e-7 (float32), 5e-16 (float64), near 0 too.
+    """Return log(1 + x); relative error <= 3e-7 (float32), 5e-16 (float64), near 0 too.
 
     The result is -inf at -1 and NaN below.
     """

@@ -19,7 +19,7 @@ class Space(StrEnum):
     """The kind of memory that holds a tensor.
 
     MEMORY is a buffer or scratch memory, REGISTER the registers of a kernel, and CONSTANT a table
-    of values in the code.
+    of values in the machine code.
     """
 
     MEMORY = "memory"
@@ -137,7 +137,8 @@ class Combiner(StrEnum):
 class Expr:
     """Base class of expression nodes.
 
-    Python's arithmetic operators build `Op` nodes from them; Python numbers become `Const` nodes.
+    Python's arithmetic operators on expressions build `Op` nodes; Python numbers become `Const`
+    nodes.
     """
 
     __slots__ = ()
@@ -172,9 +173,9 @@ class Expr:
 class Composite(Expr):
     """Base class of nodes with operands, which caches their hashes.
 
-    Operands are shared: in x * x, its square and so on, the number of paths to x doubles with each
-    square. Equality therefore compares each pair of nodes once; generated equality, which follows
-    every path, is only for leaves.
+    Nodes share operands: in x * x, its square and so on, the number of paths to x doubles with each
+    square. Equality therefore compares each pair of nodes once. The equality that `dataclass`
+    generates would follow every path, so that only nodes without operands use it.
     """
 
     _hash: int = field(init=False, repr=False, default=0)
@@ -301,7 +302,7 @@ class Items(Composite):
 
     @property
     def dtype(self) -> DType:
-        """The type of the first item."""
+        """The type of the tuple as an operand: the type of its first item."""
         return self.values[0].dtype
 
 
@@ -416,9 +417,10 @@ _COMPARISONS = frozenset({Operation.LT, Operation.LE, Operation.EQ, Operation.NE
 
 
 def constant(value: Expr | float, dtype: DType) -> Expr:
-    """Return a value as an expression of this type; an expression is returned unchanged.
+    """Return a value as an expression.
 
-    A number becomes a constant, a dynamic size its value at run time.
+    A number becomes a constant of type `dtype`. A dynamic size becomes an expression for its value
+    at run time. An expression is returned unchanged.
     """
     if is_dynamic(value):
         whole = dtype if dtype in (DType.INT32, DType.INT64) else DType.INT64

@@ -19,7 +19,8 @@ from tilewright.compiler.loops.expr import Expr, Operation, constant, op
 def sinh(x: Expr) -> Expr:
     """Hyperbolic sine; relative error <= 5e-7 (float32), 1e-15 (float64), near 0 too.
 
-    (t + t / (t + 1)) / 2 with t = e**|x| - 1; (e**(|x| / 2))**2 / 2 where t overflows.
+    Computed as (t + t / (t + 1)) / 2 with t = e**|x| - 1; where t overflows, as (e**(|x| / 2))**2 /
+    2. The sign is restored afterwards.
     """
     return in_float("sinh", x, _sinh)
 
@@ -75,7 +76,8 @@ def _tiny(x: Expr) -> float:
 def asinh(x: Expr) -> Expr:
     """Inverse hyperbolic sine; relative error <= 5e-7 (float32), 1e-15 (float64), near 0 too.
 
-    log1p(a + a**2 / (1 + sqrt(1 + a**2))) with a = |x|; log(a) + ln 2 for large a.
+    Computed as log1p(a + a**2 / (1 + sqrt(1 + a**2))) with a = |x|; for large a, as log(a) + ln 2.
+    The sign is restored afterwards.
     """
     return in_float("asinh", x, _asinh)
 
@@ -91,7 +93,7 @@ def _asinh(x: Expr) -> Expr:
 def acosh(x: Expr) -> Expr:
     """Inverse hyperbolic cosine; relative error <= 5e-7 (float32), 1e-15 (float64); NaN below 1.
 
-    log1p(t + sqrt(t (t + 2))) with t = x - 1; log(x) + ln 2 for large x.
+    Computed as log1p(t + sqrt(t (t + 2))) with t = x - 1; for large x, as log(x) + ln 2.
     """
     return in_float("acosh", x, _acosh)
 
@@ -113,9 +115,9 @@ def _log1p_or_of_double(x: Expr, inside: Expr) -> Expr:
 
 
 def atanh(x: Expr) -> Expr:
-    """Inverse hyperbolic tangent, log1p(2 |x| / (1 - |x|)) / 2.
+    """Inverse hyperbolic tangent, log1p(2 |x| / (1 - |x|)) / 2 with the sign of x.
 
-    Relative error <= 5e-7 (float32), 1e-15 (float64). +-inf at +-1, NaN beyond.
+    Relative error <= 5e-7 (float32), 1e-15 (float64). The result is +-inf at +-1 and NaN beyond.
     """
     return in_float("atanh", x, _atanh)
 

@@ -29,7 +29,7 @@ class Axis:
 
     @property
     def moves(self) -> bool:
-        """Whether the axis has more than one value, or may have at run time."""
+        """Whether the axis has more than one value, or may have more than one at run time."""
         return is_dynamic(self.extent) or self.extent > 1
 
     def __add__(self, other: AffineLike) -> Affine:
@@ -142,7 +142,10 @@ class Affine:
         raise ValueError(f"({self}) // {number_text(divisor)} is not affine")
 
     def bounds(self) -> tuple[int, int]:
-        """Smallest and largest value, both inclusive."""
+        """The smallest and the largest value of the index, both inclusive.
+
+        The index is evaluated for all values of its axes.
+        """
         low = high = self.constant
         for term, coefficient in self.terms:
             reach = coefficient * (term.extent - 1)

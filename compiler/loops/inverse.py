@@ -37,7 +37,10 @@ def _asin(x: Expr) -> Expr:
 
 
 def acos(x: Expr) -> Expr:
-    """Inverse cosine; relative error <= 2.4e-7 (float32), 5e-16 (float64). NaN beyond +-1."""
+    """Inverse cosine; relative error <= 2.4e-7 (float32), 5e-16 (float64).
+
+    The result is NaN beyond +-1.
+    """
     return in_float("acos", x, _acos)
 
 

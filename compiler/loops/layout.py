@@ -1,6 +1,7 @@
 """Physical layouts: splitting and order of the logical axes of a tensor in memory.
 
-NCHW16c, packed weights and padded rows are all lists of factors, outer to inner.
+A layout such as NCHW16c, packed weights or padded rows is a list of factors (`Factor`) from the
+outermost to the innermost. Each factor is a logical axis or a part of one.
 """
 
 from __future__ import annotations
@@ -88,8 +89,11 @@ def blocked(rank: int, dim: int, block: int) -> Layout:
 def physical_extents(
     shape: tuple[int, ...], layout: Layout, halo: tuple[tuple[int, int], ...] = ()
 ) -> tuple[int, ...]:
-    """Return the number of elements along each factor; outer factors are rounded up to whole
-    blocks."""
+    """Return the number of elements along each factor of a layout.
+
+    If a block does not divide the extent of an axis, the outer factor counts the last, partial
+    block.
+    """
     extents = []
     for factor in layout.resolved(len(shape)):
         size = shape[factor.dim] + (sum(halo[factor.dim]) if halo else 0)

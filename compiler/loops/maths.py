@@ -117,8 +117,9 @@ _TANH_LIMIT = 9.02
 def erf(x: Expr) -> Expr:
     """Error function; relative error <= 5e-7 (float32), 5e-16 (float64), near 0 too.
 
-    float32: x P(x**2) / Q(x**2), both of degree 5, for |x| <= 4; the result is 1 beyond. float64: x
-    P(x**2) for |x| < 1, else 1 - e**(-x**2) Q((|x| - 2) / (|x| + 2)).
+    For float32, the result is x P(x**2) / Q(x**2) for |x| <= 4, both of degree 5, and +-1 beyond.
+    For float64 and x >= 0, it is x P(x**2) below 1, else 1 - e**(-x**2) Q((x - 2) / (x + 2)); the
+    function is odd.
     """
     return in_float("erf", x, _erf)
 
@@ -247,7 +248,7 @@ def _gelu_tanh(x: Expr) -> Expr:
 
 
 def softplus(x: Expr) -> Expr:
-    """log(1 + e**x) = max(x, 0) + log1p(e**-|x|); relative error <= 4e-7."""
+    """Softplus, log(1 + e**x) = max(x, 0) + log1p(e**-|x|); relative error <= 4e-7."""
     return in_float("softplus", x, _softplus)
 
 
@@ -261,5 +262,5 @@ def sqrt(x: Expr) -> Expr:
 
 
 def rsqrt(x: Expr) -> Expr:
-    """1 / sqrt(x); relative error <= 1.2e-7 (1 ulp)."""
+    """Reciprocal square root, 1 / sqrt(x); relative error <= 1.2e-7 (1 ulp)."""
     return constant(1.0, x.dtype) / op(Operation.SQRT, x)

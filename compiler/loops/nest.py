@@ -100,7 +100,7 @@ class For:
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """The division of an axis into steps of `step` inside a Compute, at one level.
+    """One level of the tiling of an axis inside a Compute: steps of `step` elements.
 
     In `Compute.reduce`, `unroll` requests unrolling during code generation instead of a run-time
     loop.
@@ -244,7 +244,7 @@ class LoopNest:
 
     @property
     def computes(self) -> tuple[Compute, ...]:
-        """Every Compute, in program order."""
+        """Every Compute of the nest, in program order."""
         return tuple(
             node
             for stage in self.stages
@@ -320,7 +320,7 @@ class LoopNest:
 
 
 def _nodes(nodes: tuple[Node, ...]) -> Iterator[Node]:
-    """All nodes, in program order."""
+    """All loops and computes, including nested ones, in program order."""
     for node in nodes:
         yield node
         if isinstance(node, For):

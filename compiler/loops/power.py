@@ -1,4 +1,4 @@
-"""Powers: x**y in two-part arithmetic, and constant exponents as multiplications."""
+"""Powers: x**y with an accurate logarithm, and constant exponents as multiplications."""
 
 from __future__ import annotations
 

@@ -33,7 +33,10 @@ Array = np.ndarray[Any, Any]
 
 
 def compute_type(dtype: DType) -> np.dtype[Any]:
-    """Return the NumPy type in which values of a type are computed: float32 for bfloat16."""
+    """Return the NumPy type in which values of a type are computed.
+
+    This is float32 for bfloat16, and the NumPy type of the same name for other types.
+    """
     return np.dtype(np.float32) if dtype is DType.BFLOAT16 else dtype.numpy
 
 
@@ -118,10 +121,14 @@ def apply(
     constants: tuple[bool, ...] = (),
     fused: bool = True,
 ) -> Array:
-    """Apply an operation to values of one type; the result has that type too.
+    """Apply an operation to values of one type, and return the result in the same type.
 
-    `constants` says which operands are constants. If one is, MAX and MIN propagate a NaN; otherwise
-    they return the second operand if either is NaN.
+    Args:
+        operation: the operation.
+        args: the operands.
+        constants: for each operand, whether it is a constant. MAX and MIN with a constant propagate
+            a NaN. Without a constant, they return the second operand if either is NaN.
+        fused: whether FMA rounds once instead of twice.
     """
     with np.errstate(all="ignore"):
         return _apply(operation, args, constants, fused)
@@ -334,7 +341,7 @@ def _fma_double(x: Array, y: Array, z: Array) -> Array:
 
 
 def _split(x: Array) -> tuple[Array, Array]:
-    """Split a float64 into the sum of two floats of 26 bits."""
+    """Split float64 values into sums of two float64 with significands of at most 26 bits."""
     large = x * 134217729.0
     high = large - (large - x)
     return high, x - high

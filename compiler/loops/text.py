@@ -237,14 +237,16 @@ class _Printer:
 
 
 def quoted(name: str) -> str:
-    """Return a name unchanged if the grammar allows it, else as a JSON string."""
+    """Return a name unchanged if the grammar of the text form allows it, else as a JSON string."""
     plain = re.fullmatch(r"[A-Za-z_][A-Za-z0-9_.~]*", name) and name not in RESERVED
     return name if plain else json.dumps(name)
 
 
 def _unique(name: str, taken: Iterable[str]) -> str:
-    """Return a name that no other axis or tensor has: the name itself, or `name~2`, `name~3`,
-    ..."""
+    """Return a name that no other axis or tensor has.
+
+    This is the name itself, or else `name~2`, `name~3` and so on.
+    """
     handles, number = set(taken), 1
     handle = f"{name}~1" if re.search(r"~\d+$", name) else name
     while handle in handles:

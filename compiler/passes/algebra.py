@@ -71,7 +71,10 @@ def _same(rewriter: Rewriter, value: str, node: Node) -> bool:
 def _merge_constants(
     rewriter: Rewriter, node: Node, combine: Callable[[np.ndarray, np.ndarray], np.ndarray]
 ) -> str | None:
-    """`(x op c) op d` -> `x op (c op d)`, if the merged constant is not larger than c or d."""
+    """Rewrite `(x op c) op d` as `x op (c op d)`, with constants c and d.
+
+    `combine` computes `c op d`. None if the merged constant would be larger than both c and d.
+    """
     for value, outer in (node.inputs, node.inputs[::-1]):
         inner, last = rewriter.producer(value, node.op), rewriter.array(outer)
         if inner is None or last is None or not rewriter.used_once(value):

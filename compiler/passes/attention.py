@@ -72,6 +72,12 @@ class _Scores:
     """The operations between the product of queries and keys, and the softmax.
 
     They are collected from the softmax backwards.
+
+    Attributes:
+        scale: the product of all scales.
+        softcap: the number c of `c tanh(x / c)`; 0 without it.
+        masks: the masks, last one first.
+        leading: the dimensions before (queries, keys).
     """
 
     scale: float = 1.0
@@ -122,7 +128,7 @@ class _Guard:
 
 
 def _guard(rewriter: Rewriter, value: str) -> _Guard | None:
-    """The guard in `where(hidden, 0, weights)`, or None.
+    """Recognise a `where(hidden, 0, weights)` that computes attention weights; None for others.
 
     `hidden` is `reduce_max(mask) == -inf`, `is_nan(weights)`, or a constant that is false.
     """
@@ -289,8 +295,9 @@ def _added(rewriter: Rewriter, mask: _Mask, low: float) -> _Mask:
 def _shows_all(rewriter: Rewriter, mask: _Mask) -> bool:
     """Whether a mask is an added constant that hides no key.
 
-    Another mask may hide all past keys of a query. With a finite mask value, the query then gives
-    weight to future keys, which the attribute `causal` would not allow.
+    One mask can be replaced by the attribute `causal` only if this holds for all other masks. If
+    another mask with a finite value hid all past keys of a query, the query would give weight to
+    future keys, which `causal` excludes.
     """
     known = rewriter.array(mask.value)
     return mask.fill is None and known is not None and bool((known > HIDDEN).all())
@@ -397,8 +404,8 @@ def _batch_and_heads(
 ) -> tuple[int, int] | None:
     """The batch and the number of heads of an operand, from its leading dimensions.
 
-    If the scores split the same dimensions further, their leading dimensions are used. None if
-    there are more than two.
+    If the leading dimensions of the scores have the same product and are more, they are used
+    instead. None if there are more than two leading dimensions.
     """
     own = rewriter.shape(operand)[:-2]
     chosen = scores if len(scores) > len(own) and prod(scores) == prod(own) else own
@@ -439,7 +446,10 @@ def _mask_in_heads(rewriter: Rewriter, mask: _Mask, heads: tuple[int, int]) -> s
 
 
 def _hides_the_future(array: np.ndarray | None, past: int) -> bool:
-    """Whether a constant mask hides the keys after each query and adds 0 to all others."""
+    """Whether a constant mask hides the keys after each query and adds 0 to all others.
+
+    `past` is the number of keys before the key of the first query.
+    """
     if array is None or array.ndim < 2 or past < 0 or prod(array.shape[:-2]) != 1:
         return False
     rows, columns = array.shape[-2:]

@@ -124,7 +124,7 @@ def counted(rewriter: Rewriter, value: str) -> Count | None:
 
 
 def _part(rewriter: Rewriter, node: Node) -> Count | None:
-    """The count in a slice of a constant range, such as the table of all positions of a model.
+    """Return the `Count` of a slice of a constant range, such as the table of all positions.
 
     None if the constant does not increase by 1, or the slice has another step.
     """
@@ -137,7 +137,10 @@ def _part(rewriter: Rewriter, node: Node) -> Count | None:
 
 
 def _reshaped(rewriter: Rewriter, node: Node) -> Count | None:
-    """The count in a reshape that adds or removes dimensions of extent 1; None for others."""
+    """Return the `Count` of a reshape of a count; None for others.
+
+    The reshape may only add or remove dimensions of extent 1.
+    """
     inner = counted(rewriter, node.inputs[0])
     shapes = rewriter.shape(node.inputs[0]), rewriter.shape(node.outputs[0])
     if inner is None or any(sum(extent != 1 for extent in shape) != 1 for shape in shapes):
@@ -147,7 +150,7 @@ def _reshaped(rewriter: Rewriter, node: Node) -> Count | None:
 
 
 def _moved(rewriter: Rewriter, node: Node) -> Count | None:
-    """The count in a sum or difference of a count and a constant or size; None for others."""
+    """Return the `Count` of a count plus or minus a constant or size; None for other values."""
     left, right = node.inputs
     pairs = ((left, right), (right, left)) if node.op == "add" else ((left, right),)
     for value, other in pairs:

@@ -21,7 +21,11 @@ from tilewright.compiler.passes.rewrite import Rewriter, rewrite
 
 
 def fold_batch_norm(graph: Graph) -> Graph:
-    """Fold every batch_norm whose statistics are constants."""
+    """Fold every batch_norm whose statistics are constants, and decompose all others.
+
+    Raises:
+        InvalidModelError: if a constant variance plus epsilon is not positive.
+    """
     return rewrite(graph, _fold)
 
 
@@ -49,9 +53,9 @@ def _fold(rewriter: Rewriter, node: Node) -> str | None:
 
 
 def _composed(rewriter: Rewriter, node: Node) -> str:
-    """Compute a batch normalisation by elementwise operators: its statistics are not constants.
+    """Replace a batch normalisation whose statistics are computed at run time.
 
-    The result is (x - mean) * (scale / sqrt(var + epsilon)) + shift.
+    Elementwise operators compute (x - mean) * (scale / sqrt(var + epsilon)) + shift.
     """
     value = node.inputs[0]
     rank, dtype = len(rewriter.shape(value)), rewriter.type(value).dtype.numpy

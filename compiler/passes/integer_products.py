@@ -54,8 +54,7 @@ _LEAST_GROUP = 16
 
 
 def integer_products(graph: Graph, factor: IntegerFactor = unsigned) -> Graph:
-    """Replace products of int32 values by products of the 8-bit or 16-bit integers that they come
-    from.
+    """Replace products of int32 values by products of the 8-bit or 16-bit integers behind them.
 
     `factor` maps a stored type to the type in which the target multiplies it.
     """
@@ -309,8 +308,8 @@ def _moved_into(
 ) -> np.ndarray | None:
     """Return the numbers to subtract from weights so that they fit in the type `stored`.
 
-    There is one number for each index outside `axes`; it is 0 for weights that fit. None if the
-    weights cannot be shifted: their range is too wide, or `stored` is int16.
+    There is one number for each index outside `axes`. All are 0 if all weights fit unchanged. None
+    if the weights cannot be shifted: their range is too wide, or `stored` is int16.
     """
     low, high = (np.asarray(end(axis=axes, keepdims=True)) for end in (values.min, values.max))
     limits = np.iinfo(stored.numpy)

@@ -1,4 +1,4 @@
-"""Functions of one 8-bit tensor become tables of their 256 values.
+"""Replacement of functions of one 8-bit tensor by lookups in tables of 256 values.
 
 Before:                                         After:
     %1 = (float32(%0) - 3) * 0.1                    %6 = lookup(%0, [...])
@@ -8,9 +8,9 @@ Before:                                         After:
 `%0` is uint8 or int8, and all other operands are constants of one element. The operators'
 references compute the table. An activation between two quantisations (SiLU, HardSwish, GELU, Tanh)
 is such a function; functions of a few cheap operations are unchanged. A function of a constant (a
-quantised embedding) is computed here. The pass runs only for targets with instructions that look up
-vectors of 8-bit elements (`compiler.driver.optimise`). Also called lookup-table activations
-(gemmlowp).
+quantised embedding) is computed at compile time. The pass runs only for targets with instructions
+that look up vectors of 8-bit elements (`compiler.driver.optimise`). Also called lookup-table
+activations (gemmlowp).
 """
 
 from __future__ import annotations

@@ -4,7 +4,8 @@ Before:                                             After:
     %2 = gemm(%0, w, c) {alpha=2, trans_b=1}            %1 = transpose(w) {perm=(1, 0)}
                                                         %2 = matmul(%0, %1, c)   w scaled by 2
 
-`alpha` and `beta` scale the constants they apply to; for other values they become a `mul`.
+`alpha` scales the constant factor of the product, and `beta` scales `c`. A value that is computed
+at run time is scaled by a `mul`.
 """
 
 from __future__ import annotations

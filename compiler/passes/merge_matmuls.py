@@ -7,10 +7,10 @@ Before:                                 After:
     %8 = attention(%1, %2, %3)              %3 = slice(%9)
                                             %8 = attention(%1, %2, %3)
 
-Views and transposes may lie between them. The input is read once, and one wide product wastes less
-at its edges than three. Attention reads the slices through its index maps, so nothing is copied.
-Products with other consumers are not merged, because slices would prevent the fusion of their
-epilogues. Elsewhere: horizontal fusion, QKV packing.
+Views and transposes may lie between the products and the attention. The input is read once, and one
+wide product wastes less at its edges than three. Attention reads the slices through its index maps,
+so nothing is copied. Products with other consumers are not merged, because slices would prevent the
+fusion of their epilogues. Elsewhere: horizontal fusion, QKV packing.
 """
 
 from __future__ import annotations
@@ -64,9 +64,9 @@ def _is_mergeable(graph: Graph, node: Node) -> bool:
 
 
 def _attention(graph: Graph, value: str) -> str | None:
-    """The attention operator that is the only reader of a value; its output identifies it.
+    """Return the output of the attention operator that is the only reader of a value, or None.
 
-    Operators that only rearrange elements may lie between. None if there is any other reader.
+    Operators that only rearrange elements may lie between.
     """
     readers = {value: graph.consumers(value)}
     ends: set[str] = set()

@@ -56,14 +56,16 @@ _JUMPS = ("floor", "ceil", "round", "sign", "mod")
 
 
 def mixed_precision(graph: Graph, dtype: DType, *, repeated: bool = False) -> Graph:
-    """Store values in `dtype` (float16 or bfloat16) and multiply in it, where this module's rules
-    permit.
+    """Store values in a 16-bit float type and multiply in it, by the rules of this module.
 
-    In the body of a loop (`repeated`), only factors have 16 bits: errors of other values in a state
-    would grow with each step.
+    Args:
+        graph: the graph.
+        dtype: float16 or bfloat16.
+        repeated: whether the graph is the body of a loop. Only factors then have 16 bits: errors of
+            other values in a state would grow with each step.
 
     Raises:
-        InvalidModelError: if a weight does not fit into float16: it would be infinite.
+        InvalidModelError: if a weight does not fit into float16 and would be infinite.
     """
     return _MixedPrecision(graph, dtype, repeated=repeated).graph()
 
@@ -179,8 +181,7 @@ class _MixedPrecision:
         return not any(group.is_native or self._jumps(group) for group in readers)
 
     def _exceeds(self, group: Group) -> bool:
-        """Whether a group computes with a constant, or pads with one, that the 16-bit type cannot
-        represent.
+        """Whether a group reads or pads with a constant that the 16-bit type cannot represent.
 
         For example, masks add -1e9, which would be stored as an infinity.
         """

@@ -4,7 +4,8 @@ Before -> after, where shapes allow:
     slice of the whole, expand to the same shape, pad by nothing, concat of one     x
     slice(slice(x))  (positive steps)                                               slice(x)
     add(expand(x), y) and other broadcasting elementwise operators                  add(x, y)
-    gather(x, constant indices with equal distances, or a dynamic number of them)   slice(x)
+    gather(x, constant indices at equal distances)                                  slice(x)
+    gather(x, a dynamic number of consecutive indices)                              slice(x)
     reduce over dimensions of extent 1                                              reshape(x)
     pad(x) by zeros before a convolution                                            its own pads
 """

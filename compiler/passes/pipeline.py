@@ -1,4 +1,4 @@
-"""The passes, in the order in which they run."""
+"""The list of graph passes in the order in which they run, and the function that runs them."""
 
 from __future__ import annotations
 

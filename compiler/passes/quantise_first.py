@@ -30,7 +30,7 @@ RISING = ("mul", "div", "add", "sub", "round", "cast", "relu", "clip")
 
 
 def quantise_first(graph: Graph) -> Graph:
-    """Move each chain of operators that ends in a cast to 8 bits before the preceding movement."""
+    """Move chains of operators that end in a cast to 8 bits before data movements."""
     return rewrite(graph, _first)
 
 

@@ -4,10 +4,10 @@ Before:                                             After:
     %1 = matmul((%0 - y) * s, (%8 - z) * t)             %2 = matmul(%0, %8) - corrections
                                                         %1 = float32(%2) * (s * t)
 
-Both matrices are computed at run time. The sums are those of `integer_activation_products`, exact
-in int32. The pass runs after `attention`: if weights are not quantised between softmax and product,
-one fused kernel in floats remains, which is faster. It is omitted for targets without a dot-product
-instruction for 8-bit integers, like `quantised_products`.
+Both matrices are computed at run time. `integer_activation_products` describes the int32 sums,
+which are exact. The pass runs after `attention`: if weights are not quantised between softmax and
+product, one fused kernel in floats remains, which is faster. Like `quantised_products`, the pass is
+omitted for targets without a dot-product instruction for 8-bit integers.
 """
 
 from __future__ import annotations

@@ -4,9 +4,9 @@ Before:                                             After:
     %1 = conv((%0 - z) * s, (w - v) * t, b)             %2 = conv(%0 padded by z, w - v, -z * sum)
                                                         %1 = float32(%2) * (s * t) + b
 
-The sums are those of `integer_products`, exact in int32, whereas floats would be rounded at each
-step; the int32 sums are scaled. The pass runs while constant integers are still separate from their
-scales. It is omitted for targets without a dot-product instruction for 8-bit integers
+`integer_products` describes the int32 sums. They are exact, whereas floats would be rounded at each
+step; the scales are applied to the sums. The pass runs while constant integers are still separate
+from their scales. It is omitted for targets without a dot-product instruction for 8-bit integers
 (`compiler.driver.optimise`): there, pairs of int16 are multiplied as fast as floats (three models
 with AVX2 ran at 0.92 to 1.0 of the speed), and Winograd's algorithm is several times as fast. The
 tuner compares the plans with and without the pass.

@@ -27,8 +27,10 @@ READERS = (OpKind.ELEMENTWISE, OpKind.REDUCTION, OpKind.ROW)
 
 
 def rematerialise_dequantisation(graph: Graph) -> Graph:
-    """Give each reader of a dequantised value except the first a copy of the dequantising
-    operators."""
+    """Give each reader of a dequantised value its own copy of the dequantising operators.
+
+    The first reader keeps the original operators.
+    """
     read: set[str] = {*graph.outputs}
 
     def rule(rewriter: Rewriter, node: Node) -> str | None:

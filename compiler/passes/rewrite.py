@@ -52,8 +52,7 @@ class Rewriter(Edit):
         return self.constants.get(value)
 
     def scalar(self, value: str) -> float | None:
-        """Return the value of a floating-point constant of one element; None for any other
-        value."""
+        """Return the value of a floating-point constant of one element; None for other values."""
         array = self.constants.get(value)
         if array is None or array.size != 1 or self.types[value].dtype not in _FLOATS:
             return None

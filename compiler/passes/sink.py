@@ -34,8 +34,8 @@ def unmoved(
         rewriter: the graph under construction.
         node: the node, whose operands are constant or computed by `op`.
         op: the kind of data movement.
-        constant: maps the name and array of a constant operand to the name of the constant that
-            gives it by the movement; None if there is no such constant.
+        constant: maps the name and array of a constant operand to the name of a constant from which
+            the movement would compute the operand; None if no such constant exists.
 
     Returns:
         The result of the copy. None if an operand is neither constant nor computed by `op`, or if

@@ -5,10 +5,11 @@ Before:                                     After:
     %2 = relu(%1)
     %3 = transpose(%2) {perm=(0, 3, 1, 2)}
 
-Transposes sink below elementwise operators until two meet and become one, or none. A transpose that
-moves only dimensions of extent 1 is a reshape. A reshape that joins dimensions moves after a
-transpose, one that splits them before it: images therefore stay images where they become rows of
-channels, and back. Also called layout propagation.
+Transposes sink below elementwise operators. When two of them meet, they are merged, or removed if
+they cancel. A transpose that moves only dimensions of extent 1 is a reshape. A reshape that joins
+dimensions is moved after a transpose, and a reshape that splits dimensions before it. If a model
+converts images to rows of channels and back, these conversions then cancel as well. Also called
+layout propagation.
 """
 
 from __future__ import annotations

@@ -13,10 +13,13 @@ Before:                                     After:
 like those of a float32 model. Sums, norms and later operators of a kernel are float32 and rounded
 once: at the model's outputs, or where `mixed_precision` stores values in 16 bits again. Results are
 therefore closer to exact arithmetic, and not bit-identical to a program that rounds after each
-operator. `mixed_precision` follows if all products have one 16-bit type; it decides the storage
-type of values, never the type of sums. Values of a type without products are converted where they
-are computed with: moves and selections among them stay in 16 bits, factors are stored in 16 bits,
-and conversions from other types round, as the model states.
+operator.
+
+If all products have one 16-bit type, the pass `mixed_precision` runs afterwards. It decides in
+which type values are stored; sums are float32. Other 16-bit values are converted only where
+operators compute with them. Data movements and selections among 16-bit values keep the type,
+factors of products are stored in 16 bits, and conversions from other types round, as the model
+states.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """A child process that serves requests over a pipe, for work that may crash or exhaust memory.
 
-It is not a `multiprocessing.Process`: a daemonic process cannot start one, and it would import the
-program's main module again.
+`multiprocessing.Process` is not used, because a daemonic process cannot start one, and because it
+would import the program's main module again in the child.
 """
 
 from __future__ import annotations

@@ -52,9 +52,9 @@ def skip_final_collection() -> None:
 def release_memory() -> None:
     """Return unused memory to the system, between two jobs of a process.
 
-    This clears the caches of memoised functions (`memo.forget`), collects garbage, which
-    `configure_process` makes rare, and calls glibc's `malloc_trim`, if the C library has it. glibc
-    otherwise keeps free memory below a live block, in one heap per several threads.
+    This clears the caches of memoised functions (`memo.forget`) and collects garbage, which
+    `configure_process` makes rare. It also calls glibc's `malloc_trim`, if the C library has it.
+    Without this call, glibc keeps free memory that lies below a block in use, in each of its heaps.
     """
     forget()
     gc.collect()

@@ -55,11 +55,10 @@ class CacheFolder:
         return _is_own(status)
 
     def find(self, key: str) -> Path | None:
-        """Return the folder of an entry and mark the entry as used now. Returns None if the entry
-        does not exist or the folder is not trusted.
+        """Return the folder of an entry, and mark the entry as used now.
 
-        Another process may remove the entry at any time. Files that are mapped or open stay
-        readable.
+        Returns None if the entry does not exist or the folder is not trusted. Another process may
+        remove the entry at any time. Files that are mapped or open stay readable.
         """
         entry = self._entry(key)
         try:

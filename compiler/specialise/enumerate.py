@@ -198,13 +198,13 @@ def _array(
 ) -> Array:
     """Return an array for a live-in, as `_cases` yields it.
 
+    An array of zeros is broadcast from one element, so that it takes no memory per element.
+
     Args:
         crossing: the live-in.
         sizes: the size of each dynamic dimension, and the value of each element that is a size, by
             name.
         truths: the elements of live-ins that select branches.
-
-    An array of zeros is broadcast from one element, so that its size does not matter.
     """
     shape = [sizes[dim] if isinstance(dim, str) else dim for dim in crossing.dims]
     numpy = crossing.dtype.numpy

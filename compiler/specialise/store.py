@@ -318,10 +318,10 @@ class _Source:
 
     @classmethod
     def of(cls, model: ModelSource) -> _Source | None:
-        """Read a model and compute its digest.
+        """Return a model together with its digest, which identifies the model in the cache.
 
-        None if the model cannot be identified in this way: for other kinds of model, and for a file
-        that cannot be read. The import reports an unreadable file in more detail.
+        None for kinds of model that cannot be stored, and for a file that cannot be read. The
+        import reports an unreadable file in more detail.
         """
         if isinstance(model, bytes | bytearray | memoryview):
             return cls(bytes(model), hashlib.sha256(model).hexdigest())
