@@ -155,7 +155,7 @@ class NodeImporter:
     def _known_branch(self, proto: NodeProto, name: str, body: NameScope) -> GraphProto | None:
         """The branch that an If always takes, if its condition is a constant at import.
 
-        None if the condition is computed at run time, or if the node is not an If.
+        Returns None if the condition is computed at run time, or if the node is not an If.
         """
         if (domain_of(proto.domain), proto.op_type) != ("", "If"):
             return None

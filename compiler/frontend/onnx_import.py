@@ -310,8 +310,8 @@ class ModelImport:
     ) -> list[tuple[str, str]]:
         """The outputs of the graph for an output of the model that is a list of tensors.
 
-        Returns a value and a name for each element. A node of each element records the name of the
-        list.
+        Returns a value and a name for each element. A node added for each element records the name
+        of the list.
         """
         if not elements:
             raise InvalidModelError(f"output '{info.name}' is a sequence without elements")

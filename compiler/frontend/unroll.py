@@ -259,7 +259,7 @@ def _refused(node: OnnxNode, error: UnsupportedOperatorError) -> Iterator[None]:
 def _known_integer(node: OnnxNode, value: str | None) -> int | None:
     """The trip count of a Loop as a number or dynamic size.
 
-    None if the operand is omitted or computed at run time.
+    Returns None if the operand is omitted or computed at run time.
 
     Raises:
         InvalidModelError: if the operand has more than one element.

@@ -1,6 +1,7 @@
-"""Tensor expressions: the value of one element of a result, as a tree over loads.
+"""Tensor expressions: formulas for one element of a result over elements of the operands.
 
-Trees are immutable and may share subtrees; lowering computes equal subtrees once.
+An expression is a tree with loads, constants and indices as leaves. Trees are immutable and may
+share subtrees; lowering computes equal subtrees once.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Hyperbolic functions and their inverses, over exponentials and logarithms."""
+"""Hyperbolic functions and their inverses, computed from exponentials and logarithms."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Powers: x**y with an accurate logarithm, and constant exponents as multiplications."""
+"""Powers x**y: by a logarithm of extra precision, or by multiplications for constant exponents."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def pow(x: Expr, y: Expr) -> Expr:
 def _simple_power(x: Expr, exponent: float) -> Expr | None:
     """Return x**exponent by multiplications and a division, if the exponent is 0 to 4, -1 or -2.
 
-    None for any other exponent.
+    Returns None for any other exponent.
     """
     match exponent:
         case 0:

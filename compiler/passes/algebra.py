@@ -54,7 +54,8 @@ def _neutral(rewriter: Rewriter, node: Node, number: float, commutative: bool) -
     """The operand that an operation returns unchanged because the other operand is neutral.
 
     `number` is the neutral number, such as 1 for `mul`. Unless `commutative`, only the second
-    operand may be neutral. None if no operand is neutral, or the result has another shape or type.
+    operand may be neutral. Returns None if no operand is neutral, or the result has another shape
+    or type.
     """
     left, right = node.inputs
     if _filled_with(rewriter, right, number):
@@ -73,7 +74,8 @@ def _merge_constants(
 ) -> str | None:
     """Rewrite `(x op c) op d` as `x op (c op d)`, with constants c and d.
 
-    `combine` computes `c op d`. None if the merged constant would be larger than both c and d.
+    `combine` computes `c op d`. Returns None if the merged constant would be larger than both c and
+    d.
     """
     for value, outer in (node.inputs, node.inputs[::-1]):
         inner, last = rewriter.producer(value, node.op), rewriter.array(outer)
@@ -98,8 +100,8 @@ def _merge_constants(
 def _rounded(numbers: np.ndarray, dtype: np.dtype) -> np.ndarray | None:
     """Round float64 values to a narrower type.
 
-    None if a value overflows the narrower type or is subnormal in it, because it would lose most or
-    all of its digits.
+    Returns None if a value overflows the narrower type or is subnormal in it, because it would lose
+    most or all of its digits.
     """
     with np.errstate(over="ignore"):
         rounded = numbers.astype(dtype)

@@ -405,7 +405,7 @@ def _batch_and_heads(
     """The batch and the number of heads of an operand, from its leading dimensions.
 
     If the leading dimensions of the scores have the same product and are more, they are used
-    instead. None if there are more than two leading dimensions.
+    instead. Returns None if there are more than two leading dimensions.
     """
     own = rewriter.shape(operand)[:-2]
     chosen = scores if len(scores) > len(own) and prod(scores) == prod(own) else own
@@ -425,7 +425,8 @@ def _in_heads(rewriter: Rewriter, value: str, heads: tuple[int, int]) -> str:
 def _in_scores(rewriter: Rewriter, mask: _Mask, heads: tuple[int, int]) -> str | None:
     """A mask's value, reshaped to broadcast to (batch, heads, queries, keys).
 
-    None if the value has three dimensions, and the first is neither 1 nor batch times heads.
+    Returns None if the value has three dimensions, and the first is neither 1 nor batch times
+    heads.
     """
     value, shape = mask.value, rewriter.shape(mask.value)
     if mask.rank == 3 == len(shape) and shape[0] != 1 and heads[0] != 1:
@@ -436,7 +437,7 @@ def _in_scores(rewriter: Rewriter, mask: _Mask, heads: tuple[int, int]) -> str |
 def _mask_in_heads(rewriter: Rewriter, mask: _Mask, heads: tuple[int, int]) -> str | None:
     """A mask's value, multiplied by its factor, for scores of (batch, heads, queries, keys).
 
-    None if it cannot be reshaped to them (`_in_scores`).
+    Returns None if it cannot be reshaped to them (`_in_scores`).
     """
     value = _in_scores(rewriter, mask, heads)
     if value is None or mask.factor == 1.0:

@@ -104,7 +104,7 @@ def _weight(rewriter: Rewriter, value: str, *, along_rows: bool) -> _Weight | No
 def _integers(rewriter: Rewriter, value: str) -> tuple[np.ndarray, np.ndarray] | None:
     """Split `int32(stored) - zero` into constant 8-bit integers and their zero point.
 
-    None for any other value.
+    Returns None for any other value.
     """
     found = shifted(rewriter, value)
     if found is None or rewriter.type(found[0]).dtype not in INT8_TYPES:
@@ -119,7 +119,7 @@ def _unsigned(
 ) -> _Weight | None:
     """Convert a block-scaled constant to a `_Weight` of unsigned 4-bit integers.
 
-    8-bit integers are used if a value does not fit in 4 bits. None if the block size is not
+    8-bit integers are used if a value does not fit in 4 bits. Returns None if the block size is not
     supported.
     """
     signed = stored.dtype == np.int8

@@ -98,7 +98,7 @@ def counted(rewriter: Rewriter, value: str) -> Count | None:
     """Recognise a value whose elements are consecutive positions along one dimension.
 
     This is an iota or a slice of a constant range; casts, reshapes, and sums with a number or size
-    may follow. None for any other value.
+    may follow. Returns None for any other value.
     """
     node = rewriter.producer(value)
     # smaller integers wrap around, and floats round
@@ -126,7 +126,7 @@ def counted(rewriter: Rewriter, value: str) -> Count | None:
 def _part(rewriter: Rewriter, node: Node) -> Count | None:
     """Return the `Count` of a slice of a constant range, such as the table of all positions.
 
-    None if the constant does not increase by 1, or the slice has another step.
+    Returns None if the constant does not increase by 1, or the slice has another step.
     """
     table = rewriter.array(node.inputs[0])
     if table is None or table.ndim != 1 or table.dtype.kind not in "iu" or table.size == 0:
@@ -164,7 +164,7 @@ def _moved(rewriter: Rewriter, node: Node) -> Count | None:
 def _whole(rewriter: Rewriter, value: str) -> int | None:
     """The only element of an int32 or int64 value, if it is a constant or a dynamic size.
 
-    None for any other value.
+    Returns None for any other value.
     """
     if any(extent != 1 for extent in rewriter.shape(value)):
         return None

@@ -54,7 +54,7 @@ class _Axis:
         """Remove the dead taps at both ends of the window.
 
         Returns the position of the first remaining tap, and the dimension with the remaining taps
-        only. None if no tap can be removed.
+        only. Returns None if no tap can be removed.
         """
         living = [tap for tap in range(self.taps) if self._lives(tap)]
         if not living or len(living) == self.taps:

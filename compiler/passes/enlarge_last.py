@@ -78,7 +78,7 @@ def _enlarged(rewriter: Rewriter, value: str, filters: int) -> Node | None:
     """The interpolation that computes an image, if it is worth moving after the convolution.
 
     It must have no other reader and weights that sum to 1, and the move must save arithmetic for a
-    convolution with this number of filters. None otherwise.
+    convolution with this number of filters. Returns None otherwise.
     """
     node = rewriter.producer(value, "interpolate")
     if node is None or not rewriter.used_once(value) or min(ints(node.attrs, "axes")) < 2:

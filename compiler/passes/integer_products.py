@@ -109,7 +109,7 @@ def _of_filters(
 ) -> np.ndarray | None:
     """The scales of a convolution's input, arranged by filter to scale the convolution's result.
 
-    None if a filter reads channels with several scales, so that its sum cannot be scaled
+    Returns None if a filter reads channels with several scales, so that its sum cannot be scaled
     afterwards.
     """
     if not scale.ndim:
@@ -158,7 +158,8 @@ def _multiplied(
 ) -> str | None:
     """Emit the int32 matrix product of (a - zero) and an integer weight, and return its name.
 
-    None if the product cannot be computed exactly with the stored integers.
+    Returns None for unsupported operands, such as weights that cannot be shifted into their type,
+    or scaled factors whose sums may exceed int32.
     """
     values = weight.values.astype(np.int64)
     if values.ndim < 2 or len(rewriter.shape(source.value)) < 2 or not values.size:
@@ -197,7 +198,8 @@ def _convolved(
 ) -> str | None:
     """Emit the int32 convolution of (x - zero) with an integer weight, and return its name.
 
-    None if it cannot be computed exactly with the stored integers, or if floats are faster.
+    Returns None for unsupported operands, such as weights that cannot be shifted into their type,
+    or scaled factors whose sums may exceed int32. Also returns None if floats are faster.
     """
     values, x = weight.values.astype(np.int64), source.value
     channels, group = values.shape[1], integer(node.attrs, "group", 1)
@@ -308,8 +310,8 @@ def _moved_into(
 ) -> np.ndarray | None:
     """Return the numbers to subtract from weights so that they fit in the type `stored`.
 
-    There is one number for each index outside `axes`. All are 0 if all weights fit unchanged. None
-    if the weights cannot be shifted: their range is too wide, or `stored` is int16.
+    There is one number for each index outside `axes`. All are 0 if all weights fit unchanged.
+    Returns None if the weights cannot be shifted: their range is too wide, or `stored` is int16.
     """
     low, high = (np.asarray(end(axis=axes, keepdims=True)) for end in (values.min, values.max))
     limits = np.iinfo(stored.numpy)

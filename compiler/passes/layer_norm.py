@@ -77,7 +77,7 @@ def _normalised(rewriter: Rewriter, node: Node) -> str | None:
 def _trailing_axis(reduce: Node, rank: int) -> int | None:
     """The first axis that a reduction reduces, if it reduces all axes from there to the last one.
 
-    None otherwise, and if the reduction removes the axes.
+    Returns None otherwise, and also if the reduction removes the axes.
     """
     axes = sorted(axis % rank for axis in ints(reduce.attrs, "axes", tuple(range(rank))))
     if not integer(reduce.attrs, "keepdims", 1) or axes != list(range(rank - len(axes), rank)):
@@ -89,7 +89,7 @@ def _with_operand(rewriter: Rewriter, node: Node, count: int) -> str | None:
     """Add a scale or a bias to the layer_norm that computes an operand of `node`.
 
     `node` is a `mul` by a constant (`count` is 1, for a scale), or an `add` of one (2, for a bias).
-    None if the constant does not have a suitable shape.
+    Returns None if the constant does not have a suitable shape.
     """
     for value, other in (node.inputs, node.inputs[::-1]):
         norm, array = rewriter.producer(value, "layer_norm"), rewriter.array(other)

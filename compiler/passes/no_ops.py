@@ -121,7 +121,7 @@ def _gathered_from_open(
 ) -> str | None:
     """Replace a gather of one position along a dynamic dimension by a slice.
 
-    None if the ranges of the sizes do not prove that the position exists.
+    Returns None if the ranges of the sizes do not prove that the position exists.
     """
     extent = rewriter.shape(node.inputs[0])[axis]
     if len(indices) != 1:

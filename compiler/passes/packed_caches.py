@@ -150,7 +150,7 @@ def _is_exchangeable(graph: Graph, cache: _Cache) -> bool:
 def _packed(graph: Graph, cache: _Cache) -> Graph | None:
     """The graph in which one concatenation extends a packed cache.
 
-    None if the new rows of one part depend on the old rows of another part.
+    Returns None if the new rows of one part depend on the old rows of another part.
     """
     edit = Edit(graph)
     after, rows = graph.types[cache.present].shape, cache.rows

@@ -209,7 +209,7 @@ def weight_of(rewriter: Rewriter, value: str) -> Weight | None:
 def _integers(rewriter: Rewriter, value: str) -> np.ndarray | None:
     """The elements of a constant int32 value, computed if the value is `int32(w) - v` of constants.
 
-    None if the value is not constant.
+    Returns None if the value is not constant.
     """
     array = rewriter.array(value)
     if array is not None:

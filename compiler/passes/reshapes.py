@@ -30,7 +30,7 @@ _PRODUCERS = (
 
 
 def reshapes(graph: Graph) -> Graph:
-    """Merge, remove and sink reshapes."""
+    """Merge and remove reshapes, and move them after elementwise operators."""
     return rewrite(graph, _rule)
 
 
@@ -58,7 +58,8 @@ def _merge(rewriter: Rewriter, node: Node) -> str | None:
 def _counted(rewriter: Rewriter, iota: Node, shape: tuple[int, ...]) -> str | None:
     """Replace a reshaped iota by an iota of the new shape.
 
-    None unless exactly one dimension has an extent other than 1, before and after the reshape.
+    Returns None unless exactly one dimension has an extent other than 1, before and after the
+    reshape.
     """
     before = ints(iota.attrs, "shape")
     long = [[dim for dim, e in enumerate(each) if e != 1] for each in (before, shape)]

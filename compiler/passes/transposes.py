@@ -28,7 +28,7 @@ from tilewright.compiler.sizes import always_less
 
 
 def transposes(graph: Graph) -> Graph:
-    """Merge, remove and sink transposes."""
+    """Merge and remove transposes, and move them after elementwise operators."""
     return rewrite(graph, _rule)
 
 
@@ -63,7 +63,7 @@ def _merge(rewriter: Rewriter, node: Node) -> str | None:
 def _join_later(rewriter: Rewriter, node: Node) -> str | None:
     """Rewrite `transpose(reshape(x))` as `reshape(transpose(x))`.
 
-    None unless the reshape only joins adjacent dimensions.
+    Returns None unless the reshape only joins adjacent dimensions.
     """
     inner = rewriter.producer(node.inputs[0], "reshape")
     if inner is None or not rewriter.used_once(inner.output):
@@ -80,7 +80,7 @@ def _join_later(rewriter: Rewriter, node: Node) -> str | None:
 def _split_earlier(rewriter: Rewriter, node: Node) -> str | None:
     """Rewrite `reshape(transpose(x))` as `transpose(reshape(x))`.
 
-    None unless the reshape only splits dimensions.
+    Returns None unless the reshape only splits dimensions.
     """
     inner = rewriter.producer(node.inputs[0], "transpose")
     if inner is None or not rewriter.used_once(inner.output):
@@ -102,10 +102,11 @@ def _split_earlier(rewriter: Rewriter, node: Node) -> str | None:
 def _runs(joined: Sequence[int], parts: Sequence[int]) -> list[list[int]] | None:
     """Assign dimensions to the joined dimensions whose extents are their products.
 
-    `joined` has the extents of the joined dimensions, and `parts` those of the dimensions to
-    assign, in order. Returns the positions of the parts for each joined dimension. A part of extent
-    1 belongs to the dimension before it, unless it is a joined dimension itself. None if the
-    extents do not match in this way, or the ranges of dynamic sizes do not prove it.
+    `joined` has the extents of the joined dimensions, and `parts` the extents of the dimensions to
+    assign, in order. Returns the positions of the parts for each joined dimension. For example,
+    `joined` (6, 5) and `parts` (2, 3, 5) give [[0, 1], [2]]. A part of extent 1 belongs to the
+    dimension before it, unless it is a joined dimension itself. Returns None if the extents do not
+    match in this way, or the ranges of dynamic sizes do not prove it.
     """
     found: list[list[int]] = []
     place = 0

@@ -50,7 +50,7 @@ _STEPS = 16
 def multiplied_type(graph: Graph) -> DType | None:
     """Return the 16-bit float type of the factors of all products of a graph.
 
-    None if the products have different types, or a type that is not a 16-bit float.
+    Returns None if the products have different types, or a type that is not a 16-bit float.
     """
     types = {
         kind

@@ -217,8 +217,8 @@ def _narrower(
     """Return narrower ranges in which the result of the condition in `error` is constant.
 
     The result has the ranges that change, by dimension. They contain the sizes of the run (`exact`)
-    if possible. Otherwise only one range changes, and the new range is near these sizes. None if no
-    such ranges are found.
+    if possible. Otherwise only one range changes, and the new range is near these sizes. Returns
+    None if no such ranges are found.
 
     If the data determine the sizes, the ranges that contain the most sizes are returned. For an
     equality, the result may be None: `_ends` then splits the range at the size for which the

@@ -233,8 +233,8 @@ class CompilationCache:
     ) -> Model | None:
         """Compile a model, and add it to the cache folder if possible.
 
-        Returns the compiled model, whether or not it was stored. None if the folder did not start
-        the compilation.
+        Returns the compiled model, whether or not it was stored. Returns None if the folder did not
+        start the compilation.
 
         Args:
             key: the key of the entry.
@@ -320,8 +320,8 @@ class _Source:
     def of(cls, model: ModelSource) -> _Source | None:
         """Return a model together with its digest, which identifies the model in the cache.
 
-        None for kinds of model that cannot be stored, and for a file that cannot be read. The
-        import reports an unreadable file in more detail.
+        Returns None for kinds of model that cannot be stored, and for a file that cannot be read.
+        The import reports an unreadable file in more detail.
         """
         if isinstance(model, bytes | bytearray | memoryview):
             return cls(bytes(model), hashlib.sha256(model).hexdigest())
