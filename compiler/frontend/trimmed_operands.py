@@ -29,7 +29,7 @@ _DIVIDES = frozenset(["Div", "Mod"])
 def import_untrimmed(node: OnnxNode, rule: OnnxRule) -> Sequence[str]:
     """Import a node for the untrimmed values of its trimmed operands, and trim its results.
 
-    `rule` emits the node. The result is the names of the trimmed values.
+    `rule` is the import rule of the node. Returns the names of the trimmed results.
 
     Raises:
         UnsupportedOperatorError: if the node combines several positions along the trimmed

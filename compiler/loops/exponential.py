@@ -1,4 +1,4 @@
-"""Exponentials and logarithms."""
+"""Exponential and logarithmic functions, as tensor expressions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Inverse trigonometric functions."""
+"""Inverse trigonometric functions, as tensor expressions."""
 
 from __future__ import annotations
 

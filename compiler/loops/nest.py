@@ -47,7 +47,11 @@ class Binding(StrEnum):
 
 
 class Order(StrEnum):
-    """The order in which the points of a register tile are emitted."""
+    """The order in which the points of a register tile are emitted.
+
+    GREEDY emits the points with the fewest new loads first. PROGRAM keeps the order of the unrolled
+    axes.
+    """
 
     GREEDY = "greedy"
     """Fewest new loads first: an outer product for GEMM, read once and scatter for depthwise."""

@@ -1,4 +1,4 @@
-"""Sine, cosine and tangent."""
+"""Sine, cosine and tangent, as tensor expressions."""
 
 from __future__ import annotations
 

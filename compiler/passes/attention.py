@@ -295,9 +295,9 @@ def _added(rewriter: Rewriter, mask: _Mask, low: float) -> _Mask:
 def _shows_all(rewriter: Rewriter, mask: _Mask) -> bool:
     """Whether a mask is an added constant that hides no key.
 
-    One mask can be replaced by the attribute `causal` only if this holds for all other masks. If
-    another mask with a finite value hid all past keys of a query, the query would give weight to
-    future keys, which `causal` excludes.
+    One mask can be replaced by the attribute `causal` only if this holds for all other masks.
+    Otherwise, another mask may hide all keys up to a query. The model then spreads the weights over
+    all hidden keys, including future ones, but `causal` excludes future keys.
     """
     known = rewriter.array(mask.value)
     return mask.fill is None and known is not None and bool((known > HIDDEN).all())

@@ -108,10 +108,10 @@ def function_of(
 
 
 def _is_plain(rewriter: Rewriter, node: Node, shape: tuple[int, ...]) -> bool:
-    """Whether an operator computes each element of a result of this shape from one element.
+    """Whether an operator computes each element of its result from one element of each operand.
 
-    The operator is elementwise, and its constant operands have one element each. Lookups, and
-    constant 8-bit tensors of the same shape, are also permitted.
+    The operator is elementwise and has a result of the given shape. Its constant operands have one
+    element each, or are 8-bit tensors of the same shape. Lookups in tables are permitted too.
     """
     if ops.get(node.op).kind is not OpKind.ELEMENTWISE or rewriter.shape(node.outputs[0]) != shape:
         return False

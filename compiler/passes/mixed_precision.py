@@ -379,5 +379,8 @@ def _product(group: Group) -> Node | None:
 
 
 def moved(node: Node) -> int:
-    """Return the number of leading operands whose elements a node only moves; 0 if it computes."""
+    """Return the number of leading operands whose elements a node only moves.
+
+    The result is 0 for a node that computes with the elements.
+    """
     return len(moved_operands(node)) if node.op in _MOVES else 0

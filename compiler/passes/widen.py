@@ -104,7 +104,10 @@ class _Widening:
         """The 16-bit value rounded from such a float32 one."""
 
     def graph(self) -> Graph:
-        """Return the widened graph, whose inputs and outputs have the same names and types."""
+        """Return the graph with 16-bit floats computed in float32.
+
+        Its inputs and outputs have the same names and types as before.
+        """
         source = self._source
         for node in source.nodes:
             self._rewrite(node)

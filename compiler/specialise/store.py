@@ -267,7 +267,10 @@ class CompilationCache:
 
 @contextmanager
 def _naming_packages() -> Iterator[None]:
-    """Context that adds the package to install to the error of a failed import."""
+    """Context manager that improves the error of a failed import.
+
+    The new error names the package to install.
+    """
     try:
         yield
     except ModuleNotFoundError as error:
