@@ -71,9 +71,10 @@ def mixed_precision(graph: Graph, dtype: DType, *, repeated: bool = False) -> Gr
 
 
 def half_precision_products(graph: Graph, dtype: DType) -> Graph:
-    """Compute products with few rows in `dtype`, if one factor is already stored in that type.
+    """Compute products with few rows in `dtype`, if their factors are stored in that type.
 
-    A constant factor is converted only if this loses no precision. No other value changes its type.
+    One of the factors may be a float32 constant, which is converted only if this loses no
+    precision. No other value changes its type.
     """
     return _MixedPrecision(graph, dtype, chooses=False).graph()
 
