@@ -1,7 +1,8 @@
-"""Decisions about a whole graph that override the default rules of plans.
+"""Overrides of the default rules by which a graph is planned.
 
-The rules (fusion, passes, concatenation in place, layouts by estimate) give one plan. Each entry of
-a `GraphChoice` reverses one of these decisions at one place; the empty choice follows the rules.
+By default, rules decide on fusion, passes, in-place concatenation and layouts. A `GraphChoice`
+lists the decisions to reverse, for example a value that must not be fused. The empty choice follows
+all rules.
 """
 
 from __future__ import annotations

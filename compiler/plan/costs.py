@@ -73,7 +73,12 @@ def padding_macs(workload: Workload) -> int:
 
 
 def _inside(window: Window, dim: int, extent: int, outputs: int) -> int:
-    """The number of times that taps of windows along a dimension read an element, not padding."""
+    """Count the positions at which a convolution's window reads an element, not padding, along one
+    dimension.
+
+    The count is summed over the window's taps. `extent` is the input's size along the dimension,
+    `outputs` the output's.
+    """
     stride, total = window.strides[dim], 0
     for tap in range(window.kernel[dim]):
         first = tap * window.dilations[dim] - window.before[dim]
@@ -116,7 +121,7 @@ def _node_flops(node: Node, graph: Graph) -> int:
 def bytes_read(workload: Workload) -> int:
     """Return the bytes that a kernel reads: each input once, as stored.
 
-    A table that only gathers read counts at most the bytes of the rows that they return.
+    If only gathers read an input as their table, it counts at most the bytes of the gathered rows.
     """
     total = 0
     for name, boundary in zip(workload.graph.inputs, workload.inputs, strict=True):
@@ -139,9 +144,10 @@ def weight_bytes(workload: Workload) -> int:
 
 
 def cost(workload: Workload) -> float:
-    """Return a relative cost in operations: the larger of arithmetic and memory traffic.
+    """Estimate the cost of a workload in floating-point operations, without a measurement.
 
-    The tuner weighs tasks by it before anything is measured.
+    The cost is the larger of the arithmetic and the memory traffic. Each byte of traffic counts as
+    `FLOPS_PER_BYTE` operations. The tuner weights tasks by this cost before it has measured any.
     """
     return max(
         float(flops(workload)), FLOPS_PER_BYTE * (bytes_read(workload) + bytes_written(workload))
@@ -150,7 +156,7 @@ def cost(workload: Workload) -> float:
 
 @dataclass(frozen=True, slots=True)
 class TaskSummary:
-    """A distinct tuned workload of a plan, with the work of a single run of its kernel.
+    """A distinct tuned workload of a plan; operations and bytes are for a single run of its kernel.
 
     Attributes:
         key: the workload key.
@@ -205,9 +211,10 @@ class PlanSummary(JsonValue):
 
 
 def plan_summary(plan: GraphPlan) -> PlanSummary:
-    """Summarise a plan: its operators, parameters, arithmetic, traffic, and tasks by falling cost.
+    """Summarise a plan: its operators, parameters, arithmetic, memory traffic and tasks.
 
-    Bodies of control flow are included; a loop counts its expected number of steps.
+    Tasks are sorted by cost, the most expensive first. Bodies of control flow are included. The
+    body of a loop counts once for each expected step.
     """
     graph = plan.graph
     tasks = plan.tasks()

@@ -1,17 +1,20 @@
 """Fusion: the partition of a graph's nodes into kernels.
 
-Before:                             After:
-    %1 = conv(%0, w)                    { %1 = conv(%0, w); %2 = add(%1, %9); %3 = relu(%2) }
-    %2 = add(%1, %9)
-    %3 = relu(%2)
+    Before:                             After:
+        %1 = conv(%0, w)                    { %1 = conv(%0, w); %2 = add(%1, %9); %3 = relu(%2) }
+        %2 = add(%1, %9)
+        %3 = relu(%2)
 
-An anchor (contraction, window, reduction, row, gather, attention) takes as its epilogue the
-elementwise operators that follow it and keep its shape, and operators that convert or dequantise
-their other operands (such as an int8 residual). Reductions and rows also take their elementwise
-producers as a prologue. The remaining elementwise operators form separate groups. No value is
-computed by two groups. If a value is converted between two groups, the narrower type is stored: a
-conversion to a wider type belongs to the reader, one to a narrower type to the producer. Also
-called operator fusion (TVM) or fusion groups (XLA).
+A group consists of one anchor and the operators fused with it. Anchors are contractions, windows
+(pools), reductions, row operators (such as softmax), gathers and attention. The elementwise
+operators that follow an anchor and keep its shape are its epilogue. The epilogue includes operators
+that convert or dequantise its other operands, such as an int8 residual.
+
+Reductions and row operators also fuse the elementwise operators that compute their operands (the
+prologue). The remaining elementwise operators form groups without an anchor. No value is computed
+by two groups. If a value is converted between two groups, the narrower type is stored: the reader
+converts to a wider type, the producer to a narrower one. Also called operator fusion (TVM) or
+fusion groups (XLA).
 """
 
 from __future__ import annotations
@@ -144,9 +147,10 @@ class _Fusion:
         return Group(ordered, anchor, ordered[-1].output)
 
     def _epilogue(self, anchor: Node) -> list[Node]:
-        """Elementwise nodes after the anchor, as many as leave the group with a single output.
+        """Collect the elementwise nodes to fuse after an anchor, and mark them as grouped.
 
-        A value may branch and join again inside the group (`x * sigmoid(x)`).
+        Other groups read only the last collected node. A value may branch and join again inside the
+        group (`x * sigmoid(x)`).
         """
         accepted: list[Node] = []
         shape = self._graph.types[anchor.output].shape
@@ -161,8 +165,11 @@ class _Fusion:
         return accepted
 
     def _narrow(self, epilogue: list[Node]) -> list[Node]:
-        """Return the epilogue without dequantising operators at its end, if readers can apply
-        these."""
+        """Remove the dequantisation from the end of an epilogue if every reader can apply it
+        instead.
+
+        The removed nodes become available to the readers' groups.
+        """
         if not epilogue:
             return []
         value = epilogue[-1].output
@@ -178,8 +185,13 @@ class _Fusion:
         return [node for node in epilogue if node not in chain]
 
     def _region(self, value: str, shape: tuple[int, ...], limit: int) -> list[Node] | None:
-        """The fewest nodes after `value` that leave a single output to the other nodes of the
-        graph."""
+        """Return the smallest set of elementwise nodes after `value` that can be fused with its
+        producer.
+
+        Only the result of the last node may be read outside the set. The nodes have results of
+        shape `shape`, and there are at most `limit` of them. The result is None if there is no such
+        set.
+        """
         inside = {value}
         region: list[Node] = []
         while len(region) < limit:
@@ -211,7 +223,11 @@ class _Fusion:
         return not users or any(user not in region for user in users)
 
     def _trailing_transpose(self, last: Node) -> list[Node]:
-        """A transpose of the result, unless a matmul can read it untransposed."""
+        """Return the transpose that alone reads the result of `last`, to fuse it; otherwise an
+        empty list.
+
+        A transpose that only a matmul reads is left to the group of the matmul.
+        """
         users = self._graph.consumers(last.output)
         if len(users) != 1 or last.output in self._outputs:
             return []
@@ -225,7 +241,11 @@ class _Fusion:
         return [user]
 
     def _take_chains(self, anchor: Node, nodes: list[Node]) -> None:
-        """Take chains of dequantising operators that only the epilogue reads."""
+        """Add to a group the dequantisation of the epilogue's operands if nothing else reads the
+        result.
+
+        `nodes` has the nodes of the group, and is extended.
+        """
         for node in [node for node in nodes if node is not anchor and _is_elementwise(node)]:
             for value in node.inputs:
                 chain = dequantisation_chain(self._graph, value)
@@ -241,7 +261,12 @@ class _Fusion:
                 nodes += chain
 
     def _take_transposes(self, anchor: Node, nodes: list[Node]) -> None:
-        """Transposes of a matmul's operands become index maps of its loads."""
+        """Add to a group the transposes of a matmul's operands if only the matmul reads their
+        results.
+
+        The matmul's loads then index the untransposed operands. `nodes` has the nodes of the group,
+        and is extended.
+        """
         for value in dict.fromkeys(anchor.inputs[:2]):
             node = self._graph.producer(value)
             if (
@@ -256,7 +281,11 @@ class _Fusion:
                 nodes.append(node)
 
     def _take_widenings(self, nodes: list[Node]) -> None:
-        """Conversions of the group's operands from a narrower float."""
+        """Add to a group the conversions of its operands to a wider float type.
+
+        The conversions are added only if no other group reads their results. `nodes` has the nodes
+        of the group, and is extended.
+        """
         inside = {node.name for node in nodes}
         for value in dict.fromkeys(v for node in nodes for v in node.inputs):
             node = self._graph.producer(value)
@@ -278,15 +307,22 @@ class _Fusion:
         return self._converts(node) < 0
 
     def _converts(self, node: Node) -> int:
-        """Return the difference in bytes between the float types after and before a node's
-        conversion."""
+        """Return by how many bytes a cast between float types widens an element; negative if it
+        narrows.
+
+        The result is 0 for all other nodes.
+        """
         if node.op != "cast":
             return 0
         source, to = (self._graph.types[v].dtype for v in (*node.inputs, node.output))
         return to.bytes - source.bytes if source.is_float and to.is_float else 0
 
     def _index_maps(self, anchor: Node) -> list[Node]:
-        """Nodes before an attention that only move its operands: index maps of its loads."""
+        """Return the nodes before an attention to fuse as index maps: they only move its operands'
+        elements.
+
+        The result of each node is read inside the group only. The nodes are marked as grouped.
+        """
         chains = [node for value in anchor.inputs for node in affine_chain(self._graph, value)]
         accepted = {
             node.name: node
@@ -309,9 +345,12 @@ class _Fusion:
         return list(accepted.values())
 
     def _grow_up(self, nodes: list[Node], *, cheap: bool) -> None:
-        """Take producers that only this group reads; with `cheap`, only those with little cost.
+        """Add to a group the elementwise and movement nodes that compute its operands.
 
-        Rows read their operands more than once, and compute the prologue each time.
+        Only nodes whose results no other group reads are added. With `cheap`, operators that are
+        expensive per element, such as `exp`, are not added: row operators read their operands
+        several times and compute the prologue each time. `nodes` has the nodes of the group, and is
+        extended.
         """
         inside = {node.name for node in nodes}
         queue = list(nodes)
@@ -336,7 +375,11 @@ class _Fusion:
                 queue.append(node)
 
     def _is_recomputed(self, node: Node, root: Node) -> bool:
-        """Whether broadcasting would evaluate an expensive operator many times."""
+        """Whether fusing `node` would compute an expensive operator several times per element.
+
+        This is the case if the result of `node` is broadcast: it has fewer elements than the
+        largest operand or result of `root`, the group's first node.
+        """
         if _is_cheap(node):
             return False
         types = self._graph.types
@@ -354,7 +397,7 @@ def _is_elementwise(node: Node) -> bool:
 
 
 def _is_cheap(node: Node) -> bool:
-    """Whether a softmax or layer_norm may recompute it in each of its passes over a row."""
+    """Whether an elementwise node costs so little that row operators may recompute it in each pass."""
     return ops.get(node.op).cost is ElementCost.CHEAP
 
 
@@ -379,15 +422,19 @@ def affine_chain(graph: Graph, value: str) -> list[Node]:
 
 
 def _cuts(index: Affine, axes: Sequence[Axis]) -> bool:
-    """Whether an index contains parts of one of these axes."""
+    """Whether an index divides one of these axes, so that it depends only on a quotient of the
+    axis.
+    """
     return any(isinstance(term, FloorDiv) and term.axis in axes for term, _ in index.terms)
 
 
 def _index_of_operand(
     node: Node, kind: TensorType, index: tuple[Affine, ...]
 ) -> tuple[Affine, ...] | None:
-    """The index at which a movement reads its operand; None for a reshape that splits across a
-    dimension."""
+    """Return the index at which a movement operator reads its operand for an index of its result.
+
+    `kind` is the type of the operand. The result is None for a reshape without an affine index map.
+    """
     found: list[tuple[Affine, ...]] = []
 
     def read(index: tuple[Affine, ...], indirect: tuple[tuple[int, Expr], ...] = ()) -> Expr:

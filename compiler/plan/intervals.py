@@ -1,13 +1,12 @@
-"""Division of ranges into intervals: a workload of dynamic sizes as pieces with separate schedules.
+"""Division of a workload's dynamic sizes into intervals, each tuned separately.
 
 Products with one row, a dozen rows and hundreds of rows need different kernels. The range of a
-dimension is therefore divided after one, sixteen and 128, wherever a model's range begins and ends.
-Equal pieces of different models are then one workload with one key, and a piece with a single size
-is the workload of a model with that fixed size.
+dimension is therefore divided after 1, 16 and 128. These split points are the same for every model,
+so that models with different ranges share pieces and their keys. A piece with a single size is the
+workload of a model with that fixed size.
 
-Only workloads with products are divided: others have one kernel that is best for all sizes. The
-number of kernels in the end depends on the schedules: neighbouring pieces with one schedule are
-merged (`merged`).
+Only workloads with products are divided; for others, one kernel is best at all sizes. If tuning
+selects the same schedule for neighbouring pieces, `merged` combines them into one kernel.
 """
 
 from __future__ import annotations
@@ -107,17 +106,18 @@ def intervals(dimension: Dimension, last: Sequence[int] = LAST) -> tuple[Dimensi
 
 
 def piece_of(workload: Workload, box: Box) -> RangePiece:
-    """Return the piece of a workload for the sizes of a box."""
+    """Restrict a workload to the sizes of a box, which has one interval per dimension."""
     narrowed = dict(zip(workload.dimensions, box, strict=True))
     positions = tuple(n for n, dimension in enumerate(box) if dimension.low != dimension.high)
     return RangePiece(box, workload.within(narrowed), positions)
 
 
 def boxes(workload: Workload) -> tuple[Box, ...]:
-    """Divide the sizes of a workload into boxes, smallest first; a workload may have a single box.
+    """Divide the sizes of a workload into boxes, smallest first.
 
-    The longest range is divided at all split points, others only after size one. A range that would
-    lead to more than `MOST` boxes is not divided.
+    A box has one interval per dimension. The dimension with the largest ratio of its largest to its
+    smallest size is divided at all split points, others only after size one. A dimension is not
+    divided if there would be more than `MOST` boxes. A workload without products has a single box.
     """
     whole = workload.dimensions
     if not any(ops.get(node.op).kind in _CUT for node in workload.graph.nodes):
@@ -144,14 +144,18 @@ def holds(box: Box, part: Box) -> bool:
 
 @memo(1024)
 def pieces(workload: Workload) -> tuple[RangePiece, ...]:
-    """Return the tuned pieces of a workload: itself, unless its range is divided."""
+    """Return the pieces of a workload to tune, one per box of `boxes`.
+
+    A workload that is not divided is its only piece.
+    """
     return tuple(piece_of(workload, box) for box in boxes(workload))
 
 
 def merged(parts: Sequence[tuple[Box, T]], same: Callable[[T, T], bool]) -> _Tree[T]:
-    """Build a decision tree over pieces in the order of `boxes`.
+    """Build a decision tree that selects a piece by its sizes.
 
-    Neighbouring pieces are merged into one leaf if `same` holds for their values.
+    `parts` has the box and the value of each piece, in the order of `boxes`. Neighbouring pieces
+    become one leaf if `same` is true for their values.
     """
     return _merged(list(parts), 0, same)
 

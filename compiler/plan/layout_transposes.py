@@ -1,9 +1,9 @@
-"""Transposes between an image and its rows of channels, which may cost nothing.
+"""Transposes between an image and its rows of channels, which need no copy in some layouts.
 
-Before:                                             After (the image lies channels-last):
-    %1 = conv(%0, w)           1x96x56x56               {conv} -> 0 2 3 1
-    %2 = transpose(%1)         1x56x56x96               %2 needs no copy
-    %3 = layer_norm(%2, ...)                            {layer_norm}
+    Before:                                             After (the image lies channels-last):
+        %1 = conv(%0, w)           1x96x56x56               {conv} -> 0 2 3 1
+        %2 = transpose(%1)         1x56x56x96               %2 needs no copy
+        %3 = layer_norm(%2, ...)                            {layer_norm}
 
 A channels-last image and its rows of channels have the same bytes. Such a transpose is therefore a
 separate group, and layout assignment decides whether it is a view or a copy. Other transposes
@@ -37,9 +37,10 @@ def is_to_image(graph: Graph, node: Node) -> bool:
 
 
 def turns(graph: Graph) -> frozenset[str]:
-    """Return the names of the transposes between images and rows of channels.
+    """Return the names of the transposes between images and their rows of channels.
 
-    Only images that a convolution or pool reads or computes are considered.
+    An image is a value that a convolution, pool or interpolation reads or computes, possibly
+    through elementwise operators.
     """
     return frozenset(
         node.name
@@ -53,7 +54,9 @@ def turns(graph: Graph) -> frozenset[str]:
 
 
 def _is_image(graph: Graph, value: str) -> bool:
-    """Whether a window computes or reads a value, possibly through elementwise operators."""
+    """Whether a convolution, pool or interpolation reads or computes a value, possibly through
+    elementwise operators.
+    """
     shape = graph.types[value].shape
     found, queue = {value}, [value]
     while queue and len(found) < _REACH:

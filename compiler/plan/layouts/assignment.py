@@ -114,9 +114,11 @@ class Assignment:
         return total
 
     def _own(self, number: int, option: Option) -> float:
-        """An option's cost with the copies that depend on no other group.
+        """Return the cost of an option of group `number`, including copies that depend on no other
+        group.
 
-        These add a halo to an input of the graph, and make an output of the graph row-major.
+        One such copy adds a halo to an input of the graph. Another converts an output of the graph
+        to row-major.
         """
         types, group, cost = self._types, self._groups[number], option.cost
         if self._graph.returns(group.output):
@@ -134,10 +136,11 @@ class Assignment:
         return copied(kind, Placement(source), Placement(target))
 
     def _connect(self, value: str, maker: int | None, readers: Sequence[int]) -> None:
-        """Add the costs of the copies of a value.
+        """Add the costs of a value's relayouts to the PBQP problem.
 
-        If several groups read it, a separate node chooses the set of layouts that copies provide. A
-        reader that needs a layout outside the set pays more than such a copy costs.
+        `maker` is the group that writes the value, `readers` are the groups that read it. For
+        several readers, an extra PBQP node chooses the set of layouts to which the value is copied.
+        A reader that needs a layout outside this set pays a penalty above the cost of any copy.
         """
         kind = self._types[value]
         made = [ROW_MAJOR]

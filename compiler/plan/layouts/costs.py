@@ -97,11 +97,11 @@ def convolution(
 def _winograd(
     node: Node, weight: tuple[int, ...], result: tuple[int, ...], weight_macs: float
 ) -> float:
-    """The cost of Winograd's algorithm divided by the direct cost, at most 1; channels are
-    contiguous.
+    """Estimate the cost of a convolution by Winograd's algorithm, relative to the direct algorithm.
 
-    Its cost consists of the remaining multiplications, the transforms, and the weights read from
-    memory. Transformed weights are larger, which matters if there are few pixels.
+    The result is at most 1, for a layout with contiguous channels. The cost includes the
+    multiplications, the transforms, and loading the weights. Transformed weights are larger, which
+    matters if the image has few pixels. `weight` and `result` are shapes.
     """
     spatial = len(weight) - 2
     steps = ints(node.attrs, "strides", (1,) * spatial)
@@ -136,15 +136,16 @@ def _winograd(
 
 
 def _fetched(multiplications: float, fetch: float) -> float:
-    """The time of multiplications and, mostly overlapped, of `fetch`: their weights from memory.
+    """Return the time of multiplications whose weights are loaded from memory meanwhile.
 
-    Both are counted in multiplications.
+    `fetch` is the time to load the weights. All times are in units of one multiplication. 30 % of
+    the shorter time does not overlap with the longer one.
     """
     return max(multiplications, fetch) + 0.3 * min(multiplications, fetch)
 
 
 def _holds_vectors(layout: Layout, lanes: int) -> bool:
-    """Whether channels are contiguous in whole vectors."""
+    """Whether a layout stores consecutive channels next to each other, in blocks of whole vectors."""
     return layout != ROW_MAJOR and (layout.factors[-1].mod or lanes) % lanes == 0
 
 
@@ -167,7 +168,11 @@ def window(graph: Graph, node: Node, layout: Layout, lanes: int) -> float:
 
 
 def _two_passes(graph: Graph, node: Node, step: float) -> float:
-    """A window along its other dimensions, for each element of a line, then along the line."""
+    """Return the cost of a pool with a large window, computed in two passes over each line.
+
+    The first pass combines the elements of the window across the line. The second combines the
+    results along the line. `step` is the slowdown of strided loads along the line.
+    """
     *across, along = ints(node.attrs, "kernel")
     outputs = graph.types[node.output]
     lines = outputs.elements // outputs.shape[-1] * graph.types[node.inputs[0]].shape[-1]
@@ -197,11 +202,14 @@ def reduction(graph: Graph, node: Node, layout: Layout) -> float:
 
 
 def _gathered(step: int) -> float:
-    """Slowdown of a vector along a row that is gathered from `step` others."""
+    """Return the slowdown of a vectorised loop that loads every `step`-th element of a row."""
     return 1.1 if step == 1 else 1.6 if step <= MAX_LANE_STEP else _MIXED
 
 
 def _filled(points: int, lanes: int) -> float:
-    """Slowdown of a row relative to full vectors; the last may be half a vector."""
+    """Return the slowdown of a row of `points` elements because its last vector is partly empty.
+
+    A remainder of at most half a vector costs half a vector.
+    """
     half = max(1, lanes // 2)
     return -(-points // half) * half / points

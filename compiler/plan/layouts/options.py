@@ -111,7 +111,7 @@ class Options:
         self._turns = turns(graph)
 
     def of(self, group: Group) -> list[Option]:
-        """Return the options of a group: at least one, and the first is row-major."""
+        """Return the layout options of a group; the first is row-major."""
         anchor = group.anchor
         if group.is_view:
             return [Option(self._rows(group), 0.0)]
@@ -157,7 +157,10 @@ class Options:
         return LayoutChoice(ROW_MAJOR, {value: Demand(ROW_MAJOR) for value in group.inputs})
 
     def _option(self, choice: LayoutChoice, work: float, output: str = "") -> Option:
-        """The option with the traffic added; `output` is the value that the choice writes."""
+        """Return an option whose cost is `work`, plus the memory traffic of the choice.
+
+        `output` is the value that the choice writes; if it is empty, only reads are counted.
+        """
         traffic = 0.0
         types = self._typical.types
         for value, wish in choice.demands.items():
@@ -168,7 +171,10 @@ class Options:
         return Option(choice, work + traffic)
 
     def _operands(self, group: Group, output: Layout, taken: dict[str, Demand]) -> LayoutChoice:
-        """The choice with epilogue operands: the output's layout for its shape, else row-major."""
+        """Complete a choice with demands for the group's inputs that `taken` does not include.
+
+        Inputs of the output's shape are read in the output's layout, all others row-major.
+        """
         shape = self._graph.types[group.output].shape
         demands = dict(taken)
         for value in group.inputs:
@@ -203,7 +209,7 @@ class Options:
         return found
 
     def _window(self, group: Group, anchor: Node) -> list[Option]:
-        """Pools keep the layout that their operand has."""
+        """Return the options of a pool: it writes the layout in which it reads its operand."""
         x, *others = (_operand(group, value) for value in anchor.inputs)
         rows = {value: Demand(ROW_MAJOR) for value in others}
         return [
@@ -216,7 +222,10 @@ class Options:
         ]
 
     def _interpolation(self, group: Group, anchor: Node) -> list[Option]:
-        """Images keep their layout; batches and channels are not resized in blocks."""
+        """Return the options of an interpolation: it writes the layout in which it reads the image.
+
+        An interpolation along the batch or the channels is row-major only.
+        """
         x, *others = (_operand(group, value) for value in anchor.inputs)
         constants = {value: Demand(ROW_MAJOR) for value in others}
         resized = min(ints(anchor.attrs, "axes")) < 2
@@ -230,7 +239,11 @@ class Options:
         ]
 
     def _reduction(self, group: Group, anchor: Node) -> list[Option]:
-        """If only spatial dimensions are reduced, lanes may be channels; others read rows."""
+        """Return the options of a reduction.
+
+        A reduction over spatial dimensions only may read channels as vector lanes. All others read
+        their operand row-major.
+        """
         x = _operand(group, anchor.inputs[0])
         rank = len(self._graph.types[x].shape)
         axes = {axis % rank for axis in ints(anchor.attrs, "axes", tuple(range(rank)))}
@@ -250,7 +263,10 @@ class Options:
         ]
 
     def _elementwise(self, group: Group) -> list[Option]:
-        """Operands of the output's shape have the output's layout."""
+        """Return the options of an elementwise group.
+
+        Operands of the output's shape are read in the output's layout, all others row-major.
+        """
         types, shape = self._graph.types, self._graph.types[group.output].shape
         full = [v for v in group.inputs if types[v].shape == shape]
         layouts = self.layouts(group.output)
@@ -261,7 +277,11 @@ class Options:
         ]
 
     def _turn(self, group: Group) -> list[Option]:
-        """A channels-last image has the bytes of its rows; otherwise they are copied."""
+        """Return the options of a transpose between an image and its rows of channels.
+
+        The transpose is free if the image is channels-last, because both values then have the same
+        bytes. Otherwise it is a copy.
+        """
         (node,) = group.nodes
         (x,), y = node.inputs, node.output
         last = channels_last(len(self._graph.types[y].shape))
@@ -279,7 +299,11 @@ class Options:
         return found
 
     def _movement(self, group: Group) -> list[Option]:
-        """Slices of whole blocks keep the layout; other movement reads any layout, writes rows."""
+        """Return the options of a group that moves elements, such as a slice or a transpose.
+
+        A slice that starts at a whole block of channels may keep a blocked layout, and is free if
+        it can be a view. All other movement reads any layout and writes row-major.
+        """
         anything = LayoutChoice(ROW_MAJOR, {value: Demand(None) for value in group.inputs})
         found = [self._option(anything, 0.0, group.output)]
         alone = len(group.nodes) == 1
@@ -308,7 +332,12 @@ class Options:
         return found
 
     def _pieces(self, group: Group) -> list[Option]:
-        """Blocked if every piece starts at a whole block; free if all can lie in place."""
+        """Return the options of a concatenation or another operator that assembles its output from
+        pieces.
+
+        A blocked layout is an option if every piece starts at a whole block. An option is free if
+        its operands can be written directly to their places in the output.
+        """
         (node,) = group.nodes
         types = self._graph.types
         pieces = ops.get(node.op).pieces
@@ -335,8 +364,10 @@ class Options:
         return found
 
     def _lies_inside(self, whole: str, part: str, start: tuple[int, ...], layout: Layout) -> bool:
-        """Whether a part has the same bytes inside its whole as separately, from an aligned
-        address."""
+        """Whether a part at `start` has the same bytes inside the whole as in a separate buffer.
+
+        Its address must also be aligned to `ALIGNMENT_BYTES`.
+        """
         types, place = self._graph.types, Placement(layout)
         apart = distance(types[whole].shape, place, types[part].shape, place, start)
         return apart is not None and apart * types[whole].dtype.bytes % ALIGNMENT_BYTES == 0
@@ -371,7 +402,7 @@ def copied(kind: TensorType, source: Placement, target: Placement) -> float:
 
 
 def _operand(group: Group, value: str) -> str:
-    """The value that an anchor's operand is read from: the source of conversions in the group."""
+    """Return the source of an anchor's operand: the value before any casts in the group."""
     made = {node.output: node for node in group.nodes}
     while value in made and made[value].op == "cast":
         (value,) = made[value].inputs
@@ -388,9 +419,10 @@ def _keeps_blocks(node: Node, block: int) -> bool:
 
 
 def conv_halo(graph: Graph, node: Node) -> Halo:
-    """Return the widths of the padding around its operand that the windows of a convolution reach.
+    """Return how far a convolution's windows extend into the padding around its operand.
 
-    The result is `()` if the windows reach no padding.
+    The result has the number of zeros before and after each dimension, or is `()` if the windows
+    read no padding.
 
     Raises:
         DynamicSizeError: if a width is unbounded.
