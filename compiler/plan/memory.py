@@ -60,8 +60,9 @@ class MemoryPlan:
     bodies: Mapping[int, tuple[MemoryPlan, ...]] = field(default_factory=dict)
 
     def offset(self, value: str) -> int | None:
-        """Return the byte offset of a value in the arena; None for a value in a buffer of the
-        caller."""
+        """Return the byte offset of a value in the arena; None for a graph input, output or
+        constant.
+        """
         return self.offsets.get(value)
 
 
@@ -174,8 +175,11 @@ def collect_buffers(
 def _temporary(
     step: Step, arenas: Sequence[int], shared_bytes: SharedBytes | None
 ) -> Sequence[int]:
-    """Sizes of buffers that are only used while a step runs, in the order of
-    `MemoryPlan.shared`."""
+    """Return the sizes, in bytes, of the buffers that are only used while a step runs.
+
+    Their order is that of `MemoryPlan.shared`. `arenas` has the arena size of each of the step's
+    bodies.
+    """
     match step:
         case KernelStep():
             return shared_bytes(step) if shared_bytes is not None else ()
@@ -268,7 +272,11 @@ def _external(plan: GraphPlan, regions: Regions) -> dict[Region, str]:
 def _reuse_operands(
     plan: GraphPlan, regions: Regions, external: Mapping[Region, str], allowed: MayAlias
 ) -> None:
-    """Let steps write over an operand that is no longer needed."""
+    """Let each step write its output over an operand that no later step reads.
+
+    The region of the output is joined with that of the operand. `allowed` decides which operands a
+    step may overwrite. Buffers of the caller (`external`) are never overwritten.
+    """
     last = _last_uses(plan)
     ends: dict[Region, int] = {}
     for value in (*plan.graph.inputs, *(step.output for step in plan.steps)):

@@ -58,10 +58,11 @@ def plan_graph(
 ) -> GraphPlan:
     """Partition an optimised graph into kernels for vectors of `lanes` elements.
 
-    The result's graph computes the same outputs in the same order. An output that is an input or a
-    constant of the graph, or a repeated output, becomes a copy under another name. `assign` chooses
-    the layouts of the groups. `choice` overrides the rules; this function does not use its passes,
-    which apply before (`pipeline.optimise`). Bodies of control flow are partitioned by the rules.
+    The plan's graph computes the same outputs in the same order. An output that repeats another
+    output, or is an input or a constant of the graph, becomes a copy under another name. `assign`
+    chooses the layouts of the groups. `choice` overrides the rules of fusion and layouts; its lists
+    of passes are ignored here, because the passes run earlier (`pipeline.optimise`). `choice` does
+    not apply to the bodies of control flow.
 
     Raises:
         InvalidModelError: if there are more kernels than `GROUP_LIMIT`.
@@ -87,10 +88,10 @@ def _planned(graph: Graph, lanes: int, assign: Assign, choice: GraphChoice) -> G
 
 
 def fused(graph: Graph, choice: GraphChoice = RULE) -> tuple[Graph, tuple[Group, ...]]:
-    """Return a graph that is prepared for partition, and its groups.
+    """Prepare an optimised graph for partition; return the prepared graph and its groups.
 
     Preparation removes dead code, splits wide concatenations, repeats cheap dequantisation for each
-    reader, and gives each output a separate buffer. Layouts are assigned to the groups afterwards.
+    reader, and gives each output a separate buffer. The groups have no layouts yet.
     """
     prepared = separate_outputs(rematerialise_dequantisation(split_concats(dead_code(graph))))
     return prepared, fuse(prepared, choice.kept)
@@ -251,8 +252,9 @@ class _Partition:
         return GraphPlan(graph, tuple(steps), places)
 
     def _place_outputs(self) -> None:
-        """Determine the placement of each group's output: its layout, and the halo that its readers
-        need."""
+        """Set the placement of each group's output: its layout, and a halo as wide as its readers
+        need.
+        """
         wishes: dict[str, list[Demand]] = {}
         for _, choice in self._work:
             for value, wish in choice.demands.items():
@@ -269,7 +271,9 @@ class _Partition:
                     self._places[slot.value] = self._places[value]
 
     def _accepts(self, value: str, wish: Demand) -> bool:
-        """Whether a group can read a value as it is placed."""
+        """Whether a group can read a value without a copy: its placement satisfies the demand
+        `wish`.
+        """
         if value in self._graph.constants:
             return True
         place = self._places[value]
@@ -280,13 +284,15 @@ class _Partition:
         return covers(place.halo, wish.halo)
 
     def _is_rows(self, value: str) -> bool:
-        """Whether a value can be reshaped as it is placed."""
+        """Whether a value is stored like a row-major value without a halo; False for constants."""
         if value in self._graph.constants:
             return False
         return same_storage(self._types[value].shape, self._places[value], ROW)
 
     def _collect_relayouts(self) -> None:
-        """The requirements of each relayout: the union of its readers' halos."""
+        """Find the relayouts that the kernels need, and widen each halo to the union of its
+        readers' halos.
+        """
         for group, choice in self._work:
             if group.is_view or group.is_native or group.output in self._views.concats:
                 continue
@@ -327,8 +333,11 @@ class _Partition:
         self._cuts.append(ViewStep(node.inputs, node.output, (0,)))
 
     def _add_native(self, node: Node) -> None:
-        """Add a native function, or a step that runs bodies: it reads rows without a halo, and
-        unpacked constants."""
+        """Add a step for a native operator or control flow.
+
+        Its inputs are row-major without a halo, so that copies are added for others. Constants are
+        passed unpacked.
+        """
         constants = self._graph.constants
         inputs = tuple(v if v in constants else self._dense_rows(v) for v in node.inputs)
         node = replace(node, inputs=inputs)
@@ -344,7 +353,7 @@ class _Partition:
         self._cuts.append(NativeStep(function, parameters, inputs, node.output))
 
     def _dense_rows(self, value: str) -> str:
-        """The value, or a copy in rows without a halo."""
+        """Return the name of a row-major version of a value without a halo: the value or a copy."""
         if self._is_rows(value):
             return value
         return self._relayout(_Relayout(value, ROW_MAJOR, dense=True))
@@ -366,7 +375,7 @@ class _Partition:
         self._cuts.append(ViewStep(inputs, node.output, offsets))
 
     def _apart(self, whole: str, part: str, start: tuple[int, ...]) -> int:
-        """Bytes from the start of a value to that of its part."""
+        """Return the distance in bytes from the start of a value to the start of its part."""
         types, places = self._types, self._places
         apart = distance(types[whole].shape, places[whole], types[part].shape, places[part], start)
         assert apart is not None
@@ -377,7 +386,7 @@ class _Partition:
         return Boundary(self._types[value], place.layout if layout is None else layout, place.halo)
 
     def _relayout(self, key: _Relayout) -> str:
-        """The value in another layout; the copy is added at its first use."""
+        """Return the name of a copy of a value in another layout; the first call adds the copy."""
         if key not in self._relayouts:
             name = fresh(f"{key.value}.relayout", self._types)
             self._types[name] = self._types[key.value]
@@ -387,7 +396,7 @@ class _Partition:
         return self._relayouts[key]
 
     def _copy(self, value: str, name: str) -> None:
-        """Add a kernel that copies a value to the placement of `name`."""
+        """Add a kernel that copies `value` to a new value `name`, in the placement of `name`."""
         node = Node(f"{name}.identity", "identity", (value,), (name,), ())
         self._nodes.append(node)
         ends = [v for v in (value, name) if v not in self._graph.constants]
@@ -396,7 +405,10 @@ class _Partition:
 
 @dataclass(frozen=True, slots=True)
 class _Relayout:
-    """A value as required by some of its readers; `dense` for readers that accept no halo."""
+    """The key of a copy in another layout, which all readers that need the layout share.
+
+    With `dense`, the copy has no halo.
+    """
 
     value: str
     layout: Layout
@@ -404,5 +416,7 @@ class _Relayout:
 
 
 def covers(halo: Halo, wanted: Halo) -> bool:
-    """Whether a halo has at least as many zeros on every side as the halo `wanted`."""
+    """Whether a halo has at least as many zeros as the halo `wanted`, before and after each
+    dimension.
+    """
     return not wanted or (bool(halo) and union(halo, wanted) == halo)

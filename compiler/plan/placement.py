@@ -26,9 +26,10 @@ class Placement:
 
 
 def same_storage(shape: tuple[int, ...], first: Placement, second: Placement) -> bool:
-    """Whether two placements give every element of a tensor the same offset in buffers of one size.
+    """Whether two placements of a tensor have equal buffer sizes and element offsets.
 
-    For example, NCHW16c and row-major do so for a single pixel if the channels divide by 16.
+    For example, NCHW16c and row-major do for an image of one pixel, if the number of channels is a
+    multiple of 16.
     """
     if first == second:
         return True
@@ -44,14 +45,13 @@ def distance(
     part: Placement,
     start: tuple[int, ...],
 ) -> int | None:
-    """Return the offset of a box in the buffer of a tensor, if the box is stored like a separate
-    tensor.
+    """Return the offset of a box inside a tensor if the box can be used like a separate tensor.
 
-    The result counts elements from the start of the buffer of `whole_shape` to the first element of
-    the box. From there on, the buffer must hold the box exactly as a separate buffer of `shape`
-    would; the result is None if it does not. For example, a range of channels of an NCHW16c value
-    of batch 1 is such a box if it starts at a whole block. An address is a sum over dimensions, so
-    that each dimension is compared separately.
+    The result is in elements, from the start of the buffer of `whole_shape` to the first element of
+    the box. It is None unless all elements of the box have the same relative addresses as in a
+    separate buffer of `shape`. For example, a range of channels of an NCHW16c value of batch 1 is
+    such a box if it starts at a multiple of 16. Addresses are sums over the dimensions, so each
+    dimension is compared separately.
     """
     if any(map(is_dynamic, (*whole_shape, *shape, *start))):
         return open_distance(
@@ -70,7 +70,7 @@ def distance(
 
 
 def _addresses(shape: tuple[int, ...], place: Placement) -> list[np.ndarray]:
-    """The contribution of each index along each dimension to an element's address, in elements."""
+    """Return, per dimension, the offset in elements that each index adds to an element's address."""
     result = [np.zeros(extent, np.int64) for extent in shape]
     steps, _ = strides(shape, place.layout, place.halo)
     for factor, step in zip(place.layout.resolved(len(shape)), steps, strict=True):

@@ -36,8 +36,7 @@ class KernelStep:
 
     Attributes:
         workload: the workload.
-        inputs: names of the values of the plan's graph that the workload's inputs stand for, in
-            order.
+        inputs: names of the values that the kernel reads, in the order of the workload's inputs.
         output: name of the value that the kernel writes.
         sizes: the graph's names of the workload's dynamic dimensions, in the order of
             `workload.dimensions`.
@@ -49,8 +48,7 @@ class KernelStep:
     sizes: tuple[str, ...] = ()
 
     def at(self, values: Mapping[str, int]) -> KernelStep:
-        """Return the step at fixed sizes; `values` has the size of each dimension of the graph
-        by name."""
+        """Return the step at fixed sizes; `values` maps the graph's dimension names to sizes."""
         own = (dimension.name for dimension in self.workload.dimensions)
         known = {name: values[outer] for name, outer in zip(own, self.sizes, strict=True)}
         return KernelStep(self.workload.at(known), self.inputs, self.output)
@@ -72,9 +70,11 @@ class ViewStep:
 
 @dataclass(frozen=True, slots=True)
 class NativeStep:
-    """A step that runs a function of the C runtime (`runtime/native_functions.py`), not a kernel.
+    """A step that runs the C runtime's `function` (`runtime/native_functions.py`) instead of a
+    kernel.
 
-    The inputs and the output are row-major without a halo. The step has no workload to tune.
+    `parameters` are integer arguments of the function. The inputs and the output are row-major
+    without a halo. The step has no workload to tune.
     """
 
     function: str
@@ -85,16 +85,17 @@ class NativeStep:
 
 @dataclass(frozen=True, slots=True)
 class LoopStep:
-    """A step that runs a body repeatedly; values at run time determine how often.
+    """A step that runs a body repeatedly, for a number of steps that is known only at run time.
 
-    `inputs` (`compiler.ops.control.LoopForm`) are the number of steps, whether to begin, the states
-    and the captured values of the body. All of them, and the body's outputs, are row-major without
-    a halo.
+    `inputs` (`compiler.ops.control.LoopForm`) are the number of steps, the condition for the first
+    step, the initial states, and the values that the body captures. All of them, and the body's
+    outputs, are row-major without a halo.
 
     Attributes:
         body: the plan of the body.
-        decides: whether the first output of the body states if another step follows.
-        states: number of values that each step passes to the next one: the body's next outputs.
+        decides: whether the first output of the body is the condition for another step.
+        states: number of the body's outputs that are passed to the next step; they follow the
+            condition.
         rows: positions of the body's outputs whose values of all steps are collected (scan
             outputs).
         most: maximum number of steps; None if unbounded.
@@ -156,7 +157,10 @@ def bodies_of(step: Step) -> tuple[GraphPlan, ...]:
 
 
 def expected_runs(step: Step) -> int:
-    """Estimate how many times a step runs each of its bodies; the result is at least 1."""
+    """Estimate how many times a step runs each of its bodies.
+
+    The result is `LoopStep.expected` for a loop, at least 1, and 1 for all other steps.
+    """
     return max(step.expected, 1) if isinstance(step, LoopStep) else 1
 
 
@@ -186,7 +190,7 @@ def control_step(node: Node, plans: Sequence[GraphPlan]) -> LoopStep | BranchSte
 class Growth:
     """A growing cache: an input of a graph, and the output that appends rows to it along `axis`.
 
-    Both are buffers with slack capacity after their rows.
+    The buffers of the input and of the output have unused rows at the end (slack capacity).
 
     Attributes:
         input: name of the graph's input.
@@ -244,7 +248,10 @@ class GraphPlan:
 
     @property
     def rooms(self) -> tuple[SlackDimension, ...]:
-        """The slack capacities of growing caches, which are in no shape of the caller's arrays."""
+        """The dimensions of the growing caches' slack capacities.
+
+        The shapes of the caller's arrays do not contain these dimensions.
+        """
         return tuple(dict.fromkeys(growth.room for growth in self.growing))
 
     def with_rooms(self, values: Mapping[str, int]) -> dict[str, int]:
@@ -322,22 +329,27 @@ class GraphPlan:
         return labels_of(self._declaring_node(port))
 
     def part_of(self, output: str) -> str | None:
-        """Return the name of the list of which a graph output is an item; None for a separate
-        output."""
+        """Return the name of the output list to which a graph output belongs as an item.
+
+        The result is None for an output that is not part of a list.
+        """
         return list_of(self._declaring_node(output))
 
     def _declaring_node(self, output: str) -> Node | None:
-        """The node that may declare the meaning of a graph output; an output of unknown size is
-        trimmed after that."""
+        """Return the node that may declare the labels or the list of a graph output.
+
+        This is the producer of the output, or the node before it if the producer only trims the
+        output to its actual size.
+        """
         node = self.graph.producer(output)
         return self.graph.producer(node.inputs[0]) if node and node.op == "trim" else node
 
     def tasks(self) -> list[tuple[Workload, int]]:
-        """Return the distinct tuned tasks, in order of first use, each with its number of runs.
+        """Return the distinct workloads to tune, in order of first use, with their number of runs.
 
-        The number is how many times one run of the model needs the task. A task is a workload, or
-        one piece of a workload whose range is divided (`compiler.plan.intervals`). A workload in a
-        loop counts the expected number of steps.
+        A workload whose range of sizes is divided is replaced by its pieces
+        (`compiler.plan.intervals`). The number counts the kernel's runs in one run of the model. A
+        kernel in a loop runs once per expected step.
         """
         counts: dict[Workload, int] = {}
         for step, times in self.walk():
@@ -350,7 +362,7 @@ class GraphPlan:
         return list(parts.items())
 
     def constants(self) -> Mapping[str, np.ndarray]:
-        """Return the constants of the graph and of its bodies, by digest."""
+        """Return the constants of the graph and of its bodies; the keys are their digests."""
         return {digest(a): a for graph in self.graph.walk() for a in graph.constants.values()}
 
     def to_json(self, *, digests: bool = True) -> dict[str, Any]:

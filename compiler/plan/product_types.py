@@ -68,7 +68,7 @@ def _why_floats(graph: Graph, node: Node) -> str:
 
 
 def _why_no_pairs(graph: Graph, node: Node) -> str:
-    """The reason why products with 16 bits are floats."""
+    """Return the reason why a product of 16-bit integers is computed with floats, as text."""
     if not any(value in graph.constants for value in node.inputs[:2]):
         return "sums of products of 16 bits by computed factors leave int32"
     reason = "sums of products of 16 bits leave int32, or the target does not add them up"
@@ -76,14 +76,17 @@ def _why_no_pairs(graph: Graph, node: Node) -> str:
 
 
 def _is_stored_in_bytes(graph: Graph, value: str) -> bool:
-    """Whether a value is computed from one that is stored in 8 bits, only by scaling and
-    movement."""
+    """Whether a value is stored in 8 bits before operators that only scale, convert or move it."""
     return _stored_type(graph, value) in INT8_TYPES
 
 
 def _stored_type(graph: Graph, value: str) -> DType:
-    """The type of the quantised source of a value, through scaling and movement only, or else the
-    type of its other source."""
+    """Return the type in which a value is stored before operators that only scale, convert or move
+    it.
+
+    The search ends at the first 8-bit or 16-bit integer type. If there is none, the result is the
+    type of the first value that another operator computes.
+    """
     while (dtype := graph.types[value].dtype) not in (*INT8_TYPES, *INT16_TYPES):
         node = graph.producer(value)
         varying = [] if node is None else [v for v in node.inputs if v not in graph.constants]

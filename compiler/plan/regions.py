@@ -66,8 +66,8 @@ class Regions:
     def can_join(self, first: str, second: str, apart: int) -> bool:
         """Whether `second` may start `apart` bytes after `first`, for all dynamic sizes.
 
-        No byte may have two writers. Two values that already share a region must have that
-        distance.
+        The result is False if two kernels would write the same byte, or if the values are already
+        at another distance in one region.
         """
         one, other = self._regions[first], self._regions[second]
         shift = one.members[first] + apart - other.members[second]

@@ -55,7 +55,12 @@ def _along(shape: tuple[int, ...], layout: Layout, halo: Halo) -> Sequence[_Alon
 
 
 def _by_index(outer: _Along, inner: _Along, first: int, extent: int) -> int | None:
-    """The difference of the addresses, if it is the same at each of a known number of indices."""
+    """Return the distance between two addressings of a box along a dimension, compared index by
+    index.
+
+    The result is in elements. It is None if the distance differs between two of the `extent`
+    indices.
+    """
     if _is_plain(outer) and _is_plain(inner):
         return _by_factors(outer, inner, first, extent)
     apart = _address(outer, first) - _address(inner, 0)
@@ -78,7 +83,11 @@ def _address(along: _Along, index: int) -> int:
 
 
 def _by_factors(outer: _Along, inner: _Along, first: int, extent: int) -> int | None:
-    """The difference, if both have the same factors and the box is moved by whole slices."""
+    """Return the distance between two addressings of a box along a dimension, compared by factors.
+
+    The result is in elements. It is None unless both layouts have the same factors and the box
+    starts at a multiple of each block.
+    """
     shift = first + outer[1] - inner[1]
     total = 0
     for (factor, step), (other, inner_step) in zip_longest(outer[0], inner[0], fillvalue=_NONE):

@@ -1,10 +1,11 @@
-"""Partitioned boolean quadratic programming (PBQP): choices whose costs depend on pairs of them.
+"""Solver for partitioned boolean quadratic problems (PBQP).
 
-Each node has a cost for each of its options, each edge one for each pair of options. A node with
-one or two neighbours is folded into them without loss, as in a dynamic program over a
-series-parallel graph. If every remaining node has three neighbours or more, a heuristic decides one
-of them. Scholz and Eckstein, "Register Allocation for Irregular Architectures" (2002); Anderson and
-Gregg, "Optimal DNN Primitive Selection with Partitioned Boolean Quadratic Programming" (2018).
+A problem is a graph whose nodes each choose one option. A node has a cost per option, an edge a
+cost per pair of its nodes' options; the sum is minimised. Nodes with one or two neighbours are
+eliminated without loss, as in a dynamic program over a series-parallel graph. If all remaining
+nodes have three or more neighbours, a heuristic decides one of them. Scholz and Eckstein, "Register
+Allocation for Irregular Architectures" (2002); Anderson and Gregg, "Optimal DNN Primitive Selection
+with Partitioned Boolean Quadratic Programming" (2018).
 """
 
 from __future__ import annotations
@@ -19,9 +20,9 @@ Costs = NDArray[np.float64]
 
 
 class Pbqp:
-    """A PBQP instance, built by `node` and `edge`.
+    """A PBQP instance, which `node` and `edge` build and `solve` minimises.
 
-    `solve` chooses one option per node, deterministically.
+    The result is deterministic.
     """
 
     def __init__(self) -> None:
@@ -46,8 +47,7 @@ class Pbqp:
         self._edges[second][first] = total.T
 
     def total(self, options: Sequence[int]) -> float:
-        """Return the cost of a solution: `options` has the index of the chosen option of each
-        node."""
+        """Return the total cost of a solution: `options[n]` is the index of the option of node n."""
         total = sum(
             float(costs[option]) for costs, option in zip(self._costs, options, strict=True)
         )
@@ -78,7 +78,11 @@ class Pbqp:
         return options
 
     def _improved(self, options: list[int]) -> list[int]:
-        """The options after a local search: in a few rounds, each node takes its cheapest."""
+        """Improve a solution by local search, and return it.
+
+        In each of at most four rounds, every node changes to the option that is cheapest with the
+        present options of its neighbours.
+        """
         options = list(options)
         for _ in range(4):
             changed = False
@@ -95,7 +99,11 @@ class Pbqp:
 
 
 class _Reduction:
-    """Removes nodes, fewest neighbours first, and decides them in reverse order."""
+    """The reduction of a PBQP instance: removes all nodes, then chooses their options in reverse
+    order.
+
+    The node with the fewest neighbours is removed first.
+    """
 
     def __init__(self, costs: Sequence[Costs], edges: Sequence[dict[int, Costs]]) -> None:
         self._costs = list(costs)
@@ -106,7 +114,7 @@ class _Reduction:
         heapq.heapify(self._queue)
 
     def run(self) -> tuple[list[int], bool]:
-        """An option for each node, and whether they are optimal."""
+        """Return the option of each node, and whether the solution is optimal."""
         exact = True
         gone = [False] * len(self._costs)
         while self._queue:
@@ -127,8 +135,11 @@ class _Reduction:
         return [self._decided[node] for node in range(len(self._costs))], exact
 
     def _fold(self, node: int) -> None:
-        """Replace a node of at most two neighbours by its minimum cost for each of their
-        options."""
+        """Remove a node with at most two neighbours, without loss.
+
+        For each option of its neighbours, the node's minimum cost is added to their costs or to the
+        edge between them.
+        """
         edges = self._detach(node)
         self._removed.append((node, edges))
         match list(edges.items()):
@@ -146,7 +157,11 @@ class _Reduction:
         self._enqueue(edges)
 
     def _decide(self, node: int) -> None:
-        """Take the option that is best if each neighbour alone may then choose its best."""
+        """Choose the option of a node with three or more neighbours by a heuristic, and remove the
+        node.
+
+        The chosen option is cheapest if each neighbour could choose its best option independently.
+        """
         edges = self._detach(node)
         seen = self._costs[node].copy()
         for other, costs in edges.items():
