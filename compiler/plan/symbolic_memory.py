@@ -97,10 +97,10 @@ class SymbolicMemory:
     def renumbered(
         self, numbers: Sequence[int], buffers: tuple[SymbolicBuffer, ...] = ()
     ) -> SymbolicMemory:
-        """Return the plan with new numbers of its buffers: buffer i becomes `numbers[i]`.
+        """Return the plan with renumbered buffers: buffer i becomes `numbers[i]`.
 
-        `buffers` are the buffers under their new numbers; empty if the numbers refer to another
-        plan.
+        `buffers` are the buffers of the result, in the new order. It is empty for the plan of a
+        body, whose buffers belong to the plan that contains it.
         """
         return SymbolicMemory(
             buffers,
@@ -119,7 +119,8 @@ def plan_symbolic_memory(
     shared_bytes: SharedBytes | None = None,
     may_alias: MayAlias | None = None,
 ) -> SymbolicMemory:
-    """Determine the order of the buffers of a plan.
+    """Plan the memory of a graph plan with dynamic sizes: determine in which order buffers are
+    stacked.
 
     The arguments are those of `memory.plan_memory`.
 
@@ -171,8 +172,11 @@ def plan_symbolic_memory(
 def _with_bodies(
     memory: SymbolicMemory, arenas: Mapping[int, tuple[int, tuple[SymbolicMemory, ...]]]
 ) -> SymbolicMemory:
-    """The buffers of bodies in place of their arenas; `arenas` maps buffers that are arenas to the
-    bodies of their steps."""
+    """Replace the arenas of bodies in a memory plan by the bodies' own buffers.
+
+    `arenas` maps the number of a buffer to the position of its step and the plans of the step's
+    bodies.
+    """
     if not arenas:
         return memory
     buffers: list[SymbolicBuffer] = []

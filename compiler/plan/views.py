@@ -48,7 +48,9 @@ class PlacedPiece:
 
 @dataclass(frozen=True, slots=True)
 class _Link:
-    """`part` is the box of `whole` that starts at `start`."""
+    """The value `part` is a box of the value `whole`; `start` is the index of its first element
+    there.
+    """
 
     whole: str
     part: str
@@ -56,9 +58,10 @@ class _Link:
 
 
 class Views:
-    """The concatenations, slices and transposes of a graph that are views, given its groups.
+    """The concatenations, slices and transposes of a graph that need no kernel, because they are
+    views.
 
-    Slices and concatenations in `copied` are not views.
+    The concatenations and slices in `copied` are kernels.
 
     Attributes:
         concats: for each concatenation that is a view (by its output), the place of each operand.
@@ -93,13 +96,13 @@ class Views:
             self._enter(group, choice)
 
     def halos(self, wishes: Mapping[str, Sequence[Demand]]) -> dict[str, Halo]:
-        """Return the halo (zeros to store around it) of each value that a group computes.
+        """Return the halo of each value that a group computes: the widths of the zeros around it.
 
         `wishes` has the layouts and halos in which groups read each value. All values of a region
-        have one halo, so that their strides agree. Values that are reshaped, results of native
-        operators and the caller's values have no halo: a reader that needs one gets a copy. A
-        region has no halo either if the zeros of all its values would take more memory than the
-        copies, or would overlap a neighbour's elements.
+        get the same halo, so that their strides agree. Values in the caller's buffers, reshaped
+        values and results of native operators get none; a reader that needs a halo there reads a
+        copy. A region also gets none if its zeros would take more memory than such copies, or would
+        overlap other values.
         """
         result: dict[str, Halo] = {}
         done: set[int] = set()
@@ -113,7 +116,7 @@ class Views:
         return result
 
     def _enter(self, group: Group, choice: LayoutChoice) -> None:
-        """Decide whether a group's output is a view, and its source."""
+        """Record how a group's output is stored: separately, or as a view of another value."""
         output, (node, *more) = group.output, group.nodes
         place = ROW if self._graph.returns(output) else Placement(choice.output)
         if group.is_native:
@@ -133,7 +136,9 @@ class Views:
                 self._rows.setdefault(node.inputs[0], output)  # a row-major copy of the operand
 
     def _moves(self, value: str) -> bool:
-        """Whether a concatenation or a slice is a kernel, whatever the places of its operands."""
+        """Whether a concatenation or slice must copy, because its output is the caller's or is in
+        `copied`.
+        """
         return value in self._fixed or value in self._copied
 
     def _add(self, value: str, place: Placement, *, written: bool) -> None:
@@ -146,14 +151,13 @@ class Views:
         return stored_bytes(self.types[value], place.layout, place.halo)
 
     def _named(self, base: str, like: str) -> str:
-        """A new name for a copy of a value."""
+        """Add a new value of the type of `like`, and return its name, which starts with `base`."""
         name = fresh(base, self.types)
         self.types[name] = self.types[like]
         return name
 
     def _reshape(self, node: Node) -> None:
-        """A view of its operand's bytes, or a part of them; of a row-major copy if the operand is
-        not in rows."""
+        """Record a reshape as a view of its operand, or of a row-major copy of the operand."""
         (source,), output = node.inputs, node.output
         if source not in self._places:  # a constant, which is copied to be reshaped
             self._add(output, ROW, written=True)
@@ -170,7 +174,9 @@ class Views:
         self._regions.join(source, output, view_offset(node))
 
     def _is_turned(self, node: Node, choice: LayoutChoice) -> bool:
-        """Whether a transpose returns the bytes of its operand in its current layout."""
+        """Whether a transpose between NCHW and channels-last leaves the bytes of its operand
+        unchanged.
+        """
         (source,), output = node.inputs, node.output
         held, wish = self._places.get(source), choice.demands[source].layout
         last = channels_last(len(self.types[output].shape))
@@ -223,7 +229,10 @@ class Views:
         self.concats[output] = tuple(placed)
 
     def _slots(self, node: Node) -> list[PlacedPiece]:
-        """The starts of the operands; empty if one of them is empty."""
+        """Return where each operand of a concatenation starts in the result.
+
+        The result is empty if an operand has no elements.
+        """
         pieces = ops.get(node.op).pieces
         assert pieces is not None
         boxes = pieces([self.types[v] for v in node.inputs], node.attrs)
@@ -232,7 +241,10 @@ class Views:
         return [PlacedPiece(v, box.offset) for v, box in zip(node.inputs, boxes, strict=True)]
 
     def _apart(self, link: _Link, place: Placement) -> int | None:
-        """Bytes from a whole to its part in this placement; None if the part is not such a box."""
+        """Return the distance in bytes from a value to its part, if both are stored in `place`.
+
+        The result is None if the part is not stored like a separate tensor, or is not aligned.
+        """
         types = self.types
         elements = distance(
             types[link.whole].shape, place, types[link.part].shape, place, link.start
@@ -250,9 +262,11 @@ class Views:
     def _direct(
         self, slots: Sequence[PlacedPiece], offsets: Sequence[int], place: Placement
     ) -> list[bool]:
-        """Which pieces can be written in place.
+        """Return for each piece of a concatenation whether its kernel can write it directly into
+        the result.
 
-        A region is placed as a whole: it must not overlap the slots of pieces outside of it.
+        A piece that shares a region with other values moves together with them. The region must not
+        overlap other pieces.
         """
         spans = [
             (offset, offset + self._bytes(slot.value, place))
@@ -303,8 +317,11 @@ class Views:
         return same_storage(shape, self._places[value], Placement(wish.layout))
 
     def _holds(self, members: Sequence[str], halo: Halo, copies: int) -> bool:
-        """Whether a region's values keep their distances with a halo, for less than `copies` bytes
-        of zeros."""
+        """Whether all values of a region can have a halo.
+
+        Each value must keep its distance to the others. The added zeros must take at most `copies`
+        bytes, the size of the copies that readers would need without the halo.
+        """
         regions = Regions()
         zeros = 0
         places = {v: Placement(self._places[v].layout, halo) for v in members}
@@ -324,13 +341,12 @@ class Views:
 
 
 def view_offset(node: Node) -> int:
-    """Return the byte offset of a view in the buffer of its operand."""
+    """Return the byte offset of a view from the start of its operand."""
     return integer(node.attrs, "offset", 0)
 
 
 def _fixed(graph: Graph, work: Sequence[tuple[Group, LayoutChoice]]) -> set[str]:
-    """Values in the caller's buffers: inputs, outputs, and values that are reshaped to an
-    output."""
+    """Return the values in the caller's buffers: inputs, outputs, and sources of reshaped outputs."""
     fixed = {*graph.inputs, *graph.outputs}
     for group, _ in reversed(work):
         if group.is_view and group.output in fixed:

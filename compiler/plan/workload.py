@@ -1,7 +1,7 @@
-"""Workloads: fused subgraphs with their boundaries, the unit of tuning, keys and caches.
+"""Workloads: fused subgraphs with their boundaries, which are tuned, compiled and cached as units.
 
-A workload is structural. Its values are renamed in the order of a walk from its output, so that
-equal pieces of different models (or of one) are one workload with one key.
+A workload does not contain the model's names: values are renamed in the order of a walk from the
+output. Equal subgraphs, in one model or in several, are therefore one workload with one key.
 """
 
 from __future__ import annotations
@@ -48,10 +48,10 @@ def stored_bytes(kind: TensorType, layout: Layout, halo: Halo = ()) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Boundary:
-    """The placement in memory of an input or output of a workload.
+    """The type, layout and halo of an input or output of a workload.
 
-    `constant` marks a weight: its logical array is known before the first run, and the schedule
-    chooses its packed form. Its layout here is therefore always row-major.
+    `constant` marks a weight, whose elements are known before the first run. Its layout is always
+    row-major here; the schedule decides how the weight is packed for the kernel.
     """
 
     type: TensorType
@@ -73,9 +73,9 @@ class Boundary:
 class Workload:
     """A fused subgraph with one output.
 
-    `inputs[i]` describes `graph.inputs[i]`. Constants of one element that feed elementwise
-    operators are in `graph.constants`; all others are inputs flagged constant. The constructor
-    replaces the dynamic dimensions of `graph` by `WorkloadDimension`s.
+    `inputs[i]` is the boundary of `graph.inputs[i]`. One-element constants of elementwise operators
+    are in `graph.constants`; all other constants are inputs whose boundary is marked constant. The
+    constructor replaces the dynamic dimensions of `graph` by `WorkloadDimension`s.
     """
 
     graph: Graph
@@ -106,7 +106,7 @@ class Workload:
         return hash(self._text)
 
     def text(self) -> str:
-        """The canonical text form; `Workload.parse` reads it back to an equal value."""
+        """Return the canonical text form, from which `Workload.parse` makes an equal workload."""
         return self._text
 
     @property
@@ -119,9 +119,11 @@ class Workload:
         return _at(self, tuple([(d.name, values[d.name]) for d in self.dimensions]))
 
     def within(self, ranges: Mapping[WorkloadDimension, Dimension]) -> Workload:
-        """Return the workload with new ranges for its dimensions; multiples must stay the same.
+        """Return the workload with other ranges of its dynamic dimensions.
 
-        Dimensions that stay dynamic are renamed to s0, s1, ...
+        `ranges` has the new range of each dimension, with the same `multiple`. A range with a
+        single size makes the dimension fixed. The dimensions that stay dynamic are renamed to s0,
+        s1, ...
         """
         return _within(self, tuple([ranges[dimension] for dimension in self.dimensions]))
 
@@ -131,20 +133,25 @@ class Workload:
         return tuple(map(WorkloadDimension.of, self.graph.dimensions))
 
     def typical(self) -> Workload:
-        """Return the workload at typical sizes, which determine its knobs, defaults and records."""
+        """Return the workload with each dynamic dimension fixed to its typical size.
+
+        Its knobs, default schedules and records are those of the workload at these sizes.
+        """
         return self.at({d.name: typical(dynamic_size(d)) for d in self.dimensions})
 
     def at_upper_hints(self) -> Workload:
-        """Return the workload at the upper sizes of its ranges, which limit the useful sizes of
-        tiles."""
+        """Return the workload with each dynamic dimension fixed to its upper hint.
+
+        These sizes limit how large tiles are worth trying.
+        """
         return self.at(upper_hints(*map(dynamic_size, self.dimensions)))
 
     @property
     def family(self) -> str:
-        """The key of the workload with its inline constants replaced by zeros.
+        """The key that workloads share if they differ only in inline constants.
 
-        Workloads that differ only in scales, zero points, bounds and the like share it. A schedule
-        that is fast for one is fast for all, because these values do not change the instructions.
+        Such constants are scales, zero points, bounds and the like. They do not change the
+        instructions, so a schedule that is fast for one of the workloads is fast for all.
         """
         graph = self.graph
         zeros = {name: np.zeros_like(value) for name, value in graph.constants.items()}
@@ -156,10 +163,10 @@ class Workload:
 
     @property
     def structure(self) -> str:
-        """The key that workloads share if they differ only in sizes: SHA-256, hexadecimal.
+        """The key that workloads share if they differ only in sizes: SHA-256 in hexadecimal.
 
-        Attributes count, so that a 3x3 convolution differs from a 1x1 convolution; the constants of
-        elementwise operators do not count.
+        It covers the nodes and their attributes, so that a 3x3 convolution differs from a 1x1
+        convolution. It does not cover the constants of elementwise operators.
         """
         graph = self.graph
         kinds = {name: (str(kind.dtype), len(kind.shape)) for name, kind in graph.types.items()}
@@ -173,8 +180,10 @@ class Workload:
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        """Return the extents of all values; workloads of one structure have them in the same
-        order."""
+        """The extents of all values, one after the other.
+
+        Workloads of one `structure` list the extents in the same order.
+        """
         return tuple(n for _, kind in sorted(self.graph.types.items()) for n in kind.shape)
 
     @property
@@ -184,7 +193,7 @@ class Workload:
 
     @staticmethod
     def parse(text: str) -> Workload:
-        """Read the output of `text()`.
+        """Parse the text form of a workload, as `Workload.text` returns it.
 
         Raises:
             InvalidModelError: if the text is not a workload.
@@ -213,13 +222,13 @@ class Workload:
 
 @dataclass(frozen=True, slots=True)
 class ExtractedWorkload:
-    """A workload that was extracted from a graph, with the graph's names of its values.
+    """A workload that was extracted from a graph, and the names of its values in the graph.
 
     Attributes:
-        inputs: names of the graph's values that the workload's inputs stand for, in order.
+        inputs: names of the graph's values that the workload reads, in the order of its inputs.
         output: name of the graph's value that the workload computes.
-        dimensions: for each dynamic dimension of the workload, its name there, and the graph's
-            dimension.
+        dimensions: for each dynamic dimension of the workload, its name in the workload, and the
+            graph's dimension.
     """
 
     workload: Workload
@@ -231,8 +240,10 @@ class ExtractedWorkload:
 def make_workload(
     graph: Graph, nodes: Collection[str], boundaries: Mapping[str, Boundary] | None = None
 ) -> Workload:
-    """Return the workload of the named nodes; arguments and errors are those of
-    `extract_workload`."""
+    """Return the workload of the named nodes.
+
+    The arguments and errors are those of `extract_workload`.
+    """
     return extract_workload(graph, nodes, boundaries).workload
 
 
@@ -241,12 +252,13 @@ def extract_workload(
 ) -> ExtractedWorkload:
     """Extract the named nodes of a graph as a workload.
 
-    Values without an entry in `boundaries` are row-major; constants of the graph are flagged
-    constant.
+    Values without an entry in `boundaries` are row-major; constants of the graph are marked
+    constant. The nodes must have exactly one output: a value that the graph returns, that other
+    nodes read, or that nothing reads.
 
     Raises:
-        InvalidModelError: if the graph has no node of a name, or if not exactly one value is an
-            output of the graph, unused, or used outside the nodes.
+        InvalidModelError: if the graph has no node of a name, or if the nodes do not have exactly
+            one output.
     """
     given = boundaries or {}
     inside: dict[str, Node] = {}
@@ -324,7 +336,9 @@ def _is_one(dimension: Dimension) -> bool:
 
 
 def _without_numbers(node: Node) -> Node:
-    """Return the node with zeros in place of the float attributes of an elementwise operator."""
+    """Replace the float attributes of an elementwise node by zeros; other nodes are returned
+    unchanged.
+    """
     if ops.get(node.op).kind.value not in INLINE_KINDS:
         return node
     attrs = tuple((n, 0.0 if isinstance(value, float) else value) for n, value in node.attrs)
@@ -354,7 +368,10 @@ def _inline_constants(
 def _canonical_order(
     graph: Graph, made: Mapping[str, Node], output: str, inline: Collection[str]
 ) -> list[Node]:
-    """Nodes in depth-first order from the output; operands of commutative ones in a fixed order."""
+    """Return the nodes in depth-first order from the output, with commutative operands sorted.
+
+    Computed operands come first, then inputs (the largest first), constants, and inline constants.
+    """
 
     def rank(value: str) -> tuple[int, int]:
         elements = typical(graph.types[value].elements)

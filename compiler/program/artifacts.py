@@ -25,9 +25,9 @@ def save_artifact(
     timings: Timings | None = None,
     check: Callable[[Artifact], object] = lambda made: None,
 ) -> tuple[CompiledProgram, ...]:
-    """Compile plans of one model, each for other sizes, into one artifact folder.
+    """Compile the plans of one model, each for other sizes, into one artifact folder.
 
-    A weight is written while the next one is packed. Weights are flushed to disk during `check`.
+    Packing and writing of weights overlap. While `check` runs, the weights are flushed to disk.
 
     Args:
         plans: the plan for each combination of sizes of the named dimensions; the key is `()` if
@@ -45,7 +45,7 @@ def save_artifact(
 
     Raises:
         CompilerError: if a workload does not compile, the folder cannot be written, or `check`
-            raises one.
+            raises this error.
     """
     return _saved(list(plans.items()), builder, folder, ports, None, timings, check)
 
@@ -59,7 +59,7 @@ def save_segments(
     timings: Timings | None = None,
     check: Callable[[Artifact], object] = lambda made: None,
 ) -> tuple[CompiledProgram, ...]:
-    """Compile the plans of a segmented model into one artifact folder.
+    """Compile the plans of a model that consists of segments into one artifact folder.
 
     Args:
         plans: the plans of all segments.
@@ -77,7 +77,7 @@ def save_segments(
 
     Raises:
         CompilerError: if a workload does not compile, the folder cannot be written, or `check`
-            raises one.
+            raises this error.
     """
     return _saved([((), plan) for plan in plans], builder, folder, ports, stages, timings, check)
 

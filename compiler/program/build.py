@@ -114,7 +114,10 @@ def build_kernel(
 
 @contextmanager
 def _naming(operators: Sequence[str]) -> Iterator[None]:
-    """Add the workload's name to errors of a back end."""
+    """Context manager that adds the workload's operators to the message of a `CompilerError`.
+
+    Errors of type `ScheduleError` are not changed.
+    """
     try:
         yield
     except ScheduleError:
@@ -130,7 +133,7 @@ def kernel_spec(kernel: Kernel, code: KernelCode, workload: Workload) -> KernelS
     the shapes and layouts in which the kernel reads them packed.
 
     Raises:
-        ScheduleError: if a shape or an extent has a dimension that the code does not read.
+        ScheduleError: if the interface depends on a dynamic size that no loop of the kernel has.
     """
     sources, transforms = dict(kernel.sources), dict(kernel.transforms)
     buffers = []

@@ -55,7 +55,7 @@ class CompiledProgram:
         weights: the packed weights.
         objects: the object files of the kernels; kernels with equal code share one.
         schedules: the schedule of each compiled workload, by workload key.
-        tuned: the workload keys for which the source had a schedule.
+        tuned: the keys of the workloads whose schedule is tuned, not a default.
         target: the target of the object files.
         described: by workload key, the name of the kernel in the program and the workload's
             operators.
@@ -92,15 +92,15 @@ class ProgramBuilder:
     """Builds programs of one model, for one or more sizes, that share kernels and packed weights.
 
     A thread compiles lowered kernels with LLVM, while the calling thread lowers the next workload
-    and packs weights. The result does not depend on which of the threads is faster.
+    and packs weights. The result does not depend on the threads' relative speed.
 
     Args:
         source: the source of tuned schedules. If it is None, has no schedule for a workload, or its
             schedule does not fit, a default schedule is used.
         mode: target, threads and numerics of the code.
-        weight_limit_bytes: maximum size of the packed weights; None for no limit. If they would
-            exceed it, the largest weights that an algorithm expands (Winograd, Strassen) get an
-            algorithm that expands them less, or are stored unexpanded.
+        weight_limit_bytes: maximum size of the packed weights; None for no limit. To stay below it,
+            the builder replaces algorithms that enlarge their weights (Winograd, Strassen),
+            starting with the largest weights.
         timings: adds up the time of each compilation stage.
         any_rows: whether untuned workloads get schedules whose code and packed weights also serve
             other numbers of rows.
@@ -117,7 +117,7 @@ class ProgramBuilder:
         any_rows: bool = False,
         kernels: KernelCache | None = None,
     ) -> None:
-        """Create a builder that shares the kernels in `kernels` with other builders."""
+        """Create a builder; the class describes the arguments."""
         self.mode = mode
         self._source = source
         self._compiler = KernelCompiler(mode, timings, kernels, any_rows=any_rows)
@@ -193,7 +193,8 @@ class ProgramBuilder:
     def kernels(self, plan: GraphPlan) -> dict[Workload, KernelTree]:
         """Lower the workloads of a plan, and start to compile their kernels in a thread.
 
-        Returns the kernels of each workload, with the sizes that each kernel serves.
+        The result has, for each workload, one kernel or a decision tree that selects a kernel by
+        the sizes.
 
         Raises:
             CompilerError: if no schedule of a workload compiles, the plan has more than
@@ -243,8 +244,11 @@ class ProgramBuilder:
 
 @contextmanager
 def _errors_with_names(plan: GraphPlan, workload: Workload) -> Iterator[None]:
-    """Translate a workload's own dimensions (s0) in errors to the graph's names, and name the
-    computed value."""
+    """Context manager that rewrites a `CompilerError` of a workload with the graph's names.
+
+    A dimension such as s0 is replaced by its name in the graph, and the message starts with the
+    name of the value that the workload computes.
+    """
     try:
         yield
     except CompilerError as error:
@@ -264,8 +268,15 @@ def _limit_weights(
     compiler: KernelCompiler,
     limit: int,
 ) -> None:
-    """Give up kernels that pack weights differently for some sizes, then expansions, largest first
-    and one step at a time (two levels of Strassen, one, none), until all packed weights fit."""
+    """Replace kernels until the packed weights of a plan take at most `limit` bytes.
+
+    First, workloads with several kernels, each with its own packed weights, get one kernel for all
+    sizes. Then algorithms that enlarge their weights are replaced step by step, for example two
+    levels of Strassen by one. Each time, the workload with the largest weights is replaced.
+
+    Raises:
+        CompilerError: if the weights still exceed the limit.
+    """
     counts = Counter(step.workload for step in plan.kernels)
 
     def large_first(workloads: Iterable[Workload]) -> list[Workload]:
@@ -295,7 +306,7 @@ def _over_limit(total: int, limit: int) -> CompilerError:
 
 
 def _is_expanded(tree: KernelTree) -> bool:
-    """Whether an algorithm packs more than the weights themselves."""
+    """Whether the packed weights are larger than the weights, as for Winograd and Strassen."""
     return any(buffer.einsum for buffer in weights_of(tree))
 
 
@@ -304,7 +315,10 @@ def _weight_bytes(tree: KernelTree) -> int:
 
 
 def _memory(plan: GraphPlan, shared_bytes: SharedBytes) -> tuple[MemoryPlan, tuple[Slot, ...]]:
-    """The memory plan; with dynamic sizes, slots of the arena."""
+    """Plan the memory of a program; return the plan and the slots of its arena.
+
+    There are slots only for a plan with dynamic sizes; offsets in the plan then refer to them.
+    """
     if not plan.dimensions:
         return plan_memory(plan, shared_bytes), ()
     stacked = plan_symbolic_memory(plan, shared_bytes)
@@ -315,7 +329,7 @@ def _memory(plan: GraphPlan, shared_bytes: SharedBytes) -> tuple[MemoryPlan, tup
 
 
 def _weight_capacity(plan: GraphPlan, built: Mapping[Workload, KernelTree]) -> int:
-    """Bytes of a plan's packed weights if no two kernels share one."""
+    """Return the maximum size of a plan's packed weights in bytes, if no two steps share any."""
     total = 0
     for step in plan.steps:
         match step:

@@ -66,7 +66,7 @@ class ProgramEmitter:
         timings: Timings | None = None,
         dimensions: Iterable[Dimension] = (),
     ) -> None:
-        """Create an emitter that has emitted no instruction."""
+        """Create an emitter; the class describes the arguments."""
         self.kernels: dict[KernelSpec, int] = {}
         self._dimensions = {dimension.name: dimension for dimension in dimensions}
         self._built = built
@@ -106,7 +106,9 @@ class ProgramEmitter:
     def _kernels(
         self, tree: KernelTree, step: KernelStep, places: _Places, position: int
     ) -> KernelCall | SizeBranch:
-        """The call of a step's kernel, or of the kernel that the sizes select."""
+        """Return the call of a step's kernel, or a branch that selects one of its kernels by the
+        sizes.
+        """
         if isinstance(tree, SizeSplit):
             return SizeBranch(
                 self._dimensions[step.sizes[tree.position]],
@@ -144,7 +146,11 @@ class ProgramEmitter:
                 return places.temporary(position)[sizes.index(own)]
 
     def _native(self, step: NativeStep, places: _Places) -> NativeCall:
-        """The inputs, constants in their plain form, the output, and its count if it has one."""
+        """Return the call of a native function: its inputs, its output, and the counter of its
+        results if any.
+
+        Constants are stored row-major, not packed.
+        """
         refs = [self._operand(v, places) for v in step.inputs]
         refs.append(places.value(step.output))
         if native_signature(step.function, step.parameters).counts:
@@ -152,7 +158,7 @@ class ProgramEmitter:
         return NativeCall(step.function, step.parameters, tuple(refs))
 
     def _operand(self, name: str, places: _Places) -> BufferRef:
-        """The place of an operand that no kernel packs; constants are in their plain form."""
+        """Return the location of an operand that no kernel packs; constants are stored row-major."""
         array = places.plan.graph.constants.get(name)
         if array is None:
             return places.value(name)
@@ -163,8 +169,12 @@ class ProgramEmitter:
         return BufferRef(BufferSpace.WEIGHTS, self._weights.add(buffer, array))
 
     def _loop(self, step: LoopStep, places: _Places, position: int) -> list[Instruction]:
-        """The initial states are copied to the places that the body reads. After each step, its
-        rows are copied to their stack, and its results become the next states."""
+        """Return the instructions of a loop.
+
+        They copy the initial states to the locations from which the body reads them. After each
+        step, they append the step's rows to the collected outputs, and copy its results to the next
+        states.
+        """
         block = places.value(step.output)
         counter, going, *results = (_after(block, offset) for offset in step.offsets)
         trips, begin, *given = (self._operand(v, places) for v in step.inputs)
@@ -201,7 +211,9 @@ class ProgramEmitter:
         return [*first, Loop(counter, trips, going, most, tuple(body))]
 
     def _branch(self, step: BranchStep, places: _Places, position: int) -> Branch:
-        """Both bodies write the results to their final places."""
+        """Return the instructions of a branch; both bodies write their results directly into its
+        output.
+        """
         block = places.value(step.output)
         condition, *given = (self._operand(v, places) for v in step.inputs)
         results = [_after(block, offset) for offset in step.offsets]
@@ -252,10 +264,10 @@ def in_graph(
 
 @dataclass(frozen=True, slots=True)
 class _Places:
-    """The places of a plan's values.
+    """The locations of a plan's values.
 
-    `ports` has those of the plan's inputs and outputs; the plan's arena starts at `base` of the
-    program's.
+    `ports` has the locations of the plan's inputs and outputs. `base` is the offset of the plan's
+    arena in the arena of the program.
     """
 
     plan: GraphPlan
@@ -270,19 +282,17 @@ class _Places:
         return BufferRef(BufferSpace.ARENA, self.base + self.memory.offsets[name])
 
     def temporary(self, position: int) -> Sequence[BufferRef]:
-        """The buffers that are used only while one step of the plan runs.
-
-        `position` is the position of the step in the plan.
-        """
+        """Return the buffers that are used only while the step at `position` of the plan runs."""
         shared = self.memory.shared[position]
         return [BufferRef(BufferSpace.ARENA, self.base + offset) for offset in shared]
 
     def may_replace(self, output: int, state: int) -> bool:
-        """Whether a loop's body may write an output over the state that the output becomes.
+        """Whether a loop's body may write an output directly over the state that the output
+        replaces.
 
-        The first step of the body's plan that writes the output may read only the element of the
-        state that it writes, and no later step may read the state. A negative state stands for the
-        condition that the loop continues; no body reads it.
+        This holds if no step of the body reads the state after the output's first write. The step
+        of that first write may read only the element of the state that it replaces. A negative
+        `state` stands for the loop condition, which no body reads.
         """
         if state < 0:
             return True
@@ -305,12 +315,15 @@ class _Places:
     def inside(
         self, position: int, body: int, ports: dict[str, BufferRef], arena: BufferRef
     ) -> _Places:
-        """The places of a step's body."""
+        """Return the locations of the values in a step's body.
+
+        `body` is the index of the body, `ports` has the locations of its inputs and outputs.
+        """
         step = self.plan.steps[position]
         plan = bodies_of(step)[body]
         return _Places(plan, self.memory.bodies[position][body], ports, arena.offset)
 
 
 def _after(block: BufferRef, offset: int) -> BufferRef:
-    """A part of a block in the arena."""
+    """Return the reference to the byte `offset` bytes after the start of a block."""
     return BufferRef(block.space, block.offset + offset)

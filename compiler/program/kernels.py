@@ -44,7 +44,9 @@ class ScheduleSource(Protocol):
     """A source of tuned schedules, such as the tuning database."""
 
     def best(self, workload_key: str, mode: Mode) -> Schedule | None:
-        """Return the best known schedule of a workload in a mode, or None."""
+        """Return the best schedule that the source has for a workload in a mode; None if it has
+        none.
+        """
         ...
 
 
@@ -116,12 +118,12 @@ class KernelCache:
 
 
 class KernelCompiler:
-    """Lowers workloads, and compiles the kernels in a thread; equal code is compiled once.
+    """Lowers workloads and compiles their kernels in a thread; equal code is compiled once.
 
-    This is a context manager. Within it, `lower` passes kernels to the thread, which compiles them
-    in that order. The thread may still compile when the context ends; `objects` waits for it. More
-    threads would not be faster, because llvmlite allows only one thread in LLVM. llvmlite releases
-    Python's lock while LLVM runs.
+    This is a context manager. Within it, `lower` queues kernels, which the thread compiles in
+    order. The thread may still compile when the context ends; `objects` waits for it. More threads
+    would not be faster, because llvmlite serialises calls of LLVM. It releases the GIL during each
+    call.
     """
 
     def __init__(
@@ -152,14 +154,14 @@ class KernelCompiler:
     def lower(
         self, workload: Workload, source: ScheduleSource | None, *, cut: bool = True
     ) -> KernelTree:
-        """Lower a workload with the best known schedule, or with the first default that lowers.
+        """Lower a workload with a tuned schedule, or with the first default schedule that lowers.
 
         If `cut` is true, a workload with dynamic sizes is divided into pieces
-        (`compiler.plan.intervals`). The result then has several kernels, unless one schedule is
-        chosen for all pieces.
+        (`compiler.plan.intervals`). The result is then a decision tree with a kernel for each run
+        of neighbouring pieces with equal schedules.
 
         Raises:
-            CompilerError: if the workload lowers with no schedule.
+            CompilerError: if no schedule lowers.
         """
         whole = workload.dimensions
         found = boxes(workload) if cut else (whole,)
@@ -185,15 +187,16 @@ class KernelCompiler:
         return changed(merged(parts, lambda a, b: a[1][0] == b[1][0]), scheduled)
 
     def simpler(self, workload: Workload, below: int) -> KernelTree:
-        """Lower a workload with a default schedule that packs weights into fewer bytes.
+        """Lower a workload with a default schedule whose packed weights are smaller than `below`
+        bytes.
 
-        Only default schedules that expand weights, and are estimated to be faster than those that
-        do not, are considered. The one with the most packed bytes below `below` is chosen: for
-        example, one level of Strassen instead of two. Otherwise, a default schedule that does
-        not expand the weights is chosen.
+        The result has the largest weights below this limit, for example one level of Strassen
+        instead of two. Only schedules that are estimated to be faster than all those with
+        unexpanded weights are considered. If there is none, a schedule with unexpanded weights is
+        used.
 
         Raises:
-            CompilerError: if the workload lowers with no schedule.
+            CompilerError: if no schedule lowers.
         """
         mode = self._mode
         best: tuple[int, Schedule] | None = None
