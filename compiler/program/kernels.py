@@ -221,7 +221,14 @@ class KernelCompiler:
     def _first(
         self, piece: RangePiece, keys: tuple[str, ...], schedules: Iterable[tuple[Schedule, bool]]
     ) -> ScheduledKernel:
-        """A kernel with the first of the schedules that lowers."""
+        """Lower a piece of a workload with the first schedule that fits it.
+
+        `schedules` yields each schedule with whether it is tuned. `keys` are the workload keys that
+        the kernel serves.
+
+        Raises:
+            CompilerError: if no schedule fits.
+        """
         refused: list[str] = []
         for schedule, known in schedules:
             try:
@@ -251,8 +258,11 @@ class KernelCompiler:
     def _schedules(
         self, part: Workload, whole: Workload, source: ScheduleSource | None
     ) -> Iterator[tuple[Schedule, bool]]:
-        """The schedules to try for a part of a workload's sizes, in order, each with whether the
-        source had it."""
+        """Yield the schedules to try for a part of a workload's sizes, each with whether it is
+        tuned.
+
+        The tuned schedule from the source is first, then the defaults.
+        """
         with timed(self._timings, "schedules"):
             best = source.best(part.key, self._mode) if source else None
             if source and best is None and whole.dimensions:
@@ -265,7 +275,11 @@ class KernelCompiler:
     def _defaults(
         self, part: Workload, whole: Workload, mode: Mode
     ) -> Iterator[tuple[Schedule, bool]]:
-        """The untuned schedules of `_schedules`."""
+        """Yield the default schedules for a part of a workload's sizes, each with False for
+        untuned.
+
+        The defaults of the whole workload are first.
+        """
         for workload in dict.fromkeys((whole, part)):
             defaults = untuned_schedules(workload, mode, any_rows=self._any_rows)
             while True:

@@ -20,9 +20,9 @@ _KEEPS_ELEMENTS = (OpKind.VIEW, OpKind.MOVEMENT, OpKind.PIECES)
 def random_integer_range(graph: Graph, value: str) -> tuple[int, int] | None:
     """Return the range [low, high) of random elements for an integer input of a graph.
 
-    If the elements index constant tables, the range is [0, rows of the smallest table). If the
-    input has one element, which indexes no table but is compared with a constant, the range holds
-    only the first such constant. Otherwise, and for a float input, the result is None.
+    If the elements are indices into constant tables, the range is [0, rows of the smallest table).
+    If the input is a single number that the graph compares with a constant, the range contains only
+    that constant. Otherwise, and for a float input, the result is None.
     """
     kind = graph.types.get(value)
     if kind is None or kind.dtype.is_float:
@@ -36,8 +36,10 @@ def random_integer_range(graph: Graph, value: str) -> tuple[int, int] | None:
 
 
 def _readers(graph: Graph, value: str) -> Iterator[tuple[str, Node]]:
-    """The nodes that read the elements of a value, with the name they read it by; nodes that only
-    move elements are skipped."""
+    """Yield the nodes that use the elements of a value, each with the name of the operand it reads.
+
+    Nodes that only move or convert elements are replaced by the readers of their results.
+    """
     pending, seen = [value], {value}
     while pending:
         name = pending.pop()
@@ -68,14 +70,19 @@ def _compared(graph: Graph, readers: Iterable[tuple[str, Node]]) -> Iterator[int
 
 
 def _keeps_elements(graph: Graph, node: Node) -> bool:
-    """Whether the integers of a node's output are elements of its operands."""
+    """Whether every element of a node's output is an integer element of an operand, moved or
+    converted.
+    """
     if node.op == "cast":
         return not graph.types[node.output].dtype.is_float
     return ops.get(node.op).kind in _KEEPS_ELEMENTS and len(node.outputs) == 1
 
 
 def _is_constant(graph: Graph, value: str) -> bool:
-    """Whether a value depends on constants only: quantised tables are not folded."""
+    """Whether a value is computed from constants only.
+
+    Such values remain in optimised graphs: for example, quantised tables are not folded.
+    """
     pending, seen = [value], {value}
     while pending:
         each = pending.pop()

@@ -1,11 +1,11 @@
-"""Conversion of a large batch of fixed size to a loop over slices that fit the caches.
+"""Conversion of a graph with a large fixed batch to a loop over slices that fit the caches.
 
-y = f(x), 16 images  ->  y = loop of 8: f(x[2 k : 2 k + 2]), stacked
+    y = f(x), 16 images  ->  y = loop of 8: f(x[2 k : 2 k + 2]), stacked
 
-`compiler.program.slices` explains why slices are faster, and proves that they do not depend on each
-other. For a batch with a range, each run decides whether to divide it. A fixed batch is divided at
-compile time by a loop in the graph, which sessions, artifacts, C libraries and workers support like
-any other loop.
+`compiler.program.slices` explains why slices are faster, and proves that they are independent of
+each other. If the batch size is dynamic, each run decides whether to divide the batch. A fixed
+batch is divided at compile time by a loop in the graph. Sessions, artifacts, C libraries and
+workers support this loop like any other.
 """
 
 from __future__ import annotations
@@ -26,9 +26,10 @@ LEAST_BATCH = 4
 
 
 def may_outgrow(graph: Graph, batch: int, budget: int) -> bool:
-    """Whether a node of a graph accesses more than `budget` bytes, constants excluded.
+    """Whether any node of a graph reads and writes more than `budget` bytes, constants excluded.
 
-    False if `batch`, the batch size of the graph, is below `LEAST_BATCH`.
+    The result is False for a `batch` (the graph's batch size) below `LEAST_BATCH`, which is not
+    worth dividing.
     """
     if batch < LEAST_BATCH:
         return False
@@ -48,8 +49,9 @@ def has_plain_ports(plan: GraphPlan) -> bool:
 def slice_of(batch: int, slices: Slices) -> int | None:
     """Return the number of samples per slice for a fixed batch; None if it should not be divided.
 
-    The result divides `batch`, so that all slices are equally large. It is the largest divisor that
-    `slices` allows, or else the smallest one up to twice its maximum.
+    The result is a divisor of `batch`, so that all slices have the same size. It is the largest
+    divisor in the range of `slices`. If there is none, it is the smallest larger divisor up to
+    twice the maximum of `slices`.
     """
     most = slices.most({})
     if batch <= most:

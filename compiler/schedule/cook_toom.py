@@ -126,8 +126,11 @@ def factored(matrix: Rational) -> tuple[Rational, Rational]:
 
 
 def _mirror(matrix: Rational, row: int, other: int) -> bool:
-    """Whether two rows agree up to signs, with equal and opposite ones, so that sharing saves
-    operations."""
+    """Whether two rows of a matrix agree up to signs, and `factored` saves operations by sharing
+    them.
+
+    Some of their elements must be equal and others opposite, in at least three columns.
+    """
     pairs = [(a, b) for a, b in zip(matrix[row], matrix[other], strict=True) if a or b]
     return (
         len(pairs) >= 3
@@ -138,5 +141,5 @@ def _mirror(matrix: Rational, row: int, other: int) -> bool:
 
 
 def transposed(matrix: Rational) -> Rational:
-    """The transposed matrix."""
+    """Return the transposed matrix."""
     return tuple(zip(*matrix, strict=True))

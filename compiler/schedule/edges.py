@@ -1,12 +1,13 @@
-"""Division of an output axis with dynamic extent into edges, where windows leave the image, and
-middle.
+"""Division of an output axis with dynamic extent into its edges and its middle.
+
+At the edges, windows reach beyond the image, so that their loops must be clipped.
 
     y[w] = max over k: 3 of x[2 w + k - 1], w in n:
       w in 0..0: the loop over k is clipped, one output at a time
       w in 1..n-2: no tap leaves the image, any tile
       w in n-1..n-1: like the first
 
-For a fixed extent, the first and the last tile are static code instead (`For.peel`).
+If the extent is fixed, the first and last tiles are emitted as static code instead (`For.peel`).
 """
 
 from __future__ import annotations
@@ -26,10 +27,11 @@ class EdgePart:
     """A problem restricted to a range of one of its output axes.
 
     Attributes:
-        problem: the restricted problem, over `axis` in place of the whole axis.
+        problem: the restricted problem, over `axis` instead of the original axis.
         axis: the new axis, which counts from 0 over the range.
-        clipped: whether windows may reach over an edge, so that loops leave out taps at run time.
-        places: the whole axis, mapped to its index in terms of `axis`.
+        clipped: whether windows may reach beyond the image, so that loops must skip taps at run
+            time.
+        places: maps the original axis to its index in terms of `axis`.
     """
 
     problem: Problem
@@ -39,11 +41,10 @@ class EdgePart:
 
 
 def edge_parts(problem: Problem, axis: Axis) -> tuple[EdgePart, ...]:
-    """Divide an output axis into its first outputs, its middle ones and its last ones.
+    """Divide an output axis into its first, middle and last outputs; return the non-empty parts.
 
-    Windows of the first and last outputs reach over the edges of the image. Empty ranges are left
-    out. Returns the whole problem as one clipped part if the axis may have fewer outputs than the
-    two edges together.
+    Windows of the first and last outputs reach beyond the image. If the axis may be too short for
+    both edges, the result is the whole problem as one clipped part.
     """
     first, last = tile_edges(problem.reduction, axis)
     if not always_less(first + last - 1, axis.extent):

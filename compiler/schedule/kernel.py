@@ -15,8 +15,8 @@ class Transform:
     The result is `einsum(subscripts, first, weight, rest...)`, computed once, in float64.
 
     Attributes:
-        subscripts: of the einsum. Winograd: "xk,oikl,yl->xyoi" with G twice. Strassen:
-            "sz,zkn->skn" over the quadrants from parts (2, 2).
+        subscripts: the subscripts of the einsum. Winograd: "xk,oikl,yl->xyoi" with the matrix G
+            twice. Strassen: "sz,zkn->skn" over the quadrants that `parts=(2, 2)` gives.
         matrices: the constant operands: `first`, then `rest`.
         parts: the number of equal parts into which each dimension of the weight is divided first;
             the parts become a new first axis, in row-major order. Empty for an undivided weight.

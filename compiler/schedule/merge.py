@@ -30,7 +30,7 @@ def one_expression(workload: Workload) -> Problem | None:
 
 
 def merge_axes(problem: Problem) -> Problem:
-    """Merge axes until no adjacent pair can be merged."""
+    """Merge adjacent axes of a problem until no pair can be merged."""
     merged = True
     while merged:
         merged = False
@@ -84,8 +84,11 @@ def _merge(problem: Problem, first: Axis, second: Axis) -> Problem | None:
 
 
 def _merge_load(load: Load, first: Axis, second: Axis, joint: Axis) -> Load | None:
-    """The load over the joint axis; unchanged if it depends on neither axis; None if it cannot be
-    merged."""
+    """Return a load with two adjacent axes replaced by `joint`, the merged axis.
+
+    A load that depends on neither axis is unchanged. The result is None if the load does not
+    traverse both axes as one.
+    """
     used = {axis for index in load.index for axis in index.axes()}
     if first not in used and second not in used:
         return load
@@ -109,8 +112,10 @@ def _merge_load(load: Load, first: Axis, second: Axis, joint: Axis) -> Load | No
 
 
 def _merge_dims(tensor: Tensor, dim: int) -> Tensor | None:
-    """The tensor with logical dimensions `dim` and `dim + 1` merged, if its memory layout allows
-    it."""
+    """Return a tensor with its dimensions `dim` and `dim + 1` merged.
+
+    The result is None if the memory layout does not allow this.
+    """
     if any(tensor.halo_of(d) != (0, 0) for d in range(len(tensor.shape))):
         return None
     factors = tensor.layout.resolved(len(tensor.shape))

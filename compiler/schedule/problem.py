@@ -1,6 +1,7 @@
 """A workload as one tensor expression, with the structure of its accesses.
 
-Templates are chosen and schedules derived from this structure, not from operator names or shapes.
+Templates analyse this structure, not operator names or shapes, to decide whether they apply and to
+derive schedules.
 """
 
 from __future__ import annotations
@@ -39,8 +40,8 @@ from tilewright.compiler.plan.workload import Boundary, Workload
 class Problem:
     """A workload as one tensor expression: `output[index] = expr` for all values of `axes`.
 
-    Before: relu(add(conv(x, w), b)). After: `max(Reduce(sum, (ic, kh, kw), x[..] * w[..]) + b[d1],
-    0)`.
+    For example, relu(add(conv(x, w), b)) becomes `max(Reduce(sum, (ic, kh, kw), x[..] * w[..]) +
+    b[d1], 0)`.
     """
 
     workload: Workload
@@ -68,14 +69,18 @@ class Problem:
 
     @cached_property
     def epilogue(self) -> Expr:
-        """The operations after the single reduction: the expression, with an `Accumulator` in its
-        place."""
+        """The expression with an `Accumulator` in place of its only reduction.
+
+        It consists of the operations that follow the reduction.
+        """
         reduction = self.reduction
         return substitute(self.expr, {reduction: finished(reduction)})
 
     @cached_property
     def product(self) -> tuple[Expr, Expr] | None:
-        """The two factors, if the problem is one sum of products; None for any other problem."""
+        """The two factors, if the problem has a single reduction, which sums products; otherwise
+        None.
+        """
         if len(self.reductions) != 1 or self.reduction.combiner is not Combiner.SUM:
             return None
         match self.reduction.body:
@@ -110,9 +115,9 @@ def _boundary(name: str, boundary: Boundary, role: Role) -> Tensor:
 def compose(workload: Workload, split: tuple[tuple[int, int], ...] = ()) -> Problem:
     """Return a workload as one tensor expression over the axes of its output.
 
-    Each pair of `split` is an output dimension and the extent of its inner part: the dimension's
-    index becomes `outer * extent + inner` over two axes. Grouped convolutions are split by their
-    groups.
+    `split` divides output dimensions into two axes: each pair is a dimension and the extent of its
+    inner axis. The dimension's index becomes `outer * extent + inner`. For example, the channels of
+    a grouped convolution are split into groups.
     """
     graph = workload.graph
     axes: list[Axis] = []
@@ -146,7 +151,7 @@ class _Composer:
         self._memo: dict[tuple[str, tuple[Affine, ...]], Expr] = {}
 
     def value(self, name: str, index: tuple[Affine, ...]) -> Expr:
-        """An element of a value of the graph."""
+        """Return the expression of a value's element at `index`."""
         tensor = self._sources.get(name)
         if tensor is not None:
             return Load(tensor, index)

@@ -1,9 +1,9 @@
-"""Cost of register tiles by the model of a core: registers, loads, latency of sums, work lost in
-tails.
+"""Estimates of register tiles: registers, loads, dependent sums, and work wasted in partial tiles.
 
-At each step of a reduction, a tile of `rows` by `vectors` sums loads one row of a panel, which is
-`vectors` vectors, and multiplies it by one scalar per row of the tile. Templates with other tiles
-(a window, a product without a panel) count their own registers.
+A tile computes `rows` by `vectors` vectors of sums. Each step of the reduction loads one row of a
+panel, which is `vectors` vectors. It multiplies this row by one scalar per row of the tile.
+Templates whose tiles work differently (a window, a product without a panel) count their own
+registers.
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ from tilewright.compiler.targets.target import Target
 
 
 def tile_registers(target: Target, rows: int, vectors: int, each: int = 1) -> int:
-    """Return the number of vector registers that a step of a tile of `rows` by `vectors` sums
-    needs.
+    """Return the number of vector registers that one step of a register tile needs.
 
-    They hold the sums, one row of the panel, and the factors by which it is multiplied. `each` is
-    the number of registers per vector of sums.
+    A tile has `rows` by `vectors` vectors of sums. Registers hold these sums, one row of the panel,
+    and the factors of the tile's rows. `each` is the number of registers per vector of sums.
     """
     return (rows + 1) * vectors * each + target.factor_registers(rows, vectors)
 
 
 def useful_fraction(*sides: tuple[int, int]) -> float:
-    """Return the fraction of the work in whole tiles that is not wasted in tails, in 0..1.
+    """Return the useful fraction of the work if axes are covered by whole tiles, in 0..1.
 
-    Each side is a pair: the extent of an axis, and the size of the tile along it.
+    Each of `sides` is a pair: the extent of an axis, and the size of the tile along it. The rest is
+    work beyond the end of the axes.
     """
     whole = prod(-(-extent // step) * step for extent, step in sides)
     return prod(extent for extent, _ in sides) / whole
@@ -35,16 +35,16 @@ def useful_fraction(*sides: tuple[int, int]) -> float:
 def tile_rate(
     target: Target, useful: float, sums: int, loads: float, wanted: float | None = None
 ) -> float:
-    """Return the fraction of the core's peak arithmetic rate that a tile reaches, in 0..1.
+    """Estimate the fraction of the core's peak arithmetic rate that a register tile reaches, in
+    0..1.
 
     Args:
         target: the processor, whose core model is used.
-        useful: the fraction of the tile's sums that is not wasted in tails, as from
-            `useful_fraction`.
+        useful: the fraction of the tile's sums inside the output, as from `useful_fraction`.
         sums: vectors of sums in the tile.
-        loads: loads at each step, weighted as by `step_loads`.
-        wanted: the smallest number of vectors of sums with which no multiply-add waits for an
-            earlier one; by default the fraction `CoreModel.sums_share` of all registers.
+        loads: loads per step, weighted as by `step_loads`.
+        wanted: the smallest number of vectors of sums that hides the latency of multiply-adds; by
+            default the fraction `CoreModel.sums_share` of all registers.
     """
     core = target.core
     enough = core.sums_share * target.vector_registers if wanted is None else wanted
@@ -54,11 +54,10 @@ def tile_rate(
 def step_loads(
     target: Target, scalars: float, rows: int, vectors: int, *, near: bool = True
 ) -> float:
-    """Return the loads per step of a register tile, weighted by the time that multiply-adds do not
-    hide.
+    """Return the loads per step of a register tile, weighted by how much they delay multiply-adds.
 
-    If the target has no broadcasting loads, each row's factor counts as two loads. Its code then
-    copies a vector before multiplying it, and loading the vector costs nothing more.
+    If the target has no loads that broadcast, the factor of each row counts as two loads, because
+    the code broadcasts it with another instruction. Loads of the panel's vectors are then free.
 
     Args:
         target: the processor.
@@ -73,11 +72,12 @@ def step_loads(
 
 
 def load_stall_factor(target: Target, loads: float, operations: int) -> float:
-    """Return the factor by which loads slow down arithmetic.
+    """Return the factor by which loads slow down arithmetic, at least 1.
 
-    It is the time of `loads` and `operations` together, divided by that of the operations alone.
-    The two times are combined by the norm of `tuner.analysis.register_tile` (sixth powers): the
-    shorter one is not hidden completely if it is almost as long as the other.
+    It is the time of `loads` loads and `operations` multiply-adds together, divided by the time of
+    the multiply-adds alone. The time together is the sixth root of the sum of sixth powers, as in
+    `tuner.analysis.register_tile`: the shorter time is hidden unless it is almost as long as the
+    other.
     """
     core, bits = target.core, target.vector_bits
     loading = loads / (core.load_units * min(1.0, core.load_bits / bits))

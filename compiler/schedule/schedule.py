@@ -1,4 +1,4 @@
-"""One full assignment of the knobs of a workload."""
+"""Schedules: one choice for every knob of a workload."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Choice = int | str | bool
 
 @dataclass(frozen=True, slots=True)
 class Schedule(JsonValue):
-    """An algorithm and a value for each of its knobs, sorted by name."""
+    """A schedule: the name of an algorithm, and pairs of a knob and its value, sorted by knob."""
 
     json_form: ClassVar[JsonForm] = JsonForm("schedule", ScheduleError)
 

@@ -1,4 +1,4 @@
-"""The schedule space of a workload, composed from every template that applies."""
+"""The schedule space of a workload, composed from all templates that apply."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from tilewright.compiler.schedule.templates import (
 
 @memo(1024)
 def schedule_space(workload: Workload, mode: Mode) -> ScheduleSpace:
-    """Return every valid schedule of a workload in a mode, by algorithm.
+    """Return the schedule space of a workload in a mode, with one subspace per algorithm.
 
-    For a workload with dynamic sizes, it is the space at upper sizes (the largest sizes, or typical
-    ones for long ranges): for 2 to 16 rows, tiles of up to 16 rows are included. Some of its
+    The space of a workload with dynamic sizes is that of its upper hints: the largest sizes, or
+    typical ones for long ranges. For 2 to 16 rows, it includes tiles of up to 16 rows. Some of its
     schedules may not lower the dynamic workload, but the default of each algorithm does.
 
     Raises:
-        CompilerError: if no template applies, or nothing lowers a dynamic workload.
+        CompilerError: if no template applies, or no schedule lowers a dynamic workload.
     """
     found = [*_applicable(workload.at_upper_hints(), mode)]
     # Templates that accept any workload are used only if no other one applies.
@@ -46,7 +46,7 @@ def schedule_space(workload: Workload, mode: Mode) -> ScheduleSpace:
 
 
 def untuned_schedule(workload: Workload, mode: Mode) -> Schedule:
-    """Return the schedule to use without measurements.
+    """Return the schedule of a workload that has not been tuned.
 
     It is the first of `untuned_schedules` that lowers for all sizes of the workload.
 
@@ -66,12 +66,12 @@ def untuned_schedule(workload: Workload, mode: Mode) -> Schedule:
 def untuned_schedules(
     workload: Workload, mode: Mode, *, any_rows: bool = False
 ) -> Iterator[Schedule]:
-    """Yield schedules to compile without measurements, best guess first.
+    """Yield the default schedules of a workload that has not been tuned, best guess first.
 
-    Each is the default of a template, in the order of the templates' preference; the last one is
-    the fallback that lowers any workload. With `any_rows`, or for a workload with dynamic sizes, a
-    schedule that serves any number of rows is yielded first, if a template has one. A workload with
-    dynamic sizes is analysed at typical sizes.
+    There is one per template that applies. The last one is a fallback that lowers any workload.
+    With `any_rows`, or for a workload with dynamic sizes, the first is a schedule that serves any
+    number of rows, if a template has one. A workload with dynamic sizes is analysed at typical
+    sizes.
 
     Raises:
         CompilerError: if no template applies.
@@ -87,8 +87,14 @@ def untuned_schedules(
 
 
 def _applicable(workload: Workload, mode: Mode) -> Iterator[tuple[float, SubSpace]]:
-    """Preferences and spaces of the templates that apply, the preferred ones first. Spaces are
-    built lazily, because choosing a default takes longer than computing a preference."""
+    """Yield the preference and the space of each template that applies, largest preference first.
+
+    Each space is built on demand, because choosing its default takes longer than computing
+    preferences.
+
+    Raises:
+        CompilerError: if no template applies.
+    """
     found = False
     liked = [(each.preference_of(workload, mode), each) for each in templates()]
     able = [(preference_of, each) for preference_of, each in liked if preference_of is not None]
@@ -112,19 +118,23 @@ def _lowers(workload: Workload, schedule: Schedule, mode: Mode) -> bool:
 
 @memo(8192)
 def _space(template: Template[Any], workload: Workload, mode: Mode) -> SubSpace | None:
-    """The space of a template for a workload, memoised for tuning and building."""
+    """Return the schedules of a template for a workload; memoised, for tuning and building."""
     return template.space(workload, mode)
 
 
 @memo(1024)
 def _any_rows(workload: Workload, mode: Mode, is_dynamic: bool) -> Schedule | None:
-    """The schedule for any number of rows from the first template that has one."""
+    """Return a schedule that serves any number of rows, from the first template that has one, or
+    None.
+
+    `is_dynamic` selects the schedule of one kernel with a dynamic number of rows.
+    """
     offered = (each.any_rows_schedule(workload, mode, is_dynamic) for each in templates())
     return next((each for each in offered if each is not None), None)
 
 
 def lower_schedule(workload: Workload, schedule: Schedule, mode: Mode) -> Kernel:
-    """Return the kernel of a schedule, with its outermost loops split over the threads.
+    """Lower a workload with a schedule to a kernel whose outer loops are divided among the threads.
 
     Raises:
         ScheduleError: if no template has the algorithm, or the schedule does not fit the workload

@@ -1,8 +1,8 @@
-"""The schedule space of a workload: every valid schedule, grouped by algorithm.
+"""The schedule space of a workload: its valid schedules, grouped by algorithm.
 
-Constraints on the machine (registers, tail waste, caches) remove schedules that cannot be good on
-it; search strategies move inside `points`. Without them, a space contains every schedule that
-lowers, as a start of a search on a device without a description.
+Constraints exclude schedules that would be slow on the target, for example because they need too
+many registers. `unconstrained` removes these constraints. The space then has every schedule that
+lowers, for a search on a device without a description.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Knob:
     def with_value(self, value: Choice) -> Knob:
         """Return the knob with an additional value.
 
-        A number is inserted in order if all values are numbers; any other value is added last.
+        If all values are integers, they stay sorted. Otherwise, the new value is appended.
         """
         if value in self.values:
             return self
@@ -40,7 +40,7 @@ Constraint = Callable[[Mapping[str, Choice]], bool]
 
 
 def always_true(choice: Mapping[str, Choice]) -> bool:
-    """Return True: the constraint of a space without constraints."""
+    """Accept every assignment: the constraint of a space without constraints."""
     return True
 
 
@@ -53,9 +53,10 @@ class SubSpace:
         knobs: its knobs, each with all its values.
         constraint: whether an assignment is valid on any machine: loops fit together, and the code
             is small enough to compile.
-        default: the schedule of an untuned workload. It is always one of `points`, because
-            constraints against waste may reject every assignment of a tiny workload.
-        machine: whether an assignment suits the target: registers, the waste of tails, caches.
+        default: the schedule of an untuned workload. It is always in `points`, even if `machine`
+            rejects it, which happens for tiny workloads.
+        machine: whether an assignment suits the target: it has enough registers and cache, and
+            little work is wasted in partial tiles.
     """
 
     algorithm: str
@@ -65,12 +66,12 @@ class SubSpace:
     machine: Constraint = always_true
 
     def unconstrained(self) -> SubSpace:
-        """The space without constraints on the machine."""
+        """Return the same schedules without the constraint `machine`."""
         return replace(self, machine=always_true)
 
     @cached_property
     def points(self) -> tuple[Schedule, ...]:
-        """All valid schedules, in the order of the knobs."""
+        """All valid schedules, including the default, in the order of the knobs' values."""
         names, default = [knob.name for knob in self.knobs], dict(self.default.choices)
         return tuple(
             Schedule.of(self.algorithm, **assignment)
@@ -80,7 +81,7 @@ class SubSpace:
         )
 
     def __contains__(self, schedule: Schedule) -> bool:
-        """Whether it is one of `points`, without enumerating them."""
+        """Whether a schedule is one of `points`, without enumerating them."""
         if schedule == self.default:
             return True
         choice = dict(schedule.choices)
@@ -97,8 +98,10 @@ class SubSpace:
 
 @dataclass(frozen=True)
 class ScheduleSpace:
-    """The joint space of a workload on a target: one SubSpace per algorithm, the default's
-    first."""
+    """All schedules of a workload on a target: one `SubSpace` per algorithm.
+
+    The first is the algorithm of the default schedule.
+    """
 
     subspaces: tuple[SubSpace, ...]
 
@@ -107,19 +110,19 @@ class ScheduleSpace:
         return tuple(point for space in self.subspaces for point in space.points)
 
     def default(self) -> Schedule:
-        """Return the schedule to use without any measurement."""
+        """Return the schedule of a workload that has not been tuned."""
         return self.subspaces[0].default
 
     def unconstrained(self) -> ScheduleSpace:
-        """The space without constraints on the machine; its default is unchanged."""
+        """Return the space without the constraints `machine`; its default is unchanged."""
         return ScheduleSpace(tuple(space.unconstrained() for space in self.subspaces))
 
     def starting_with(self, default: Schedule) -> ScheduleSpace:
-        """Return the space with another default; the space may lack the default's algorithm.
+        """Return the space with another default schedule, whose algorithm is added if necessary.
 
-        Knobs get the default's values in addition to their own. A knob that the default lacks gets
-        its first value there. For example, the knob that splits sums exists only for some numbers
-        of rows, and the number of rows may be dynamic.
+        The knobs of the algorithm also get the default's values. If the default has no value for a
+        knob, it gets the knob's first value. For example, the knob that divides sums exists only
+        for some numbers of rows, and the number of rows may be dynamic.
         """
         own = [s for s in self.subspaces if s.algorithm == default.algorithm]
         others = [s for s in self.subspaces if s.algorithm != default.algorithm]

@@ -1,4 +1,4 @@
-"""Building blocks of templates: loops around computes, halos, the vector axis."""
+"""Functions that templates share: loops around computes, halos, and the choice of the vector axis."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ STAGGER = 16
 
 @dataclass(frozen=True, slots=True)
 class LoopSpec:
-    """One loop of a nest before it is built; see `For`."""
+    """The properties of a loop that `nest` builds; the fields are those of `For`."""
 
     axis: Axis
     step: int = 1
@@ -44,7 +44,10 @@ class LoopSpec:
 
 
 def nest(loops: Sequence[LoopSpec], *body: Node) -> tuple[Node, ...]:
-    """Return serial loops around a body, outermost first; loops of one iteration are omitted."""
+    """Return serial loops around a body, with `loops` from the outermost to the innermost.
+
+    Loops over an axis of extent 1 are omitted.
+    """
     result = body
     for loop in reversed(loops):
         if loop.axis.moves or loop.lets:
