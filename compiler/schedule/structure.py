@@ -1,4 +1,4 @@
-"""Functions that templates share: loops around computes, halos, and the choice of the vector axis."""
+"""Functions that templates share: loops around computes, halos, and the vector axis."""
 
 from __future__ import annotations
 
@@ -60,7 +60,10 @@ def nest(loops: Sequence[LoopSpec], *body: Node) -> tuple[Node, ...]:
 
 
 def parallel_stage(name: str, loops: Sequence[LoopSpec], *body: Node) -> Stage:
-    """Return a stage whose outermost loop is split over threads; serial without a loop."""
+    """Return a stage with serial loops around a body, the outermost of which becomes parallel.
+
+    Without a loop, the stage is serial.
+    """
     nodes = nest(loops, *body)
     # Without a loop around them, nodes of the body may depend on each other's results.
     shared = _shared(nodes) if len(nodes) == 1 else None
@@ -68,7 +71,7 @@ def parallel_stage(name: str, loops: Sequence[LoopSpec], *body: Node) -> Stage:
 
 
 def _shared(nodes: Sequence[Node]) -> tuple[Node, ...] | None:
-    """The nests with their outermost loops split over threads; None if one has no such loop."""
+    """Make the outermost loop of each nest parallel; return None if a nest has no loop to divide."""
     shared: list[Node] = []
     for node in nodes:
         if not isinstance(node, For) or node.unroll:
@@ -78,7 +81,8 @@ def _shared(nodes: Sequence[Node]) -> tuple[Node, ...] | None:
 
 
 def replace_tensors(tensors: Sequence[Tensor], changed: Sequence[Tensor]) -> tuple[Tensor, ...]:
-    """Return the tensors, each replaced by the one of the same name in `changed`, if any.
+    """Return the tensors, each replaced by the tensor of the same name in `changed` if there is
+    one.
 
     For example, inputs are replaced by their packed form.
     """
@@ -87,10 +91,9 @@ def replace_tensors(tensors: Sequence[Tensor], changed: Sequence[Tensor]) -> tup
 
 
 def vector_axis(target: Load, axes: Sequence[Axis]) -> Axis | None:
-    """Return the axis along which neighbouring values address neighbouring elements of `target`.
+    """Return the axis of `axes` along which elements of `target` are contiguous in memory, or None.
 
-    Neighbouring elements are contiguous in memory. Returns None if none of the `axes` is such an
-    axis.
+    Such an axis can be the axis of vector lanes.
     """
     tensor = target.tensor
     factors = tensor.layout.resolved(len(tensor.shape))
@@ -103,17 +106,17 @@ def vector_axis(target: Load, axes: Sequence[Axis]) -> Axis | None:
 
 
 def unit_stride(load: Load, axis: Axis) -> bool:
-    """Whether neighbours along an axis are contiguous in memory."""
+    """Whether a load reads contiguous elements of memory along an axis."""
     return vector_axis(load, (axis,)) == axis
 
 
 def aligned(load: Load, tiles: Mapping[Axis, int], vector: Tile) -> bool:
-    """Whether no tile of a load crosses a boundary between blocks of its layout, at any start.
+    """Whether each tile of a load lies within one block of the tensor's layout.
 
     Args:
         load: the load.
-        tiles: the steps of loops, by axis; other axes are loops of single steps.
-        vector: the vector axis and its step; a vector may also extend over whole blocks.
+        tiles: the tile size along each axis; axes that are not in `tiles` advance by one.
+        vector: the vector axis and its step; a vector may also cover several whole blocks.
     """
     factors = load.tensor.layout.resolved(len(load.tensor.shape))
     divided = [
@@ -127,7 +130,10 @@ def aligned(load: Load, tiles: Mapping[Axis, int], vector: Tile) -> bool:
 
 
 def _inside(index: Affine, block: int, tiles: Mapping[Axis, int], vector: Tile) -> bool:
-    """Whether a tile's part of an index stays between two multiples of the stride of its start."""
+    """Whether all values of an index in one tile have the same quotient by `block`, for every tile.
+
+    A vector that covers whole blocks is also accepted.
+    """
     rest = [(term, coefficient) for term, coefficient in index.terms if coefficient % block != 0]
     first = index.constant % block
     least, most = Affine(tuple(rest), first).bounds()
@@ -149,9 +155,9 @@ def _inside(index: Affine, block: int, tiles: Mapping[Axis, int], vector: Tile) 
 
 
 def short_step(load: Load, axis: Axis) -> bool:
-    """Whether neighbours along an axis are at most `MAX_LANE_STEP` elements from each other.
+    """Whether the elements of a load along an axis are at most `MAX_LANE_STEP` elements apart.
 
-    The distance counts elements of the innermost dimension of memory. Such lanes are loaded as
+    The distance counts elements of the innermost dimension of memory. Such elements are loaded as
     vectors and permuted.
     """
     factors = load.tensor.layout.resolved(len(load.tensor.shape))
@@ -166,9 +172,10 @@ def short_step(load: Load, axis: Axis) -> bool:
 
 
 def needs_padding(load: Load, *, with_halo: bool = True) -> tuple[int, ...]:
-    """Return the dimensions along which a load leaves its tensor at some of the dynamic sizes.
+    """Return the dimensions in which a load may read outside its tensor, for any of the dynamic
+    sizes.
 
-    With `with_halo`, the halo of the tensor may be read and counts as part of it.
+    If `with_halo` is true, the halo counts as part of the tensor.
     """
     result = []
     for dim, index in enumerate(load.index):
@@ -181,14 +188,13 @@ def needs_padding(load: Load, *, with_halo: bool = True) -> tuple[int, ...]:
 
 
 def edges(load: Load, axis: Axis, *, with_halo: bool = True) -> tuple[int, int]:
-    """Return how many of the first and of the last values of an output axis make a load leave its
-    tensor.
+    """Return for how many outputs at the start and at the end of an axis a load leaves its tensor.
 
-    With `with_halo`, the halo counts as part of the tensor. With dynamic sizes, each number is the
-    maximum over all sizes.
+    If `with_halo` is true, the halo counts as part of the tensor. With dynamic sizes, each number
+    is the maximum over all sizes.
 
     Raises:
-        ScheduleError: if that maximum is unbounded.
+        ScheduleError: if such a maximum is unbounded.
     """
     first = last = 0
     for dim in needs_padding(load, with_halo=with_halo):
@@ -204,7 +210,11 @@ def edges(load: Load, axis: Axis, *, with_halo: bool = True) -> tuple[int, int]:
 
 
 def _most(size: int) -> int:
-    """Return the maximum of a dynamic size."""
+    """Return the maximum of a dynamic size.
+
+    Raises:
+        ScheduleError: if the size is unbounded.
+    """
     high = bounds(size)[1]
     if high == inf:
         raise ScheduleError(f"there may be ever more than {size}")
@@ -214,13 +224,13 @@ def _most(size: int) -> int:
 def reads_halo(reduction: Reduce) -> bool:
     """Whether a reduction may read the zeros of a halo.
 
-    True for sums only: zeros would change a maximum.
+    The result is True for sums only, because zeros would change a maximum.
     """
     return reduction.combiner is Combiner.SUM
 
 
 def padded_axes(problem: Problem) -> frozenset[Axis]:
-    """Output axes along which some load of a reduction may leave its tensor."""
+    """Return the output axes along which a load in a reduction may read outside its tensor."""
     return frozenset(
         axis
         for reduction in problem.reductions
@@ -232,9 +242,9 @@ def padded_axes(problem: Problem) -> frozenset[Axis]:
 
 
 def tile_edges(reduction: Reduce, axis: Axis | None) -> tuple[int, int]:
-    """Return how many of the first and of the last values of an output axis need separate code.
+    """Return how many outputs at the start and at the end of an axis need separate code.
 
-    Some of their taps lie outside a tensor. Returns (0, 0) without an axis.
+    Their windows reach outside a tensor. The result is (0, 0) if `axis` is None.
     """
     if axis is None:
         return 0, 0
@@ -243,14 +253,14 @@ def tile_edges(reduction: Reduce, axis: Axis | None) -> tuple[int, int]:
 
 
 def edges_are_static(edge: tuple[int, int], extent: int, tile: int) -> bool:
-    """Whether peeling the first and the last full tile into static code covers all edges.
+    """Whether the first and the last full tile contain all edges of an axis.
 
-    The run-time loop between them then contains no edge.
+    If both tiles are peeled into static code, the run-time loop between them then contains no edge.
 
     Args:
-        edge: numbers of first and last values at the edges, from `tile_edges`.
+        edge: numbers of edge outputs at the start and at the end, from `tile_edges`.
         extent: extent of the axis.
-        tile: size of a tile along it.
+        tile: size of a tile along the axis.
     """
     first, last = edge
     full = extent // tile
@@ -285,9 +295,9 @@ def kernel_of(
         stages: in the order in which they run.
         mode: the target and its options.
         packed: inputs in another layout, which replace the inputs of the same names.
-        shared: work space that all threads share.
-        scratch: work space that each thread has for itself.
-        output: the whole output, if the problem is only a piece of it.
+        shared: buffers that all threads share.
+        scratch: buffers of which each thread has its own.
+        output: the output tensor of the workload, if the problem computes only a part of it.
         transforms: pairs of a weight's name and the transform before it is packed.
     """
     output = output or problem.output.tensor
@@ -307,11 +317,11 @@ def with_halo(stages: tuple[Stage, ...], output: Tensor, lanes: int) -> tuple[St
 
 
 def add_serial_nests(stage: Stage, nests: Sequence[Node]) -> tuple[Stage, ...]:
-    """Add serial nests to a stage. The nests must not access any tensor that the stage or another
-    of the nests writes.
+    """Add loop nests to a stage; return the resulting one or two stages.
 
-    Returns one stage. Returns two if threads share the stage's first nest and cannot share the
-    added nests.
+    If the stage is parallel, the added nests become parallel, too. Nests that cannot be parallel
+    become a second stage. The nests must not access any tensor that the stage or another one of the
+    nests writes.
     """
     if not any(isinstance(node, For) and node.binding is Binding.PARALLEL for node in stage.body):
         return (replace(stage, body=(*stage.body, *nests)),)
@@ -323,10 +333,10 @@ def add_serial_nests(stage: Stage, nests: Sequence[Node]) -> tuple[Stage, ...]:
 
 @memo(1024)
 def _halo(output: Tensor, lanes: int) -> tuple[Node, ...]:
-    """Nests that write zeros into the halo of an output; empty without a halo.
+    """Return loop nests that write zeros into the halo of an output; empty without a halo.
 
-    The halo of a (n, c, h, w) tensor is written slice by slice: for each dimension with a halo, the
-    elements before and after it, over all dimensions inside and outside.
+    They write one slice for each side of each dimension with a halo: the elements before and after
+    it, over all other dimensions.
     """
     if not any(output.halo):
         return ()
@@ -365,7 +375,7 @@ def _halo(output: Tensor, lanes: int) -> tuple[Node, ...]:
 
 
 def _halo_step(target: Load, vector: Axis, lanes: int) -> int:
-    """The elements that one iteration writes: up to four vectors, within a block of the layout."""
+    """Return how many zeros one iteration writes: up to four vectors within a block of the layout."""
     steps = (count * lanes for count in (4, 2))
     tile = Tile(vector, lanes)
     return next((step for step in steps if aligned(target, {vector: step}, tile)), lanes)

@@ -1,8 +1,8 @@
-"""Templates: one file per anchor kind. Each decides which problems it applies to, derives its knobs
-from the loop structure and the target, and lowers a schedule to a loop nest.
+"""Templates: one module per kind of anchor.
 
-A template is a module-level value named TEMPLATE; modules are discovered in this package, and
-modules without one contain shared code.
+Each template decides to which problems it applies, derives its knobs from the loop structure and
+the target, and lowers a schedule to a loop nest. A module of this package defines a template as the
+value TEMPLATE; modules without it contain shared code.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ Allowed = Callable[[Found, Mode, Mapping[str, Choice]], bool]
 
 
 def always_allowed(found: Any, mode: Mode, choice: Mapping[str, Choice]) -> bool:
-    """Return True: the constraint of a template that allows every assignment."""
+    """Accept every assignment: the default constraint of a template."""
     return True
 
 
@@ -47,15 +47,20 @@ class Template(Generic[Found]):
         algorithms: names of the algorithms of its schedules.
         analyse: returns the structure of a workload, on which the other functions operate; None if
             the template does not apply.
-        preference: orders templates that apply, before any measurement: the largest is tried first.
-        knobs: its knobs; a knob without values if it offers nothing in this mode.
+        preference: a number by which applicable templates are ordered without measurements: the
+            largest is tried first.
+        knobs: the knobs of its schedules. A knob without values means that there is no schedule in
+            this mode.
         default: the schedule of an untuned workload, from structure, mode and knobs; None if no
             schedule fits.
         lower: builds the kernel of a schedule; raises ScheduleError if it does not fit.
-        form: whether loops fit together and the code is small enough to compile, on any machine.
-        machine: whether the target has the registers and caches, and tails waste little.
-        any_rows: the schedule that serves any number of rows, if the template has such schedules;
-            with True, that of one kernel with a dynamic number of rows.
+        form: constraint on any machine: loops fit together, and the code is small enough to
+            compile.
+        machine: constraint of the target: it has enough registers and cache, and little work is
+            wasted in partial tiles.
+        any_rows: returns a schedule that serves any number of rows, or None. If its last argument
+            is true, the schedule is for one kernel with a dynamic number of rows. The attribute is
+            None if the template has no such schedules.
         transforms: whether it executes other operations than the workload's definition. They round
             differently, so that strict numerics excludes the template.
         mixes: whether it adds up rows and columns that the definition keeps separate. Errors are
@@ -78,8 +83,8 @@ class Template(Generic[Found]):
     def space(self, workload: Workload, mode: Mode) -> SubSpace | None:
         """Return the template's schedules for a workload.
 
-        Returns None if the template does not apply, has no schedule in this mode, or would change
-        the rounding although the mode requires strict numerics.
+        The result is None if the template does not apply or has no schedule in this mode. It is
+        also None if the template would change the rounding and the mode requires strict numerics.
         """
         found = self._found(workload, mode)
         if found is None:
@@ -92,7 +97,7 @@ class Template(Generic[Found]):
         return SubSpace(default.algorithm, knobs, form, default, machine)
 
     def kernel(self, workload: Workload, schedule: Schedule, mode: Mode) -> Kernel:
-        """Return the kernel of a workload with a schedule.
+        """Lower a workload with a schedule to a kernel.
 
         Raises:
             ScheduleError: if the template does not apply, or the schedule does not fit.
@@ -105,19 +110,20 @@ class Template(Generic[Found]):
     def any_rows_schedule(
         self, workload: Workload, mode: Mode, is_dynamic: bool
     ) -> Schedule | None:
-        """Return the schedule that serves any number of rows, from the function `any_rows`.
+        """Return a schedule that serves any number of rows (`any_rows`).
 
-        Returns None if the template does not apply or has no such schedule.
+        If `is_dynamic` is true, it is a schedule for one kernel with a dynamic number of rows. The
+        result is None if the template does not apply or has no such schedule.
         """
         if self.any_rows is None or (found := self._found(workload, mode)) is None:
             return None
         return self.any_rows(found, mode, is_dynamic)
 
     def preference_of(self, workload: Workload, mode: Mode) -> float | None:
-        """Return the template's preference for a workload, from the function `preference`.
+        """Return the template's preference for a workload (`preference`).
 
-        The template with the largest preference is tried first. Returns None if the template does
-        not apply, or would change the rounding although the mode requires strict numerics.
+        The template with the largest preference is tried first. The result is None if the template
+        does not apply, or if it would change the rounding and the mode requires strict numerics.
         """
         found = self._found(workload, mode)
         return None if found is None else self.preference(found, mode)
@@ -129,7 +135,7 @@ class Template(Generic[Found]):
 
 @cache
 def templates() -> tuple[Template[Any], ...]:
-    """Every template, in the order of the module names."""
+    """Return all templates, in the order of their modules' names."""
     found: list[Template[Any]] = []
     for module in pkgutil.iter_modules(__path__):
         template = getattr(importlib.import_module(f"{__name__}.{module.name}"), "TEMPLATE", None)
@@ -139,7 +145,7 @@ def templates() -> tuple[Template[Any], ...]:
 
 
 def template_of(algorithm: str) -> Template[Any]:
-    """The template whose schedules have this algorithm.
+    """Return the template that has an algorithm.
 
     Raises:
         ScheduleError: if no template has it.

@@ -1,11 +1,11 @@
 """Attention: two products with a softmax between them, one block of query rows at a time.
 
-For each head the keys are packed once into panels of a thread's scratch. If there are many values,
-they are packed contiguously too. A block of rows of scores then stays in the cache: products of
-queries and keys, the largest score of each row, exponentials (computed once, in place) with their
-sum, products with the values, and one division per row. The matrix of all scores is never stored.
-Kernel fusion as in Dao et al., "FlashAttention" (2022), without its rescaling: a whole row of
-scores fits a core's cache.
+For each head, the keys are packed once into panels in the thread's scratch memory. If there are
+many values, they are packed contiguously, too. For each block of rows, the scores (the products of
+queries and keys) are computed and stay in the cache. Then come the largest score of each row, the
+exponentials and their sum (computed once, in place), the products with the values, and one division
+per row. The matrix of all scores is never stored. Kernel fusion as in Dao et al., "FlashAttention"
+(2022), without its rescaling: a whole row of scores fits a core's cache.
 
     for head: panels[j, d] = K[head, j, d], values[j, e] = V[head, j, e]
       for a block of rows:
@@ -15,7 +15,8 @@ scores fits a core's cache.
           total[i] = sum[j] (scores[i, j] = exp(scores[i, j] - largest))
         out[i, head, e] = (sum[j] scores[i, j] * values[j, e]) * (1 / total[i])
 
-Causal attention is divided into segments of rows, each with the keys visible to its last row.
+For causal attention, the rows are divided into segments. A segment reads only the keys that its
+last row may attend to.
 """
 
 from __future__ import annotations
@@ -75,8 +76,11 @@ def _knobs(found: Attention, mode: Mode) -> tuple[Knob, ...]:
 
 
 def _can_dot(found: Attention) -> bool:
-    """Whether there are few queries, and they and their keys are contiguous along the multiplied
-    elements."""
+    """Whether the scores can be computed as dot products along contiguous elements, without
+    packing.
+
+    This requires contiguous queries and keys, and pays only for few queries.
+    """
     few = extent(found.rows) < _FEW_ROWS
     return few and all(unit_stride(load, found.size) for load in (found.query, found.key))
 
@@ -90,8 +94,11 @@ def _lowers(found: Attention, mode: Mode, choice: Mapping[str, Choice]) -> bool:
 
 
 def _fits(found: Attention, mode: Mode, choice: Mapping[str, Choice]) -> bool:
-    """Whether registers hold the tile, its panel and one broadcast, and enough of them are used; a
-    block of rows must not be much larger than the number of rows."""
+    """Whether a register tile fits the target.
+
+    Registers must hold the tile, a panel's row and one broadcast factor, and at least half of them
+    must be used. A block of rows must have fewer than twice the rows of a segment.
+    """
     tile, vectors = int(choice["tile"]), int(choice["vectors"])
     registers, rows = mode.target.vector_registers, extent(found.rows)
     if tile_registers(mode.target, tile, vectors) > registers:
@@ -103,7 +110,9 @@ def _fits(found: Attention, mode: Mode, choice: Mapping[str, Choice]) -> bool:
 
 
 def _default(found: Attention, mode: Mode, knobs: tuple[Knob, ...]) -> Schedule:
-    """The tile with the least waste; keys are packed if enough rows use them."""
+    """Return the default schedule: the tile with the highest estimated rate, with as much packing
+    as pays.
+    """
     target = mode.target
     lanes, registers = target.lanes(DType.FLOAT32), target.vector_registers
     values = {knob.name: knob.values for knob in knobs}

@@ -39,15 +39,16 @@ class Attention:
 
     Attributes:
         problem: the workload as one expression.
-        batch: all other axes of the output (batch, heads).
+        batch: the output axes other than `rows` and `lanes` (batch, heads).
         rows: the axis of the queries.
         lanes: the axis of the elements of a value.
         keys: the axis of the keys, which is reduced.
         size: the axis of the elements of a query and of a key, which is reduced.
-        ahead: row i sees no key after `i + ahead`; None without a causal mask.
-        query: the stored operand; `factor` converts it for multiplication.
-        key: like `query`.
-        value: like `query`.
+        ahead: with a causal mask, row i attends to keys up to `i + ahead`; None without a mask.
+        query: the load of a query's element in its stored type; `factor` converts it for
+            multiplication.
+        key: the load of a key's element, like `query`.
+        value: the load of a value's element, like `query`.
         dot: the sum over `size` of products of queries and keys.
         largest: the maximum of each row of scores.
         total: the sum of the exponentials of each row.
@@ -70,13 +71,13 @@ class Attention:
     mixed: Reduce
 
     def factor(self, load: Load) -> Expr:
-        """Return a load, converted to the type in which products are computed."""
+        """Convert a load to the type in which products are computed."""
         return widened(load, self.dot.dtype)
 
 
 @memo(256)
 def analyse(workload: Workload) -> Attention | None:
-    """The attention structure of a workload; None if it is not an attention."""
+    """Return the attention structure of a workload; None if it is not an attention."""
     if not is_one_expression(workload):
         return None
     problem = compose(workload)
@@ -108,7 +109,10 @@ def analyse(workload: Workload) -> Attention | None:
 
 
 def _keys_ahead(score: Expr, rows: Axis | None, keys: Axis) -> int | None:
-    """The n of `select(j <= i + n, score, -inf)` for rows i and keys j; None without a mask."""
+    """Return n if scores are masked by `select(j <= i + n, score, -inf)`; None without such a mask.
+
+    Here i is the index of `rows` and j the index of `keys`.
+    """
     for node in walk(score):
         match node:
             case Op(
@@ -132,18 +136,18 @@ def extent(axis: Axis | None) -> int:
 
 @memo(1024)
 def segments(found: Attention, count: int, tile: int) -> tuple[Attention, ...]:
-    """Divide an attention into segments of rows, each with the keys visible to its last row.
+    """Divide a causal attention into segments of rows, which skip the keys masked for all their
+    rows.
 
     Before: rows 0..63 and keys 0..63. After, for 4: rows 0..15 and keys 0..15, rows 16..31 and keys
-    0..31, and so on. Skipping the other keys halves the work of causal attention. Segments consist
-    of whole tiles of `tile` rows. Without a causal mask, the result is the whole attention.
+    0..31, and so on. This halves the work. Segments consist of whole tiles of `tile` rows. Without
+    a causal mask, the result is the whole attention.
 
-    For a dynamic number of rows, the segments are equal up to a tile, and some are empty if there
-    are fewer tiles than segments.
+    For a dynamic number of rows, the sizes of segments differ by at most a tile. Some are empty if
+    there are fewer tiles than segments.
 
     Raises:
-        ScheduleError: if a dynamic number of rows is to be divided into a number of segments that
-            is not a power of two.
+        ScheduleError: if the number of rows is dynamic and `count` is not a power of two.
     """
     rows, ahead = found.rows, found.ahead
     if rows is None or ahead is None:
@@ -169,9 +173,9 @@ def segments(found: Attention, count: int, tile: int) -> tuple[Attention, ...]:
 
 
 def _halved(extent: int, count: int, tile: int) -> list[int]:
-    """A dynamic extent in `count` parts of whole tiles, except for the last one.
+    """Divide a dynamic extent into `count` parts; all but the last consist of whole tiles.
 
-    It is halved repeatedly, which proves that no part is negative.
+    The extent is halved repeatedly, because the parts are then provably not negative.
     """
     if count == 1:
         return [extent]
@@ -184,7 +188,10 @@ def _halved(extent: int, count: int, tile: int) -> list[int]:
 def _restricted(
     found: Attention, rows: Axis, name: int, first: int, size: int, keys: int
 ) -> Attention:
-    """The attention of `size` rows from `first` on with the first `keys` keys."""
+    """Return the attention of `size` rows from row `first` on, with the first `keys` keys.
+
+    `name` is a number that makes the names of the new axes unique.
+    """
     own, seen = Axis(f"{rows.name}s{name}", size), Axis(f"{found.keys.name}s{name}", keys)
     places = {rows: affine(own) + first, found.keys: affine(seen)}
 

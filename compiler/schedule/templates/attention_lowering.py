@@ -1,4 +1,4 @@
-"""The loop nest of an attention: keys in panels, values packed, one block of rows at a time."""
+"""The loop nest of an attention: packs keys and values, then computes one block of rows at a time."""
 
 from __future__ import annotations
 
@@ -45,10 +45,11 @@ def lower(found: Attention, schedule: Schedule, mode: Mode) -> Kernel:
 
 
 class _Blocks:
-    """Blocks of query rows and the scratch of their scores: everything that no other knob changes.
+    """The segments of an attention, and the scratch memory for the scores of a block of query rows.
 
-    `parts` are the segments. For each of them `scored` stores a score, `softmax` are the nests
-    between the two products, and `ended` is an element of the output, divided by its sum.
+    This is the part of the lowering that does not depend on other knobs. The sequences below have
+    one element per segment in `parts`: `scored` is the store of a score, `softmax` has the loop
+    nests between the two products, and `ended` is an output element divided by its row's sum.
     """
 
     def __init__(self, found: Attention, count: int, tile: int, block: int, lanes: int) -> None:
@@ -80,13 +81,16 @@ class _Blocks:
         self.ended = tuple(map(self._ended, self.parts))
 
     def _padding(self, keys: int, dtype: DType) -> int:
-        """Elements after a row of scores, so that rows are aligned and do not share cache sets."""
+        """Return the number of unused elements after a row of scores.
+
+        They align the rows, and prevent that the starts of rows map to the same cache sets.
+        """
         pad, part = -keys % self._lanes, _PAGE_PART // dtype.bytes
         beside = ((keys + pad) % part + part - 1) // part  # 0 if rows would share sets, else 1
         return pad + (1 - beside) * self._lanes
 
     def score(self, part: Attention) -> Load:
-        """One score of a segment."""
+        """Return the load of a score of a segment from the scratch memory."""
         return Load(self.scores, (_row(part), affine(part.keys)))
 
     def _scored(self, part: Attention) -> Store:
@@ -94,7 +98,11 @@ class _Blocks:
         return Store(self.score(part), score)
 
     def _softmax(self, part: Attention) -> tuple[Node, ...]:
-        """Each row's largest score, then its exponentials in place with their sum."""
+        """Return loop nests that replace each row's scores by exponentials and compute the sum of
+        the row.
+
+        The row's largest score is subtracted first.
+        """
         score, largest = self.score(part), Load(self._largest, (Affine(),))
         known = {part.largest: largest, part.largest.body: score}
         power = substitute(part.total.body, known)
@@ -130,7 +138,7 @@ _blocks = memo(256)(_Blocks)
 
 
 class _Lowering:
-    """One attention under one schedule."""
+    """The lowering of one attention with one schedule."""
 
     def __init__(self, found: Attention, schedule: Schedule, mode: Mode) -> None:
         self._found, self._mode = found, mode
@@ -157,7 +165,7 @@ class _Lowering:
         )
 
     def kernel(self) -> Kernel:
-        """The nest: one stage over batch and heads."""
+        """Return the kernel: one stage over batch and heads."""
         found, blocks = self._found, self._blocks
         body: list[Node] = []
         scratch = [blocks.scores, blocks.totals]
@@ -179,7 +187,7 @@ class _Lowering:
     # ---- keys in panels
 
     def _pack_keys(self) -> tuple[Node, ...]:
-        """keys[j, d]: panels of `width` keys, transposed in registers."""
+        """Return a loop nest that packs keys into panels, transposed in registers."""
         found = self._found
         place = Load(self._keys, (affine(found.keys), affine(found.size)))
         key = found.factor(found.key)
@@ -203,7 +211,7 @@ class _Lowering:
     # ---- packed values
 
     def _pack_values(self) -> tuple[Node, ...]:
-        """values[j, e]: contiguous, if values of other heads lie between them in memory."""
+        """Return a loop nest that copies the values of a head to contiguous scratch memory."""
         found = self._found
         assert found.lanes is not None
         value = found.factor(found.value)
@@ -216,14 +224,18 @@ class _Lowering:
         return nest([LoopSpec(found.keys), LoopSpec(found.lanes, self._mixed_width())], compute)
 
     def _value(self, part: Attention) -> Load:
-        """A packed value of a segment."""
+        """Return the load of a packed value of a segment."""
         element = affine(part.lanes) if part.lanes else Affine()
         return Load(self._values, (affine(part.keys), element))
 
     # ---- one block of rows
 
     def _products(self, part: Attention, store: Store) -> tuple[Node, ...]:
-        """scores[i, j]: queries times keys, with all operations before the softmax."""
+        """Return the loop nest that computes scores: queries times keys, then all operations before
+        softmax.
+
+        `store` stores a score.
+        """
         if not self._packs_keys:
             compute = Compute(
                 (store,),
@@ -247,7 +259,11 @@ class _Lowering:
         return nest([LoopSpec(part.keys, self._width), *_over_rows(part, self._tile)], compute)
 
     def _mix(self, part: Attention, ended: Expr) -> tuple[Node, ...]:
-        """The output: exponentials times values, divided by the row's sum."""
+        """Return the loop nest that computes the output: exponentials times values, divided by the
+        row's sum.
+
+        `ended` is the output element after the division.
+        """
         elements = (Tile(part.lanes, self._lanes),) if part.lanes else ()
         value = self._value(part) if self._packs_values else part.factor(part.value)
         compute = Compute(
@@ -262,7 +278,10 @@ class _Lowering:
         return nest([*across, *_over_rows(part, self._tile)], compute)
 
     def _mixed_width(self) -> int:
-        """Return the elements of a value in the register tile: `width`, or an equal part of all."""
+        """Return how many elements of a value the register tile covers.
+
+        The number is at most `_width`; all tiles have the same number of vectors.
+        """
         if is_dynamic(extent(self._found.lanes)):
             return self._width
         whole = -(-extent(self._found.lanes) // self._lanes)
@@ -271,12 +290,12 @@ class _Lowering:
 
 
 def _at_most(step: int, extent: int) -> int:
-    """A step of at most the extent, if that is known."""
+    """Limit a step to the extent of its axis, unless the extent is dynamic."""
     return step if is_dynamic(extent) else min(step, extent)
 
 
 def _row(part: Attention) -> Affine:
-    """The row within its segment."""
+    """Return the index of the row within its segment; 0 without an axis of rows."""
     return affine(part.rows) if part.rows else Affine()
 
 

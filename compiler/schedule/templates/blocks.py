@@ -2,9 +2,10 @@
 
     y[m, n] = sum over blocks b of scale[n, b] * sum over k in b of x[m, k] * unpacked(w[n, b, k])
 
-`contraction` requires weights as one load. Here they may be any expression of weights, evaluated
-once for each vector of columns and used for all rows of the register tile; each tensor of weights
-is packed in its own panels. A product with one row reads each of these tensors once, sequentially.
+The template `contraction` requires a single load as its weight. Here, the weight may be any
+expression of weight tensors. It is evaluated once for each vector of columns and used for all rows
+of the register tile. Each weight tensor is packed into its own panels. A product with one row reads
+each of these tensors once, sequentially.
 """
 
 from __future__ import annotations
@@ -79,8 +80,8 @@ class StepWork:
     """Operation counts for each step of a sum.
 
     Attributes:
-        weights: operations on weights only.
-        rows: operations on rows only.
+        weights: operations that depend on weights only.
+        rows: operations that depend on the rows (the other factor) only.
         both: operations that combine weights and rows.
     """
 
@@ -120,15 +121,15 @@ class Blocks:
 
     @property
     def steps(self) -> int:
-        """Extent of the axis that is unrolled."""
+        """Extent of the innermost axis of the sum, which is unrolled."""
         return self.reduced[-1].extent if self.reduced else 1
 
     def registers(self, tile: int, vectors: int) -> int:
         """Return the number of vector registers for a tile of `tile` rows by `vectors` vectors.
 
-        They hold the sums, and either the unpacked weights, if several rows share them, or the
-        intermediate values of one row's sum: a single row uses weights as soon as they are
-        unpacked.
+        They hold the sums and two further vectors. Several rows share the unpacked weights, which
+        need registers for the duration of a step. A single row uses each weight immediately, and
+        needs registers for intermediate values only.
         """
         shared = self.unpacked if tile > 1 else 0
         return tile * vectors + max(shared, vectors) + 2
@@ -136,7 +137,7 @@ class Blocks:
 
 @memo(256)
 def analyse(workload: Workload) -> Blocks | None:
-    """The block-scaled sum of a workload; None for other workloads."""
+    """Return the structure of a block-scaled sum; None for other workloads."""
     problem = one_expression(workload)
     if problem is None or problem.product is None or problem.reduction.dtype is not DType.FLOAT32:
         return None
@@ -165,7 +166,7 @@ def analyse(workload: Workload) -> Blocks | None:
 
 
 def _counts(body: Expr) -> tuple[int, StepWork]:
-    """The number of values computed from weights only that others use, and all operations."""
+    """Count the operations of a step, and the results of weight-only operations that others use."""
     roles = {node: {load.tensor.role for load in loads(node)} for node in walk(body)}
     computed = [node for node in roles if isinstance(node, Op | Cast)]
     alone = [node for node in computed if roles[node] == {Role.WEIGHT}]
@@ -195,7 +196,7 @@ def _fits(found: Blocks, mode: Mode, choice: Mapping[str, Choice]) -> bool:
 
 
 def _default(found: Blocks, mode: Mode, knobs: tuple[Knob, ...]) -> Schedule:
-    """The valid point with the best score."""
+    """Return the default schedule: the valid assignment with the highest score."""
     names = [knob.name for knob in knobs]
     every = (dict(zip(names, v, strict=True)) for v in product(*(knob.values for knob in knobs)))
     valid = [each for each in every if _lowers(found, mode, each) and _fits(found, mode, each)]
@@ -203,8 +204,11 @@ def _default(found: Blocks, mode: Mode, knobs: tuple[Knob, ...]) -> Schedule:
 
 
 def _score(found: Blocks, mode: Mode, choice: Mapping[str, Choice]) -> float:
-    """Useful operations per row and vector of columns, divided by all operations: rows share those
-    on weights only, vectors share those on rows only. Long code costs a little."""
+    """Estimate the efficiency of an assignment: useful operations divided by all operations.
+
+    All rows of a tile share the operations on weights only. All vectors share the operations on
+    rows only. Long code reduces the score slightly.
+    """
     tile, vectors, unroll = (int(choice[key]) for key in ("tile", "vectors", "unroll"))
     work = found.work
     points = tile * vectors
@@ -263,7 +267,7 @@ def _lower(found: Blocks, schedule: Schedule, mode: Mode) -> Kernel:
 
 
 def _panels(load: Load, lanes: Axis, width: int) -> Tensor:
-    """Weights in panels of columns: [panels][all other dimensions][width]."""
+    """Return a weight tensor in panels of columns: [panels][all other dimensions][width]."""
     dim = load.index.index(affine(lanes))
     others = (Factor(d) for d in range(len(load.index)) if d != dim)
     layout = Layout((Factor(dim, width), *others, Factor(dim, 1, width)))

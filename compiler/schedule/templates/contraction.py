@@ -33,12 +33,12 @@ def _default(found: Contraction, mode: Mode, knobs: tuple[Knob, ...]) -> Schedul
 
 
 def _any_rows(found: Contraction, mode: Mode, is_dynamic: bool) -> Schedule | None:
-    """The schedule of a product with weights for any number of rows; None for other workloads.
+    """Return a schedule for any number of rows of a product with weights; None for other workloads.
 
-    If a program needs several numbers of rows, kernels share tiles and packed weights, and rows are
-    the outermost loop: the kernels differ only in the remaining rows. If the number of rows is
-    dynamic, one kernel serves all of them, in the default's order of loops: with rows outermost,
-    each tile of a range would read all weights again.
+    If a program has several numbers of rows, each has its own kernel, and the kernels share packed
+    weights. Rows are then the outermost loop, and only the code for the last partial tile differs.
+    If the number of rows is dynamic, one kernel serves all of them and uses the default order of
+    loops. With rows outermost, it would read all weights again for each tile of rows.
     """
     algorithm = _algorithm(found)
     any_rows = rows_schedule(found, mode, algorithm)

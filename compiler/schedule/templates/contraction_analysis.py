@@ -101,7 +101,7 @@ class Contraction:
     def uses_matrix_instructions(self) -> bool:
         """Whether one step of the reduction is a matrix instruction such as `smmla`.
 
-        It multiplies two rows by two columns. Each row and column has eight bytes of channels.
+        Such an instruction multiplies two rows by two columns of eight bytes of channels each.
         """
         return self.group > 1 and self.group * self.streamed.dtype.bytes == _MATRIX_BYTES
 
@@ -149,18 +149,19 @@ class Contraction:
 
     @property
     def registers_per_vector(self) -> int:
-        """Registers per vector of sums.
+        """Number of registers for one vector of sums.
 
-        Such a vector has as many lanes as a vector of float32, so that sums of float64 need two.
+        A vector has as many lanes as a vector of float32. A vector of float64 sums therefore needs
+        two registers.
         """
         return max(1, self.problem.reduction.dtype.bytes // DType.FLOAT32.bytes)
 
     def registers(self, target: Target, tile: int, vectors: int) -> int:
-        """Return the number of vector registers of a tile of `tile` rows by `vectors` vectors.
+        """Return the number of vector registers for a tile of `tile` rows by `vectors` vectors.
 
-        They hold its sums, one row of the panel, and one broadcast factor. If the target has no
+        They hold the sums, one row of the panel, and one broadcast factor. If the target has no
         dot-product instruction for the types, each factor needs registers for two halves, and the
-        product needs one.
+        product needs one more.
         """
         if self.group == 1:
             return tile_registers(target, tile, vectors, self.registers_per_vector)
@@ -174,8 +175,9 @@ class Contraction:
     def scalar_loads(self, target: Target, tile: int, vectors: int) -> float:
         """Return the number of loads per step for the factors of a tile's rows.
 
-        The number is that of `Target.scalar_loads`. It is smaller if the rows themselves are
-        contiguous, and one per row if there are too few channels to load several at once.
+        In general, this is `Target.scalar_loads`. If the rows are contiguous in memory, one load
+        has the factors of several rows. If there are too few channels to load several at once, each
+        row needs one load.
         """
         together, size = target.lane_factors, self.broadcast.dtype.bytes * self.group
         if self._row_stride == size == DType.FLOAT32.bytes:
@@ -185,7 +187,10 @@ class Contraction:
         return target.scalar_loads(tile, vectors)
 
     def products_at_once(self, target: Target) -> int:
-        """Return the number of products that one instruction adds to each sum."""
+        """Return how many products one multiply-add instruction adds to each sum.
+
+        The result is 1 without a dot-product instruction for the types.
+        """
         types, sums = (self.broadcast.dtype, self.streamed.dtype), self.problem.reduction.dtype
         lanes = target.lanes(sums)
         if any(target.dot(*order, sums, lanes) for order in (types, types[::-1])):
@@ -193,10 +198,10 @@ class Contraction:
         return 1
 
     def operations(self, target: Target) -> int:
-        """Return the number of instructions that multiply two vectors of groups.
+        """Return the number of instructions to multiply one vector of channel groups by another.
 
-        It is one if the target has a dot-product instruction for the types, otherwise one for each
-        channel of a group.
+        The result is 1 if the target has a dot-product instruction for the types, otherwise the
+        number of channels in a group.
         """
         return self.group // self.products_at_once(target)
 
@@ -224,14 +229,16 @@ class Contraction:
 
     @property
     def panel(self) -> Load | None:
-        """The streamed operand, if it is a plain load that can be packed."""
+        """The load of the streamed operand, which can be packed; None if it is any other
+        expression.
+        """
         return self.streamed if isinstance(self.streamed, Load) else None
 
     def rows_in_cache(self, core: CoreModel) -> int:
-        """Return the number of rows of the tile that fit into the first-level cache together.
+        """Return how many rows of a tile can be in the first-level cache at the same time.
 
-        Rows whose distance is a multiple of the set stride share one set: with eight ways and a set
-        stride of 4096 bytes, 24 rows ran at a quarter of the speed of eight.
+        Rows whose distance is a multiple of the set stride map to one cache set. With eight ways
+        and a set stride of 4096 bytes, 24 such rows ran at a quarter of the speed of eight.
         """
         sets = core.set_stride
         if self._row_stride is None:
@@ -239,11 +246,10 @@ class Contraction:
         return core.level1_ways * sets // gcd(self._row_stride, sets)
 
     def exceeds_cache_sets(self, core: CoreModel) -> bool:
-        """Whether the channels of one row exceed the sets of the second-level cache that they map
-        to.
+        """Whether the channels of one row conflict in the second-level cache.
 
         This happens if the distance of blocks of channels is a power of two, as in an image of
-        128x128 pixels: the blocks then map to few sets.
+        128x128 pixels. The blocks then map to few cache sets, which cannot hold all of them.
         """
         load, sets = self.broadcast, core.cache_bytes[1] // core.level2_ways
         if not isinstance(load, Load) or load.tensor.role is Role.WEIGHT or not self.channel_block:
@@ -273,7 +279,7 @@ class Contraction:
 
 @memo(256)
 def analyse(workload: Workload) -> Contraction | None:
-    """The contraction structure of a workload; None for other workloads."""
+    """Return the structure of a sum of products; None for other workloads."""
     groups = _groups(workload)
     problem = merge_axes(compose(workload, groups)) if groups else one_expression(workload)
     if problem is None or problem.product is None:
@@ -328,9 +334,12 @@ def _group(
     *,
     windowed: bool,
 ) -> int:
-    """Number of channels that are contiguous in 32 bits of both factors, or can be packed so.
+    """Return how many adjacent channels form a group for a dot-product instruction; 1 without
+    groups.
 
-    `axes` are the lanes and the channel.
+    A group fills 32 bits. Its channels must be contiguous in the left factor, and contiguous or
+    packable in the right one. `axes` are the axes of the lanes and of the channels, and `block` is
+    the layout block of the channels.
     """
     lanes, channel = axes
     if dot_operands(problem.reduction.body) is None or channel.extent == 1:
@@ -347,15 +356,17 @@ def _group(
 
 
 def _moves_in_groups(load: Load, lanes: Axis, channel: Axis) -> bool:
-    """Whether elements of a run-time operand can be grouped: they are contiguous along the lanes or
-    along the channels."""
+    """Whether an operand that is not a weight can be packed into groups of channels.
+
+    Its elements must be contiguous along the lanes or along the channels.
+    """
     if load.tensor.layout.factors or needs_padding(load):
         return False
     return unit_stride(load, lanes) or unit_stride(load, channel)
 
 
 def _can_stream(streamed: Expr, lanes: Axis, window: Sequence[Axis]) -> bool:
-    """Whether the operand along the lanes can be read as vectors, in place or packed."""
+    """Whether the streamed operand can be read as vectors along the lanes, in place or packed."""
     if not isinstance(streamed, Load):
         return False
     together = unit_stride(streamed, lanes) or short_step(streamed, lanes)
@@ -363,13 +374,16 @@ def _can_stream(streamed: Expr, lanes: Axis, window: Sequence[Axis]) -> bool:
 
 
 def is_padded(load: Load, axis: Axis) -> bool:
-    """Whether a load may leave its tensor along an axis."""
+    """Whether a load may read outside its tensor along an axis."""
     return any(axis in load.index[dim].axes() for dim in needs_padding(load))
 
 
 def _groups(workload: Workload) -> tuple[tuple[int, int], ...]:
-    """Split the output channels of a grouped convolution, so that each tile belongs to one
-    group."""
+    """Return how to split the output channels of a grouped convolution, for `compose`; () for
+    others.
+
+    A tile then never contains channels of two groups.
+    """
     for node in workload.graph.nodes:
         group = node.attr("group", 1)
         if node.op == "conv" and isinstance(group, int) and group > 1:
@@ -378,10 +392,10 @@ def _groups(workload: Workload) -> tuple[tuple[int, int], ...]:
 
 
 def _window(problem: Problem) -> tuple[Axis, ...]:
-    """The reduction axes that are not the channels, in the order of the expression.
+    """Return the reduction axes other than the channels, in the order of the expression.
 
-    A window axis is added to an output axis in some index. If the output is one pixel, no output
-    axis exists, and the largest reduction axis is the channels.
+    A window axis is added to an output axis in the index of a load. If the output is one pixel,
+    there is no output axis to add; the largest reduction axis is then the channels.
     """
     reduced = [a for a in problem.reduction.axes if a.moves]
     spatial = set(problem.axes) - set(problem.groups)
@@ -401,9 +415,9 @@ def _window(problem: Problem) -> tuple[Axis, ...]:
 def _tile_axis_last(
     problem: Problem, window: tuple[Axis, ...], tile: Axis | None
 ) -> tuple[Axis, ...]:
-    """The window axes, with the one that moves along the tile axis last: only that one may unroll.
+    """Return the window axes in loop order; the axis parallel to the tile axis is last.
 
-    It is usually the last one already, unless the output is one pixel wide.
+    Only the last axis may be unrolled. This order is usual, except for outputs of one pixel width.
     """
     indices = [index.axes() for load in loads(problem.reduction.body) for index in load.index]
     beside = tuple(a for a in window if any(a in axes and tile in axes for axes in indices))
@@ -411,7 +425,7 @@ def _tile_axis_last(
 
 
 def _channel_block(operands: Sequence[Load], channel: Axis) -> int | None:
-    """The layout block of the broadcast operand's channels."""
+    """Return the block size of the channels in the operands' layouts; None without blocks."""
     for load in operands:
         for dim, index in enumerate(load.index):
             if channel in index.axes():
@@ -422,8 +436,11 @@ def _channel_block(operands: Sequence[Load], channel: Axis) -> int | None:
 
 
 def _lie_together(load: Expr, channel: Axis) -> bool:
-    """Whether the channels of a pixel fill a cache line: then all are read before the next tap,
-    which is elsewhere, and each line is fetched once."""
+    """Whether the channels of a pixel are contiguous and fill at least one cache line.
+
+    The channels are then the inner loop and the taps the outer one, so that each line is loaded
+    once.
+    """
     if not isinstance(load, Load) or not unit_stride(load, channel) or is_padded(load, channel):
         return False
     size = channel.extent * load.dtype.bytes
