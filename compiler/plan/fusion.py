@@ -397,7 +397,8 @@ def _is_elementwise(node: Node) -> bool:
 
 
 def _is_cheap(node: Node) -> bool:
-    """Whether an elementwise node costs so little that row operators may recompute it in each pass."""
+    """Whether an elementwise node costs so little that each pass of a row operator may recompute
+    it."""
     return ops.get(node.op).cost is ElementCost.CHEAP
 
 

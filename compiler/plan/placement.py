@@ -70,7 +70,8 @@ def distance(
 
 
 def _addresses(shape: tuple[int, ...], place: Placement) -> list[np.ndarray]:
-    """Return, per dimension, the offset in elements that each index adds to an element's address."""
+    """Return, per dimension, the offset that each index adds to an element's address, in
+    elements."""
     result = [np.zeros(extent, np.int64) for extent in shape]
     steps, _ = strides(shape, place.layout, place.halo)
     for factor, step in zip(place.layout.resolved(len(shape)), steps, strict=True):

@@ -158,7 +158,7 @@ class ProgramEmitter:
         return NativeCall(step.function, step.parameters, tuple(refs))
 
     def _operand(self, name: str, places: _Places) -> BufferRef:
-        """Return the location of an operand that no kernel packs; constants are stored row-major."""
+        """Return the location of an operand that no kernel packs; constants are row-major."""
         array = places.plan.graph.constants.get(name)
         if array is None:
             return places.value(name)

@@ -71,7 +71,7 @@ def parallel_stage(name: str, loops: Sequence[LoopSpec], *body: Node) -> Stage:
 
 
 def _shared(nodes: Sequence[Node]) -> tuple[Node, ...] | None:
-    """Make the outermost loop of each nest parallel; return None if a nest has no loop to divide."""
+    """Make the outermost loop of each nest parallel; return None if a nest has no such loop."""
     shared: list[Node] = []
     for node in nodes:
         if not isinstance(node, For) or node.unroll:
@@ -155,7 +155,8 @@ def _inside(index: Affine, block: int, tiles: Mapping[Axis, int], vector: Tile) 
 
 
 def short_step(load: Load, axis: Axis) -> bool:
-    """Whether the elements of a load along an axis are at most `MAX_LANE_STEP` elements apart.
+    """Whether consecutive values of an axis address elements at most `MAX_LANE_STEP` elements
+    apart.
 
     The distance counts elements of the innermost dimension of memory. Such elements are loaded as
     vectors and permuted.
@@ -375,7 +376,7 @@ def _halo(output: Tensor, lanes: int) -> tuple[Node, ...]:
 
 
 def _halo_step(target: Load, vector: Axis, lanes: int) -> int:
-    """Return how many zeros one iteration writes: up to four vectors within a block of the layout."""
+    """Return how many zeros one iteration writes: up to four vectors within a layout block."""
     steps = (count * lanes for count in (4, 2))
     tile = Tile(vector, lanes)
     return next((step for step in steps if aligned(target, {vector: step}, tile)), lanes)

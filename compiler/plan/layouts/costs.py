@@ -145,7 +145,7 @@ def _fetched(multiplications: float, fetch: float) -> float:
 
 
 def _holds_vectors(layout: Layout, lanes: int) -> bool:
-    """Whether a layout stores consecutive channels next to each other, in blocks of whole vectors."""
+    """Whether a layout stores consecutive channels in contiguous blocks of whole vectors."""
     return layout != ROW_MAJOR and (layout.factors[-1].mod or lanes) % lanes == 0
 
 

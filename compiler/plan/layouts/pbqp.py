@@ -47,7 +47,7 @@ class Pbqp:
         self._edges[second][first] = total.T
 
     def total(self, options: Sequence[int]) -> float:
-        """Return the total cost of a solution: `options[n]` is the index of the option of node n."""
+        """Return the total cost of a solution; `options[n]` is the option of node n."""
         total = sum(
             float(costs[option]) for costs, option in zip(self._costs, options, strict=True)
         )

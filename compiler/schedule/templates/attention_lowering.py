@@ -1,4 +1,4 @@
-"""The loop nest of an attention: packs keys and values, then computes one block of rows at a time."""
+"""Lowering of attention: packs keys and values, then computes one block of rows at a time."""
 
 from __future__ import annotations
 

@@ -448,7 +448,7 @@ def _lie_together(load: Expr, channel: Axis) -> bool:
 
 
 def _in_equal_steps(load: Load, axis: Axis) -> bool:
-    """Whether neighbours along an axis are equidistant."""
+    """Whether a load's elements along an axis have a constant distance in memory."""
     factors = load.tensor.layout.resolved(len(load.tensor.shape))
     split = {f.dim for f in factors if f.div > 1 or f.mod is not None}
     moved = [(dim, index) for dim, index in enumerate(load.index) if axis in index.axes()]
@@ -461,14 +461,14 @@ def _in_equal_steps(load: Load, axis: Axis) -> bool:
 
 
 def is_weight(panel: Load | None) -> bool:
-    """Whether a panel is a weight, which is packed at compile time; false without a panel."""
+    """Whether a panel is a weight, which is packed at compile time; False for None."""
     return panel is not None and panel.tensor.role is Role.WEIGHT
 
 
 def needs_static_taps(found: Contraction) -> bool:
-    """Whether some load may leave its tensor along the axis of the register tile.
+    """Whether a load may read outside its tensor along the axis of the register tile.
 
-    Its taps are then unrolled, so that each is checked at compile time.
+    The taps must then be unrolled, so that the compiler can check each of them.
     """
     tile = found.tile
     return tile is not None and any(
@@ -479,8 +479,8 @@ def needs_static_taps(found: Contraction) -> bool:
 def can_stream_unpacked(found: Contraction) -> bool:
     """Whether the streamed operand can be read in place, contiguously along the lanes.
 
-    False for operands of dot-product instructions: their groups are packed once, instead of being
-    built for every tile.
+    The result is False for operands of dot-product instructions. Their groups are packed once,
+    because building them for every tile would cost more.
     """
     panel = found.panel
     if panel is None or panel.tensor.role is not Role.INPUT or found.group > 1:

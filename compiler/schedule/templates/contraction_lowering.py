@@ -1,4 +1,4 @@
-"""The loop nest of a contraction: loops around one register tile, operands packed in panels."""
+"""Lowering of a contraction: loops around one register tile, with operands packed in panels."""
 
 from __future__ import annotations
 
@@ -46,7 +46,10 @@ ENOUGH_ACCUMULATORS = 8
 
 @dataclass(frozen=True, slots=True)
 class _Panels:
-    """The storage of the streamed operand for a schedule, and the stages that write it."""
+    """The buffers of the streamed operand for a schedule, and the stages that write them.
+
+    `load` reads an element of the operand.
+    """
 
     load: Load
     tensors: tuple[Tensor, ...]
@@ -57,8 +60,9 @@ def lower(found: Contraction, schedule: Schedule, mode: Mode) -> Kernel:
     """Return the kernel of a product or a convolution.
 
     Raises:
-        ScheduleError: if the sum does not divide into the requested parts, or the schedule divides
-            it and also packs an operand at run time: a kernel has one buffer of shared work space.
+        ScheduleError: if the sum cannot be divided into the number of parts that the schedule
+            requests, or if the schedule also packs an operand at run time. Both need a shared
+            buffer, and a kernel has only one.
     """
     choices, target = dict(schedule.choices), mode.target
     if choices.get("products") == MATRICES:
@@ -125,7 +129,10 @@ def _lower(found: Contraction, schedule: Schedule, mode: Mode) -> Kernel:
 def _part_stage(
     name: str, found: Contraction, part: EdgePart, schedule: Schedule, target: Target
 ) -> Stage:
-    """The loops over a part of the outputs along the tile axis: one at a time if it is clipped."""
+    """Return the stage that computes a part of the outputs along the tile axis.
+
+    A clipped part is computed one output at a time, all others in register tiles.
+    """
     own = replace(
         found,
         problem=part.problem,
@@ -147,7 +154,7 @@ def _stage(
     tile: int,
     static_taps: bool,
 ) -> Stage:
-    """The loops over register tiles; the factors are packed."""
+    """Return the stage with the loops over register tiles, for factors that are already packed."""
     problem = found.problem
     lanes = target.lanes(DType.FLOAT32)
     vectors = schedule.integer("vectors")
@@ -178,10 +185,10 @@ def _stage(
 
 
 def _joined(found: Contraction, target: Target, vectors: int) -> int:
-    """Number of neighbouring vectors of a tile that its instructions process together.
+    """Return how many adjacent vectors of a tile one instruction processes.
 
-    This requires sums of 32 bits, with factors of equal length. The last vectors must be whole or
-    half vectors, because a mask would need a register.
+    The result is 1 unless the sums have 32 bits and no groups of channels. The number of lanes must
+    then be a multiple of half a vector, because a mask would need a register.
     """
     extent, half = found.lanes.extent, target.lanes(DType.FLOAT32) // 2
     if found.problem.reduction.dtype.bytes != 4 or found.group > 1:
@@ -192,14 +199,14 @@ def _joined(found: Contraction, target: Target, vectors: int) -> int:
 def weight_prefetch(
     found: Contraction, schedule: Schedule, target: Target, loops: Sequence[LoopSpec]
 ) -> tuple[int, tuple[Tile, ...]]:
-    """Return the prefetch distance of weights in bytes, and the loops that share a panel's
+    """Return how far ahead weights are prefetched, in bytes, and the loops that share the
     prefetching.
 
-    The distance is 0 if the operand is not a weight. Each loop is a tile of its axis; the loops are
-    empty unless the schedule prefetches the next panel.
+    The distance is 0 if the operand is not a weight. The loops are only returned if the schedule
+    prefetches the next panel: the tiles that use a panel then prefetch the next one together.
 
     Raises:
-        ScheduleError: if the length of a panel is not known.
+        ScheduleError: if the next panel is at a dynamic distance.
     """
     if not is_weight(found.panel):
         return 0, ()
@@ -214,10 +221,10 @@ def weight_prefetch(
 def _partial(
     found: Contraction, target: Target, rows: int, vectors: int, unroll: int
 ) -> tuple[Axis, ...]:
-    """The reduction axes with separate accumulators, if a tile of few vectors leaves registers for
-    them.
+    """Return the reduction axes whose points get separate accumulators.
 
-    A multiply-add waits for the previous one into the same accumulator.
+    Consecutive multiply-adds into one accumulator wait for each other. Separate accumulators avoid
+    this if the tile has few vectors and leaves enough registers.
     """
     tile = rows * vectors
     spare = target.vector_registers - found.registers(target, rows, vectors)
@@ -226,7 +233,10 @@ def _partial(
 
 
 def _is_packed(found: Contraction, schedule: Schedule) -> bool:
-    """Whether the streamed operand is read from panels; a window over an input is read in place."""
+    """Whether the streamed operand is read from panels.
+
+    An input under a window is always read in place.
+    """
     if is_weight(found.panel):
         return True
     if found.window:
@@ -237,12 +247,12 @@ def _is_packed(found: Contraction, schedule: Schedule) -> bool:
 def reduction_tiles(
     found: Contraction, unroll: int, static_taps: bool
 ) -> tuple[list[Tile], list[Tile]]:
-    """Return the loops over the reduction, outermost first, and its unrolled points in the register
+    """Return the loops over the reduction, outermost first, and the points unrolled in the register
     tile.
 
-    The order of the loops is block, window, channel in the block if channels are stored in blocks;
-    otherwise channel, window. `unroll` counts groups of channels. `static_taps` unrolls the last
-    axis of the window.
+    If channels are stored in blocks, the order of the loops is: block, window, channel in the
+    block. Otherwise it is: channel, window. `unroll` counts groups of channels. `static_taps`
+    unrolls the last axis of the window.
     """
     reduce: list[Tile] = []
     block, group = found.channel_block, found.group
@@ -269,7 +279,7 @@ def loops_around(
 ) -> list[LoopSpec]:
     """Return the loops over register tiles of `tile` points by `width` lanes, outermost first.
 
-    `order` is the value of the knob of that name; `peel` applies to the tiles' axis.
+    `order` is the value of the knob `order`. If `peel` is true, the loop over the points is peeled.
     """
     across = [LoopSpec(found.lanes, width)]
     along = [LoopSpec(found.tile, tile, peel=peel)] if found.tile else []
@@ -285,7 +295,13 @@ def loops_around(
 
 
 def _panels(found: Contraction, width: int, lanes: int, *, packed: bool) -> _Panels:
-    """The streamed operand in panels of `width`: [width panels][reduction...][width]."""
+    """Return the streamed operand in panels of `width` lanes: [width panels][reduction...][width].
+
+    If `packed` is false, it is read in place.
+
+    Raises:
+        ScheduleError: if the operand is not a load, and can therefore not be read in place.
+    """
     load = found.panel
     if load is None or not packed:
         body = found.streamed
@@ -301,8 +317,11 @@ def _panels(found: Contraction, width: int, lanes: int, *, packed: bool) -> _Pan
 
 
 def _panel_factors(found: Contraction, load: Load, dim: int, width: int) -> tuple[Factor, ...]:
-    """Outer to inner: panels, batch dimensions, channel blocks, window, channels, the panel, and
-    the channels of a group."""
+    """Return the layout of a weight in panels.
+
+    From the outermost to the innermost dimension: batch, panels, channel blocks, window, channels,
+    the lanes of a panel, and the channels of a group.
+    """
     others = [d for d in range(len(load.index)) if d != dim]
     channel = next((d for d in others if found.channel in load.index[d].axes()), None)
     plain = [d for d in others if d != channel]
@@ -323,9 +342,13 @@ def _panel_factors(found: Contraction, load: Load, dim: int, width: int) -> tupl
 
 
 def _packing_stage(found: Contraction, load: Load, width: int, lanes: int) -> _Panels:
-    """A stage that writes a run-time operand into panels: shared[batch][panel][k][width].
+    """Return panels of an operand that is known only at run time, and the stage that writes them.
 
-    Groups of channels: shared[batch][panel][k of groups][width][k in a group].
+    The layout is shared[batch][panel][k][width]. With groups of channels, it is
+    shared[batch][panel][k of groups][width][k in a group].
+
+    Raises:
+        ScheduleError: if the contraction has a window.
     """
     if found.window:
         raise ScheduleError("packing at run time is for matrix products")
@@ -380,7 +403,10 @@ def _packing_stage(found: Contraction, load: Load, width: int, lanes: int) -> _P
 
 
 def _packed_broadcast(found: Contraction, tile: int) -> tuple[Expr, tuple[Tensor, ...]]:
-    """The broadcast operand; a weight is packed so that one tile's points are contiguous."""
+    """Return the broadcast operand and its packed tensors, if any.
+
+    A weight is packed so that the points of a tile are contiguous.
+    """
     load = found.broadcast
     if not isinstance(load, Load) or load.tensor.role is not Role.WEIGHT or found.tile is None:
         return load, ()

@@ -1,4 +1,4 @@
-"""Scores of a contraction's register tiles, by the model of a core."""
+"""Scores of a contraction's register tiles, estimated from a model of the core."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ cycles where a multiply-add takes four."""
 def matrix_score(
     found: Contraction, target: Target, tile: int, vectors: int, extent: int, whole: int
 ) -> float:
-    """Return the score of a tile in tile registers (AMX), like `tile_score`.
+    """Return the score of a tile in tile registers (AMX), comparable with `tile_score`.
 
-    A score of 1 is the peak of vector instructions.
+    A score of 1 is the peak rate of vector instructions. The arguments are those of `tile_score`.
     """
     registers, depth, core = target.tiles, found.matrix_depth(target), target.core
     assert registers is not None and depth is not None
@@ -45,18 +45,17 @@ def tile_score(
     whole: int,
     near: bool,
 ) -> float:
-    """Return the expected fraction of peak arithmetic, in 0..1, of a tile of `tile` by `vectors`.
+    """Return the expected fraction of the peak arithmetic rate for a register tile, in 0..1.
 
-    It is the fraction of the tiles' work that is not wasted in tails, times a factor for the loads
-    and for sums that wait.
+    The score falls with work in partial tiles, with loads, and with too few sums to hide latency.
 
     Args:
         found: the contraction.
         target: the processor.
         tile: rows of the register tile.
         vectors: vectors per row.
-        extent: all rows.
-        whole: all vectors of a row.
+        extent: number of rows of the whole product.
+        whole: number of vectors per row of the whole product.
         near: whether a panel stays in the first-level cache. If not, every tile loads its vectors
             again from a farther level.
     """

@@ -1,4 +1,4 @@
-"""The knobs of a contraction, constraints on schedules, and the untuned default."""
+"""The knobs of a contraction, the constraints on its schedules, and the default schedule."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ _MATRIX_TILES = (16, 32, 48)
 
 
 def knobs_of(found: Contraction, mode: Mode) -> tuple[Knob, ...]:
-    """Return every knob of a contraction, with the values that the extents allow."""
+    """Return the knobs of a contraction, with the values that the extents allow."""
     target = mode.target
     lanes = target.lanes(DType.FLOAT32)
     widest = 8 if found.tile is None else 6
@@ -133,15 +133,16 @@ def knobs_of(found: Contraction, mode: Mode) -> tuple[Knob, ...]:
 
 
 def _groups(found: Contraction) -> int:
-    """Number of groups of channels, of which an unrolled step takes some."""
+    """Return the number of groups of channels: the limit of the knob `unroll`."""
     return -(-(found.channel_block or found.channel.extent) // found.group)
 
 
 def _taps(found: Contraction) -> tuple[str, ...]:
-    """Loop forms of the last window axis, if taps may read padding without a halo.
+    """Return the allowed forms, "loop" and "unroll", of the last window axis.
 
-    Taps along the tile axis are left out at single points, so that they must be static. Another
-    axis has one value at a time, so that the range of the loop is clipped there.
+    The axis may reach into padding that is not stored. Along the tile axis, taps in the padding are
+    skipped for single points, which requires unrolling. Along any other axis, the range of a loop
+    can be clipped.
     """
     last, outputs = found.window[-1], set(found.problem.axes)
     padded = [
@@ -157,7 +158,7 @@ def _taps(found: Contraction) -> tuple[str, ...]:
 
 
 def lowers(found: Contraction, mode: Mode, choice: Mapping[str, Choice]) -> bool:
-    """Whether the loops fit together, and the innermost one is small enough to compile."""
+    """Whether an assignment lowers: its loops fit together, and the code is small enough."""
     tile, vectors = int(choice["tile"]), int(choice["vectors"])
     split = int(choice.get("split", 1))
     if split > 1 and choice.get("pack"):
@@ -174,10 +175,10 @@ def lowers(found: Contraction, mode: Mode, choice: Mapping[str, Choice]) -> bool
 
 
 def fits(found: Contraction, mode: Mode, choice: Mapping[str, Choice]) -> bool:
-    """Whether the target suits a schedule.
+    """Whether an assignment suits the target.
 
-    Its registers hold the tile, one row of the panel and one broadcast factor, the tile has enough
-    sums, and tails add at most 30 % to the vectors.
+    Registers must hold the tile, one row of the panel and one broadcast factor. The tile must have
+    enough sums. Partial panels may add at most 30 % to the vectors.
     """
     tile, vectors, target = int(choice["tile"]), int(choice["vectors"]), mode.target
     if choice.get("products") == TILES:
@@ -203,9 +204,10 @@ def fits(found: Contraction, mode: Mode, choice: Mapping[str, Choice]) -> bool:
 
 
 def _fits_tiles(found: Contraction, target: Target, choice: Mapping[str, Choice]) -> bool:
-    """Whether tile registers hold the matrices, which are full except at the ends.
+    """Whether an assignment suits the tile registers of the target (AMX).
 
-    The other knobs must have their neutral values.
+    They must hold the sums and both factors, and must be full except at the end of the rows. The
+    knobs that tile registers do not use must have their neutral values.
     """
     registers, tile, vectors = target.tiles, int(choice["tile"]), int(choice["vectors"])
     if registers is None or found.tile is None:
@@ -219,14 +221,14 @@ def _fits_tiles(found: Contraction, target: Target, choice: Mapping[str, Choice]
 
 
 def _matrices(target: Target, tile: int, vectors: int) -> int:
-    """Tile registers (AMX) for this tile: sums, and both factors."""
+    """Return how many tile registers (AMX) a register tile needs for the sums and both factors."""
     assert target.tiles is not None
     high = -(-tile // target.tiles.rows)
     return high * vectors + high + vectors
 
 
 def _chosen(found: Contraction, target: Target, choice: Mapping[str, Choice]) -> Contraction:
-    """The contraction in the steps that a schedule selects."""
+    """Return the contraction with the multiplication that a schedule selects (knob `products`)."""
     wide = found.with_matrix_instructions(target) if choice.get("products") == MATRICES else None
     return wide or found
 
@@ -239,11 +241,11 @@ def default_schedule(
     *,
     panels_alone: bool = False,
 ) -> Schedule:
-    """Return the schedule for an untuned contraction.
+    """Return the schedule of an untuned contraction.
 
     It has the best score of all valid combinations of tile, vectors, order, split and products. The
-    score prefers little waste in tails and idle threads, and much work per load. With
-    `panels_alone`, threads share only the outermost loop.
+    score falls with work in partial tiles, with idle threads, and with loads per multiplication. If
+    `panels_alone` is true, only the outermost loop is divided among the threads.
     """
     values, target = {knob.name: knob.values for knob in knobs}, mode.target
     lanes = target.lanes(DType.FLOAT32)
@@ -314,12 +316,13 @@ def default_schedule(
 def rows_schedule(
     found: Contraction, mode: Mode, algorithm: str, order: Choice | None = None
 ) -> Schedule | None:
-    """Return a schedule for any number of rows of a product with weights, or None.
+    """Return a schedule for any number of rows of a product with weights; None for other
+    contractions.
 
-    The result is None for other contractions. Threads share the rows if there are enough of them,
-    otherwise the panels; `order` overrides this choice. Tile and panels are chosen for an unlimited
-    number of rows. A schedule for a known number of rows is up to a tenth faster: it wastes less in
-    the last tile, and its panels stay in a nearer cache.
+    The threads divide the rows if there are enough of them, otherwise the panels. `order` overrides
+    this choice. The tile and the panels are chosen for an unlimited number of rows. A schedule for
+    a fixed number of rows is up to a tenth faster: less of its last tile is wasted, and its panels
+    fit a nearer cache.
     """
     if found.window or found.outer or found.batch or not is_weight(found.panel):
         return None
@@ -373,11 +376,12 @@ def _order_of_rows(rows: Axis, tile: int, threads: int) -> str:
 
 
 def _order_of_images(found: Contraction, core: CoreModel) -> str | None:
-    """The order of a product whose lanes are pixels of a row of an image; None for any other.
+    """Return the value of the knob `order` for a product whose lanes are the pixels of an image's
+    row.
 
-    Each row has its own panels, so that none is read again if they are outermost. A row of the
-    output is then written in pieces of a panel: these are not whole lines, and much time passes
-    between neighbouring ones.
+    The result is None for other products. Each row of the image has its own panels. With the panels
+    outermost, each is read only once. But each output row is then written in parts of a panel,
+    which are not whole cache lines, with much time between adjacent parts.
     """
     moved = axes_of(found.streamed)
     inside = {*found.outer} and {*found.outer} <= moved
@@ -389,11 +393,11 @@ def _order_of_images(found: Contraction, core: CoreModel) -> str | None:
 
 
 def _is_worth_packing(found: Contraction, core: CoreModel) -> bool:
-    """Whether a run-time matrix is read so often that its panels should be contiguous.
+    """Whether packing a run-time matrix into contiguous panels saves more time than it costs.
 
-    In place, the distance of a panel's rows is the width of the matrix. Every tile of rows waits
-    if they lie in more pages than have cached address translations, or exceed the size that a cache
-    delivers fast. Packing takes as long as 14 rows do.
+    Read in place, the rows of a panel are as far apart as the matrix is wide. Every tile of rows
+    waits if the panel spans more pages than the TLB holds, or if the matrix exceeds a fast cache.
+    Packing takes as long as 14 rows of the product.
     """
     rows = found.tile.extent if found.tile else 1
     for axis in found.outer:
@@ -410,14 +414,14 @@ def default_prefetch(
 ) -> Choice:
     """Return the default value of the knob `prefetch` of a contraction.
 
-    The value is the next panel if several register tiles use each panel, and the second-level
-    cache holds two panels. The number of tiles must be small, so that the first one, which waits
-    for memory, matters. Otherwise, the value is a distance in bytes, or 0: a single row only
-    streams the weights, at the speed of the memory.
+    The value is the next panel under three conditions: each panel is used by several register
+    tiles, these are few, and the second-level cache holds two panels. The first of few tiles would
+    otherwise wait for memory for a notable part of the time. In all other cases, the value is a
+    distance in bytes. It is 0 for a single row, which reads the weights at the speed of the memory.
 
     Args:
         found: the contraction.
-        target: the target, whose caches and prefetch distance count.
+        target: the target, with its caches and its prefetch distance.
         choice: the other knobs of the schedule.
         rows: the number of rows that are multiplied by the weights; None if unknown.
     """
@@ -446,12 +450,12 @@ def _default_unroll(
     vectors: int,
     spare: int,
 ) -> Choice:
-    """The unrolling of the reduction.
+    """Return the default value of the knob `unroll`, the number of reduction steps in the loop
+    body.
 
-    It is large enough to give a tile of few vectors enough accumulators. If channels are stored in
-    blocks of at most that size, it is a block, so that no loop of a few steps remains. It is 1 if
-    the tile takes every register, because LLVM, which loads ahead, would spill in the innermost
-    loop.
+    A tile of few vectors is unrolled until it has enough accumulators. If channels are stored in
+    small blocks, a whole block is unrolled, which leaves no loop of a few steps. If the tile uses
+    all registers, the value is 1, because LLVM loads operands early and would spill registers.
     """
     size, sums = (tile, vectors), tile * vectors
     if target.family.scalar_factors and found.group == 1:

@@ -1,4 +1,4 @@
-"""Split-K: a product of few rows and columns is divided along the sum, for several threads.
+"""Split-K: the sum of a product with few rows and columns is divided among several threads.
 
 Before: `out[m, n] = f(sum over k: 4096 of a[m, k] * b[k, n])`, one tile of rows, one of columns.
 After: `parts[p, m, n] = sum over k: 1024 of a[m, 1024 p + k] * b[1024 p + k, n]`, p parallel; then
@@ -33,9 +33,10 @@ _VECTORS_A_THREAD = 64
 
 
 def split_counts(found: Contraction, lanes: int, threads: int) -> tuple[int, ...]:
-    """Return the numbers of parts into which the sum may be divided.
+    """Return the numbers of parts into which the sum may be divided, in ascending order.
 
-    They are 1, and larger ones if there are too few tiles for the threads.
+    The first is 1. The others divide the channels evenly, and are offered only if the threads do
+    not have enough register tiles.
     """
     rows = found.tile.extent if found.tile else 1
     vectors = rows * -(-found.lanes.extent // lanes)
@@ -53,9 +54,9 @@ def split_counts(found: Contraction, lanes: int, threads: int) -> tuple[int, ...
 
 
 def is_worth_splitting(found: Contraction) -> bool:
-    """Whether the contraction has enough products for a divided sum.
+    """Whether dividing the sum saves more time than the stage that adds the parts costs.
 
-    Another thread then gains more than the second stage costs.
+    This holds if the contraction has enough products.
     """
     count = found.channel.extent * found.lanes.extent * (found.tile.extent if found.tile else 1)
     for axis in (*found.outer, *found.batch):
@@ -64,10 +65,10 @@ def is_worth_splitting(found: Contraction) -> bool:
 
 
 def split_sum(found: Contraction, count: int) -> Contraction:
-    """Return the contraction whose output is the `count` partial sums of each element.
+    """Return the contraction that computes `count` partial sums for each output element.
 
-    The number of the partial sum is its outermost axis. The output is a tensor in work space that
-    all threads share.
+    The index of the partial sum is the outermost axis. The output is a buffer that all threads
+    share.
     """
     problem = found.problem
     part, channel = Axis("part", count), Axis(found.channel.name, found.channel.extent // count)

@@ -1,8 +1,8 @@
-"""Products with one vector, or a few, of a matrix that is contiguous along the sum.
+"""Products of a matrix, contiguous along the sum, with one vector or a few.
 
-Such a product is y[i] = sum_k A[i, k] x[k]. Lanes run along the sum and are combined at its end.
-The matrix is therefore read once, in place; `gemv` would have to transpose it first. Attention with
-one query reads its keys in this way.
+Such a product is y[i] = sum_k A[i, k] x[k]. Vector lanes run along k, and are added up at the end
+of the sum. The matrix is therefore read once, in place, whereas `gemv` would have to transpose it
+first. Attention with one query reads its keys in this way.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ _ACCUMULATORS = 8
 
 @dataclass(frozen=True)
 class Dot:
-    """The roles of the axes of a product of a matrix with one vector, or a few.
+    """The structure of a product of a matrix with one vector or a few.
 
     Attributes:
         problem: the workload as one expression.
         matrix: the load of the matrix.
-        rows: the axis of the matrix that is an axis of the output.
+        rows: the output axis along the rows of the matrix.
         vectors: the axis of the vectors; None for a single one.
         batch: axes that index both operands.
         depth: the axis of the sum.
@@ -68,7 +68,9 @@ class Dot:
 
 @memo(256)
 def analyse(workload: Workload) -> Dot | None:
-    """Return the product, if both operands are contiguous along the reduction; else None."""
+    """Return the structure of a product whose operands are contiguous along the sum; None for
+    others.
+    """
     problem = one_expression(workload)
     if problem is None or problem.product is None:
         return None
@@ -90,7 +92,7 @@ def analyse(workload: Workload) -> Dot | None:
 
 
 def _along(expr: Expr, axis: Axis) -> bool:
-    """Whether an operand is a load whose neighbours along the reduction are contiguous."""
+    """Whether an operand is a load of contiguous elements along an axis, all inside its tensor."""
     return isinstance(expr, Load) and unit_stride(expr, axis) and not needs_padding(expr)
 
 
@@ -116,11 +118,12 @@ def _fits(found: Dot, mode: Mode, choice: Mapping[str, Choice]) -> bool:
 
 
 def _default(found: Dot, mode: Mode, knobs: tuple[Knob, ...]) -> Schedule:
-    """Eight accumulators or a few more, which hide the latency of the multiply-adds.
+    """Return the default schedule: at least eight accumulators, which hide the latency of
+    multiply-adds.
 
-    With one vector, two rows of the matrix at a time, each a stream that the hardware prefetches.
-    With several vectors, as many rows as make unrolling unnecessary, because unrolled sums must be
-    combined at the end.
+    With one vector, two rows of the matrix are read at a time, as two streams for the hardware
+    prefetcher. With several vectors, there are enough rows to make unrolling unnecessary, because
+    unrolled sums must be added at the end.
     """
     tiles, unrolls = ([int(value) for value in knob.values] for knob in knobs)
     rows = 2 if found.count == 1 else max(2, -(-_ACCUMULATORS // found.count))
@@ -130,7 +133,10 @@ def _default(found: Dot, mode: Mode, knobs: tuple[Knob, ...]) -> Schedule:
 
 
 def _at_least(wanted: int, values: list[int]) -> int:
-    """The smallest value that is large enough, or the largest."""
+    """Return the smallest value that is at least `wanted`; the last value if there is none.
+
+    `values` is sorted.
+    """
     return next((v for v in values if v >= wanted), values[-1])
 
 

@@ -38,13 +38,17 @@ time."""
 
 
 def analyse(workload: Workload) -> Problem | None:
-    """The expression of each element; None for reductions, and outputs assembled from pieces."""
+    """Return a workload as one expression without reductions; None for any other workload."""
     problem = one_expression(workload)
     return None if problem is None or problem.reductions else problem
 
 
 def _is_wide(problem: Problem, lanes: int) -> bool:
-    """Whether tiles transposed in registers have several rows."""
+    """Whether an input is contiguous along another axis than the output, with at least four
+    elements.
+
+    Tiles that are transposed in registers are then wide enough to be worthwhile.
+    """
     turned = transposed_axis(problem, lanes)
     return turned is not None and turned.extent >= 4
 
@@ -62,7 +66,10 @@ def _lowers(problem: Problem, mode: Mode, choice: Mapping[str, Choice]) -> bool:
 
 
 def _default(problem: Problem, mode: Mode, knobs: tuple[Knob, ...]) -> Schedule | None:
-    """The default; None if vectors along the output would straddle the blocks of an operand."""
+    """Return the default schedule.
+
+    The result is None if a vector along the output would cross the boundary of an operand's block.
+    """
     wide = True in knobs[1].values
     # A long expression keeps the core busy without unrolling.
     long = sum(isinstance(node, Op) for node in walk(problem.expr)) > _LONG
@@ -111,7 +118,7 @@ def transposed_axis(problem: Problem, lanes: int) -> Axis | None:
 
 @dataclass(frozen=True, slots=True)
 class _Tiles:
-    """The steps of loops, the points in each step, and the vector axes."""
+    """The tile sizes of the loops, the unrolled points of a tile, and the vector axes."""
 
     steps: Mapping[Axis, int]
     points: tuple[Tile, ...]
@@ -119,12 +126,14 @@ class _Tiles:
     store_vector: Axis | None = None
 
     def fits(self, target: Load, expr: Expr) -> bool:
-        """Whether no tile straddles the blocks of a layout."""
+        """Whether every tile lies within the blocks of the layouts of `target` and of the loads in
+        `expr`.
+        """
         return all(aligned(load, self.steps, self.vector) for load in (target, *loads(expr)))
 
 
 def _turned(target: Load, along: Axis, turned: Axis, lanes: int) -> _Tiles:
-    """Square tiles, read along one axis and stored along the other."""
+    """Return square tiles that are loaded along the axis `turned` and stored along `along`."""
     width = _tile_width(target, lanes)
     return _Tiles(
         {along: width, turned: width},
@@ -135,7 +144,7 @@ def _turned(target: Load, along: Axis, turned: Axis, lanes: int) -> _Tiles:
 
 
 def _plain(problem: Problem, unroll: int, lanes: int) -> _Tiles | None:
-    """Vectors along the contiguous axis of the output; None without such an axis."""
+    """Return tiles of vectors along the contiguous axis of the output, or None if it has none."""
     along = vector_axis(problem.output, problem.axes)
     if along is None:
         return None
@@ -149,7 +158,9 @@ def _plain(problem: Problem, unroll: int, lanes: int) -> _Tiles | None:
 
 
 def _tile_width(target: Load, lanes: int) -> int:
-    """Contiguous elements per store: a vector, or a narrower block of the layout."""
+    """Return the number of contiguous elements per store: a vector, or a narrower block of the
+    layout.
+    """
     factors = target.tensor.layout.factors
     block = factors[-1].mod if factors else None
     return min(lanes, block or lanes)

@@ -22,9 +22,9 @@ from tilewright.compiler.schedule.templates.map import UNROLLS, map_stage
 
 @memo(256)
 def analyse(workload: Workload) -> tuple[Problem, ...] | None:
-    """Return one problem for each piece of a concatenation or a padding, in order.
+    """Return one problem per piece of a concatenation or padding, in order.
 
-    Return None for a workload that is not a single operator of the kind PIECES.
+    The result is None for a workload that is not a single operator of the kind PIECES.
     """
     nodes, graph = workload.graph.nodes, workload.graph
     if len(nodes) != 1 or ops.get(nodes[0].op).kind is not OpKind.PIECES:

@@ -1,13 +1,13 @@
-"""Normalisations and reductions: several computes that share the loops over rows.
-
-Examples are softmax, layer norm, sums and means along any axes. Every reduction inside the
-expression becomes a row statistic in a register, inner ones first; the last compute is the
-expression over them. Lanes run along the reduced axis if its elements are contiguous, else along
+"""Row operators, such as softmax, layer norm, sums and means: passes that share the loops over
 rows.
+
+Each reduction in the expression is one pass, inner reductions first. Its result, such as the
+maximum of a row, stays in a register. The last pass computes the output from these results. Vector
+lanes run along the reduced axis if its elements are contiguous, otherwise along rows.
 
 A row that is one register tile is read once, and its passes share equal values. For a longer row,
 values that are costly to compute twice (softmax: e**(x - max)) are stored in the output while they
-are summed, and the last pass reads them from there.
+are summed, and the last pass reads them from the output.
 """
 
 from __future__ import annotations
@@ -67,15 +67,15 @@ from tilewright.compiler.sizes import always_less, typical
 
 @dataclass(frozen=True, eq=False)
 class Rows:
-    """The roles of the axes of a row-wise operation.
+    """The roles of the axes of a row operator.
 
     Instances are compared by identity; `analyse` memoises them.
 
     Attributes:
         problem: the workload as one expression.
-        outer: axes of the output that all computes share.
-        inner: axes of the output that only the last compute has.
-        lanes: the output's vector axis; it is one of `outer` if lanes run along rows.
+        outer: the output axes that number the rows; all passes share their loops.
+        inner: the output axes within a row; only the last pass has them.
+        lanes: the output's vector axis; it is in `outer` if lanes run along rows.
     """
 
     problem: Problem
@@ -86,7 +86,7 @@ class Rows:
 
 @memo(256)
 def analyse(workload: Workload) -> Rows | None:
-    """The row structure of a workload; None without a reduction."""
+    """Return the structure of a row operator; None for a workload without a reduction."""
     problem = one_expression(workload)
     if problem is None or not problem.reductions:
         return None
@@ -99,7 +99,7 @@ def analyse(workload: Workload) -> Rows | None:
 
 
 def _free(reduction: Reduce) -> frozenset[Axis]:
-    """The axes that a reduction's value depends on."""
+    """Return the axes on which a reduction's value depends, without those that it reduces."""
     bound = {axis for node in _nested(reduction) for axis in node.axes}
     return axes_of(reduction) - bound
 
@@ -132,7 +132,9 @@ def _default(found: Rows, mode: Mode, knobs: tuple[Knob, ...]) -> Schedule:
 
 
 def _along(found: Rows, lanes: int) -> Axis | None:
-    """The axis of rows along which the lanes run; None if they run along the reduced axis."""
+    """Return the axis of rows along which vector lanes run; None if they run along the reduced
+    axis.
+    """
     if _tiny(found, lanes):
         return found.outer[-1]
     along = found.lanes
@@ -150,8 +152,11 @@ def _along(found: Rows, lanes: int) -> Axis | None:
 
 
 def _expensive_rows(found: Rows) -> bool:
-    """Whether much work is done once per row, by scalars if the lanes run along it: a fold combines
-    its lanes in steps, or a result takes more than a few operations."""
+    """Whether much of the work is done once per row.
+
+    If lanes run along the row, this work is scalar: a fold combines its lanes in steps, and the
+    expression after the reductions has several operations.
+    """
     reductions = found.problem.reductions
     inside = {node for reduction in reductions for node in walk(reduction.body)}
     last = {node for node in walk(found.problem.expr) if isinstance(node, Op)} - inside
@@ -159,9 +164,11 @@ def _expensive_rows(found: Rows) -> bool:
 
 
 def _tiny(found: Rows, lanes: int) -> bool:
-    """Whether rows fill at most three quarters of a vector: each lane then takes a row.
+    """Whether rows are so short, at most three quarters of a vector, that each lane processes a
+    row.
 
-    Everything is unrolled, so that an element is gathered once and the passes share it.
+    All loops over a row are then unrolled, so that each element is gathered once and all passes use
+    it.
     """
     problem = found.problem
     lengths = [prod(a.extent for a in r.axes) for r in problem.reductions]
@@ -176,8 +183,11 @@ def _tiny(found: Rows, lanes: int) -> bool:
 
 @dataclass(frozen=True)
 class _Kept:
-    """A reduction whose body the last pass needs again, and the load that reads it from the
-    output."""
+    """A reduction whose terms are stored in the output's row, because the last pass needs them
+    again.
+
+    `target` is the load that reads a term from the output.
+    """
 
     reduction: Reduce
     target: Load
@@ -186,7 +196,7 @@ class _Kept:
 
 
 def _kept(found: Rows) -> _Kept | None:
-    """The outermost reduction with a body that is worth storing in the output's row."""
+    """Return the outermost reduction whose terms are worth storing in the output's row, or None."""
     problem = found.problem
     for reduction in reversed(problem.reductions):
         body = reduction.body
@@ -210,9 +220,10 @@ _DEAR = 6
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Reduced:
-    """One reduction as a compute, before its division into steps.
+    """One reduction as a compute, before its loops are divided into steps.
 
-    `vector` is the reduced axis along the lanes, None if they run along rows or nowhere.
+    `vector` is the reduced axis along which the lanes run. It is None if they run along rows, or if
+    the compute is scalar.
     """
 
     reduction: Reduce
@@ -225,10 +236,10 @@ class _Reduced:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Passes:
-    """The parts that do not depend on loop steps: reductions, inner ones first, and the last
-    compute's value.
+    """The passes of a row operator, independent of loop steps.
 
-    Lanes run `along` an axis of rows, if it is one; `tiny` rows are unrolled.
+    `reduced` has the reductions, inner ones first, and `last` is the value of the last pass.
+    `along` is the axis of rows along which the lanes run, if any. `tiny` rows are unrolled.
     """
 
     reduced: tuple[_Reduced, ...]
@@ -346,8 +357,11 @@ _CHAINS = 4
 
 
 def _apart(axes: Sequence[Axis], along: Axis, unroll: int, lanes: int) -> tuple[Axis, ...]:
-    """The reduced axis whose neighbours have separate accumulators, for one vector of rows:
-    otherwise each step waits for the previous one."""
+    """Return the reduced axis that gets separate accumulators; () if none does.
+
+    This is the last reduced axis, if it is long and only one vector of rows is computed at a time.
+    With one accumulator, each step would wait for the previous one.
+    """
     alone = always_less(along.extent, min(unroll, 2) * lanes)
     long = axes and always_less(4 * _CHAINS, axes[-1].extent)
     return tuple(axes[-1:]) if alone and long else ()

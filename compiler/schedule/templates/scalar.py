@@ -1,15 +1,15 @@
-"""Scalar loops over all elements: the schedule that exists for every workload.
+"""Scalar loops over all elements: a schedule for every workload.
 
 One element of the output is computed at a time. Each reduction is a separate loop, inner ones
-first. If another reduction needs it at each of its steps (a product inside a softmax), it is first
-written to scratch for all of those steps.
+first. If an outer reduction needs an inner one at each of its steps (a product inside a softmax),
+the inner results are first stored in scratch memory for all steps.
 
     out[i, j] = sum[k] x[i, k] * w[k, j], elementwise operators around it:
         for i: for j:
           s = sum[k] x[i, k] * w[k, j]
           out[i, j] = relu(s + b[j])
 
-No lane and no tile has to fit a layout. This schedule is compiled if every other template fails.
+Without vectors and tiles, the schedule fits every layout. It is used if all other templates fail.
 """
 
 from __future__ import annotations
@@ -48,7 +48,10 @@ from tilewright.compiler.schedule.templates import LAST, Template, pieces
 
 
 def analyse(workload: Workload) -> tuple[Problem, ...] | None:
-    """Return the expressions that compute the output: one, or one for each of its pieces."""
+    """Return the expressions that compute the output: one for each piece, or a single one.
+
+    The result is None if the workload has neither form.
+    """
     problem = one_expression(workload)
     return pieces.analyse(workload) if problem is None else (problem,)
 
@@ -72,7 +75,11 @@ TEMPLATE = Template(
 
 
 def _element(number: int, problem: Problem) -> tuple[Stage, list[Tensor]]:
-    """The loops over a piece of the output, and the scratch that they need."""
+    """Return the stage that computes a piece of the output element by element, and its scratch
+    tensors.
+
+    `number` makes the names of stage and tensors unique.
+    """
     known: dict[Expr, Expr] = {}
     nodes: list[Node] = []
     scratch: list[Tensor] = []
@@ -100,15 +107,17 @@ def _element(number: int, problem: Problem) -> tuple[Stage, list[Tensor]]:
 
 
 def _steps(reduction: Reduce, problem: Problem) -> list[Axis]:
-    """The axes of other reductions that this one's value depends on."""
+    """Return the axes of enclosing reductions on which a reduction's value depends, by name."""
     own = {axis for node in walk(reduction) if isinstance(node, Reduce) for axis in node.axes}
     free = axes_of(reduction) - own - {*problem.axes}
     return sorted((axis for axis in free if axis.moves), key=lambda axis: axis.name)
 
 
 def _kept(name: str, dtype: DType, steps: list[Axis]) -> Load:
-    """The destination of a reduction's value: a register, or an element of scratch for each
-    step."""
+    """Return the destination of a reduction's value.
+
+    It is a register, or an element of a scratch tensor with the axes `steps`.
+    """
     if not steps:
         return Load(Tensor(name, (1,), dtype, space=Space.REGISTER), (Affine(),))
     shape = tuple(axis.extent for axis in steps)

@@ -1,13 +1,14 @@
-"""Pooling in two passes: a window is reduced along all but one of its axes, then along that one.
+"""Pooling in two passes: a window is reduced along all but one of its axes, then along the last
+one.
 
     for each row of outputs:
         line[i] = max over kh of x[h * s + kh - p, i]        lanes along i, taps outside left out
         y[w] = max over kw of line[w * s + kw]               lanes along w, or along the channels
 
-`line` is scratch with the padding of its axis around it: elements that change no result. No lane
-therefore ever leaves the image, wherever the lanes run, and the work of a window of k by k taps is
-2 k. Sums are sums of partial sums: the longest chain of additions has as many steps as there are
-taps along both axes, so that rounding errors are smaller than in one sum of all taps.
+`line` is scratch memory. Around the line are padding elements that do not change any result, such
+as -inf for a maximum. Vectors therefore never read outside the image. The work for a window of k by
+k taps is 2 k instead of k * k. For sums, rounding errors are smaller than with a single sum of all
+taps, because chains of additions are shorter.
 """
 
 from __future__ import annotations
@@ -77,9 +78,9 @@ class Separable:
         across: the other axes of the window, which the first pass reduces.
         body: the reduced expression, as a function of `column`.
         column: the axis of the line.
-        step: distance of the windows of neighbouring outputs.
-        dilation: distance of neighbouring taps.
-        first: position of the first tap of output 0 in the line with its padding.
+        step: distance between the windows of adjacent outputs.
+        dilation: distance between adjacent taps.
+        first: position of the first tap of output 0 in the padded line.
         before: elements of padding before the line.
         after: elements of padding after the line.
     """
@@ -100,7 +101,7 @@ class Separable:
 
 @memo(256)
 def analyse(workload: Workload) -> Separable | None:
-    """The separable window of a workload; None for other workloads."""
+    """Return a window reduction that can be computed in two passes; None for other workloads."""
     problem = one_expression(workload)
     if problem is None or len(problem.reductions) != 1 or problem.product is not None:
         return None
@@ -120,7 +121,11 @@ def analyse(workload: Workload) -> Separable | None:
 
 
 def _along(problem: Problem, lanes: Axis, along: Axis) -> Separable | None:
-    """The window with its second pass along an output axis; None if no window slides there."""
+    """Return a window reduction whose second pass runs along the output axis `along`.
+
+    The result is None if the window does not extend along this axis, or if its passes cannot use
+    vectors.
+    """
     reduction = problem.reduction
     read = loads(reduction.body)
     moving = [a for a in reduction.axes if a.moves]
@@ -145,8 +150,11 @@ def _along(problem: Problem, lanes: Axis, along: Axis) -> Separable | None:
 
 
 def _line(load: Load, along: Axis, taps: Sequence[Axis]) -> tuple[Affine, int] | None:
-    """The single index that contains an output axis, with one window axis and nothing else, and the
-    extent of its dimension."""
+    """Return the index of a load along the line, and the extent of its dimension.
+
+    It must be the only index that contains `along`, and must consist of `along` and one window
+    axis. Otherwise the result is None.
+    """
     dims = [dim for dim, index in enumerate(load.index) if along in index.axes()]
     if len(dims) != 1:
         return None
@@ -162,14 +170,17 @@ def _line(load: Load, along: Axis, taps: Sequence[Axis]) -> tuple[Affine, int] |
 
 
 def _at_column(node: Expr, index: Affine, column: Axis) -> Expr | None:
-    """A load at a column of the line; None if the node is not a load."""
+    """Replace the index along the line in a load by `column`; return None for any other node."""
     if not isinstance(node, Load):
         return None
     return Load(node.tensor, tuple(affine(column) if i == index else i for i in node.index))
 
 
 def _has_lanes(found: Separable) -> bool:
-    """Whether both passes read whole vectors, and a loop leaves out elements outside the tensor."""
+    """Whether both passes can read whole vectors and never leave their tensors along the lanes.
+
+    Elements outside the tensor along other axes must be skipped by the loops of the first pass.
+    """
     first = found.column if found.lanes == found.along else found.lanes
     for load in loads(found.body):
         if first in axes_of(load) and not unit_stride(load, first):
@@ -182,7 +193,10 @@ def _has_lanes(found: Separable) -> bool:
 
 
 def _is_less_work(found: Separable) -> bool:
-    """Whether two passes are expected to be less work than one."""
+    """Whether two passes are expected to be faster than one.
+
+    This holds for large windows, and for lanes that may read outside the tensor.
+    """
     taps = prod(a.extent for a in found.problem.reduction.axes)
     leaves = found.lanes in padded_axes(found.problem)
     return leaves or not always_less(taps, FEW_TAPS + 1)
@@ -211,7 +225,10 @@ def _lower(found: Separable, schedule: Schedule, mode: Mode) -> Kernel:
 
 
 def _scratch(found: Separable, lanes: int) -> Tensor:
-    """The line, with its padding; of channels, one vector is stored."""
+    """Return the scratch tensor of the padded line.
+
+    If the lanes are channels, it has one vector of channels.
+    """
     dtype = found.problem.reduction.dtype
     length = found.before + found.column.extent + found.after
     if found.lanes == found.along:
@@ -227,14 +244,16 @@ def _element(found: Separable, line: Tensor, position: Affine) -> Load:
 
 
 def _tile(found: Separable, axis: Axis, vectors: int, lanes: int) -> tuple[LoopSpec, list[Tile]]:
-    """The loop along the line in tiles of some vectors, and the points of one."""
+    """Return the loop along the line in tiles of `vectors` vectors, and the points of one tile."""
     if found.lanes == found.along:
         return LoopSpec(axis, vectors * lanes), [Tile(axis, lanes)]
     return LoopSpec(axis, vectors), [Tile(axis), Tile(found.lanes, lanes)]
 
 
 def _around(found: Separable, line: Tensor, lanes: int) -> tuple[Node, ...]:
-    """Write elements before and after the line that change no result."""
+    """Return loops that write the padding before and after the line: the neutral element of the
+    reduction.
+    """
     reduction = found.problem.reduction
     assert isinstance(reduction.combiner, Combiner)
     value = Const(neutral(reduction.combiner, reduction.dtype).item(), reduction.dtype)
@@ -255,7 +274,7 @@ def _around(found: Separable, line: Tensor, lanes: int) -> tuple[Node, ...]:
 
 
 def _first_pass(found: Separable, line: Tensor, vectors: int, lanes: int) -> tuple[Node, ...]:
-    """Each element of the line: its column of the window."""
+    """Return the first pass, which reduces the window across the line and writes the line."""
     reduction = found.problem.reduction
     loop, points = _tile(found, found.column, vectors, lanes)
     target = _element(found, line, affine(found.column) + found.before)
@@ -272,7 +291,7 @@ def _first_pass(found: Separable, line: Tensor, vectors: int, lanes: int) -> tup
 
 
 def _second_pass(found: Separable, line: Tensor, vectors: int, lanes: int) -> tuple[Node, ...]:
-    """The outputs: their taps of the line."""
+    """Return the second pass, which reduces the taps along the line and writes the outputs."""
     problem = found.problem
     loop, points = _tile(found, found.along, vectors, lanes)
     place = affine(found.along) * found.step + affine(found.taps) * found.dilation + found.first

@@ -1,11 +1,11 @@
 """One level of Strassen's algorithm for the product of rows with a constant matrix.
 
 A (M x K), the weights B (K x N) and C are divided into quadrants: seven products of quarter size
-replace eight. The seven combinations of B are packed at compile time, 1.75 times its memory. Those
-of A are computed in one pass, or for a block of rows at a time. Each product is added to the
-quadrants of C directly from its accumulators, and the last one that contributes to a quadrant
-applies the epilogue. Strassen, "Gaussian Elimination is not Optimal" (1969); Huang et al.,
-"Strassen's Algorithm Reloaded" (2016), for sums without a temporary.
+replace eight. The seven combinations of B's quadrants are packed at compile time, and take 1.75
+times the memory of B. The combinations of A's quadrants are computed in one pass, or for one block
+of rows at a time. Each product is added to the quadrants of C directly from its accumulators, and
+the last product of a quadrant applies the epilogue. Strassen, "Gaussian Elimination is not Optimal"
+(1969); Huang et al., "Strassen's Algorithm Reloaded" (2016), for sums without a temporary.
 """
 
 from __future__ import annotations
@@ -97,9 +97,9 @@ _LEAST_BLOCK = 24
 
 
 def is_profitable(found: Strassen, mode: Mode) -> bool:
-    """Whether one level of Strassen's algorithm is expected to be faster than the plain product.
+    """Whether one level of Strassen's algorithm is expected to be faster than the direct product.
 
-    It depends on the target, and on the numbers of rows, columns and multiplications.
+    The decision depends on the target and on the numbers of rows, columns and multiplications.
     """
     target = mode.target
     if found.row_count < _least_rows(target):
@@ -142,27 +142,35 @@ def _least_rows(target: Target) -> float:
 
 
 def _sums_are_near(found: Strassen, target: Target) -> bool:
-    """Whether a cache delivers the sums of A fast enough for each panel to read them all."""
+    """Whether the combinations of A fit a cache that is fast enough for every panel to read all of
+    them.
+    """
     sums = len(SUMS) * (found.row_count // 2) * found.depth.extent
     return sums * DType.FLOAT32.bytes <= target.core.reread_bytes
 
 
 def _most_rows(found: Strassen, target: Target) -> int:
-    """Maximum values of the axis of rows in a block whose sums fit, with all values of the other
-    axes."""
+    """Return the maximum extent of the axis `rows` in a block whose combinations of A fit the
+    cache.
+
+    The block contains all values of the other axes.
+    """
     each = len(SUMS) * found.depth.extent * DType.FLOAT32.bytes * _other_rows(found)
     return int(target.core.cache_bytes[1] * _BLOCK_SHARE) // each
 
 
 def _other_rows(found: Strassen) -> int:
-    """Number of rows per value of the axis of rows."""
+    """Return the number of rows per index of the axis `rows`: the product of the other axes'
+    extents.
+    """
     return prod(axis.extent for axis in found.others)
 
 
 def _has_blocks(found: Strassen, target: Target) -> bool:
-    """Whether there is more than one block, and none is too small.
+    """Whether the rows are divided into several blocks, each large enough.
 
-    A last row would be added once in every block.
+    The result is False if a row may remain after the last block of an odd extent, because every
+    block would add it again.
     """
     if found.may_have_last or any(is_dynamic(a.extent) for a in (found.rows, *found.others)):
         return False
@@ -171,7 +179,11 @@ def _has_blocks(found: Strassen, target: Target) -> bool:
 
 
 def _block(found: Strassen, target: Target, tile: int, threads: int) -> int:
-    """Rows of a block: a number that the threads share evenly, in whole register tiles."""
+    """Return the extent of the axis `rows` in a block.
+
+    The number of blocks is a multiple of the number of threads. A block consists of whole register
+    tiles.
+    """
     step = tile if found.rows == found.tile else 1
     count = -(-found.rows.extent // _most_rows(found, target))
     count = -(-count // threads) * threads
