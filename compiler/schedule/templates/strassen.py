@@ -237,9 +237,11 @@ def _lower(found: Strassen, schedule: Schedule, mode: Mode) -> Kernel:
 
 
 def _parts_of_rows(found: Strassen, panels: LoopSpec, tile: int, threads: int) -> list[LoopSpec]:
-    """A loop over parts of the rows, if threads do not share the panels evenly.
+    """Return a loop that divides the rows among the threads, if they cannot divide the panels
+    evenly.
 
-    A last row would be added once in every part.
+    Otherwise the result is empty. It is also empty if a row may remain after the last block,
+    because every part would add this row again.
     """
     if parallel_balance([panels], threads) == 1 or found.may_have_last:
         return []
@@ -255,7 +257,11 @@ def _parts_of_rows(found: Strassen, panels: LoopSpec, tile: int, threads: int) -
 
 @memo(1024)
 def _sums_tensor(found: Strassen, block: int | None) -> Tensor:
-    """The sums of all rows, shared by the threads; or of a block of rows, private to a thread."""
+    """Return the tensor of the combinations of A's quadrants.
+
+    Without `block`, it has all rows and is shared by the threads. Otherwise, it has a block of
+    `block` rows, and each thread has its own.
+    """
     rows = (
         found.rows.extent + (1 if found.may_have_last else 0),
         *(a.extent for a in found.others),
@@ -271,7 +277,10 @@ def _sums_tensor(found: Strassen, block: int | None) -> Tensor:
 
 @memo(1024)
 def _sums_stages(found: Strassen, lanes: int) -> tuple[Stage, ...]:
-    """All sums of A's quadrants in one pass, and that of the last row."""
+    """Return a stage that computes all combinations of A's quadrants in one pass.
+
+    It also computes the combination for the row after the last block, if there may be one.
+    """
     loops = _sums_loops(found, lanes)
     sums = parallel_stage("sums", loops, _sums_map(found, lanes, None))
     if not found.may_have_last:
@@ -285,7 +294,7 @@ def _sums_stages(found: Strassen, lanes: int) -> tuple[Stage, ...]:
 
 @memo(1024)
 def _sums_nest(found: Strassen, lanes: int, block: int) -> tuple[Node, ...]:
-    """All sums of A's quadrants of a block of rows."""
+    """Return loops that compute all combinations of A's quadrants for a block of rows."""
     return nest(_sums_loops(found, lanes), _sums_map(found, lanes, block))
 
 
@@ -325,7 +334,7 @@ def _last_halves(found: Strassen) -> tuple[Load, ...]:
 
 
 def signed(signs: Sequence[int], terms: Sequence[Expr]) -> Expr:
-    """Return the sum of terms with their signs, a positive one first; sign 0 omits its term."""
+    """Return the sum of terms multiplied by their signs 1, -1 or 0; a positive term is first."""
     used = [(sign, term) for sign, term in zip(signs, terms, strict=True) if sign]
     (_, total), *rest = sorted(used, key=lambda item: -item[0])
     for sign, term in rest:
@@ -337,7 +346,7 @@ def signed(signs: Sequence[int], terms: Sequence[Expr]) -> Expr:
 
 
 def _passes(found: Strassen, tile: int) -> list[LoopSpec]:
-    """The loops over register tiles of rows."""
+    """Return the loops over the register tiles of all rows."""
     *around, along = (found.rows, *found.others)
     return [*map(LoopSpec, around), LoopSpec(along, tile)]
 
@@ -352,7 +361,11 @@ def _products(
     ahead: tuple[int, tuple[Tile, ...]],
     block: int | None,
 ) -> tuple[tuple[Node, ...], ...]:
-    """Each product for a panel of columns, with its share of the last row; in any order."""
+    """Return, for each of the seven products, its loops for a panel of columns.
+
+    They include the product's contribution to the row after the last block. The products may run in
+    any order.
+    """
     width = vectors * lanes
     steps, points = reduction_tiles(found.quarter, unroll, static_taps=False)
     reduce, panel = tuple(steps), Tile(found.columns, lanes)
@@ -399,7 +412,7 @@ def _last_body(found: Strassen, width: int, number: int) -> Expr:
 
 
 def _right(found: Strassen, width: int, number: int) -> Load:
-    """A combination of B."""
+    """Return the load of a packed combination of B's quadrants, that of product `number`."""
     weight = combined_weight(found, len(PRODUCTS), width)
     return Load(weight.tensor, (Affine((), number), *weight.index[1:]))
 
@@ -411,7 +424,10 @@ def _left(
     block: int | None = None,
     row: Affine | None = None,
 ) -> Load:
-    """A combination of A: one of the sums, or a quadrant in place."""
+    """Return the load of a combination of A's quadrants with the coefficients `signs`.
+
+    It reads a computed combination, or the quadrant itself if there is only one.
+    """
     if signs in SUMS:
         return _sum(found, signs, block, row)
     return quadrants[signs.index(1)]
@@ -419,8 +435,10 @@ def _left(
 
 @memo(1024)
 def _targets(found: Strassen, number: int) -> tuple[Store, ...]:
-    """The stores of a product: the first one into a quadrant overwrites it, the last one finishes
-    it."""
+    """Return the stores that add a product to quadrants of C.
+
+    The first product of a quadrant overwrites it, and the last one applies the epilogue.
+    """
     stores = []
     for quadrant, sign in enumerate(PRODUCTS[number].targets):
         if sign:
@@ -441,7 +459,10 @@ def _last_targets(found: Strassen, number: int) -> tuple[Store, ...]:
 def _added(
     found: Strassen, row: Affine, column: int, sign: int, number: int, users: Sequence[int]
 ) -> Store:
-    """The store of one of the products (`users`) that add to an element."""
+    """Return the store that adds product `number` to an element of C.
+
+    `users` are the numbers of all products that contribute to this element, in order.
+    """
     target = found.element(found.whole.problem.output, row, column)
     product = Accumulator(target.dtype)
     total = product if number == users[0] else signed((1, sign), (target, product))

@@ -43,8 +43,10 @@ With vectors of 128 bits, half as many products, 49 rows gained 3 to 16 %, sides
 
 @dataclass(frozen=True, slots=True)
 class Product:
-    """One product of block sums: `targets[q] * C[q] += (sum of left[q] * A[q]) @ (sum of right[q] *
-    B[q])`.
+    """One of the block products of Strassen's algorithm, for one level.
+
+    It computes `C[q] += targets[q] * P` for each quadrant q, where P is the matrix product of `sum
+    of left[q] * A[q]` and `sum of right[q] * B[q]`.
 
     Attributes:
         left: the coefficient of each quadrant of A, in row-major order.
@@ -87,10 +89,11 @@ For four of the products, by their number: the replacements of `left` and of `ta
 
 @dataclass(frozen=True, eq=False)
 class Strassen:
-    """A matrix product that is divided into blocks.
+    """A matrix product C = A B that is divided into blocks, for one level of Strassen's algorithm
+    or two.
 
-    Instances are compared by identity; `analyse` memoises them. Rows are those of a matrix, or
-    points of several axes (pixels). In the second case one of the axes is divided.
+    Instances are compared by identity; `analyse` memoises them. The rows of A may have several
+    axes, for example those of pixels; one of them is then divided.
 
     Attributes:
         whole: the whole product.
@@ -116,8 +119,7 @@ class Strassen:
 
     @cached_property
     def quarter(self) -> Contraction:
-        """The contraction that multiplies two blocks; its register tile is that of a plain
-        product."""
+        """The product of one block of A and one block of B, as a contraction."""
         outer = (self.rows, *self.others[:-1]) if self.others else ()
         return replace(
             self.whole,
@@ -130,7 +132,7 @@ class Strassen:
 
     @property
     def tile(self) -> Axis:
-        """The axis of the register tile."""
+        """The axis of the rows of the register tile."""
         return self.others[-1] if self.others else self.rows
 
     @property
@@ -140,15 +142,15 @@ class Strassen:
 
     @property
     def last(self) -> Axis:
-        """The axis of the rows after the last block of rows.
+        """The axis of the row that remains after the last block of an odd number of rows.
 
-        It has at most one row: its extent is the extent of the axis `Strassen.cut` modulo 2.
+        Its extent is 1 if a row remains, otherwise 0.
         """
         return Axis("last", self.cut.extent % 2)
 
     @property
     def may_have_last(self) -> bool:
-        """Whether a row remains after the last block (`Strassen.last`), or may at run time."""
+        """Whether a row remains after the last block, or may remain at run time."""
         return self.last.extent != 0
 
     def element(self, load: Load, row: Affine, column: int = 0, depth: int = 0) -> Load:
@@ -163,15 +165,14 @@ class Strassen:
         return load_at(load, self._positions(row, column, depth))
 
     def row(self, part: int) -> Affine:
-        """Return the index of a row in the whole product, as a function of the axis `rows`.
+        """Return the index in the axis `cut` of the whole product for a row of a block.
 
-        `part` is the number of the block in which the axis `Strassen.rows` counts.
+        `part` is the number of the block.
         """
         return self.rows + part * self.rows.extent
 
     def stored(self, total: Expr, row: Affine, column: int) -> Expr:
-        """Return the value to store for a finished sum: the epilogue, with `total` in place of the
-        reduction.
+        """Return the value to store for an element of C: its sum with the epilogue applied.
 
         Args:
             total: the finished sum.
@@ -192,7 +193,7 @@ class Strassen:
 def weight_parts(found: Strassen) -> tuple[int, ...]:
     """Return the number of parts into which each dimension of the weights B is divided.
 
-    It is `Strassen.parts` for the rows and the columns, 1 for any other dimension.
+    The number is `Strassen.parts` for the dimensions of K and N, and 1 for any other dimension.
     """
     cut = {found.whole.lanes, found.whole.channel}
     return tuple(found.parts if cut & {*index.axes()} else 1 for index in found.right.index)
@@ -200,9 +201,10 @@ def weight_parts(found: Strassen) -> tuple[int, ...]:
 
 @memo(1024)
 def combined_weight(found: Strassen, products: int, width: int) -> Load:
-    """Return the load of B[product, k, n], the combinations of the blocks of B, from packed panels.
+    """Return the load of B[product, k, n], a combination of the blocks of B in packed panels.
 
-    The layout is [panel][product][k][width], so that a panel is one stream.
+    The layout is [panel][product][k][width], so that a panel is read sequentially. `products` is
+    the number of combinations.
     """
     source = found.right
     shape = [n // part for n, part in zip(source.tensor.shape, weight_parts(found), strict=True)]
@@ -238,9 +240,10 @@ def combinations(
 def size_factor(core: CoreModel) -> float:
     """Return the factor by which a core's minimum sizes for Strassen's algorithm are multiplied.
 
-    It is at most 1, and relative to the measured core. A core with fewer multiply-adds per weight
-    from the cache saves more time with each product that is left out. A core that needs more rows
-    to gain also needs larger other sides.
+    The factor is at most 1, relative to the core on which the minimum sizes were measured. It is
+    smaller for a core that performs fewer multiply-adds in the time in which a weight arrives from
+    the cache: omitting a product then saves more. It is larger for a core that needs more rows
+    before the algorithm is faster.
     """
     rows = core.strassen_rows / _MEASURED_ROWS
     return min(1.0, rows * core.cached_weight_macs / _MEASURED_MACS)
@@ -248,7 +251,8 @@ def size_factor(core: CoreModel) -> float:
 
 @memo(256)
 def analyse(workload: Workload) -> Strassen | None:
-    """Return the product of float32 rows with a constant matrix of even sides, or None."""
+    """Return the structure of a float32 product with a constant matrix of even sides; None for
+    others."""
     found = contraction_analysis.analyse(workload)
     if found is None or found.tile is None:
         return None

@@ -1,18 +1,18 @@
 """Two levels of Strassen's algorithm for the product of rows with a constant matrix.
 
 Each of the seven products of the first level is computed by seven products of a sixteenth of the
-whole size: 49 replace 64. Combinations of the weights are packed at compile time, 49/16 times their
-memory. Those of the rows are stored with the rows of a register tile adjacent, so that one load
-brings the factors of four:
+whole size: 49 replace 64. Combinations of the weights are packed at compile time, and take 49/16
+times the memory of the weights. The combinations of A's blocks are stored with the rows of a
+register tile adjacent, so that one load reads the factors of four rows:
 
     for each pass over A: left[i, q] = block q of combination i of A's quadrants, transposed
     left[i, 4..8] = the five sums of left[i, 0..3]
     for a panel of columns:
-      for i in 7: products[i] = combination i of A times that of B, by seven products
+      for i in 7: products[i] = combination i of A times combination i of B, by seven products
       C = sums of products, with the epilogue
 
-Code that is equal for all combinations is one loop over i: its size is that of one level. See
-`strassen`.
+The loop over i contains the code for all combinations, which is therefore as small as for one
+level. See `strassen`.
 """
 
 from __future__ import annotations
@@ -72,7 +72,8 @@ saves."""
 
 @memo(256)
 def _blocks(workload: Workload) -> Strassen | None:
-    """The product of a matrix whose sides divide into quarters; None for any other workload."""
+    """Return the structure of a product whose sides are multiples of four; None for other
+    workloads."""
     found = analyse(workload)
     if found is None or found.others:
         return None
@@ -87,7 +88,11 @@ def _blocks(workload: Workload) -> Strassen | None:
 
 
 def _preference(found: Strassen, mode: Mode) -> float:
-    """Above one level, if that gains and caches hold the larger weights and sums."""
+    """Return the preference of two levels of Strassen's algorithm.
+
+    It is above the preference of one level if one level is faster than the direct product, the
+    caches hold the larger weights and combinations, and all sides are long enough.
+    """
     one_level = analyse(found.whole.problem.workload)
     if one_level is None or not is_profitable(one_level, mode):
         return 0.8
@@ -123,9 +128,12 @@ def _fits(found: Strassen, mode: Mode, choice: Mapping[str, Choice]) -> bool:
 
 
 def _sums_are_near(found: Strassen, target: Target) -> bool:
-    """Whether the third-level cache holds the combinations of the rows, 3.9 times their memory, and
-    the products of a panel: loading them from memory would take longer than the products save. A
-    million rows would take gigabytes."""
+    """Whether the third-level cache holds the combinations of A's blocks and the products of a
+    panel.
+
+    The combinations take 3.9 times the memory of A. Loading them from memory would take longer than
+    the omitted products save, and for a million rows they would take gigabytes.
+    """
     of_rows = len(PRODUCTS) * (4 + len(SUMS)) * found.depth.extent
     of_panel = len(PRODUCTS) * 4 * target.lanes(DType.FLOAT32)
     size = (of_rows + of_panel) * found.rows.extent * DType.FLOAT32.bytes
@@ -133,13 +141,16 @@ def _sums_are_near(found: Strassen, target: Target) -> bool:
 
 
 def _registers(target: Target, tile: int, vectors: int) -> int:
-    """Registers of a step: sums, a row of the panel, and the factors of the tile's rows."""
+    """Return the number of vector registers that a step needs.
+
+    They hold the sums, a row of the panel, and the factors of the tile's rows.
+    """
     factors = -(-tile // target.lane_factors) if target.lane_factors > 1 else 1
     return tile * vectors + vectors + factors
 
 
 def _default(found: Strassen, mode: Mode, knobs: tuple[Knob, ...]) -> Schedule:
-    """The tile with the fewest loads and tails relative to its products."""
+    """Return the default schedule: the tile with the highest estimated arithmetic rate."""
     target = mode.target
     tiles, sizes, unrolls = (knob.values for knob in knobs)
     lanes = target.lanes(DType.FLOAT32)
@@ -189,14 +200,17 @@ def _lower(found: Strassen, schedule: Schedule, mode: Mode) -> Kernel:
 
 
 def _quarter(first: int, second: int) -> tuple[int, int]:
-    """The quarters of the sides for a quadrant of a quadrant."""
+    """Return the row and the column, each in 0..3, of a quadrant of a quadrant in the 4x4 blocks.
+
+    `first` is the number of the outer quadrant, `second` that of the inner one.
+    """
     (row, column), (inner_row, inner_column) = HALVES[first], HALVES[second]
     return 2 * row + inner_row, 2 * column + inner_column
 
 
 @memo(256)
 def _combinations(found: Strassen) -> Transform:
-    """The 49 combinations of B's sixteenths."""
+    """Return the transform that computes the 49 combinations of B's sixteen blocks."""
     blocks = [*product(range(4), repeat=2)]
     coefficients = (
         [outer.right[first] * inner.right[second] for first, second in blocks]
@@ -209,7 +223,10 @@ def _combinations(found: Strassen) -> Transform:
 
 
 def _left_tensor(found: Strassen, tile: int) -> Tensor:
-    """[product of the first level][quadrant or sum][row // tile][k][row % tile]."""
+    """Return the tensor of the combinations of A's blocks.
+
+    The layout is [product of the first level][quadrant or sum][row // tile][k][row % tile].
+    """
     shape = (len(PRODUCTS), 4 + len(SUMS), found.rows.extent, found.depth.extent)
     layout = Layout((Factor(0), Factor(1), Factor(2, tile), Factor(3), Factor(2, 1, tile)))
     return Tensor("left", shape, layout=layout, role=Role.SHARED)
@@ -220,7 +237,11 @@ def _left_at(found: Strassen, left: Tensor, first: Affine, block: int) -> Load:
 
 
 def _left_stages(found: Strassen, lanes: int, tile: int, left: Tensor) -> tuple[Stage, ...]:
-    """A's combinations in both levels: lanes change from k to rows on the way."""
+    """Return the stages that compute the combinations of A's blocks in both levels.
+
+    The first level reads vectors along k, and stores them transposed. The second level uses vectors
+    along the rows.
+    """
     square = (Tile(found.rows), Tile(found.depth, lanes))
     combined: list[list[Compute]] = []
     for second in range(4):
@@ -260,7 +281,10 @@ def _left_stages(found: Strassen, lanes: int, tile: int, left: Tensor) -> tuple[
 
 
 def _products_tensor(found: Strassen, width: int) -> Tensor:
-    """[product of the first level][quadrant][row][column of the panel]: private to a thread."""
+    """Return the tensor of a panel's products, of which each thread has its own.
+
+    The layout is [product of the first level][quadrant][row][column of the panel].
+    """
     shape = (len(PRODUCTS), 4, found.rows.extent, found.columns.extent)
     layout = Layout((Factor(0), Factor(1), Factor(2), Factor(3, 1, width)))
     return Tensor("products", shape, layout=layout, role=Role.SCRATCH)
@@ -269,7 +293,10 @@ def _products_tensor(found: Strassen, width: int) -> Tensor:
 def _products(
     found: Strassen, schedule: Schedule, lanes: int, left: Tensor, weight: Load, parts: Tensor
 ) -> list[Node]:
-    """The products of the second level, each added to one or two quadrants of one of the first."""
+    """Return the loops over the second-level products.
+
+    Each is added to one or two quadrants of a first-level product.
+    """
     step = Tile(found.depth, min(schedule.integer("unroll"), found.depth.extent))
     tile = (Tile(found.depth), Tile(found.rows), Tile(found.columns, lanes))
     passes = [LoopSpec(found.rows, schedule.integer("tile"))]
@@ -300,7 +327,7 @@ def _part(found: Strassen, parts: Tensor, first: Affine, quadrant: int) -> Load:
 
 
 def _results(found: Strassen, lanes: int, parts: Tensor) -> list[Node]:
-    """C's sixteenths from the products of the first level, with the epilogue."""
+    """Return the loops that add the first-level products to C and apply the epilogue."""
     nodes: list[Node] = []
     for second in range(4):
         added = [_part(found, parts, Affine((), n), second) for n in range(len(PRODUCTS))]

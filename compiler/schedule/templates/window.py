@@ -1,9 +1,10 @@
-"""Depthwise convolution, pooling and reductions whose lanes are not reduced.
+"""Depthwise convolution, pooling, and other reductions in which each vector lane has its own
+window.
 
-Each lane has its own window. A small window is unrolled completely: the weights stay in registers,
-each input is read once and added to the accumulators that need it. Otherwise the outer window axes
-are loops, clipped at padding. A depthwise convolution of 8-bit integers multiplies four taps of a
-row by one dot-product instruction.
+A small window is unrolled completely. Its weights stay in registers, and each input is read once
+and added to all accumulators that need it. For a larger window, the outer window axes are loops,
+whose ranges are clipped at padding. A depthwise convolution of 8-bit integers multiplies four taps
+of a row by one dot-product instruction.
 """
 
 from __future__ import annotations
@@ -72,7 +73,7 @@ _UNROLLED_TAPS = 25
 
 @dataclass(frozen=True)
 class WindowReduction:
-    """The roles of the axes of a window reduction whose lanes are not reduced.
+    """The structure of a window reduction in which each vector lane has its own window.
 
     Attributes:
         problem: the workload as one expression.
@@ -80,9 +81,9 @@ class WindowReduction:
         tile: the first axis of the register tile.
         rows: the second axis of the register tile.
         outer: the other axes of the output.
-        reads_halo: whether zeros in a halo may be read.
-        dot: the window axis of dot-product instructions, if the target supports them; None for
-            other types than 8-bit integers.
+        reads_halo: whether the reduction may read the zeros of a halo, which only sums may.
+        dot: the window axis whose taps dot-product instructions may multiply; None for types other
+            than 8-bit integers.
     """
 
     problem: Problem
@@ -96,9 +97,10 @@ class WindowReduction:
     dot: Axis | None = None
 
     def dot_on(self, target: Target) -> Axis | None:
-        """Return `dot` if the target has dot-product instructions for 8-bit integers, else None.
+        """Return the axis `dot` if the target has dot-product instructions for 8-bit integers, else
+        None.
 
-        It is also None if vectors may span two blocks of channels.
+        The result is also None if a vector may contain channels of two layout blocks.
         """
         lanes = target.lanes(DType.INT32)
         blocks = (f.mod or lanes for t in self.problem.inputs for f in t.layout.factors[-1:])
@@ -106,9 +108,10 @@ class WindowReduction:
         return self.dot if whole and target.has_int8_dot else None
 
     def steps(self, target: Target) -> int:
-        """Return the number of operations for one output.
+        """Return the number of multiplications or other operations for one output.
 
-        It counts the points of the window; four taps of one dot-product instruction count as one.
+        Each point of the window counts as one, and so does a dot-product instruction with its four
+        taps.
         """
         dot = self.dot_on(target)
         return _taps(self) if dot is None else _taps(self) // dot.extent * -(-dot.extent // GROUP)
@@ -120,7 +123,7 @@ GROUP = 4
 
 @memo(256)
 def analyse(workload: Workload) -> WindowReduction | None:
-    """The window reduction of a workload; None for other workloads."""
+    """Return the structure of a window reduction; None for other workloads."""
     problem = one_expression(workload)
     if problem is None or len(problem.reductions) != 1:
         return None
@@ -145,9 +148,9 @@ def analyse(workload: Workload) -> WindowReduction | None:
 
 
 def _dot(problem: Problem, lanes: Axis | None) -> Axis | None:
-    """Return the last window axis if dot-product instructions can multiply its taps; else None.
+    """Return the last window axis if dot-product instructions can multiply its taps, else None.
 
-    Each lane must have 8-bit integers of several taps, and none may be padding.
+    Factors must be 8-bit integers, and no tap may be padding.
     """
     axes = [a for a in problem.reduction.axes if a.moves]
     operands = dot_operands(problem.reduction.body)
@@ -166,7 +169,8 @@ def _dot(problem: Problem, lanes: Axis | None) -> Axis | None:
 
 
 def _is_depthwise(product: tuple[Expr, Expr], lanes: Axis, outputs: Sequence[Axis]) -> bool:
-    """Whether one factor moves along every axis of the other, so that two tiles share nothing."""
+    """Whether the output axes of one factor include those of the other, so that tiles share no
+    operands."""
     indices = [i for side in product for load in loads(side) for i in load.index]
     if any(isinstance(term, FloorDiv) for index in indices for term, _ in index.terms):
         return False  # a group of several filters
@@ -175,14 +179,18 @@ def _is_depthwise(product: tuple[Expr, Expr], lanes: Axis, outputs: Sequence[Axi
 
 
 def _has_lanes(load: Load, lanes: Axis) -> bool:
-    """Whether a load is a vector along the lanes: in place, or (weights) after packing."""
+    """Whether an operand can be read as vectors along the lanes.
+
+    This holds for contiguous inputs, for inputs with a short step that are permuted, and for
+    weights, which are packed.
+    """
     if lanes not in axes_of(load):
         return load.tensor.role is Role.WEIGHT  # one number for all lanes
     return load.tensor.role is Role.WEIGHT or unit_stride(load, lanes) or short_step(load, lanes)
 
 
 def _has_splat_weights(found: WindowReduction) -> bool:
-    """Whether a weight is one value for all lanes."""
+    """Whether any weight has the same value for all lanes."""
     return any(
         load.tensor.role is Role.WEIGHT and found.lanes not in axes_of(load)
         for load in loads(found.problem.reduction.body)
@@ -194,7 +202,7 @@ def _taps(found: WindowReduction) -> int:
 
 
 def _padded_by(found: WindowReduction, taps: Axis) -> set[Axis]:
-    """Output axes along which this window axis may move a load out of its tensor."""
+    """Return the output axes along which a window axis may move a load outside its tensor."""
     return {
         axis
         for load in loads(found.problem.reduction.body)
@@ -206,10 +214,11 @@ def _padded_by(found: WindowReduction, taps: Axis) -> set[Axis]:
 
 
 def _has_static_row(found: WindowReduction) -> bool:
-    """Whether the last window axis may be unrolled if the others are loops.
+    """Whether the last window axis can be unrolled while the other window axes are loops.
 
-    Along the tile axis, taps out of bounds are left out at their points; along another axis, only a
-    loop over the taps can be clipped.
+    Taps in the padding must be skipped. Along the tile axis, unrolled taps are skipped for single
+    points. Along any other output axis, only a loop over taps can be clipped, so that unrolling is
+    not possible.
     """
     axes = _window_axes(found)
     few = always_less(_taps(found), _UNROLLED_TAPS + 1)
@@ -225,7 +234,10 @@ def _window_axes(found: WindowReduction) -> list[Axis]:
 
 
 def _clips_tile(found: WindowReduction) -> bool:
-    """Whether a loop over taps is clipped along the tile axis, which is then one output wide."""
+    """Whether a loop over taps must be clipped along the tile axis.
+
+    A tile is then one output wide.
+    """
     axes = _window_axes(found)
     loops = axes[:-1] if _has_static_row(found) else axes
     return any(found.tile in _padded_by(found, axis) for axis in loops)
@@ -259,8 +271,10 @@ def _knobs(found: WindowReduction, mode: Mode) -> tuple[Knob, ...]:
 
 
 def _lowers(found: WindowReduction, mode: Mode, choice: Mapping[str, Choice]) -> bool:
-    """Whether the window's loops can be clipped, and the unrolled code is small enough to
-    compile."""
+    """Whether an assignment can be lowered.
+
+    The loops over taps must be clippable, and the unrolled code small enough to compile.
+    """
     tile, rows = int(choice["tile"]), int(choice["rows"])
     if choice["taps"] == "row" and (rows > 1 or (tile > 1 and _clips_tile(found))):
         return False
@@ -279,15 +293,21 @@ def _fits(found: WindowReduction, mode: Mode, choice: Mapping[str, Choice]) -> b
 
 
 def _is_crowded(found: WindowReduction, target: Target) -> bool:
-    """Whether the weights of all taps leave registers for only a few points. Keeping the weights of
-    one row of taps at a time, and more points, then needs fewer loads."""
+    """Whether the weights of all taps leave too few registers for the points of a tile.
+
+    Loading the weights of one row of taps at a time then leaves registers for more points, and
+    needs fewer loads in total.
+    """
     weights = found.steps(target) if found.problem.product is not None else 0
     return bool(weights) and min(weights, 9) + _ENOUGH_POINTS > target.vector_registers
 
 
 def _holds_pixels(target: Target, points: int) -> bool:
-    """Whether LLVM spills: for each weight of a row of taps it multiplies the pixels of all points,
-    which wait in registers for the next weight if no multiply-add reads memory."""
+    """Whether LLVM would keep the pixels of all points in registers, and therefore spill.
+
+    This happens on targets that multiply a vector by a scalar register: pixels stay in registers
+    from one weight to the next, because no multiply-add reads memory.
+    """
     return target.has_vector_scalar_products and 2 * points + 1 > target.vector_registers
 
 
@@ -347,7 +367,7 @@ _CLIPPED = Schedule.of("window", tile=1, rows=1, taps="row", order="greedy")
 def _stage(
     name: str, found: WindowReduction, schedule: Schedule, target: Target
 ) -> tuple[Stage, tuple[Tensor, ...]]:
-    """The loops over all outputs, and the packed weights for them."""
+    """Return the stage with the loops over all outputs, and the packed weights that it reads."""
     problem = found.problem
     lanes = target.lanes(DType.FLOAT32)
     reduction = problem.reduction
@@ -398,8 +418,11 @@ _ORDERS = {"greedy": Order.GREEDY, "program": Order.PROGRAM}
 def _packed_weights(
     found: WindowReduction, lanes: int, dot: Axis | None
 ) -> tuple[Expr, tuple[Tensor, ...]]:
-    """Weights with the lanes innermost: (c, 1, kh, kw) as [c/lanes][kh][kw][lanes], in groups along
-    `dot` as [c/lanes][kh][kw/4][lanes][4]."""
+    """Return the reduced expression with weights packed along the lanes, and the packed tensors.
+
+    A weight (c, 1, kh, kw) becomes [c/lanes][kh][kw][lanes]. With groups of four taps along `dot`,
+    it becomes [c/lanes][kh][kw/4][lanes][4].
+    """
     body = found.problem.reduction.body
     if found.lanes is None:
         return body, ()

@@ -1,8 +1,9 @@
-"""Winograd convolution: fewer multiplications, for windows of any stride with two taps or more.
+"""Winograd convolution: fewer multiplications, for windows of at least two taps, with any stride.
 
-F(m, r) computes m outputs of r taps with m + r - 1 products instead of m * r; along two dimensions
-that is squared. Lavin and Gray, "Fast Algorithms for Convolutional Neural Networks" (2016). Strides
-are phases: Huang et al., "DWM: A Decomposable Winograd Method for Convolution Acceleration" (2020).
+F(m, r) computes m outputs of r taps with m + r - 1 products instead of m * r. In two dimensions,
+both numbers are squared. Lavin and Gray, "Fast Algorithms for Convolutional Neural Networks"
+(2016). A window with a stride is computed as several windows (phases) of stride 1: Huang et al.,
+"DWM: A Decomposable Winograd Method for Convolution Acceleration" (2020).
 """
 
 from __future__ import annotations
@@ -76,7 +77,10 @@ def _knobs(found: Winograd, mode: Mode) -> tuple[Knob, ...]:
 
 
 def _possible(found: Winograd) -> tuple[int, ...]:
-    """Tile sizes for which the image is large enough, and that have interpolation points."""
+    """Return the numbers of outputs per tile for which the image is large enough.
+
+    Interpolation points must also be available for them.
+    """
     extent = min(found.shape[side.dim - 1] for side in found.sides)
     reach = max(side.reach for side in found.sides)
     # A tile of 6 outputs gains only if several fit: with 7 pixels, it recomputes almost everything.
@@ -86,30 +90,36 @@ def _possible(found: Winograd) -> tuple[int, ...]:
 
 
 def _accurate(found: Winograd) -> tuple[int, ...]:
-    """Tile sizes that may be chosen by default."""
+    """Return the numbers of outputs per tile whose rounding errors are acceptable by default."""
     most = 6 if len(found.sides) > 1 else 8
     return tuple(m for m in _possible(found) if all(s.alpha(m) <= most for s in found.sides))
 
 
 def _divides(block: int, tiles: int) -> bool:
-    """Whether blocks compute few tiles twice."""
+    """Whether dividing tiles into blocks of this size computes at most 15 % of them twice."""
     return block <= tiles and -(-tiles // block) * block <= 1.15 * tiles
 
 
 def _tiles_fill(block: int, tile: int) -> bool:
-    """Whether register tiles of this many rows leave a small remainder of a block. A narrower tail
-    takes as long as a full tile, since it waits for the same latency."""
+    """Whether a block consists of register tiles of this many rows with little waste.
+
+    A partial tile takes as long as a full one, because both wait for the same latency. The waste is
+    at most 34 %.
+    """
     return tile <= block and -(-block // tile) * tile <= 1.34 * block
 
 
 def _spare_registers(target: Target, tile: int, vectors: int) -> int:
-    """Registers besides the accumulators, a row of a panel and its factor."""
+    """Return the number of registers that remain besides the sums, a panel's row and its factor."""
     return target.vector_registers - tile_registers(target, tile, vectors)
 
 
 def _lowers(found: Winograd, mode: Mode, choice: Mapping[str, Choice]) -> bool:
-    """Whether there are enough tiles for a block and a register tile, and the code is small enough
-    to compile."""
+    """Whether an assignment can be lowered.
+
+    The image must have enough tiles for a block, and a block enough for a register tile. The code
+    must be small enough to compile.
+    """
     block, tile = int(choice["block"]), int(choice["tile"])
     if not tile <= block <= prod(found.tile_counts(int(choice["outputs"]))):
         return False
@@ -136,7 +146,8 @@ def _fits(found: Winograd, mode: Mode, choice: Mapping[str, Choice]) -> bool:
 
 
 def _default(found: Winograd, mode: Mode, knobs: tuple[Knob, ...]) -> Schedule:
-    """The cheapest of the valid points with good rounding."""
+    """Return the default schedule: the fastest estimate among valid assignments with small
+    rounding errors."""
     target, threads = mode.target, mode.threads
     values = {knob.name: knob.values for knob in knobs}
     pairs: list[tuple[int, int, int]] = []
@@ -175,8 +186,10 @@ def _default(found: Winograd, mode: Mode, knobs: tuple[Knob, ...]) -> Schedule:
 
 
 def _useful(found: Winograd, target: Target, block: int, tile: int, vectors: int) -> float:
-    """Return the fraction of the peak that the matrix products reach, without their starts and
-    ends."""
+    """Estimate the fraction of the core's peak rate that the matrix products reach.
+
+    The estimate does not include the overhead at the start and at the end of a sum.
+    """
     panels = -(-found.filters // target.lanes(DType.FLOAT32))
     latency = min(1.0, 2 * min(block, tile) * vectors / target.vector_registers)
     scalars = target.scalar_loads(tile, vectors)
@@ -192,10 +205,10 @@ def _useful(found: Winograd, target: Target, block: int, tile: int, vectors: int
 def _cost(
     found: Winograd, core: CoreModel, m: int, block: int, useful: float, threads: int = 1
 ) -> float:
-    """Return the estimated time of all blocks, whose products reach the fraction `useful` of the
-    peak.
+    """Estimate the time of all blocks, in units of one multiplication.
 
-    It is the sum over all threads, each of which reads all weights.
+    The time is summed over all threads, each of which reads all weights. `m` is the number of
+    outputs of a tile, and `useful` is the fraction of the peak rate that the matrix products reach.
     """
     tiles = prod(found.tile_counts(m))
     block = min(block, tiles)
@@ -223,7 +236,10 @@ def _cost(
 
 
 def _direct_cost(found: Winograd, target: Target) -> float:
-    """Estimated time of the direct algorithm, which multiplies narrow elements as stored."""
+    """Estimate the time of the direct algorithm, in units of one multiplication.
+
+    It may be faster for narrow types, which Winograd's algorithm converts to float32.
+    """
     direct = contraction_analysis.analyse(found.problem.workload)
     weights = prod(found.weight.shape)
     together = direct.products_at_once(target) if direct is not None else 1
@@ -232,7 +248,8 @@ def _direct_cost(found: Winograd, target: Target) -> float:
 
 
 def _overlapped(multiply: float, fetch: float) -> float:
-    """Time of both: the core multiplies while weights arrive, but not all the time."""
+    """Return the time of multiplications while weights are loaded; 30 % of the shorter time is
+    not hidden."""
     return max(multiply, fetch) + 0.3 * min(multiply, fetch)
 
 

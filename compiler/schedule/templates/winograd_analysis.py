@@ -18,12 +18,12 @@ from tilewright.compiler.schedule.structure import needs_padding, unit_stride
 class Side:
     """A dimension of the output along which a window of several taps is transformed.
 
-    A window with the stride `stride` is computed as `stride` windows (phases) of at most `reach`
-    taps and stride 1. Only the first `full` phases have all `reach` taps.
+    A window with the stride `stride` is divided into `stride` windows of stride 1, its phases. A
+    phase has at most `reach` taps. Only the first `full` phases have exactly `reach` taps.
 
     Attributes:
         dim: number of the dimension in the output tensor.
-        taps: number of taps of the window along it.
+        taps: number of taps of the window along the dimension.
         stride: the stride of the window in pixels.
     """
 
@@ -40,7 +40,7 @@ class Side:
         return self.taps - self.stride * (self.reach - 1)
 
     def alpha(self, outputs: int) -> int:
-        """Return the number of points of a transformed tile of `outputs` outputs along this
+        """Return the number of points of a transformed tile with `outputs` outputs along this
         dimension.
 
         Each point is one product for each pair of an input and an output channel.
@@ -80,12 +80,12 @@ class Winograd:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Extents of the output: batch, then the spatial dimensions."""
+        """Extents of the output: the batch and the spatial dimensions, without the channels."""
         batch, _, *spatial = self.problem.output.tensor.shape
         return (batch, *spatial)
 
     def takes(self, lanes: int) -> bool:
-        """Whether vectors of `lanes` channels stay inside the channel blocks of input and
+        """Whether vectors of `lanes` channels never cross a channel block of the input or
         output."""
         for tensor in (self.image.tensor, self.problem.output.tensor):
             blocks = [f.mod for f in tensor.layout.factors if f.dim == 1 and f.mod is not None]
@@ -96,13 +96,14 @@ class Winograd:
     def steps(self, outputs: int) -> tuple[int, ...]:
         """Return the number of outputs of a tile along each dimension of `Winograd.shape`.
 
-        It is `outputs` along the sides of the window, 1 along other dimensions.
+        The number is `outputs` along the transformed dimensions and 1 along all others.
         """
         sides = {side.dim - 1 for side in self.sides}
         return tuple(outputs if d in sides else 1 for d in range(len(self.shape)))
 
     def points(self, outputs: int) -> int:
-        """Return the number of points of a transformed tile, over the one or two sides."""
+        """Return the number of points of a transformed tile: the product over the transformed
+        dimensions."""
         return prod(side.alpha(outputs) for side in self.sides)
 
     def products(self, outputs: int) -> int:
@@ -120,9 +121,10 @@ class Winograd:
         return _tile_counts(self, outputs)
 
     def starts(self, outputs: int) -> tuple[int, ...]:
-        """Return the number of positions at which tiles of `outputs` outputs may start.
+        """Return the number of positions at which a tile may start, along each dimension of
+        `Winograd.shape`.
 
-        The result has a number for each dimension of `Winograd.shape`.
+        `outputs` is the number of outputs of a tile along a transformed dimension.
         """
         steps = self.steps(outputs)
         return tuple(extent - step + 1 for extent, step in zip(self.shape, steps, strict=True))
@@ -130,14 +132,19 @@ class Winograd:
 
 @memo(1024)
 def _tile_counts(found: Winograd, outputs: int) -> tuple[int, ...]:
-    """Memoised: tens of thousands of assignments of the knobs need a few sizes of tiles."""
+    """Return the number of tiles along each dimension of `Winograd.shape`.
+
+    The function is memoised, because it is called for tens of thousands of assignments with few
+    different values of `outputs`.
+    """
     steps = found.steps(outputs)
     return tuple(-(-extent // step) for extent, step in zip(found.shape, steps, strict=True))
 
 
 @memo(256)
 def analyse(workload: Workload) -> Winograd | None:
-    """The convolution, if Winograd applies; else None."""
+    """Return the structure of a convolution to which Winograd's algorithm applies; None for
+    others."""
     convolution = next((n for n in workload.graph.nodes if n.op == "conv"), None)
     if convolution is None or not _is_plain(convolution, workload):
         return None
@@ -169,7 +176,7 @@ def analyse(workload: Workload) -> Winograd | None:
 
 
 def _is_plain(node: Node, workload: Workload) -> bool:
-    """Whether it has no dilation and no groups, and is of floats."""
+    """Whether a convolution has float inputs, no dilation and no groups."""
     spatial = len(workload.graph.types[node.inputs[1]].shape) - 2
     return (
         workload.graph.types[node.inputs[0]].dtype.is_float

@@ -1,17 +1,17 @@
-"""The loop nests of Winograd convolution: transform the input, multiply, transform the output.
+"""Lowering of Winograd convolution: transform the input, multiply, transform the output.
 
-A block of tiles passes through three nests while V and M stay in the cache:
+For each block of tiles, three loop nests run one after the other, while V and M stay in the cache:
 
     V[x, y, tile, phase, ic] = (B^T d B)[x, y]
     M[x, y, oc, tile] = sum over phase, ic of V[x, y, tile, phase, ic] * U[x, y, oc, phase, ic]
     output[oc, tile] = A^T M A, then the epilogue
 
-Tiles are numbered through all images, rows and columns, so that a block may have any number of
-them. If tiles do not divide the image, or blocks do not divide the tiles, starts and numbers are
-clamped to the last ones, and overlapping tiles are computed twice. If the number of tiles is
-dynamic and may be small, the last block has the remaining ones. A window that moves by `s` pixels
-is `s` windows that move by one, a phase each (polyphase decomposition): phases are more channels.
-Phases with one tap less than the others need no product at infinity.
+Tiles are numbered over all images, rows and columns, so that a block may have any number of them.
+If tiles do not divide the image, or blocks do not divide the tiles, the last ones start earlier and
+overlap others, whose outputs are computed twice. If the number of tiles is dynamic and may be
+small, the last block is a partial one instead. A window of stride `s` is divided into `s` windows
+of stride 1, its phases (polyphase decomposition), which are summed like further channels. Phases
+with one tap less than the others need no product at infinity.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ is computed in full: on average, a fifth of the tiles of the smallest images are
 
 
 def lower(found: Winograd, schedule: Schedule, mode: Mode) -> Kernel:
-    """Return the kernel of a schedule: input transform, multiplication, output transform.
+    """Lower a schedule to its kernel: input transform, multiplication, output transform.
 
     Raises:
         ScheduleError: if an image may be smaller than a tile.
@@ -97,7 +97,10 @@ def lower(found: Winograd, schedule: Schedule, mode: Mode) -> Kernel:
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """A range of points of a side, and the number of its phases that have a product there."""
+    """Consecutive points along one transformed dimension at which the same phases have a product.
+
+    `first` and `count` are the range of points; `phases` is the number of phases.
+    """
 
     first: int
     count: int
@@ -106,9 +109,9 @@ class _Part:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Product:
-    """The products of a part of all points: `V[left] * U[right]`, stored in M.
+    """The products of a range of points: `V[left] * U[right]`, summed and stored in M.
 
-    `loops` run over points, `steps` over phases.
+    `loops` are over points, `steps` over phases.
     """
 
     loops: tuple[LoopSpec, ...]
@@ -120,7 +123,7 @@ class _Product:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Panels:
-    """The transformed weights in panels, and each product's expression that reads them."""
+    """The transformed weights in panels, and the expression of each product that reads them."""
 
     width: int
     weights: Tensor
@@ -133,13 +136,12 @@ def _blocks(found: Winograd, outputs: int, lanes: int, room: int) -> _Blocks:
 
 
 class _Blocks:
-    """Blocks of `room` tiles of `outputs` outputs, and everything that no other knob changes.
+    """The axes, tensors and transforms of blocks of `room` tiles with `outputs` outputs each.
 
-    These are the axes and tensors that the nests share, and the nests before and after the
-    products. Blocks and the tiles in each have separate axes. If the number of tiles is dynamic and
-    may be small, the last block has the remaining ones: one loop counts tiles from block to block,
-    another one inside a block. If there are always many tiles, the last block is as full as others,
-    which is less code.
+    No other knob changes them, so that schedules with equal values share an instance. If the number
+    of tiles is dynamic and may be small, the last block is partial: one loop counts tiles in steps
+    of a block, and another one counts them within a block. Otherwise, all blocks are full, which
+    needs less code, and separate axes number the blocks and the tiles of a block.
     """
 
     def __init__(self, found: Winograd, outputs: int, lanes: int, room: int) -> None:
@@ -198,7 +200,7 @@ class _Blocks:
         self._panels: dict[int, _Panels] = {}
 
     def panels(self, width: int) -> _Panels:
-        """The weights in panels of this many filters; one result for each value of a knob."""
+        """Return the weights in panels of `width` filters; memoised for each width."""
         if width not in self._panels:
             weights = self._weights(width)
             bodies = (each.left * Load(weights, each.right) for each in self.parts)
@@ -226,7 +228,8 @@ class _Blocks:
 
     @cached_property
     def weight_transform(self) -> Transform:
-        """U = G w G^T for each phase, over the dimensions of the weight that are transformed."""
+        """The transform of the weights w, U = G w G^T for each phase, along the transformed
+        dimensions."""
         spatial = len(self.found.weight.shape) - 2
         taps, points_ = "klm"[:spatial], "xyz"
         transformed = {s.dim - 2: points_[n] for n, s in enumerate(self.sides)}
@@ -242,7 +245,10 @@ class _Blocks:
     # ---- tiles
 
     def _tile_loops(self, channel: Axis) -> list[LoopSpec]:
-        """Loops over channels and the tiles of a block; the lets compute the start of a tile."""
+        """Return the loops over channels and over the tiles of a block.
+
+        The lets of the loop over tiles compute at which output a tile starts.
+        """
         known = Let(self.number, self._number, self.number.extent - 1)
         lets = [] if self.has_partial_block else [known]
         steps = self.found.steps(self.outputs)
@@ -260,7 +266,7 @@ class _Blocks:
 
     @cached_property
     def input_transforms(self) -> tuple[NestNode, ...]:
-        """V = B^T d B, phase by phase."""
+        """The loops of the input transform V = B^T d B, one phase after the other."""
         c = Axis("ic", self.found.channels)
         nodes: list[NestNode] = []
         for number, phases in enumerate(product(*(range(s.stride) for s in self.sides))):
@@ -291,7 +297,8 @@ class _Blocks:
 
     @cached_property
     def parts(self) -> tuple[_Product, ...]:
-        """Points at which the same phases have a product: one matrix product for each point."""
+        """The matrix products, grouped by ranges of points at which the same phases have a
+        product."""
         t, oc, ic = self.axes
         found = []
         for parts in product(*(self._parts(side) for side in self.sides)):
@@ -313,7 +320,7 @@ class _Blocks:
 
     @cached_property
     def axes(self) -> tuple[Axis, Axis, Axis]:
-        """The axes of a product: tiles, filters and channels."""
+        """The axes of a matrix product: tiles, filters and channels."""
         return (
             self.number if self.has_partial_block else Axis("t", self.tile.extent),
             Axis("go", self.found.filters),
@@ -328,7 +335,8 @@ class _Blocks:
 
     @cached_property
     def output_transform(self) -> tuple[NestNode, ...]:
-        """Y = A^T M A, then the epilogue of the workload at each output of the tile."""
+        """The loops of the output transform Y = A^T M A, with the epilogue applied to each
+        output of a tile."""
         c = Axis("oc", self.found.filters)
         # A^T has mirrored columns: factor its transpose, and apply the factors in reverse.
         factors = []
@@ -356,12 +364,12 @@ class _Blocks:
 
 
 def _quotient(number: Axis, divisor: int) -> Affine:
-    """Divide an integer by a divisor that may be dynamic."""
+    """Return the quotient of an axis and a divisor that may be dynamic, rounded down."""
     return Affine(((FloorDiv(number, divisor), 1),)) if is_dynamic(divisor) else number // divisor
 
 
 def _products(blocks: _Blocks, panels: _Panels, unroll: int, tile: int) -> tuple[NestNode, ...]:
-    """One matrix product for each point of the transformed domain."""
+    """Return the loops of the matrix products, one product for each point."""
     t, oc, ic = blocks.axes
     points = (Tile(ic), Tile(t), Tile(oc, blocks.lanes))
     across, step = [LoopSpec(oc, panels.width), LoopSpec(t, tile)], Tile(ic, unroll)
@@ -393,9 +401,11 @@ def _transform(
     value: Callable[[Sequence[Axis]], Expr] | None = None,
     prefetch: int = 0,
 ) -> tuple[NestNode, ...]:
-    """`write[k, l] = sum over i, j of first[k, i] * second[l, j] * read[i, j]`, all unrolled.
+    """Return unrolled loops that transform a tile along its one or more transformed dimensions.
 
-    One side after the other, each as the product of its two factors; any number of sides.
+    They compute `write[k, l] = sum over i, j of first[k, i] * second[l, j] * read[i, j]`, one
+    dimension after the other. `factors` has the matrix of each dimension as two factors, which are
+    applied one after the other. `value` is the value to store, by default the sum.
     """
     ins = [Axis(f"{prefix}i{n}", len(inner[0])) for n, (_, inner) in enumerate(factors)]
     outs = [Axis(f"{prefix}o{n}", len(outer)) for n, (outer, _) in enumerate(factors)]
