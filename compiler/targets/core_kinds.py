@@ -1,7 +1,7 @@
 """Core kinds: groups of equal cores, such as the fast and the slow cores of a phone.
 
-Only the standard library is used. The operating system's information may be missing or wrong: a
-core without information counts as equal to the others.
+Only the standard library is used. The operating system's information may be missing or wrong. If it
+lacks the speed of any core, cores are distinguished only by their identifiers.
 """
 
 from __future__ import annotations
@@ -59,12 +59,15 @@ def read_processors(root: Path) -> dict[int, Processor]:
 def find_kinds(
     root: Path, processors: Mapping[int, Processor], usable: Collection[int]
 ) -> tuple[CoreKind, ...]:
-    """Group the usable cores by kind, the fastest first; empty if /proc/cpuinfo lists no core.
+    """Group the usable cores by kind; return the kinds, the fastest first.
+
+    The result is empty if /proc/cpuinfo lists no core.
 
     Args:
         root: the folder that contains `sys`.
         processors: the result of `read_processors`.
-        usable: numbers of cores. If `processors` has none of them, all its cores are grouped.
+        usable: numbers of the usable cores. If none of them is in `processors`, all cores of
+            `processors` are grouped.
     """
     numbers = [number for number in sorted(processors) if number in usable] or sorted(processors)
     cores = [_core(root, number, processors[number]) for number in numbers]
@@ -100,9 +103,11 @@ def _core(root: Path, number: int, processor: Processor) -> _Core:
 
 
 def _registered(folder: Path) -> str:
-    """Implementer and part from MIDR_EL1, Arm's identification register; "" if it is not readable.
+    """Read the implementer and part of an Arm core from its identification register MIDR_EL1.
 
-    32-bit kernels, and old ones, describe only one of several kinds in /proc/cpuinfo.
+    The result has the form `0x41-0xd0c`; it is empty if the register is not readable. The register
+    is necessary, because 32-bit and old Linux kernels list only one of several kinds in
+    /proc/cpuinfo.
     """
     text = read_text(folder / "regs/identification/midr_el1").removeprefix("0x")
     if not 0 < len(text) <= 16 or not {*text.lower()} <= {*"0123456789abcdef"}:

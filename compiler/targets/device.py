@@ -33,7 +33,16 @@ _Few = Length(0, 2000)
 
 @dataclass(frozen=True, slots=True)
 class Cache:
-    """A cache as one core uses it; `kind` is data, instruction or unified."""
+    """A cache of a core.
+
+    Attributes:
+        level: 1 for the first level, and so on.
+        kind: `data`, `instruction` or `unified`.
+        bytes: size of the cache.
+        ways: associativity.
+        line_bytes: size of a cache line.
+        shared_by: number of logical cores that share the cache.
+    """
 
     level: _Number
     kind: _Text
@@ -162,7 +171,7 @@ def _granted(features: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _features(processors: Sequence[Processor]) -> tuple[str, ...]:
-    """The features that every processor has, by Linux's names."""
+    """Return the features that all processors have, by Linux's names."""
     found: set[str] | None = None
     for processor in processors:
         names = set(processor.get("flags", processor.get("features", "")).split())
@@ -173,7 +182,8 @@ def _features(processors: Sequence[Processor]) -> tuple[str, ...]:
 
 
 def _model(root: Path, processor: Processor) -> str:
-    """The product name: from cpuinfo on x86, from the device tree on boards with Arm cores."""
+    """Return the product name: from cpuinfo on x86, from the device tree on boards with Arm
+    cores."""
     if "model name" in processor:
         return processor["model name"]
     board = read_text(root / "sys/firmware/devicetree/base/model").strip("\0")
@@ -184,7 +194,10 @@ def _model(root: Path, processor: Processor) -> str:
 
 
 def _physical_cores(processors: Sequence[Processor]) -> int:
-    """Cores without their hyper-threads, if cpuinfo distinguishes them."""
+    """Count physical cores, without hyper-threads.
+
+    If cpuinfo does not distinguish them, logical cores are counted.
+    """
     cores = {
         (p["physical id"], p["core id"]) for p in processors if {"physical id", "core id"} <= {*p}
     }
@@ -199,7 +212,7 @@ def _memory_bytes(root: Path) -> int:
 
 
 def _cache(folder: Path) -> Cache | None:
-    """A cache from its folder in /sys, None if its size is unknown."""
+    """Read a cache from its folder in /sys; return None if its size is unknown."""
     size = read_text(folder / "size")
     units = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
     if not size[:-1].isdecimal() or size[-1] not in units:
@@ -215,7 +228,7 @@ def _cache(folder: Path) -> Cache | None:
 
 
 def _listed(ranges: str) -> int:
-    """The length of a list such as `0-3,8`."""
+    """Return the number of elements in a list such as `0-3,8`."""
     count = 0
     for part in filter(None, ranges.split(",")):
         first, _, last = part.partition("-")

@@ -1,6 +1,6 @@
-"""The target of this machine, lookup of targets by name, and comparison of a target with the host.
+"""The target of this machine, lookup of targets by name, and whether a target's code runs here.
 
-Only this module compares a target with the host. Service code runs programs on a device
+Only this module compares targets with the host. Service code runs programs on a device
 (`service.jobs.device.device`), which may be another machine.
 """
 
@@ -18,7 +18,7 @@ from tilewright.compiler.targets.target import Target, known_targets
 def host_target() -> Target:
     """Return the target of this machine, with the features that its CPU and operating system allow.
 
-    LLVM detects it if llvmlite is installed and LLVM supports this CPU; else it is the best
+    LLVM detects it if llvmlite is installed and LLVM supports this CPU. Otherwise, it is the best
     described target (`detection.best_target`).
 
     Raises:
@@ -66,8 +66,10 @@ def resolve_target(name: str) -> Target:
 
 
 def runs_here(target: Target) -> bool:
-    """Whether code for the target runs in this process; False if no family describes the host or
-    LLVM is not installed."""
+    """Whether code for the target can run in this process.
+
+    The result is False if no family describes the host or LLVM is not installed.
+    """
     try:
         return target.runs_on(host_target())
     except (UnknownTargetError, ImportError):

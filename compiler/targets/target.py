@@ -91,25 +91,27 @@ class Target(JsonValue):
 
     @property
     def core(self) -> CoreModel:
-        """The model of a core from which a kernel's time is estimated."""
+        """The performance model of the target's core, from which kernel times are estimated."""
         return _core(self)
 
     @property
     def lane_factors(self) -> int:
         """Number of adjacent scalar factors that one vector load provides.
 
-        It is above 1 if instructions multiply a vector by one lane of another.
+        The number is above 1 if instructions multiply a vector by one lane of another vector.
         """
         bits = self.family.lane_factor_bits
         return bits // 32 if bits == self.vector_bits else 1
 
     def scalar_loads(self, rows: int, vectors: int) -> float:
-        """Return the number of loads of scalar factors per reduction step of a register tile.
+        """Return the average number of loads of scalar factors per reduction step of a register
+        tile.
 
-        The tile has `rows` x `vectors` accumulators; each row has one scalar factor per step. If
-        one load provides `lane_factors` scalars, the later ones stay in a register for unrolled
-        steps. This applies to as many rows as there are registers besides the accumulators and one
-        row of the panel, minus one register for a load ahead.
+        The tile has `rows` x `vectors` accumulators, and each row has one scalar factor per step.
+        If one load provides `lane_factors` scalars, the other scalars stay in a register for later
+        unrolled steps. This requires a register per row, so that it applies only to as many rows as
+        there are free registers. Accumulators, one row of the panel and one load ahead occupy the
+        others.
         """
         spare = self.vector_registers - rows * vectors - vectors - 1
         together = self.lane_factors
@@ -118,9 +120,9 @@ class Target(JsonValue):
     def keeps_sums(self, rows: int, vectors: int) -> bool:
         """Whether each accumulator of a register tile stays in one register in unrolled steps.
 
-        The tile has `rows` x `vectors` accumulators. If a broadcast factor needs a register of its
-        own, and only one vector uses it, LLVM writes the new sum into that register, so that an
-        accumulator moves to another register in each step.
+        The tile has `rows` x `vectors` accumulators. The result may be False if a broadcast factor
+        needs a separate register and only one vector uses the factor. LLVM then writes the new sum
+        into the factor's register, so that the accumulator moves in each step.
         """
         if vectors > 1 or 2 * rows + 2 <= self.vector_registers:
             return True
@@ -135,7 +137,7 @@ class Target(JsonValue):
     def joined(self, vectors: int) -> int:
         """Return how many of `vectors` adjacent vectors one instruction processes: 1 or more.
 
-        It is above 1 on targets with register groups (RISC-V's LMUL).
+        The number is above 1 on targets with register groups (RISC-V's LMUL).
         """
         feature, bits = self.family.joined
         most = bits // self.vector_bits if self.has(feature) else 0
@@ -199,8 +201,8 @@ class Target(JsonValue):
     ) -> DotInstruction | None:
         """Return the best dot-product instruction for these types and `lanes` sums, or None.
 
-        With `seven_bits`, only instructions that require 7-bit left elements are considered;
-        otherwise, only the others.
+        If `seven_bits` is true, only instructions that require 7-bit left elements are considered;
+        otherwise, only the other instructions.
         """
         for found in self.family.dot:
             types = found.left, found.right, found.accumulator
@@ -213,7 +215,7 @@ class Target(JsonValue):
     def matrix(self, left: DType, right: DType, accumulator: DType) -> MatrixInstruction | None:
         """Return the matrix-multiply instruction (`MatrixInstruction`) for these types, or None.
 
-        The result is None too if the target's vectors are not MATRIX_BITS wide.
+        The result is also None if the target's vectors do not have MATRIX_BITS bits.
         """
         for found in self.family.matrix if self.vector_bits == MATRIX_BITS else ():
             types = found.left, found.right, found.accumulator
@@ -245,9 +247,10 @@ class Target(JsonValue):
 
     @property
     def has_scalar_dot(self) -> bool:
-        """Whether a dot product with a broadcast group of integers is computed by scalar products.
+        """Whether dot products of groups of integers are computed with one scalar of the group at a
+        time.
 
-        Instructions then multiply a vector of int16 by one scalar of the group at a time.
+        Such a target has an instruction that multiplies a vector of int16 by a scalar.
         """
         return self.widening is not None and not self.widening.intrinsic
 
@@ -262,12 +265,13 @@ class Target(JsonValue):
         return any(self.dot(x, y, DType.INT32, lanes) for x in both for y in both)
 
     def factor(self, stored: DType) -> DType | None:
-        """Return the type to which stored integers are converted for a product with int8 or int16.
+        """Return the type to which stored integers are converted before multiplication.
 
         8-bit integers are multiplied by int8. The result is `stored` if a dot-product instruction
-        takes that type, or if none takes any 8-bit type; otherwise the type that it takes. 16-bit
-        integers are multiplied as int16; the result is None if no instruction adds such products to
-        an int32 sum, because float32 is then as fast.
+        accepts that type, or if no instruction accepts any 8-bit type. Otherwise, it is the 8-bit
+        type that an instruction accepts. 16-bit integers are multiplied as int16. For these, the
+        result is None if no instruction adds the products to int32 sums, because float32 is then as
+        fast.
         """
         if stored in (DType.UINT16, DType.INT16):
             pair = self.dot(DType.INT16, DType.INT16, DType.INT32, self.lanes(DType.INT32))

@@ -442,7 +442,10 @@ def _transform(
 def _stage(
     target: Load, body: Expr, outer: Axis, inner: Axis, lanes: Axis, value: Expr, prefetch: int = 0
 ) -> Compute:
-    """`target[outer] = sum over inner of matrix[outer, inner] * operand[inner]`, all unrolled."""
+    """Return the compute `target[outer] = sum over inner of matrix[outer, inner] * operand[inner]`.
+
+    It is completely unrolled. `body` is the product, and `value` the value to store.
+    """
     return Compute(
         (Store(target, value),),
         body,
@@ -455,13 +458,16 @@ def _stage(
 
 
 def _matrix(name: str, values: Rational) -> Tensor:
-    """A constant matrix; codegen omits its zeros."""
+    """Return a tensor of constants; code generation omits products with its zeros."""
     flat = tuple(float(x) for row in values for x in row)
     return Tensor(name, (len(values), len(values[0])), space=Space.CONSTANT, values=flat)
 
 
 def _phased(g: Rational, side: Side) -> tuple[tuple[float, ...], ...]:
-    """G over the taps of each phase, phases stacked vertically: (phases * alpha, taps)."""
+    """Return G for all phases of a window, of shape (phases * alpha, taps).
+
+    The rows of each phase apply G to the taps of this phase; the coefficients of other taps are 0.
+    """
     return tuple(
         tuple(
             float(row[tap // side.stride] if tap % side.stride == phase else Fraction(0))

@@ -36,8 +36,9 @@ class CoreModel:
             these sizes.
         level1_ways: associativity of the first level.
         bytes_per_cycle: bandwidth of second level, third level and memory for one core.
-        tile_cycles: overhead in cycles of a register tile with loops: a mispredicted branch, a
-            drained pipeline. `written_out_cycles` is the overhead of a fully unrolled tile.
+        tile_cycles: overhead in cycles of a register tile with loops, caused by a mispredicted
+            branch and a drained pipeline. `written_out_cycles` is the overhead of a fully unrolled
+            tile.
         iteration_cycles: overhead in cycles per iteration of a reduction loop; most of its work
             overlaps with the multiply-adds.
         extremum_latency: latency of a maximum (a comparison and a selection), in multiply-adds.
@@ -97,10 +98,10 @@ class CoreModel:
     sums_share: float = 0.62
 
     def with_vector_bits(self, vector_bits: int) -> CoreModel:
-        """Return the model of the same core for code with vectors of at most `vector_bits`.
+        """Return the model of the same core for code with vectors of at most `vector_bits` bits.
 
-        An execution port then does the same number of operations, each on fewer lanes, so that
-        fewer multiply-adds fit into the time in which a weight is read.
+        An execution port performs as many operations per cycle, but with narrower vectors. Fewer
+        multiply-adds therefore fit into the time in which a weight is read.
         """
         if self.fma_bits <= vector_bits:
             return self
@@ -120,7 +121,10 @@ class CoreModel:
 
     @property
     def kept_bytes(self) -> int:
-        """Bytes of one operand that are assumed to stay in the second-level cache: half of it."""
+        """Half the size of the second-level cache.
+
+        An operand up to this size is assumed to stay in the cache.
+        """
         return self.cache_bytes[1] // 2
 
     @property
@@ -355,8 +359,8 @@ class Family:
             Linux does not report.
         implied_features: by LLVM's name of a CPU, features that this CPU enables in addition to
             those that a target lists.
-        core: the model of a core that `cores` does not list; `cores` has models by LLVM's name of
-            the CPU.
+        core: the performance model for CPUs that `cores` does not list. `cores` has models by
+            LLVM's name of the CPU.
         detect: returns the host as a target, from LLVM's triple, CPU and features (True: present);
             None if LLVM reports less than Linux does.
         dot: dot-product instructions, the best first.
@@ -373,10 +377,10 @@ class Family:
             of an element.
         syntax: patterns for the assembly text.
         scan_stack: finds accesses to the stack in object code; None if not implemented.
-        granted: features, by LLVM's names, that a process may use only after the system grants
-            them.
-        ask: requests the features in `granted`, and returns whether the system grants them; False
-            if the CPU lacks them.
+        granted: features, by LLVM's names, that a process may use only with the permission of the
+            operating system.
+        ask: requests the permission for the features in `granted`, and returns whether the system
+            grants it; False if the CPU lacks the features.
         elf_machine: `e_machine` of an ELF header; 0 if objects are not ELF.
         code_level: LLVM's optimisation level for code generation. 1 omits the scheduler after
             register allocation, which out-of-order cores do not need.
@@ -384,8 +388,9 @@ class Family:
         pointer_bytes: size of an address.
         rounding: the feature whose instructions round floats to integers; None without such
             instructions.
-        scalable: for features with scalable vector registers, the minimum length in bits that they
-            guarantee; 0 stands for the width of the target's vectors. Every device has 128 bits.
+        scalable: for each feature with scalable vector registers, the minimum register length in
+            bits that it guarantees; 0 stands for the width of the target's vectors. Without such a
+            feature, 128 bits are guaranteed.
         lane_factor_bits: width of vectors that instructions multiply by one lane of another; 0
             without such instructions.
         lone_factors: the feature whose multiply-adds broadcast one factor, an element of memory or
@@ -492,9 +497,9 @@ class Family:
         return frozenset({*found, *self.known_features.get(self.named(processor), ())})
 
     def register_bits(self, switches: Iterable[str], vector_bits: int) -> int:
-        """Return the minimum length, in bits, of scalable registers that code relies on.
+        """Return the minimum length, in bits, of scalable registers that code requires.
 
-        The result is 0 if every device has this length.
+        The result is 0 if the code runs with registers of any length.
 
         Args:
             switches: the features of the code, in LLVM's notation ("+sve", "-gfni").
@@ -506,7 +511,10 @@ class Family:
         return longest if longest > LEAST_SCALABLE_BITS else 0
 
     def refused(self, features: Collection[str]) -> frozenset[str]:
-        """Return those of `features` (LLVM's names) that the system denies this process."""
+        """Return the features, of those given by LLVM's names, that the system denies this process.
+
+        Features in `granted` are requested from the system first.
+        """
         asked = frozenset(features) & {*self.granted}
         return frozenset() if not asked or (self.ask is not None and self.ask()) else asked
 

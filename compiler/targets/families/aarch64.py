@@ -81,7 +81,7 @@ def _target(name: str, cpu: str, *features: str) -> Target:
 
 
 def _sve(target: Target, vector_bits: int) -> Target:
-    """The same with SVE's registers, of a known length."""
+    """Return a target with SVE registers of a fixed length in addition."""
     features = tuple(sorted((*target.features, "+sve")))
     name = f"{target.name}-sve{vector_bits}"
     return replace(target, name=name, features=features, vector_bits=vector_bits)

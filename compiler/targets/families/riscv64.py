@@ -1,8 +1,8 @@
 """64-bit RISC-V, with or without the vector extension.
 
-Vector registers are used in groups, which count as registers of 512 bits. Kernels use vectors of a
-fixed length, so that a target requires a minimum register length (Zvl). On shorter registers, the
-code would silently compute half of a vector.
+Groups of vector registers are treated as registers of 512 bits. Kernels use vectors of a fixed
+length. A target therefore requires a minimum register length (Zvl), because with shorter registers
+the code would compute only half of each vector, without an error.
 """
 
 from __future__ import annotations
@@ -19,7 +19,10 @@ _SCALAR = ("a", "c", "d", "f", "m")
 
 
 def _scalar(name: str, cpu: str, *features: str) -> Target:
-    """Without V a vector is two float32, each in a separate register."""
+    """Return a target without the vector extension.
+
+    Its vectors have two float32 elements, each in a separate scalar register.
+    """
     enabled = tuple(sorted(f"+{feature}" for feature in (*_SCALAR, *features)))
     return Target(name, _TRIPLE, cpu, enabled, vector_bits=64, vector_registers=16, abi="lp64d")
 

@@ -255,7 +255,10 @@ _INT = DType.INT32
 
 
 def _pairs(feature: str, lanes: int, name: str) -> DotInstruction:
-    """vpmaddwd: 16-bit products, added in pairs. Its byte variant vpmaddubsw saturates."""
+    """Return the description of vpmaddwd, which multiplies int16 and adds the products in pairs.
+
+    The variant for bytes, vpmaddubsw, is not used, because it saturates.
+    """
     return DotInstruction(
         feature, _S16, _S16, _INT, _S16, ((lanes, f"llvm.x86.{name}"),), accumulates=False
     )
@@ -281,9 +284,11 @@ _DOT = (
 
 @cache
 def _ask_for_tiles() -> bool:
-    """Linux, Documentation/arch/x86/xstate.rst: arch_prctl(ARCH_REQ_XCOMP_PERM, XTILEDATA).
+    """Request the permission to use AMX tile registers; return whether Linux grants it.
 
-    The permission applies to all threads of the process, and to processes that fork from it.
+    The system call is arch_prctl(ARCH_REQ_XCOMP_PERM, XTILEDATA)
+    (Documentation/arch/x86/xstate.rst). The permission applies to all threads of the process, and
+    to its forked processes.
     """
     if platform.system() != "Linux" or platform.machine() != "x86_64":
         return False
@@ -291,7 +296,10 @@ def _ask_for_tiles() -> bool:
 
 
 def _tile_shapes(shapes: Sequence[tuple[int, int]]) -> bytes:
-    """The 64 bytes that LDTILECFG reads, of palette 1."""
+    """Return the 64 bytes of configuration that LDTILECFG reads, for palette 1.
+
+    Each of `shapes` has the rows and the bytes per row of a tile register.
+    """
     unused = [0] * (16 - len(shapes))
     rows, row_bytes = ([shape[i] for shape in shapes] + unused for i in (0, 1))
     return struct.pack("<2B14x16H16B", 1, 0, *row_bytes, *rows)
@@ -323,7 +331,10 @@ _TILES = TileRegisters(
 
 
 def _scalef(lanes: int) -> LaneIntrinsic:
-    """vscalefps; the wide form takes a rounding mode, 4 being the current one."""
+    """Return LLVM's intrinsic for vscalefps, which computes `x * 2**floor(n)`.
+
+    The 512-bit form has a rounding mode as an additional argument; 4 selects the current mode.
+    """
     bits = 32 * lanes
     mask = (f"<{lanes} x float>", "zeroinitializer"), (f"i{max(8, lanes)}", "-1")
     return LaneIntrinsic(
