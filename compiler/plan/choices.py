@@ -1,8 +1,8 @@
-"""Overrides of the default rules by which a graph is planned.
+"""Exceptions from the default rules by which a graph is planned.
 
 By default, rules decide on fusion, passes, in-place concatenation and layouts. A `GraphChoice`
-lists the decisions to reverse, for example a value that must not be fused. The empty choice follows
-all rules.
+lists the decisions that differ from the rules, for example a value that must not be fused. The
+empty choice follows all rules.
 """
 
 from __future__ import annotations

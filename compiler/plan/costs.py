@@ -58,7 +58,8 @@ def _node_macs(node: Node, graph: Graph) -> int:
 def padding_macs(workload: Workload) -> int:
     """Return the number of a workload's `macs` that multiply a zero of a convolution's padding.
 
-    A kernel may omit these. In a 3x3x3 window over 2x7x7 elements they are nearly half of all.
+    A kernel may omit these multiplications. For a 3x3x3 window over 2x7x7 elements, they are nearly
+    half of all.
     """
     types, total = workload.graph.types, 0
     for node in workload.graph.nodes:

@@ -1,9 +1,9 @@
 """Fusion: the partition of a graph's nodes into kernels.
 
-    Before:                             After:
-        %1 = conv(%0, w)                    { %1 = conv(%0, w); %2 = add(%1, %9); %3 = relu(%2) }
-        %2 = add(%1, %9)
-        %3 = relu(%2)
+Before:                             After:
+    %1 = conv(%0, w)                    { %1 = conv(%0, w); %2 = add(%1, %9); %3 = relu(%2) }
+    %2 = add(%1, %9)
+    %3 = relu(%2)
 
 A group consists of one anchor and the operators fused with it. Anchors are contractions, windows
 (pools), reductions, row operators (such as softmax), gathers and attention. The elementwise
@@ -223,10 +223,10 @@ class _Fusion:
         return not users or any(user not in region for user in users)
 
     def _trailing_transpose(self, last: Node) -> list[Node]:
-        """Return the transpose that alone reads the result of `last`, to fuse it; otherwise an
-        empty list.
+        """Return the transpose to fuse after `last`, as a list of one node or none.
 
-        A transpose that only a matmul reads is left to the group of the matmul.
+        The transpose must be the only reader of the result of `last`. A transpose that only a
+        matmul reads belongs to the matmul's group instead.
         """
         users = self._graph.consumers(last.output)
         if len(users) != 1 or last.output in self._outputs:

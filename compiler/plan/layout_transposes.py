@@ -1,9 +1,9 @@
 """Transposes between an image and its rows of channels, which need no copy in some layouts.
 
-    Before:                                             After (the image lies channels-last):
-        %1 = conv(%0, w)           1x96x56x56               {conv} -> 0 2 3 1
-        %2 = transpose(%1)         1x56x56x96               %2 needs no copy
-        %3 = layer_norm(%2, ...)                            {layer_norm}
+Before:                                             After (the image is channels-last):
+    %1 = conv(%0, w)           1x96x56x56               {conv} -> 0 2 3 1
+    %2 = transpose(%1)         1x56x56x96               %2 needs no copy
+    %3 = layer_norm(%2, ...)                            {layer_norm}
 
 A channels-last image and its rows of channels have the same bytes. Such a transpose is therefore a
 separate group, and layout assignment decides whether it is a view or a copy. Other transposes

@@ -201,8 +201,8 @@ def value_bytes(plan: GraphPlan, value: str) -> int:
 def may_overwrite(plan: GraphPlan, position: int, operand: int) -> bool:
     """Whether the step at `position` may write its output over one of its operands.
 
-    This holds for a native function that changes the operand in place, and for a kernel of
-    elementwise operators whose operand is dense and has the type of the output.
+    This holds for a native function that changes the operand in place. It also holds for a kernel
+    of elementwise operators if the operand and the output are stored alike (`is_elementwise`).
     """
     step = plan.steps[position]
     if isinstance(step, NativeStep):

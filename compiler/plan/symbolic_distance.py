@@ -28,8 +28,8 @@ def open_distance(
 ) -> int | None:
     """Return the offset of a box in the buffer of a tensor, in elements, for dynamic sizes.
 
-    It is the result of `compiler.plan.placement.distance`. The result is None unless the box is
-    proven to be stored like a separate tensor for all sizes.
+    The result is that of `compiler.plan.placement.distance`. It is None unless the box is proven to
+    be stored like a separate tensor for all sizes.
     """
     total = 0
     outer, inner = _along(whole_shape, *whole), _along(shape, *part)

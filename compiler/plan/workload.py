@@ -135,7 +135,7 @@ class Workload:
     def typical(self) -> Workload:
         """Return the workload with each dynamic dimension fixed to its typical size.
 
-        Its knobs, default schedules and records are those of the workload at these sizes.
+        The result determines the knobs, default schedules and records of the dynamic workload.
         """
         return self.at({d.name: typical(dynamic_size(d)) for d in self.dimensions})
 

@@ -1,8 +1,8 @@
 """Emission of a program's instructions from the steps of a plan.
 
-A body of control flow is a plan of its own. The enclosing step provides the memory of its inputs
-and outputs, and its arena lies inside the arena of the enclosing plan. The instructions of bodies
-are therefore ordinary instructions.
+The body of a loop or branch has a separate plan. The enclosing step provides the memory of the
+body's inputs and outputs, and the body's arena lies inside the arena of the enclosing plan. The
+instructions of bodies are therefore ordinary instructions.
 """
 
 from __future__ import annotations

@@ -187,13 +187,12 @@ class KernelCompiler:
         return changed(merged(parts, lambda a, b: a[1][0] == b[1][0]), scheduled)
 
     def simpler(self, workload: Workload, below: int) -> KernelTree:
-        """Lower a workload with a default schedule whose packed weights are smaller than `below`
+        """Lower a workload with a default schedule whose packed weights take fewer than `below`
         bytes.
 
-        The result has the largest weights below this limit, for example one level of Strassen
-        instead of two. Only schedules that are estimated to be faster than all those with
-        unexpanded weights are considered. If there is none, a schedule with unexpanded weights is
-        used.
+        Algorithms such as Strassen expand the weights. Among those estimated to be faster than the
+        direct algorithm, the one with the largest weights below the limit is used, for example one
+        level of Strassen instead of two. If there is none, the weights are not expanded.
 
         Raises:
             CompilerError: if no schedule lowers.

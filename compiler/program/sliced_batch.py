@@ -1,6 +1,6 @@
 """Conversion of a graph with a large fixed batch to a loop over slices that fit the caches.
 
-    y = f(x), 16 images  ->  y = loop of 8: f(x[2 k : 2 k + 2]), stacked
+y = f(x), 16 images  ->  y = loop of 8: f(x[2 k : 2 k + 2]), stacked
 
 `compiler.program.slices` explains why slices are faster, and proves that they are independent of
 each other. If the batch size is dynamic, each run decides whether to divide the batch. A fixed

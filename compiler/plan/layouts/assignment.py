@@ -130,7 +130,10 @@ class Assignment:
         return cost
 
     def _copy(self, kind: TensorType, source: Layout, target: Layout | None) -> float:
-        """The cost of a copy from one layout to another; `target=None` accepts any layout."""
+        """Return the cost of a copy from one layout to another.
+
+        The cost is zero if the layouts are equal, or if `target` is None, which accepts any layout.
+        """
         if target is None or target == source:
             return 0.0
         return copied(kind, Placement(source), Placement(target))
@@ -172,7 +175,11 @@ class Assignment:
 
 
 def _chosen(options: list[Option], group: Group, chosen: GroupLayouts | None) -> list[Option]:
-    """The options of a group that have these layouts; all options if no layouts are chosen."""
+    """Return the options of a group with the layouts `chosen`; all options if `chosen` is None.
+
+    Raises:
+        InvalidArgumentError: if no option has these layouts.
+    """
     if chosen is None:
         return options
     found = [option for option in options if option.choice.named() == chosen]

@@ -1,9 +1,9 @@
 """Costs of kernels and copies in a layout, estimated from the graph alone.
 
-The unit is one operation of a core; a byte moved costs `OPERATIONS_A_BYTE`, as in outer caches. The
-factors are rounded from kernels of ResNet-50, MobileNetV2, DenseNet-121 and GoogLeNet, timed in all
-layouts on one core (AVX-512). Two properties determine most of the cost: whether the lanes run
-along one axis in all operands, and whether the lanes are full.
+The unit is one operation of a core. A moved byte costs `OPERATIONS_A_BYTE`, the cost in an outer
+cache. The factors are rounded from measurements of the kernels of ResNet-50, MobileNetV2,
+DenseNet-121 and GoogLeNet in all layouts on one core (AVX-512). Two properties determine most of
+the cost: whether the lanes run along one axis in all operands, and whether the lanes are full.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def convolution(
     lanes: int,
     weight_macs: float = WEIGHT_MACS,
 ) -> float:
-    """Return the cost of a convolution from `source` to `output` layout, without its traffic.
+    """Return the cost of a convolution from `source` to `output` layout, without memory traffic.
 
     `weight_macs` is the number of multiplications in the time in which one float32 weight comes
     from memory (`CoreModel.weight_macs`).

@@ -92,8 +92,8 @@ class Options:
 
     `weight_macs` is the number of multiplications in the time in which one float32 weight comes
     from memory (`CoreModel.weight_macs`). The concatenations and slices in `copied` are kernels,
-    not views, and may read and write any layout. The cost of an option is counted at typical sizes;
-    its validity holds for all sizes.
+    not views, and may read and write any layout. The options are valid for all sizes; their costs
+    are those at typical sizes.
     """
 
     def __init__(
