@@ -189,7 +189,7 @@ def needs_padding(load: Load, *, with_halo: bool = True) -> tuple[int, ...]:
 
 
 def edges(load: Load, axis: Axis, *, with_halo: bool = True) -> tuple[int, int]:
-    """Return for how many outputs at the start and at the end of an axis a load leaves its tensor.
+    """Count the outputs at the start and at the end of an axis for which a load leaves its tensor.
 
     If `with_halo` is true, the halo counts as part of the tensor. With dynamic sizes, each number
     is the maximum over all sizes.

@@ -79,7 +79,7 @@ def _can_dot(found: Attention) -> bool:
     """Whether the scores can be computed as dot products along contiguous elements, without
     packing.
 
-    This requires contiguous queries and keys, and pays only for few queries.
+    This requires contiguous queries and keys. It is faster only for few queries.
     """
     few = extent(found.rows) < _FEW_ROWS
     return few and all(unit_stride(load, found.size) for load in (found.query, found.key))
@@ -110,8 +110,9 @@ def _fits(found: Attention, mode: Mode, choice: Mapping[str, Choice]) -> bool:
 
 
 def _default(found: Attention, mode: Mode, knobs: tuple[Knob, ...]) -> Schedule:
-    """Return the default schedule: the tile with the highest estimated rate, with as much packing
-    as pays.
+    """Return the default schedule: the tile with the highest estimated rate.
+
+    Keys are packed, and so are values if the rows read them often enough to save time.
     """
     target = mode.target
     lanes, registers = target.lanes(DType.FLOAT32), target.vector_registers

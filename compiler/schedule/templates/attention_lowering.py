@@ -83,7 +83,7 @@ class _Blocks:
     def _padding(self, keys: int, dtype: DType) -> int:
         """Return the number of unused elements after a row of scores.
 
-        They align the rows, and prevent that the starts of rows map to the same cache sets.
+        They align the rows, and keep the starts of rows from mapping to the same cache sets.
         """
         pad, part = -keys % self._lanes, _PAGE_PART // dtype.bytes
         beside = ((keys + pad) % part + part - 1) // part  # 0 if rows would share sets, else 1

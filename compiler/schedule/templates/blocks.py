@@ -127,9 +127,9 @@ class Blocks:
     def registers(self, tile: int, vectors: int) -> int:
         """Return the number of vector registers for a tile of `tile` rows by `vectors` vectors.
 
-        They hold the sums and two further vectors. Several rows share the unpacked weights, which
-        need registers for the duration of a step. A single row uses each weight immediately, and
-        needs registers for intermediate values only.
+        They hold the sums, unpacked weights or intermediate values, and two further vectors. If
+        several rows share the unpacked weights, these occupy registers during a whole step. A
+        single row uses each weight immediately.
         """
         shared = self.unpacked if tile > 1 else 0
         return tile * vectors + max(shared, vectors) + 2

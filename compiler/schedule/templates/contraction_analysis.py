@@ -108,8 +108,9 @@ class Contraction:
     def with_matrix_instructions(self, target: Target) -> Contraction | None:
         """Return the same contraction, reduced in steps of a matrix instruction such as `smmla`.
 
-        Returns None if the target has no such instruction for these types, the channels do not fill
-        its groups, no two rows share the streamed operand, or that operand is not packed weights.
+        The result is None if the target has no such instruction for these types, or if the channels
+        do not fill its groups. It is also None if no two rows share the streamed operand, or if
+        this operand is not a packed weight.
         """
         group, tile = 2 * self.group, self.tile
         types = self.broadcast.dtype, self.streamed.dtype, self.problem.reduction.dtype
@@ -129,8 +130,8 @@ class Contraction:
     def matrix_depth(self, target: Target) -> int | None:
         """Return the number of channels that one step multiplies in tile registers (AMX).
 
-        Returns None if the target has no tile registers for these types, or if the factors are not
-        suitable: rows of `broadcast` must be equidistant in memory, and channels contiguous.
+        The result is None if the target has no tile registers for these types. It is also None
+        unless the rows of `broadcast` are equidistant in memory, and their channels contiguous.
         """
         tiles, tile, load = target.tiles, self.tile, self.broadcast
         types = self.broadcast.dtype, self.streamed.dtype, self.problem.reduction.dtype
@@ -394,8 +395,9 @@ def _groups(workload: Workload) -> tuple[tuple[int, int], ...]:
 def _window(problem: Problem) -> tuple[Axis, ...]:
     """Return the reduction axes other than the channels, in the order of the expression.
 
-    A window axis is added to an output axis in the index of a load. If the output is one pixel,
-    there is no output axis to add; the largest reduction axis is then the channels.
+    A window axis occurs in the index of a load together with an output axis. If the output is one
+    pixel, no index has such an output axis. The largest reduction axis is then considered the
+    channels.
     """
     reduced = [a for a in problem.reduction.axes if a.moves]
     spatial = set(problem.axes) - set(problem.groups)
@@ -468,7 +470,7 @@ def is_weight(panel: Load | None) -> bool:
 def needs_static_taps(found: Contraction) -> bool:
     """Whether a load may read outside its tensor along the axis of the register tile.
 
-    The taps must then be unrolled, so that the compiler can check each of them.
+    The taps must then be unrolled, so that each is checked at compile time.
     """
     tile = found.tile
     return tile is not None and any(

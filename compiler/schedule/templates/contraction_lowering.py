@@ -187,8 +187,8 @@ def _stage(
 def _joined(found: Contraction, target: Target, vectors: int) -> int:
     """Return how many adjacent vectors of a tile one instruction processes.
 
-    The result is 1 unless the sums have 32 bits and no groups of channels. The number of lanes must
-    then be a multiple of half a vector, because a mask would need a register.
+    The result is above 1 only for 32-bit sums of ungrouped channels. The number of lanes must also
+    be a multiple of half a vector, because a mask would need a register.
     """
     extent, half = found.lanes.extent, target.lanes(DType.FLOAT32) // 2
     if found.problem.reduction.dtype.bytes != 4 or found.group > 1:

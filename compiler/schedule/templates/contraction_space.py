@@ -395,9 +395,9 @@ def _order_of_images(found: Contraction, core: CoreModel) -> str | None:
 def _is_worth_packing(found: Contraction, core: CoreModel) -> bool:
     """Whether packing a run-time matrix into contiguous panels saves more time than it costs.
 
-    Read in place, the rows of a panel are as far apart as the matrix is wide. Every tile of rows
-    waits if the panel spans more pages than the TLB holds, or if the matrix exceeds a fast cache.
-    Packing takes as long as 14 rows of the product.
+    Without packing, consecutive rows of a panel are as far apart as the matrix is wide. Every tile
+    of rows then waits if the panel spans more pages than the TLB holds, or if the matrix exceeds a
+    fast cache. Packing takes as long as 14 rows of the product.
     """
     rows = found.tile.extent if found.tile else 1
     for axis in found.outer:
@@ -417,7 +417,7 @@ def default_prefetch(
     The value is the next panel under three conditions: each panel is used by several register
     tiles, these are few, and the second-level cache holds two panels. The first of few tiles would
     otherwise wait for memory for a notable part of the time. In all other cases, the value is a
-    distance in bytes. It is 0 for a single row, which reads the weights at the speed of the memory.
+    distance in bytes. It is 0 for few rows, which read the weights at the speed of the memory.
 
     Args:
         found: the contraction.

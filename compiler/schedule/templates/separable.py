@@ -227,7 +227,7 @@ def _lower(found: Separable, schedule: Schedule, mode: Mode) -> Kernel:
 def _scratch(found: Separable, lanes: int) -> Tensor:
     """Return the scratch tensor of the padded line.
 
-    If the lanes are channels, it has one vector of channels.
+    If the lanes are channels, each element of the line is one vector of channels.
     """
     dtype = found.problem.reduction.dtype
     length = found.before + found.column.extent + found.after

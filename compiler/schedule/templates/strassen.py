@@ -426,7 +426,7 @@ def _left(
 ) -> Load:
     """Return the load of a combination of A's quadrants with the coefficients `signs`.
 
-    It reads a computed combination, or the quadrant itself if there is only one.
+    It reads a computed combination, or a quadrant in place if only one coefficient is not 0.
     """
     if signs in SUMS:
         return _sum(found, signs, block, row)

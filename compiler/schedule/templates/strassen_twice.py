@@ -11,7 +11,7 @@ register tile adjacent, so that one load reads the factors of four rows:
       for i in 7: products[i] = combination i of A times combination i of B, by seven products
       C = sums of products, with the epilogue
 
-The loop over i contains the code for all combinations, which is therefore as small as for one
+One loop over i contains the code for all combinations. The code is therefore as small as for one
 level. See `strassen`.
 """
 

@@ -58,7 +58,7 @@ class Winograd:
         problem: the workload as one expression.
         image: the load of the input.
         weight: the tensor of the filters.
-        strides: of all spatial dimensions.
+        strides: stride of the window along each spatial dimension.
         pads: padding before the first element of each spatial dimension.
         sides: the one or two transformed dimensions.
     """
