@@ -318,10 +318,10 @@ class _Fusion:
         return to.bytes - source.bytes if source.is_float and to.is_float else 0
 
     def _index_maps(self, anchor: Node) -> list[Node]:
-        """Return the nodes before an attention to fuse as index maps: they only move its operands'
-        elements.
+        """Return the nodes that only move elements of an attention's operands, to fuse as index
+        maps.
 
-        The result of each node is read inside the group only. The nodes are marked as grouped.
+        Each of their results is read inside the group only. The nodes are marked as grouped.
         """
         chains = [node for value in anchor.inputs for node in affine_chain(self._graph, value)]
         accepted = {

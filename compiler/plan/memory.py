@@ -91,7 +91,7 @@ def plan_memory(
             always use the default.
 
     Raises:
-        ValueError: if the plan's views contradict each other.
+        ValueError: if the plan's views require two offsets for one value.
     """
     bodies = {
         position: tuple(plan_memory(body, shared_bytes) for body in bodies_of(step))
@@ -137,7 +137,7 @@ def collect_buffers(
     sizes of the bodies that it runs.
 
     Raises:
-        ValueError: if the plan's views contradict each other.
+        ValueError: if the plan's views require two offsets for one value.
     """
     allowed = may_alias or (lambda step, operand: may_overwrite(plan, step, operand))
     regions = _regions(plan)

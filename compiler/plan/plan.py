@@ -165,7 +165,8 @@ def expected_runs(step: Step) -> int:
 
 
 def control_step(node: Node, plans: Sequence[GraphPlan]) -> LoopStep | BranchStep:
-    """Return the step of a loop or branch node; `plans` are those of its bodies, in order."""
+    """Return the step of a loop or branch node; `plans` are the plans of the node's bodies, in
+    order."""
     if node.op == "loop":
         form = loop_form(node.attrs)
         (body,) = plans

@@ -76,16 +76,16 @@ def _why_no_pairs(graph: Graph, node: Node) -> str:
 
 
 def _is_stored_in_bytes(graph: Graph, value: str) -> bool:
-    """Whether a value is stored in 8 bits before operators that only scale, convert or move it."""
+    """Whether a value is computed from 8-bit integers by scaling, conversion and movement only."""
     return _stored_type(graph, value) in INT8_TYPES
 
 
 def _stored_type(graph: Graph, value: str) -> DType:
-    """Return the type in which a value is stored before operators that only scale, convert or move
-    it.
+    """Return the stored type from which a value is computed by scaling, conversion and movement
+    only.
 
-    The search ends at the first 8-bit or 16-bit integer type. If there is none, the result is the
-    type of the first value that another operator computes.
+    The search goes back from the value. It ends at the first 8-bit or 16-bit integer type, or at a
+    value that any other operator computes.
     """
     while (dtype := graph.types[value].dtype) not in (*INT8_TYPES, *INT16_TYPES):
         node = graph.producer(value)

@@ -125,7 +125,7 @@ def plan_symbolic_memory(
     The arguments are those of `memory.plan_memory`.
 
     Raises:
-        ValueError: if the plan's views contradict each other.
+        ValueError: if the plan's views require two offsets for one value.
     """
     bodies = {
         position: tuple(plan_symbolic_memory(body, shared_bytes) for body in bodies_of(step))

@@ -136,9 +136,8 @@ class Views:
                 self._rows.setdefault(node.inputs[0], output)  # a row-major copy of the operand
 
     def _moves(self, value: str) -> bool:
-        """Whether a concatenation or slice must copy, because its output is the caller's or is in
-        `copied`.
-        """
+        """Whether a concatenation or slice must copy: its output is in a buffer of the caller,
+        or in `copied`."""
         return value in self._fixed or value in self._copied
 
     def _add(self, value: str, place: Placement, *, written: bool) -> None:

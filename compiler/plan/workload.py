@@ -142,7 +142,7 @@ class Workload:
     def at_upper_hints(self) -> Workload:
         """Return the workload with each dynamic dimension fixed to its upper hint.
 
-        These sizes limit how large tiles are worth trying.
+        These sizes bound the tile sizes in the schedule space.
         """
         return self.at(upper_hints(*map(dynamic_size, self.dimensions)))
 
@@ -150,7 +150,7 @@ class Workload:
     def family(self) -> str:
         """The key that workloads share if they differ only in inline constants.
 
-        Such constants are scales, zero points, bounds and the like. They do not change the
+        Such constants are scales, zero points and bounds, for example. They do not change the
         instructions, so a schedule that is fast for one of the workloads is fast for all.
         """
         graph = self.graph
@@ -188,7 +188,7 @@ class Workload:
 
     @property
     def operators(self) -> tuple[str, ...]:
-        """Names of the operators inside, in topological order."""
+        """Names of the workload's operators, in topological order."""
         return tuple(node.op for node in self.graph.nodes)
 
     @staticmethod

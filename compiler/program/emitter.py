@@ -317,7 +317,8 @@ class _Places:
     ) -> _Places:
         """Return the locations of the values in a step's body.
 
-        `body` is the index of the body, `ports` has the locations of its inputs and outputs.
+        `body` is the index of the body, `ports` has the locations of its inputs and outputs, and
+        `arena` is the location of its arena.
         """
         step = self.plan.steps[position]
         plan = bodies_of(step)[body]

@@ -3,7 +3,7 @@
 Before: `out[n, c, h, w] = x[n, c, h, w] + b[c]` over h: 28, w: 28.
 After:  `out[n, c, hw] = x[n, c, hw] + b[c]` over hw: 784.
 Before: `out[n, c] = sum over h, w of x[n, c, h, w]`; after: over hw.
-Elsewhere: loop collapsing or coalescing; Halide's `fuse`.
+Also called loop collapsing or coalescing; `fuse` in Halide.
 """
 
 from __future__ import annotations

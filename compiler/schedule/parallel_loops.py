@@ -97,8 +97,8 @@ def _share_inner_loops(loop: For, threads: int, around: int, axes: frozenset[Axi
     Before: `for oc in 144 by 16 parallel: for oh in 28: ...`, nine tiles for two threads.
     After: `for oc in 144 by 16 parallel: for oh in 28 parallel: ...`, 252 tiles.
 
-    `around` is the number of tiles of the loops around `loop`, and `axes` are their axes.
-    Elsewhere: collapsed loops (OpenMP).
+    `around` is the number of tiles of the loops around `loop`, and `axes` are their axes. OpenMP
+    calls such loops collapsed.
     """
     tiles, axes = around * _tiles(loop.axis, loop.step), axes | {loop.axis}
     match loop.body:

@@ -26,7 +26,7 @@ from tilewright.compiler.schedule.templates import (
 def schedule_space(workload: Workload, mode: Mode) -> ScheduleSpace:
     """Return the schedule space of a workload in a mode, with one subspace per algorithm.
 
-    The space of a workload with dynamic sizes is that of its upper hints: the largest sizes, or
+    If the workload has dynamic sizes, the space is built for its upper hints: the largest sizes, or
     typical ones for long ranges. For 2 to 16 rows, it includes tiles of up to 16 rows. Some of its
     schedules may not lower the dynamic workload, but the default of each algorithm does.
 

@@ -297,7 +297,7 @@ def kernel_of(
         mode: the target and its options.
         packed: inputs in another layout, which replace the inputs of the same names.
         shared: buffers that all threads share.
-        scratch: buffers of which each thread has its own.
+        scratch: buffers that are private to a thread.
         output: the output tensor of the workload, if the problem computes only a part of it.
         transforms: pairs of a weight's name and the transform before it is packed.
     """

@@ -60,10 +60,10 @@ class DeviceFacts(JsonValue):
 
     Attributes:
         model: a readable name of the CPU or the board.
-        architecture: the operating system's name (`x86_64`, `aarch64`, `AMD64`).
-        system: `Linux`, `Darwin`...
-        cores: logical cores that this process may run on.
-        physical_cores: physical cores of the machine.
+        architecture: the operating system's name of it (`x86_64`, `aarch64`, `AMD64`).
+        system: the operating system, such as `Linux` or `Darwin`.
+        cores: number of logical cores that this process may run on.
+        physical_cores: number of physical cores of the machine.
         memory_bytes: size of main memory.
         governor: the clock governor of the first core.
         caches: the caches of one core.
@@ -124,7 +124,7 @@ class DeviceFacts(JsonValue):
 def find_device(root: Path = Path("/"), cores: Collection[int] | None = None) -> DeviceFacts:
     """Return the facts of this machine, or of some of its cores.
 
-    `DeviceFacts.features` excludes those that a process must request and the system denies.
+    `DeviceFacts.features` excludes features that a process must request and the system denies.
     `DeviceFacts.core` is empty; `detection.named_device` sets it.
 
     Args:

@@ -1,1 +1,1 @@
-"""Layout assignment: the possible layouts of values, their costs, and the minimum total cost."""
+"""Layout assignment: the possible layouts of values, their costs, and the cheapest combination."""

@@ -86,8 +86,8 @@ class Assignment:
     def solve(self) -> list[int]:
         """Choose an option for each group, so that the total cost is low.
 
-        Return the indices of the options in `Assignment.options`, in the order of the groups. The
-        method is that of `Pbqp.solve`.
+        Return the indices of the options in `Assignment.options`, in the order of the groups.
+        `Pbqp.solve` makes the choice.
         """
         return self._problem.solve()[: len(self._groups)]
 

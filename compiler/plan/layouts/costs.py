@@ -184,7 +184,8 @@ def interpolation(graph: Graph, node: Node, layout: Layout) -> float:
     """Return the cost of an interpolation, whose results are weighted sums of a few elements of an
     image.
 
-    If the positions vary along a row, the elements are loaded one by one, which costs more.
+    If a row-major image is resized along its rows, the elements are loaded one by one, which costs
+    more.
     """
     types = graph.types
     taps = prod(types[value].shape[0] for value in node.inputs[1::2])

@@ -1,4 +1,4 @@
-"""The roles of axes and operands in a sum of products, found in its expression.
+"""The roles of axes and operands in a sum of products, derived from its tensor expression.
 
 One operand is read along the lanes (weights packed in panels, or rows that are contiguous in
 memory), the other is broadcast.

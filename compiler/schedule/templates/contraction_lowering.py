@@ -224,7 +224,7 @@ def _partial(
     """Return the reduction axes whose points get separate accumulators.
 
     Consecutive multiply-adds into one accumulator wait for each other. Separate accumulators avoid
-    this if the tile has few vectors and leaves enough registers.
+    the wait. They are used if the tile has few vectors and enough registers are free.
     """
     tile = rows * vectors
     spare = target.vector_registers - found.registers(target, rows, vectors)

@@ -364,7 +364,8 @@ def _products(
     """Return, for each of the seven products, its loops for a panel of columns.
 
     They include the product's contribution to the row after the last block. The products may run in
-    any order.
+    any order. The register tile has `rows` rows of `vectors` vectors. `ahead` is the prefetching of
+    weights, as from `weight_prefetch`.
     """
     width = vectors * lanes
     steps, points = reduction_tiles(found.quarter, unroll, static_taps=False)
@@ -412,7 +413,7 @@ def _last_body(found: Strassen, width: int, number: int) -> Expr:
 
 
 def _right(found: Strassen, width: int, number: int) -> Load:
-    """Return the load of a packed combination of B's quadrants, that of product `number`."""
+    """Return the load of the packed combination of B's quadrants for product `number`."""
     weight = combined_weight(found, len(PRODUCTS), width)
     return Load(weight.tensor, (Affine((), number), *weight.index[1:]))
 

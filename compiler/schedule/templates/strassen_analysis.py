@@ -104,7 +104,7 @@ class Strassen:
         rows: the axis of the rows of a block.
         columns: the axis of the columns of a block.
         depth: the reduced axis of a block.
-        parts: number of blocks along each side of the whole product.
+        parts: number of blocks along each of M, N and K of the whole product.
     """
 
     whole: Contraction
@@ -251,8 +251,10 @@ def size_factor(core: CoreModel) -> float:
 
 @memo(256)
 def analyse(workload: Workload) -> Strassen | None:
-    """Return the structure of a float32 product with a constant matrix of even sides; None for
-    others."""
+    """Return the structure of a float32 product with a constant matrix, for one level of Strassen.
+
+    The result is None for other workloads, and if the columns or the depth of the product are odd.
+    """
     found = contraction_analysis.analyse(workload)
     if found is None or found.tile is None:
         return None

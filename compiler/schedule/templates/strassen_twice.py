@@ -72,8 +72,10 @@ saves."""
 
 @memo(256)
 def _blocks(workload: Workload) -> Strassen | None:
-    """Return the structure of a product whose sides are multiples of four; None for other
-    workloads."""
+    """Return the structure of a product whose extents M, N and K are multiples of four.
+
+    The result is None for other workloads.
+    """
     found = analyse(workload)
     if found is None or found.others:
         return None
@@ -90,8 +92,9 @@ def _blocks(workload: Workload) -> Strassen | None:
 def _preference(found: Strassen, mode: Mode) -> float:
     """Return the preference of two levels of Strassen's algorithm.
 
-    It is above the preference of one level if one level is faster than the direct product, the
-    caches hold the larger weights and combinations, and all sides are long enough.
+    It is above the preference of one level under three conditions: one level is faster than the
+    direct product, the caches hold the larger weights and combinations, and M, N and K are large
+    enough.
     """
     one_level = analyse(found.whole.problem.workload)
     if one_level is None or not is_profitable(one_level, mode):
@@ -202,7 +205,7 @@ def _lower(found: Strassen, schedule: Schedule, mode: Mode) -> Kernel:
 def _quarter(first: int, second: int) -> tuple[int, int]:
     """Return the row and the column, each in 0..3, of a quadrant of a quadrant in the 4x4 blocks.
 
-    `first` is the number of the outer quadrant, `second` that of the inner one.
+    `first` is the number of the outer quadrant, `second` the number of the inner one.
     """
     (row, column), (inner_row, inner_column) = HALVES[first], HALVES[second]
     return 2 * row + inner_row, 2 * column + inner_column
@@ -281,7 +284,7 @@ def _left_stages(found: Strassen, lanes: int, tile: int, left: Tensor) -> tuple[
 
 
 def _products_tensor(found: Strassen, width: int) -> Tensor:
-    """Return the tensor of a panel's products, of which each thread has its own.
+    """Return the tensor of the first-level products for one panel of columns, private to a thread.
 
     The layout is [product of the first level][quadrant][row][column of the panel].
     """

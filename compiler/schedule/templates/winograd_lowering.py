@@ -138,10 +138,11 @@ def _blocks(found: Winograd, outputs: int, lanes: int, room: int) -> _Blocks:
 class _Blocks:
     """The axes, tensors and transforms of blocks of `room` tiles with `outputs` outputs each.
 
-    No other knob changes them, so that schedules with equal values share an instance. If the number
-    of tiles is dynamic and may be small, the last block is partial: one loop counts tiles in steps
-    of a block, and another one counts them within a block. Otherwise, all blocks are full, which
-    needs less code, and separate axes number the blocks and the tiles of a block.
+    They depend on no other knob, so that schedules that differ only in other knobs share an
+    instance. If the number of tiles is dynamic and may be small, the last block is partial: one
+    loop counts tiles in steps of a block, and another one counts them within a block. Otherwise,
+    all blocks are full, which needs less code, and separate axes number the blocks and the tiles of
+    a block.
     """
 
     def __init__(self, found: Winograd, outputs: int, lanes: int, room: int) -> None:

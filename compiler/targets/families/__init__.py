@@ -50,7 +50,7 @@ class CoreModel:
             while register tiles of successive rows use it. On a core with 48 KiB, 48 instead of 32
             led to tiles 8 % slower.
         crossing_load: additional cost, in loads, of a vector load that crosses a cache line;
-            `crossing_store` is that of a store, in stores.
+            `crossing_store` is the additional cost of a store, in stores.
         weight_macs: multiply-adds in the time in which one float32 weight is read from memory.
         strassen_rows: minimum number of rows at which Strassen's algorithm is faster.
         strassen_levels: maximum levels of Strassen's algorithm.
@@ -511,7 +511,7 @@ class Family:
         return longest if longest > LEAST_SCALABLE_BITS else 0
 
     def refused(self, features: Collection[str]) -> frozenset[str]:
-        """Return the features, of those given by LLVM's names, that the system denies this process.
+        """Return the subset of `features` (LLVM's names) that the system denies this process.
 
         Features in `granted` are requested from the system first.
         """
