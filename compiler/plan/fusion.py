@@ -165,7 +165,7 @@ class _Fusion:
         return accepted
 
     def _narrow(self, epilogue: list[Node]) -> list[Node]:
-        """Remove the dequantisation from the end of an epilogue if every reader can apply it
+        """Return the epilogue without the dequantisation at its end, if every reader can apply it
         instead.
 
         The removed nodes become available to the readers' groups.

@@ -112,7 +112,7 @@ def _fits(found: Attention, mode: Mode, choice: Mapping[str, Choice]) -> bool:
 def _default(found: Attention, mode: Mode, knobs: tuple[Knob, ...]) -> Schedule:
     """Return the default schedule: the tile with the highest estimated rate.
 
-    Keys are packed, and so are values if the rows read them often enough to save time.
+    Keys and values are packed if enough rows read them to save time.
     """
     target = mode.target
     lanes, registers = target.lanes(DType.FLOAT32), target.vector_registers

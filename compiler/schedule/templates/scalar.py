@@ -107,7 +107,8 @@ def _element(number: int, problem: Problem) -> tuple[Stage, list[Tensor]]:
 
 
 def _steps(reduction: Reduce, problem: Problem) -> list[Axis]:
-    """Return the axes of enclosing reductions on which a reduction's value depends, by name."""
+    """Return the axes of enclosing reductions that a reduction's value depends on, sorted by
+    name."""
     own = {axis for node in walk(reduction) if isinstance(node, Reduce) for axis in node.axes}
     free = axes_of(reduction) - own - {*problem.axes}
     return sorted((axis for axis in free if axis.moves), key=lambda axis: axis.name)
