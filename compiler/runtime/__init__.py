@@ -1,5 +1,5 @@
 """The runtime of compiled models: artifacts, executables and a small C runtime.
 
-This package runs on devices: it imports the standard library and NumPy, and of the compiler only
-`errors`, `dtypes` and `loops.layout`.
+This package runs on devices. It imports only the standard library, NumPy, and the compiler's
+modules `errors`, `dtypes` and `loops.layout`.
 """

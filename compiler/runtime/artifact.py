@@ -4,8 +4,8 @@
     kernels.so      the kernels of all programs, one shared library
     weights.bin     the packed constants of all programs, mapped into memory read-only
 
-An artifact holds machine code, which runs with all rights of the process that loads it: checksums
-detect damage, not malice.
+An artifact contains machine code, which runs with all rights of the process that loads it. The
+checksums detect accidental damage, but not a manipulated artifact.
 """
 
 from __future__ import annotations
@@ -65,10 +65,10 @@ MANIFEST, LIBRARY, WEIGHTS = "manifest.json", "kernels.so", "weights.bin"
 
 @dataclass(frozen=True, slots=True)
 class SizedProgram:
-    """A program, and the sizes of named dimensions for which it was compiled.
+    """A program with the fixed sizes of named dimensions for which it was compiled.
 
-    The sizes are `()` without named dimensions. A program with dynamic dimensions serves all sizes
-    of their ranges (`Program.dimensions`).
+    `sizes` is empty if the model has no named dimensions. It is also empty for a program with
+    dynamic dimensions, which accepts all sizes in the ranges of `Program.dimensions`.
     """
 
     sizes: Sizes
@@ -81,13 +81,15 @@ class Artifact:
 
     Attributes:
         path: the folder.
-        programs: one program per served combination of sizes, and at most one with dynamic sizes,
-            which serves their ranges. No further programs can be compiled.
-        ports: inputs and outputs with the names of their dynamic dimensions.
-        stages: the tree of segments of a segmented model, with the index of each segment's program;
-            None for other models. If it is not None, sizes do not select a program.
+        programs: one program per supported combination of fixed sizes, and at most one program with
+            dynamic sizes. An artifact cannot compile further programs.
+        ports: the model's inputs and outputs, with the names of their dynamic dimensions.
+        stages: the tree of segments of a segmented model, in which each segment has an index into
+            `programs`; None for other models. The programs of a segmented model cannot be selected
+            by sizes.
         target: the target of the generated code (`Target.to_json`).
-        metadata: entries that the compiler adds: model, schedules, keys, versions.
+        metadata: further manifest entries that the compiler writes: model, schedules, record keys,
+            versions.
     """
 
     path: Path
@@ -98,24 +100,27 @@ class Artifact:
     stages: SegmentBoundary[int] | None = None
 
     def executable(self, threads: int = 1, sizes: Mapping[str, int] | None = None) -> Executable:
-        """Load the program for these sizes; None selects the first program of the artifact.
+        """Load the program that was compiled for the given sizes of named dimensions.
+
+        Without `sizes`, the first program of the artifact is loaded.
 
         Raises:
-            ArtifactError: if no program has the sizes, or the library does not load.
-            InvalidArgumentError: if `threads` is not a possible number of threads.
+            ArtifactError: if no program supports the sizes, the model is segmented, or the library
+                does not load.
+            InvalidArgumentError: if `threads` is not from 1 to `MAX_THREADS`.
         """
         check_threads(threads)
         return self.load(self.program(sizes), threads)
 
     def model(self, threads: int = 1) -> GuardedModel:
-        """Return a model that consists of all programs.
+        """Return a model that selects among all programs of the artifact in each run.
 
-        The sizes of the inputs, and sizes that data determine, select the programs of a run. A
-        program is loaded on first use.
+        The selection depends on the input shapes and, for a segmented model, on sizes that are
+        computed during the run. Each program is loaded on first use.
 
         Raises:
             ArtifactError: if the library does not load.
-            InvalidArgumentError: if `threads` is not a possible number of threads.
+            InvalidArgumentError: if `threads` is not from 1 to `MAX_THREADS`.
         """
         check_threads(threads)
         if self.stages is not None:
@@ -143,7 +148,8 @@ class Artifact:
 
     @property
     def reads(self) -> LiveIns:
-        """The inputs of a model without segments, with the served ranges of their dimensions."""
+        """The inputs of an unsegmented model, with the supported range of each dynamic
+        dimension."""
         inputs = zip(self.programs[0].program.inputs, self.ports.inputs.values(), strict=True)
         crossings = tuple(
             LiveIn(port.name, "", port.dtype, dims, deciding=False, text=port.labels is not None)
@@ -153,10 +159,14 @@ class Artifact:
         return LiveIns(crossings, {each.name: each for each in ranges})
 
     def load(self, chosen: Program, threads: int = 1) -> Executable:
-        """Load a program of the artifact, or such a program with fixed sizes (`Program.at`).
+        """Load the shared library and the weights, and return an executable for the program
+        `chosen`.
+
+        `chosen` is one of `programs`, or a copy of one with its dynamic sizes fixed by
+        `Program.at`.
 
         Raises:
-            ArtifactError: if the library does not load.
+            ArtifactError: if the library or the weights cannot be loaded.
         """
         path = self.path / LIBRARY
         try:
@@ -176,24 +186,29 @@ class Artifact:
 
     @property
     def ranged(self) -> Program | None:
-        """The program with dynamic sizes for the whole model; None if there is no such program."""
+        """The program with dynamic sizes; None if there is no such program or the model is
+        segmented."""
         if self.stages is not None:
             return None
         return next((e.program for e in self.programs if e.program.dimensions), None)
 
     def weights(self) -> Bytes:
-        """The packed constants, mapped from the file. Raises OSError if it cannot be read."""
+        """Map the file of packed constants into memory. Raises OSError if it cannot be read."""
         return _map(self.path / WEIGHTS)
 
     def program(self, sizes: Mapping[str, int] | None = None, stage: int | None = None) -> Program:
-        """Return the program for these sizes; None selects the first program of the artifact.
+        """Return the program that was compiled for the given sizes of named dimensions.
 
-        For a segmented model, `stage` is the index of a program, and the sizes are those of its own
-        dimensions.
+        If only the program with dynamic sizes supports them, the result is a copy of it with these
+        sizes (`Program.at`). Without `sizes` and `stage`, the result is the artifact's first
+        program.
+
+        For a segmented model, `stage` is the index of a program, and `sizes` has a size for each of
+        that program's dynamic dimensions.
 
         Raises:
-            ArtifactError: if no program has the sizes, or the model is segmented and no stage is
-                given.
+            ArtifactError: if no program supports the sizes, or the model is segmented and `stage`
+                is None.
         """
         if stage is not None:
             program = self.programs[stage].program
@@ -217,8 +232,11 @@ class Artifact:
         )
 
     def _ranged_at(self, sizes: Mapping[str, int]) -> Program | None:
-        """The program with dynamic sizes at these sizes; None if a size is missing or outside its
-        range."""
+        """Return a copy of the program with dynamic sizes in which `sizes` are fixed.
+
+        The result is None if there is no such program, or `sizes` lacks a dimension, has an unknown
+        one, is outside a range, or contradicts the sizes that the program computes.
+        """
         ranged = self.ranged
         known = {} if ranged is None else {d.name: d for d in ranged.dimensions}
         whole = known.keys() <= sizes.keys() <= known.keys() | set(self.ports.open)
@@ -233,12 +251,13 @@ class Artifact:
         return closed if agree else None
 
     def _ranges(self, ranged: Program) -> tuple[Dimension, ...]:
-        """The ranges of a program's dimensions, and of the dimensions that it expresses by them."""
+        """Return the ranges of the program's dimensions and of the dimensions computed from
+        these."""
         return *ranged.dimensions, *self.ports.ranges
 
     @property
     def served_text(self) -> str:
-        """The served sizes and ranges for messages, such as `sequence=16; sequence 1..512`."""
+        """The supported sizes and ranges for messages, such as `sequence=16; sequence 1..512`."""
         return "; ".join(
             ranges_text(entry.program.dimensions) or sizes_text(entry.sizes)
             for entry in self.programs
@@ -250,14 +269,15 @@ def load_artifact(
 ) -> Model:
     """Verify an artifact folder and load it.
 
-    With `sizes`, or if all sizes are fixed, the result is the program for these sizes. Otherwise,
-    it is a model whose `Model.run` selects the program that fits its inputs, or pads inputs to the
-    next served sizes, or runs the segments in order.
+    If all sizes are fixed, or `sizes` gives a size for each named dimension, the result runs one
+    program. Otherwise, `Model.run` selects the program by the shapes of its inputs. If no program
+    matches and the artifact allows padding, the inputs are padded to the next larger supported
+    sizes. A segmented model runs its segments in order.
 
     Raises:
-        ArtifactError: if a file is missing or damaged, the version is unknown, this processor lacks
-            a feature that the code uses, or no program has the sizes.
-        InvalidArgumentError: if `threads` is not a possible number of threads, or `sizes` is not a
+        ArtifactError: if a file is missing or damaged, the format version is unsupported, this
+            processor lacks a feature that the code uses, or no program supports the sizes.
+        InvalidArgumentError: if `threads` is not from 1 to `MAX_THREADS`, or `sizes` is not a
             mapping from names to integers.
     """
     if sizes is not None:
@@ -270,11 +290,11 @@ def load_artifact(
 
 
 def read_artifact(path: str | Path) -> Artifact:
-    """Verify an artifact folder without loading its code.
+    """Read an artifact's manifest and verify its files, without loading the code.
 
     Raises:
-        ArtifactError: if a file is missing or damaged, the version is unknown, or this processor
-            lacks a feature that the code uses.
+        ArtifactError: if a file is missing or damaged, the format version is unsupported, or this
+            processor lacks a feature that the code uses.
     """
     path = Path(path)
     try:
@@ -287,7 +307,11 @@ def read_artifact(path: str | Path) -> Artifact:
 
 
 def _read(path: Path) -> Artifact:
-    """Read the files; errors that a malformed manifest raises propagate."""
+    """Read and verify an artifact folder, as `read_artifact`.
+
+    A malformed manifest raises the error of the failed conversion, such as KeyError, which
+    `read_artifact` converts to ArtifactError.
+    """
     manifest = _read_manifest(path)
     target = manifest["target"]
     _check_processor(path, target)
@@ -322,8 +346,14 @@ def _read(path: Path) -> Artifact:
 
 
 def _check_ports(kind: str, stated: Mapping[str, Dims], ports: Mapping[str, Port | None]) -> None:
-    """Raise ValueError if a program's inputs or outputs differ from those that the artifact states;
-    None stands for a list."""
+    """Check that a program has the inputs or outputs that the manifest states.
+
+    Names, their order, and the number of dimensions must agree. In `ports`, an output that is a
+    list of arrays is None, and its dimensions are not checked.
+
+    Raises:
+        ValueError: if they differ.
+    """
     if list(stated) != list(ports):
         raise ValueError(f"a program has the {kind}s {listed(ports)}, not {listed(stated)}")
     for name, port in ports.items():
@@ -361,7 +391,7 @@ def _read_manifest(path: Path) -> dict[str, Any]:
 
 
 def manifest_checksum(manifest: Mapping[str, Any]) -> str:
-    """Return the SHA-256 of a manifest in a canonical form, without its own checksum entry."""
+    """Return the SHA-256 of a manifest as canonical JSON, excluding the entry `checksum`."""
     rest = {key: value for key, value in manifest.items() if key != "checksum"}
     text = json.dumps(rest, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()
@@ -409,7 +439,7 @@ def _check_file(path: Path, name: str, wanted: Mapping[str, Any]) -> None:
 
 
 def _map(path: Path) -> Bytes:
-    """A file's bytes, mapped read-only; pages are loaded on first access."""
+    """Map a file into memory read-only; the operating system loads its pages on first access."""
     if path.stat().st_size == 0:
         return aligned_empty(0)
     return np.memmap(path, np.uint8, "r")

@@ -1,4 +1,7 @@
-"""Writing of artifact folders, which appear complete or not at all."""
+"""Atomic writing of artifact folders.
+
+The files are written to a temporary folder, which is renamed when the artifact is complete.
+"""
 
 from __future__ import annotations
 
@@ -39,15 +42,16 @@ class ArtifactWriter:
     """A context manager that writes an artifact into a temporary folder next to its destination.
 
     `weights` collects packed weights, and `finish` writes the other files. The artifact that
-    `finish` returns can be tested before `publish` moves it to its destination, where it replaces
-    an older artifact. Without `publish`, the temporary folder is removed at the end of the context.
+    `finish` returns can be tested before `publish` moves it to its destination. An older artifact
+    there is replaced. If `publish` is not called, the temporary folder is removed when the context
+    exits.
 
     Args:
         path: the destination folder.
 
     Raises:
-        ArtifactError: if `path` exists and is not an artifact; from the context, if it cannot be
-            written.
+        ArtifactError: from the constructor, if `path` exists and is not an artifact; on entering or
+            leaving the context, if a file cannot be written.
     """
 
     weights: WeightFile
@@ -91,16 +95,17 @@ class ArtifactWriter:
         """Write all files except the weights, and return the artifact in the temporary folder.
 
         Args:
-            programs: the served programs, the default first.
+            programs: the programs of the artifact; the first is the default.
             library: the linked shared library with the kernels of all programs.
             target: `Target.to_json()`.
-            metadata: JSON data: model, schedules, keys, versions.
-            ports: the inputs and outputs with their dynamic dimensions; None if no named size
-                selects a program.
-            stages: the tree of segments, with indices of `programs`, if the model is segmented.
+            metadata: JSON data: model, schedules, record keys, versions.
+            ports: the model's inputs and outputs with their dynamic dimensions; None if no input
+                has a named dimension.
+            stages: the tree of segments, each with an index into `programs`; None if the model is
+                not segmented.
 
         Raises:
-            OSError: if it cannot be written.
+            OSError: if a file cannot be written.
         """
         ports = ports or _fixed_ports(programs[0].program)
         _write(self._staging / LIBRARY, library)
@@ -144,10 +149,12 @@ class ArtifactWriter:
 def check_destination(path: str | Path) -> Path:
     """Check that an artifact may be saved at a path, and return the absolute path.
 
-    The path must not exist, or be an empty folder, or be an artifact folder without other files.
+    Three kinds of path are allowed: one that does not exist, an empty folder, and an artifact
+    folder without additional files. Missing parent folders are created.
 
     Raises:
-        ArtifactError: if something else exists there, or a parent folder cannot be created.
+        ArtifactError: if something else exists at the path, or a parent folder cannot be created or
+            written.
     """
     path = Path(path).absolute()
     try:
@@ -166,7 +173,7 @@ def check_destination(path: str | Path) -> Path:
 
 @contextmanager
 def _writing(path: Path) -> Iterator[None]:
-    """Turn OSError into ArtifactError."""
+    """A context that converts OSError to an ArtifactError that names the artifact's path."""
     try:
         yield
     except OSError as error:
@@ -187,11 +194,11 @@ def _fixed_ports(program: Program) -> ModelPorts:
 
 
 def _hindrance(path: Path) -> str:
-    """The reason why the folder at a path must not be replaced; empty for an artifact, or an empty
-    folder.
+    """Return the reason why an existing path must not be replaced, for an error message.
 
-    Other software writes a manifest.json too, web pages among them, and people add their own files
-    to our folders.
+    The result is empty for an empty folder and for an artifact folder. The presence of a
+    manifest.json does not suffice, because web pages have such a file too. A folder with files that
+    are not part of the artifact is not replaced either, because users may have added them.
     """
     names = {each.name for each in path.iterdir()} if path.is_dir() else {""}
     own = _own_files(path / MANIFEST) if MANIFEST in names else set()
@@ -202,7 +209,10 @@ def _hindrance(path: Path) -> str:
 
 
 def _own_files(manifest: Path) -> set[str]:
-    """The files that an artifact's manifest lists; empty for a manifest of other software."""
+    """Return the names of the files that belong to an artifact, according to its manifest.
+
+    The result is empty if the manifest is unreadable or belongs to other software.
+    """
     try:
         said = json.loads(manifest.read_bytes())
         if str(said["format"]).startswith("tilewright-"):
@@ -220,9 +230,9 @@ def _write(path: Path, data: bytes | memoryview) -> None:
 
 
 def replace_folder(staging: Path, path: Path) -> None:
-    """Move the complete folder `staging` to `path`.
+    """Move the complete folder `staging` to `path`, and delete the folder that it replaces.
 
-    An existing folder at `path` is moved away first, and removed at the end.
+    An existing folder at `path` is renamed first. If the move fails, it gets its name back.
     """
     if not path.exists():
         staging.rename(path)

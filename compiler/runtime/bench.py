@@ -1,9 +1,11 @@
 """Execution and timing of single kernels.
 
 With one thread, a sample is CPU time of the calling thread, which excludes other processes. With
-several threads, a sample is wall time, which includes waiting. To rank candidates, interleave their
-samples in an order that is shuffled for every round, and compare the minimum of each candidate. In
-a fixed order, the first of two kernels that share buffers has the cache misses of both.
+several threads, a sample is wall time, which includes waiting.
+
+To rank candidates, measure one sample of each per round, shuffle their order in every round, and
+compare the minimum of each candidate. A fixed order is unfair to kernels that share buffers: the
+first kernel has the cache misses, and the next one finds the data in the caches.
 """
 
 from __future__ import annotations
@@ -28,13 +30,14 @@ class BoundKernel:
         addresses: the address of each stage's function. The code must stay in memory as long as
             this object.
         buffers: an array for each buffer of the kernel, C-contiguous, aligned to 64 bytes.
-        threads: threads that share the tiles of a stage.
-        scratch: allocates the scratch blocks of all threads, given a number of bytes.
+        threads: number of threads that divide the work of each stage among them.
+        scratch: a function that allocates one block of the given number of bytes, which contains
+            the scratch memory of all threads.
         sizes: the sizes of the kernel's dynamic dimensions, in the order of `KernelSpec.sizes`.
 
     Raises:
-        ValueError: if a buffer is missing, too small, not contiguous or not aligned, or a dimension
-            cannot have its size.
+        ValueError: if a buffer is missing, too small, not contiguous or not aligned, or a size is
+            not valid for its dimension.
     """
 
     def __init__(
@@ -85,15 +88,18 @@ class BoundKernel:
         native().tw_call(ctypes.byref(self._struct), self.threads)
 
     def evict(self, role: BufferRole) -> None:
-        """Evict the buffers with a role from the caches, if the CPU has instructions for that."""
+        """Evict all buffers with the given role from the CPU caches.
+
+        This has no effect on CPUs without cache flush instructions.
+        """
         for spec, buffer in zip(self.spec.buffers, self._buffers, strict=True):
             if spec.role is role:
                 native().tw_evict(buffer.ctypes.data, spec.bytes)
 
     def time(self, samples: int, inner: int = 1) -> NDArray[np.float64]:
-        """Time the kernel: returns the seconds per run of each sample, (samples,).
+        """Time the kernel, and return the seconds per run of each sample; shape (samples,).
 
-        A sample consists of `inner` consecutive runs.
+        Each sample measures `inner` consecutive runs and divides by their number.
         """
         seconds = np.empty(samples, np.float64)
         self._struct.inner = inner
@@ -101,9 +107,10 @@ class BoundKernel:
         return seconds
 
     def inner_for(self, sample_seconds: float, limit: int = 1 << 20) -> int:
-        """Return the number of runs that take about `sample_seconds`, at most `limit`.
+        """Return a number of consecutive runs for one sample of about `sample_seconds`.
 
-        The kernel is run to measure that.
+        The kernel is timed with increasing numbers of runs, until a sample takes at least half of
+        `sample_seconds` or the number reaches `limit`.
         """
         inner = 1
         while inner < limit:
@@ -129,10 +136,12 @@ def _zeros() -> Bytes:
 
 
 def reference_seconds(threads: int = 1) -> tuple[float, float]:
-    """Time fixed reference code on this machine: returns the seconds for (arithmetic, memory).
+    """Time fixed reference code on this machine, and return the seconds for (arithmetic, memory).
 
-    The code is 2^20 multiply-adds in 16 chains, and 2^12 dependent loads from 8 MiB; each time is
-    the minimum of three. The first time increases if the machine throttles, the second if other
+    The arithmetic is 2^20 multiply-adds in 16 independent chains. The memory test is 2^12 dependent
+    loads from 8 MiB. Each time is the minimum of three.
+
+    An increase of the first time shows that the CPU throttles, an increase of the second that other
     processes use its caches. The times are CPU time with one thread, and wall time with several.
     The call takes about 2 ms.
     """
@@ -147,7 +156,8 @@ def reference_seconds(threads: int = 1) -> tuple[float, float]:
 def scratch_stride(scratch_bytes: int) -> int:
     """Return the distance in bytes between the scratch blocks of two threads.
 
-    It is a whole number of cache lines plus one more line. Therefore, no two threads write to one
-    line, and blocks whose size is a multiple of a page do not map to the same cache sets.
+    It is `scratch_bytes`, rounded up to whole cache lines, plus one more line. Therefore, no two
+    threads write to the same line, and the blocks do not all map to the same cache sets if their
+    size is a multiple of a page.
     """
     return -(-scratch_bytes // ALIGNMENT) * ALIGNMENT + ALIGNMENT

@@ -73,28 +73,29 @@ T = TypeVar("T")
 
 
 class JsonValue:
-    """Base class of dataclasses that are converted to JSON and back."""
+    """Base class of dataclasses that have the methods `to_json` and `from_json`."""
 
     __slots__ = ()
 
     def to_json(self) -> dict[str, Any]:
-        """Convert the value to JSON data, from which `from_json` builds an equal value."""
+        """Convert the instance to JSON data. `from_json` of these data returns an equal
+        instance."""
         written: dict[str, Any] = encode(self)
         return written
 
     @classmethod
     def from_json(cls, data: object) -> Self:
-        """Build a value from JSON data, such as the output of `to_json`.
+        """Build an instance from JSON data, such as the output of `to_json`.
 
         Raises:
-            MalformedError: if the data is malformed. A class may declare another exception for
-                this case, in its attribute `json_form` (`JsonForm.error`).
+            MalformedError: if the data are malformed. A class may set `JsonForm.error` in its
+                attribute `json_form` to raise another exception instead.
         """
         return decode(cls, data)
 
 
 def encode(value: Any) -> Any:
-    """Convert an instance of a dataclass to JSON data, as for `json.dumps`."""
+    """Convert an instance of a dataclass to JSON data, which `json.dumps` accepts."""
     return _class_codec(type(value)).compiled().write(value)  # type: ignore[arg-type]
 
 
@@ -104,12 +105,12 @@ def decode(kind: type[T], data: object, scope: Any = None) -> T:
     Args:
         kind: the dataclass.
         data: the result of `json.loads`.
-        scope: the second argument of the `read` functions in `Via` annotations of its fields.
+        scope: a value that is passed as second argument to the `read` functions in `Via`
+            annotations.
 
     Raises:
-        MalformedError: if the data is malformed; the message names the field. A dataclass may
-            declare another exception for this case, in its attribute `json_form`
-            (`JsonForm.error`).
+        MalformedError: if the data are malformed; the message names the field. A dataclass may set
+            `JsonForm.error` in its attribute `json_form` to raise another exception instead.
     """
     try:
         value: T = _class_codec(kind).compiled().read(data, scope)  # type: ignore[arg-type]
@@ -123,7 +124,7 @@ _compiling = threading.RLock()
 
 
 class _ClassCodec:
-    """Reader and writer of a dataclass, after both are compiled."""
+    """The JSON reader and writer of one dataclass, which are compiled on first use."""
 
     def __init__(self, kind: type) -> None:
         self._kind = kind
@@ -132,8 +133,11 @@ class _ClassCodec:
         self.write: Write
 
     def compiled(self) -> Self:
-        """Compile reader and writer, unless that is done or in progress in this thread: classes may
-        be recursive."""
+        """Compile the reader and the writer on the first call, and return self.
+
+        A recursive class calls this again while it is being compiled. That call returns
+        immediately, before `read` and `write` exist.
+        """
         if not self._done:
             with _compiling:
                 if not self._begun:
@@ -145,7 +149,11 @@ class _ClassCodec:
         return self
 
     def codec(self) -> Codec:
-        """This class's codec, for use inside another one."""
+        """Return a codec of this class, for a field of another class.
+
+        If the class is still being compiled because it is recursive, the codec looks up `read` and
+        `write` when it is used.
+        """
         if self.compiled()._done:
             return Codec(self.read, self.write)
         return Codec(lambda data, scope: self.read(data, scope), lambda value: self.write(value))
@@ -163,7 +171,7 @@ def _form(kind: type) -> JsonForm:
 
 @cache
 def _fields(kind: type) -> tuple[FormField, ...]:
-    """The fields of a class in the order of its JSON form."""
+    """Return the fields of a dataclass in the order of its JSON form."""
     form, hints = _form(kind), typing.get_type_hints(kind, include_extras=True)
     found = {}
     for each in dataclasses.fields(kind):
@@ -187,7 +195,11 @@ def _default(declared: dataclasses.Field[Any]) -> Callable[[], Any]:
 
 @cache
 def _codec(annotation: Any) -> Codec:
-    """Reader and writer for values of an annotation."""
+    """Return the JSON reader and writer for a type annotation.
+
+    Raises:
+        TypeError: if the annotation is not supported.
+    """
     kind, *marks = get_args(annotation) if _is_annotated(annotation) else (annotation,)
     limits: Between | None = None
     length, pattern = Length(), ""
@@ -269,7 +281,7 @@ def _integer(limits: Between) -> Codec:
 
 
 def _number(limits: Between) -> Codec:
-    """A float; integers are accepted."""
+    """Return the codec of a float within limits. The reader also accepts integers."""
     if not limits.finite:
         return Codec(_read_any_number, None, "type($) is float")
     least, most, above = float(limits.least), float(limits.most), limits.above
@@ -298,7 +310,10 @@ def _read_any_number(data: Any, scope: Any) -> float:
 
 
 def _text(pattern: str, length: Length) -> Codec:
-    """A text; without `Length`, only the size of the message limits it."""
+    """Return the codec of a string that must match `pattern` and have an allowed length.
+
+    With the default `Length()` and no pattern, strings of any length are accepted.
+    """
     if not pattern and length == Length():
         return Codec(_read_text, None, "type($) is str")
     matches = re.compile(pattern or ".*", re.DOTALL).fullmatch
@@ -334,7 +349,7 @@ def _enumeration(kind: type[Enum]) -> Codec:
 
 
 def _constants(known: tuple[str, ...]) -> Codec:
-    """One of several texts."""
+    """Return the codec of a string that must be one of `known` (a `Literal` annotation)."""
 
     def read(data: Any, _: Any) -> Any:
         if type(data) is not str or data not in known:
@@ -345,7 +360,10 @@ def _constants(known: tuple[str, ...]) -> Codec:
 
 
 def _items(kind: type, one: Codec, length: Length) -> Codec:
-    """A list of items of one type, read as a tuple or a set."""
+    """Return the codec of a JSON list whose items have one type.
+
+    The reader returns a `kind`, which is tuple or frozenset. `one` is the codec of an item.
+    """
 
     def checked(data: Any) -> Any:
         if type(data) is not list and type(data) is not tuple:
@@ -386,8 +404,17 @@ def _mapping(key: Codec, one: Codec, length: Length) -> Codec:
 
 
 def _each(made: str, is_usual: str, items: str, length: Length) -> list[str]:
-    """Lines that read the items `at` into a value; the number of remaining items locates an
-    error."""
+    """Return the source lines of a reader that converts all items of a list or an object.
+
+    If an item is malformed, the error contains its position, which is computed from the number of
+    items that the iterator `at` has left.
+
+    Args:
+        made: source of the result, an expression that consumes the iterator `at`.
+        is_usual: source of a test whether `data` has the expected JSON type.
+        items: source of the iterable over the items.
+        length: the allowed number of items.
+    """
     fits = f"{is_usual} and {length.least} <= len(data) <= {length.most}"
     return [
         f"if not ({fits}): data = checked(data)",
@@ -400,7 +427,7 @@ def _each(made: str, is_usual: str, items: str, length: Length) -> list[str]:
 
 
 def _fixed_tuple(parts: list[Codec]) -> Codec:
-    """A list of fixed length, with a codec for each item."""
+    """Return the codec of a tuple of fixed length, given a codec for each item."""
     numbered = [(part, f"[{number}]") for number, part in enumerate(parts)]
     made = f"({''.join(f'a{number}, ' for number in range(len(parts)))})"
     puts = [part.write or (lambda value: value) for part in parts]
@@ -411,8 +438,11 @@ def _fixed_tuple(parts: list[Codec]) -> Codec:
 
 
 def _union(kinds: tuple[Any, ...]) -> Codec:
-    """None or another type, scalars of several types and a tuple, or classes that one field
-    distinguishes."""
+    """Return the codec of a union type.
+
+    Three kinds of unions are supported: a type or None; different scalars and at most one tuple
+    type, which are distinguished by their JSON type; and dataclasses (`_tagged`).
+    """
     if type(None) in kinds:
         others = [kind for kind in kinds if kind is not type(None)]
         return _optional(_codec(functools.reduce(operator.or_, others)))
@@ -443,7 +473,11 @@ _WORDS = {
 
 
 def _json_type(annotation: Any) -> type:
-    """The type of JSON that a type is read from."""
+    """Return the Python type of the JSON data from which a member of a union is read.
+
+    Raises:
+        TypeError: if the member is neither a scalar nor a tuple.
+    """
     kind = get_args(annotation)[0] if _is_annotated(annotation) else annotation
     kind = list if get_origin(kind) is tuple else kind
     if kind not in _WORDS:
@@ -461,15 +495,21 @@ def _optional(inner: Codec) -> Codec:
 
 
 def _tagged(kinds: tuple[type, ...]) -> Codec:
-    """A union of classes, distinguished by a constant, or else by their first fields."""
+    """Return the codec of a union of dataclasses.
+
+    A class is recognised by the value of the first entry of `JsonForm.constants`, if all classes
+    have this entry. Otherwise, it is recognised by the presence of its first field.
+    """
     codecs = {kind: _class_codec(kind) for kind in kinds}
     tags = {next(iter(_form(kind).constants), "") for kind in kinds}
     tag = tags.pop() if len(tags) == 1 else ""
 
     @cache
     def table() -> dict[str, _ClassCodec]:
-        """Classes by constant, or by the name of the first field; built late because types may be
-        recursive."""
+        """Map the value of the constant, or the name of the first field, to the codec of the class.
+
+        The table is built on first use, because a recursive class is not yet complete before.
+        """
         if tag:
             found = {_form(kind).constants[tag]: codec for kind, codec in codecs.items()}
         else:

@@ -1,4 +1,4 @@
-"""Generation of Python source that reads and writes dataclasses as JSON, compiled to functions."""
+"""Generation and compilation of Python functions that convert dataclasses to and from JSON."""
 
 from __future__ import annotations
 
@@ -25,9 +25,10 @@ class Codec:
 
     Attributes:
         read: checks JSON data and returns the value.
-        write: converts the value to JSON data; None if both are equal.
-        is_own_form: Python source of a test, in which `$` is replaced by the data. The test is true
-            only for data that `read` returns unchanged, which then need not be called.
+        write: converts a value to JSON data; None if the value is already JSON data.
+        is_own_form: Python source of a test, in which `$` stands for the data, such as `type($) is
+            bool`. If the test is true, the data are the value, and `read` need not be called. Empty
+            if there is no such test.
     """
 
     read: Read
@@ -37,14 +38,14 @@ class Codec:
 
 @dataclass(frozen=True, slots=True)
 class FormField:
-    """A field of a dataclass in JSON.
+    """A field of a dataclass, with its name and options in JSON.
 
     Attributes:
-        name: its name in the class.
-        key: its name in JSON.
-        codec: its reader and writer.
-        default: returns the default value; None if the field is required.
-        sparse: whether the default value is omitted in JSON.
+        name: the attribute's name in the class.
+        key: the entry's name in JSON.
+        codec: the reader and writer of the field's value.
+        default: returns the default value; None if the field is required in JSON.
+        sparse: whether the writer omits the field if it has its default value.
     """
 
     name: str
@@ -55,22 +56,25 @@ class FormField:
 
 
 class FunctionSource:
-    """A Python function under construction: source lines, and the values that they refer to."""
+    """A Python function under construction: source lines, and the objects that they refer to by
+    name."""
 
     def __init__(self) -> None:
         self.lines: list[str] = []
         self.values: dict[str, Any] = {"within": within, "inf": math.inf}
 
     def name(self, value: Any, word: str) -> str:
-        """Register a value under a new name that starts with `word`, and return the name."""
+        """Make an object available to the source, and return its name there, `word` plus a
+        number."""
         found = f"{word}{len(self.values)}"
         self.values[found] = value
         return found
 
     def reading(self, codec: Codec, value: str) -> str:
-        """Return the source of an expression that converts the variable `value` from JSON data.
+        """Return the source of an expression that converts JSON data to a value.
 
-        A call of the reader is avoided if the test `codec.is_own_form` is true.
+        `value` is the name of the variable with the data. The expression calls the reader only if
+        the test `codec.is_own_form` is false.
         """
         call = f"{self.name(codec.read, 'read')}({value}, scope)"
         if not codec.is_own_form:
@@ -78,9 +82,10 @@ class FunctionSource:
         return f"{value} if {codec.is_own_form.replace('$', value)} else {call}"
 
     def part(self, codec: Codec, value: str, place: str) -> list[str]:
-        """Return source lines that convert the variable `value` from JSON data to its value.
+        """Return source lines that convert a variable from JSON data to a value in place.
 
-        `place` is the path of the data in errors.
+        `value` is the name of the variable. `place` is the path of the data in error messages, such
+        as `[3]`.
         """
         if codec.is_own_form == "True":
             return []
@@ -96,7 +101,8 @@ class FunctionSource:
     def compiled(self, parameters: str, what: str) -> Any:
         """Compile the lines to a function with these parameters; `what` names it in tracebacks.
 
-        The source contains only names of fields and text of this module, no data from outside.
+        The source is safe to execute: it consists of field names and text of this module, and
+        contains no input data.
         """
         text = "\n    ".join([f"def made({parameters}):", *self.lines])
         exec(compile(text, f"<the JSON form of {what}>", "exec"), self.values)
@@ -104,9 +110,9 @@ class FunctionSource:
 
 
 def class_reader(kind: type, form: JsonForm, fields: Sequence[FormField]) -> Read:
-    """Compile the reader of a class.
+    """Compile the function that reads instances of a dataclass from JSON data.
 
-    For a class with the fields `workload` and `threads` the source is
+    For example, the generated source for a class with the fields `workload` and `threads` is
 
         def made(data, scope):
             if type(data) is not dict: data = opened(data)
@@ -172,10 +178,10 @@ def class_reader(kind: type, form: JsonForm, fields: Sequence[FormField]) -> Rea
 
 
 def row_reader(parts: list[tuple[Codec, str]], made: str, source: FunctionSource) -> Read:
-    """Compile the reader of a JSON list of fixed length.
+    """Compile the function that reads a JSON list of fixed length.
 
-    `parts` has the codec of each item, and its path in errors. `made` is the source of the result,
-    an expression of the items `a0`, `a1`...
+    `parts` has the codec of each item, and the item's path in error messages. `made` is the source
+    of the result, an expression over the items `a0`, `a1` and so on.
     """
     source.values |= {"expected": expected}
     wrong = f"raise expected('a list of {len(parts)}', data)"
@@ -190,10 +196,11 @@ def row_reader(parts: list[tuple[Codec, str]], made: str, source: FunctionSource
 
 
 def class_writer(form: JsonForm, fields: Sequence[FormField], what: str) -> Write:
-    """Compile the writer of a class, called `what` in tracebacks.
+    """Compile the function that writes an instance of a dataclass as JSON data.
 
-    The writer returns an object with the constants, the fields and the derived entries, or a list
-    if `form.row` is true.
+    The function returns a dictionary with `form.constants`, the fields, and the entries that
+    `form.derive` computes. If `form.row` is true, it returns a list of the fields' values instead.
+    `what` names the function in tracebacks.
     """
     source = FunctionSource()
     written = {each.name: f"value.{each.name}" for each in fields}
@@ -222,7 +229,8 @@ def class_writer(form: JsonForm, fields: Sequence[FormField], what: str) -> Writ
 
 
 def opened(data: object) -> Mapping[str, Any]:
-    """Return the data if it is a mapping; raises MalformedError for any other data."""
+    """Check that JSON data are an object, and return them. Raises MalformedError if they are
+    not."""
     if not isinstance(data, Mapping):
         raise expected("an object", data)
     return data

@@ -1,4 +1,4 @@
-"""State of a program's run: encoded instructions with the sizes of the run, and memory."""
+"""The state of a program's run: memory, and encoded instructions with the sizes of the run."""
 
 from __future__ import annotations
 
@@ -29,8 +29,13 @@ GROWTH = 1.5
 class SizedPort(NamedTuple):
     """An input or output of one run, with fixed sizes.
 
-    `positions` are the indices of its pointers in `RunContext.pointers`. `stored` is its shape in
-    memory, which is larger than `shape` with slack capacity (`Port.room`).
+    Attributes:
+        dtype: the element type.
+        shape: the array's shape in this run.
+        bytes: the size of its memory.
+        positions: the indices in `RunContext.pointers` at which its address is stored.
+        stored: its shape in memory, which is larger than `shape` if it has slack capacity
+            (`Port.room`).
     """
 
     dtype: np.dtype[Any]
@@ -40,15 +45,19 @@ class SizedPort(NamedTuple):
     stored: tuple[int, ...]
 
     def rows_in(self, buffer: Array) -> Array:
-        """Return the view of the port's array in the larger buffer that contains it."""
+        """Return the view of the leading elements with the port's `shape`, without slack capacity.
+
+        `buffer` is an array of the shape `stored`.
+        """
         return buffer[tuple(map(slice, self.shape))] if self.shape else buffer
 
 
 @dataclass(frozen=True, slots=True)
 class PortForm:
-    """An input or output of a program, with sizes that each run computes.
+    """An input or output of a program whose sizes are computed in each run.
 
-    `shape`, `stored` and `bytes` are indices into the integers that `Rules` compute.
+    `shape`, `stored` and `bytes` have the meaning of `SizedPort`, but contain indices into the
+    table of integers that `Rules` compute, instead of sizes.
     """
 
     dtype: np.dtype[Any]
@@ -61,7 +70,7 @@ class PortForm:
 class ProgramForm:
     """A program encoded for the interpreter, and the `Rules` that compute its sizes in a run.
 
-    All contexts of an executable share it.
+    All `RunContext` objects of an executable share one `ProgramForm`.
 
     Args:
         program: a checked program.
@@ -119,20 +128,21 @@ class ProgramForm:
 
 
 def _pairs(pairs: Iterable[tuple[int, int]]) -> NDArray[np.int64]:
-    """(pairs, 2): the argument of `tw_fill`."""
+    """Convert pairs of integers to an array of shape (pairs, 2), an argument of the C function
+    `tw_fill`."""
     return np.array(list(pairs), np.int64).reshape(-1, 2)
 
 
 class RunContext:
-    """The resources of one run at a time: instructions, arena, scratch, and pointers.
+    """The memory and instructions that a run needs; concurrent runs use separate contexts.
 
-    `resize` sets the sizes of a run; `hold` writes them into the instructions and allocates memory.
-    Both are fast if the sizes equal those of the previous run, or are smaller.
+    `resize` computes all sizes of a run; `hold` writes them into the instructions and allocates
+    memory. Memory is reused, so that a run with equal or smaller sizes than before allocates none.
 
     Attributes:
         values: the current sizes, as in `resize`; None before the first call.
         ready: whether `hold` was called for the current sizes.
-        pointers: the address of each argument of the instructions.
+        pointers: the address of each buffer that the instructions refer to.
         counts: for each output, the number of elements along its counted dimension.
         program: address of the interpreter's struct `tw_program`.
     """
@@ -193,11 +203,11 @@ class RunContext:
     def resize(self, values: tuple[int, ...]) -> None:
         """Compute all shapes, byte counts and offsets of the program for the sizes of a run.
 
-        `values` are the sizes of the dimensions in order, each divided by its
-        `Dimension.multiple`, then the slack capacities.
+        `values` contains the size of each dynamic dimension, in the order of `Program.dimensions`
+        and divided by `Dimension.multiple`, and then the slack capacities.
 
         Raises:
-            OutOfMemoryError: if a result exceeds any memory.
+            OutOfMemoryError: if a computed size overflows, so that no machine has enough memory.
         """
         form, numbers = self._form, self._numbers
         self.values, self.ready = None, False
@@ -232,12 +242,15 @@ class RunContext:
         self.ready = True
 
     def watch(self, stop: StopFlag | None) -> None:
-        """Set the flag that ends the runs of this context early; None removes it."""
+        """Set the flag that stops this context's runs early; None removes the flag."""
         self._struct.stop = None if stop is None else stop.address
 
     def _grow(self, arena: int, scratch: int) -> None:
-        """Allocate at least this many bytes; the arena is zeroed, so that unwritten elements are
-        never signalling NaNs."""
+        """Allocate an arena and scratch memory of at least these numbers of bytes.
+
+        The arena is zeroed, because a kernel may read elements that were never written, and random
+        bits could be signalling NaNs.
+        """
         what = f"to run '{self._form.name}'"
         check_memory(arena + sum(port.bytes for port in self.outputs), what)
         with enough_memory_for(what):
@@ -250,7 +263,10 @@ class RunContext:
                 self._scratch = aligned_empty(scratch)
 
     def stage(self, index: int, array: Array) -> int:
-        """Copy an input into an aligned buffer of this context, and return the buffer's address."""
+        """Copy an input into an aligned buffer of this context, and return the buffer's address.
+
+        `index` is the position of the input in `inputs`.
+        """
         staged = self._staged.get(index)
         if staged is None:
             port = self.inputs[index]
@@ -265,7 +281,10 @@ class RunContext:
 
 
 def _sized(ports: Sequence[PortForm], numbers: ctypes.Array[c_int64]) -> tuple[SizedPort, ...]:
-    """Ports with their numbers. Many caches have equal shapes: each shape is built once."""
+    """Look up the sizes of all ports in the computed integers `numbers`.
+
+    Ports with the same shape share one tuple, because models often have many caches of equal shape.
+    """
     shapes: dict[tuple[int, ...], tuple[int, ...]] = {}
     found = []
     for port in ports:

@@ -1,4 +1,4 @@
-"""Executables: programs with loaded code and weights, ready to run."""
+"""Executables: programs whose code and weights are in memory, ready to run."""
 
 from __future__ import annotations
 
@@ -43,21 +43,21 @@ REFUSED = 4
 class Executable(Model):
     """A compiled model that consists of one program.
 
-    A program with dynamic sizes runs with all sizes within the ranges of its dimensions, taken from
-    the inputs. Several threads may call `run` at once, also with different sizes: every call takes
-    an arena and scratch blocks from a list of idle ones, which grows to the largest number of
-    concurrent calls. All executables of a process share one thread pool.
+    A program with dynamic sizes derives the sizes of a run from the input shapes; they must be
+    within the ranges of its dimensions. Several threads may call `run` concurrently, also with
+    different sizes. Every call uses its own arena and scratch memory, which is kept for later
+    calls. All executables of a process share one thread pool.
 
     Args:
-        program: the program, which is checked.
+        program: the program. The constructor checks that its memory accesses are in bounds.
         weights: the packed constants, aligned to 64 bytes; they are not copied.
-        address_of: returns the address of a function by symbol.
-        threads: threads per run, including the calling one.
+        address_of: a function that returns the address of a kernel's function, given its symbol.
+        threads: number of threads of a run, including the calling thread.
         code: an object that keeps the functions' code in memory, such as the loaded library.
 
     Raises:
-        ValueError: if the program would access memory out of bounds, or the weights have another
-            size than the program states.
+        ValueError: if the program would access memory out of bounds, or the weights are too small
+            or not aligned.
     """
 
     def __init__(
@@ -114,7 +114,8 @@ class Executable(Model):
 
     @cached_property
     def inputs(self) -> tuple[ModelPort, ...]:
-        """Name, dtype and shape of each input, in order; a dynamic dimension is its name."""
+        """Name, dtype and shape of each input, in order; a dynamic dimension is given by its
+        name."""
         return tuple(map(described, self.program.inputs))
 
     @property
@@ -132,16 +133,19 @@ class Executable(Model):
 
     @property
     def output_names(self) -> tuple[str, ...]:
-        """The names of the results of a run, in order; a list of arrays has one name."""
+        """The names of the results that `run` returns, in order; a list of arrays is one result."""
         return tuple(result.name for result in self.program.results)
 
     @property
     def weights(self) -> Bytes:
-        """The packed constants."""
+        """The packed constants as raw bytes."""
         return self._weights
 
     def with_threads(self, threads: int) -> Executable:
-        """Return the same model for another number of threads; it shares code and weights."""
+        """Return an executable of the same program that runs with another number of threads.
+
+        Both executables share code and weights.
+        """
         return Executable(self.program, self._weights, self._address_of, threads, self._code_owner)
 
     def with_program(self, program: Program) -> Executable:
@@ -150,8 +154,8 @@ class Executable(Model):
         For example, the other program may also copy intermediate values to outputs.
 
         Raises:
-            ValueError: if the program would access memory out of bounds, or the weights have
-                another size than the program states.
+            ValueError: if the program would access memory out of bounds, or the weights are too
+                small.
         """
         return Executable(program, self._weights, self._address_of, self.threads, self._code_owner)
 
@@ -162,7 +166,10 @@ class Executable(Model):
         labels: bool = True,
         stop: StopFlag | None = None,
     ) -> list[Array]:
-        """Run the program once, as `Model.run`; this never compiles."""
+        """Run the program once; arguments, results and errors are those of `Model.run`.
+
+        An executable never compiles, so it does not raise CompilerError.
+        """
         arrays = arrays_in_order(inputs, self._input_names)
         if self._texts:
             arrays = self._positions(arrays)
@@ -178,7 +185,11 @@ class Executable(Model):
         return self.listed(self.labelled(outputs))
 
     def _positions(self, arrays: Sequence[Array]) -> list[Array]:
-        """The inputs, with texts replaced by positions of labels."""
+        """Return the inputs with each string replaced by its int64 position in the table of labels.
+
+        Raises:
+            InvalidInputError: if an array that should contain strings has other elements.
+        """
         made = list(arrays)
         for index, labels in self._texts:
             array = made[index]
@@ -193,7 +204,7 @@ class Executable(Model):
     def bind(
         self, states: Mapping[str, str], initial: Mapping[str, Array] | None = None
     ) -> Session:
-        """Create a session, as `Model.bind`."""
+        """Create a session of consecutive runs; arguments and errors are those of `Model.bind`."""
         ports = {port.name: port.shape for port in self.inputs}
         names = [port.name for port in self.outputs]
         session = Session(ports, names, lambda arrays: self, self.run, states, initial or {})
@@ -202,18 +213,19 @@ class Executable(Model):
 
     @cached_property
     def in_place(self) -> Mapping[int, int]:
-        """For each output that `run_into` may write over an input, the input; both by index.
+        """Maps the index of an output to the index of the input whose memory it may overwrite.
 
-        See `Program.in_place`.
+        The conditions are described at `Program.in_place`.
         """
         return self.program.in_place()
 
     @cached_property
     def rooms(self) -> tuple[tuple[int, ...], ...]:
-        """For each slack capacity (`Program.rooms`), the indices of the outputs that have it.
+        """For each slack capacity in `Program.rooms`, the indices of the outputs that have it.
 
-        It is empty if no run may pass slack capacities. This is the case if an output with slack
-        cannot share its input's memory, or an input with slack has no such output.
+        The result is `()` if the program does not support slack. It is supported only if each
+        output with slack can share the memory of its input, and each input with slack has such an
+        output.
         """
         program, continued = self.program, self._continued.values()
         with_room = {k for k, port in enumerate(program.inputs) if port.room is not None}
@@ -231,7 +243,8 @@ class Executable(Model):
 
     @cached_property
     def _continued(self) -> Mapping[int, int]:
-        """The inputs in a buffer with slack capacity, each with the output that may share it."""
+        """Maps the index of each input with slack capacity to the index of the output that may
+        overwrite it."""
         ports = self.program.inputs
         return {i: o for o, i in self.in_place.items() if ports[i].room is not None}
 
