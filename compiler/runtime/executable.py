@@ -251,10 +251,14 @@ class Executable(Model):
     def ports_for(
         self, arrays: Sequence[Array], rooms: tuple[int, ...] = ()
     ) -> tuple[tuple[SizedPort, ...], tuple[SizedPort, ...]]:
-        """Return the inputs and the outputs of a run, with their sizes for these input arrays.
+        """Return the inputs and outputs of a run, with the sizes that follow from these input
+        arrays.
 
-        `arrays` are the inputs in order, `rooms` the slack capacities as in `run_into`. The next
-        run with the same sizes reuses the result.
+        The sizes are cached, so that the next run with the same sizes need not compute them.
+
+        Args:
+            arrays: the inputs, in order.
+            rooms: the slack capacity for each of `Program.rooms`, in elements; `()` for no slack.
 
         Raises:
             InvalidInputError: if a dimension is outside its range.
@@ -266,7 +270,8 @@ class Executable(Model):
         return ports
 
     def takes(self, arrays: Sequence[Array]) -> bool:
-        """Whether the program accepts the shapes of these inputs, given in order."""
+        """Whether the program accepts input arrays of these shapes; `arrays` has all inputs in
+        order."""
         try:
             context = self._context((*self._sizes.of(arrays), *self._no_rooms))
         except InvalidInputError:
@@ -283,26 +288,26 @@ class Executable(Model):
         rooms: tuple[int, ...] = (),
         stop: StopFlag | None = None,
     ) -> list[Array]:
-        """Run the program once, with caller-provided memory, and without conversion of labels.
+        """Run the program once, in memory that the caller provides, without converting labels.
 
         Args:
             arrays: the inputs, in order. A `Placed` input must have the dtype of its port.
-            given: the memory of some outputs, by the index of the output: an array of its shape and
-                dtype. Only an output in `in_place` may share memory with an input, the one that it
-                replaces. The caller must keep the memory valid.
-            rooms: the slack capacity for each of `Program.rooms`; `()` for no slack. With slack,
-                all ports that have it must be `Placed`, at the start of buffers that are longer by
-                it.
+            given: maps the index of an output to the array in which it is stored, of the output's
+                shape and dtype. It must not overlap an input, except for the input in `in_place`
+                that the output may overwrite. The caller must keep the memory valid during the run.
+            rooms: the slack capacity for each of `Program.rooms`, in elements; `()` for no slack.
+                Inputs and outputs with slack must be `Placed` at the start of buffers that have
+                this many additional elements along the growing dimension.
             stop: as in `run`.
 
         Returns:
-            The outputs, in order; those in `given` are the given arrays.
+            The outputs, in order. An output in `given` is returned as that array.
 
         Raises:
-            InvalidInputError: if an input is of another shape or dtype, or a dimension is outside
-                its range.
+            InvalidInputError: if an input has a wrong shape or dtype, or a dimension is outside its
+                range.
             OutOfMemoryError: if memory does not suffice for the intermediate values.
-            StoppedError: if `stop` was set before the end.
+            StoppedError: if `stop` was set before the run ended.
         """
         context = self._context((*self._sizes.of(arrays), *(rooms or self._no_rooms)))
         try:
@@ -376,9 +381,10 @@ class Executable(Model):
         return outputs
 
     def labelled(self, outputs: Sequence[Array]) -> list[Array]:
-        """Convert outputs for the caller: positions to strings, bfloat16 bits to bfloat16.
+        """Convert int64 label positions to strings or dictionaries, and raw bits to bfloat16
+        arrays.
 
-        Other outputs are unchanged.
+        `outputs` has all outputs in order. Outputs of other types are returned unchanged.
         """
         made = list(outputs)
         for index, kind in self._bfloat16:
@@ -388,7 +394,10 @@ class Executable(Model):
         return made
 
     def listed(self, outputs: Sequence[Array]) -> list[Array]:
-        """Return the results of the model: outputs that are elements of one list become a list."""
+        """Combine outputs that are elements of the same list result into one Python list.
+
+        `outputs` has all outputs in order. Other outputs are returned unchanged.
+        """
         if not self._lists:
             return list(outputs)
         return [cast("Array", result.of(outputs)) for result in self._lists]
@@ -396,20 +405,20 @@ class Executable(Model):
     def profile(
         self, inputs: Mapping[str, Array] | Sequence[Array], samples: int
     ) -> NDArray[np.float64]:
-        """Time every instruction of the program within runs of the model.
+        """Time every instruction of the program during complete runs.
 
         Args:
             inputs: as in `run`.
             samples: number of timed runs, after one untimed run.
 
         Returns:
-            (samples, instructions): seconds of each instruction of `program.walk()`, CPU time with
-                one thread and wall time with several. An instruction in a loop sums all its
-                executions; one that a branch skips is 0. The time of loops and branches excludes
-                the instructions in them.
+            An array of shape (samples, instructions) with the seconds of each instruction of
+                `program.walk()`: CPU time with one thread, and wall time with several. The time of
+                an instruction in a loop is the sum over all iterations, and the time of a skipped
+                instruction is 0. The time of a loop or branch excludes the instructions in it.
 
         Raises:
-            InvalidInputError: if an input is missing, unknown, or of another shape or dtype, or a
+            InvalidInputError: if an input is missing or unknown, has a wrong shape or dtype, or a
                 dimension is outside its range.
             OutOfMemoryError: if memory does not suffice for the intermediate values.
         """
@@ -425,7 +434,11 @@ class Executable(Model):
         return seconds
 
     def _context(self, values: tuple[int, ...]) -> RunContext:
-        """Take an idle context, set to these sizes; the caller returns it."""
+        """Remove a context from the list of idle ones, or create one, and set its sizes to
+        `values`.
+
+        The caller appends the context to `_idle` after use.
+        """
         try:
             context = self._idle.pop()
         except IndexError:
@@ -441,7 +454,7 @@ _first_byte = cast("Callable[[Array], c_char]", c_char.from_buffer)
 
 
 def _address(array: Array) -> int:
-    """The address of a C-contiguous array."""
+    """Return the address of the first element of a C-contiguous array."""
     try:
         return addressof(_first_byte(array))
     except (TypeError, ValueError, BufferError):  # read-only or empty
@@ -450,6 +463,9 @@ def _address(array: Array) -> int:
 
 
 def _front(array: Array, dim: int, count: int) -> Array:
-    """The leading `count` elements along a dimension, stored at the start of the array's memory."""
+    """Return a view of an array's first elements as an array with `count` elements along `dim`.
+
+    Kernels store a counted output contiguously at the start of the memory for its largest shape.
+    """
     shape = (*array.shape[:dim], count, *array.shape[dim + 1 :])
     return array.reshape(-1)[: prod(shape)].reshape(shape)

@@ -1,10 +1,11 @@
-"""Compiled models that consist of several programs, each with a guard for the runs that it serves.
+"""Compiled models that select among several programs in each run.
 
-The guard is a condition on the sizes of inputs and on values that data determine. One program may
-serve all sizes of a range; some sizes may have their own programs. In a process that has the
-compiler, a program for other sizes is compiled when a run first needs it. An artifact holds a fixed
-list of programs. If its manifest allows it, inputs between two served sizes are padded with zeros
-to the larger one, and the outputs are cropped.
+Each program has a guard: a condition on the input sizes and on values computed during the run. Some
+programs accept all sizes of a range, others only one combination of sizes. In a process that has
+the compiler, a missing program is compiled when a run first needs it.
+
+An artifact has a fixed list of programs. If its manifest allows padding, inputs are padded with
+zeros to the next larger sizes that have a program, and the outputs are cropped.
 """
 
 from __future__ import annotations
@@ -62,19 +63,20 @@ Part: TypeAlias = "Callable[[Mapping[str, Dims]], GuardedModel]"
 class GuardedModel(Model):
     """A compiled model that consists of several programs with guards (`SegmentGuard`).
 
-    Each program is compiled once, even if several threads need it at once.
+    Each program is compiled only once, even if several threads need it at the same time.
 
     Args:
-        ports: its inputs and outputs, with numbers for dimensions whose size is fixed.
-        first: the boundary before the whole model.
-        make: compiles a segment that a boundary lacks, and adds it to `SegmentBoundary.made`. Only
-            one thread calls it at a time.
-        part: returns the same model with other dimensions of its inputs. It is called if, in a run,
-            a dimension that the file names once has two different sizes. None selects the default:
-            programs for such runs in a process with the compiler, an error in an artifact.
+        ports: the model's inputs and outputs, with numbers for dimensions whose size is fixed.
+        first: the segment boundary before the first node of the model.
+        make: a function that compiles the missing segment for a guard and adds it to
+            `SegmentBoundary.made`. Calls are serialised by a lock.
+        part: a function that returns the same model with other names of input dimensions. It is
+            called if two dimensions with the same name have different sizes in a run, and gives
+            them separate names. By default, such a run compiles its own program if the compiler is
+            available, and is an error in an artifact.
 
     Raises:
-        InvalidArgumentError: if inputs are to be padded and an output could not be cropped.
+        InvalidArgumentError: if the model pads its inputs, but an output could not be cropped.
     """
 
     def __init__(
@@ -116,39 +118,43 @@ class GuardedModel(Model):
 
     @property
     def open(self) -> tuple[str, ...]:
-        """The distinct names of the inputs' dynamic dimensions, in order."""
+        """The names of all dynamic dimensions of the inputs, without duplicates, in order."""
         return self.ports.open
 
     @property
     def is_segmented(self) -> bool:
-        """Whether data may determine sizes, so that the model runs in segments."""
+        """Whether the model runs in segments, because some sizes are computed from data during a
+        run."""
         return not self._first.whole
 
     @property
     def programs(self) -> int:
-        """The number of programs that are compiled and kept."""
+        """The number of programs that are compiled so far."""
         stages = (stage for cut in self._first.walk() for stage in list(cut.made.values()))
         return sum(stage.program is not None for stage in stages)
 
     @property
     def reasons(self) -> tuple[str, ...]:
-        """The reasons why some programs serve only one combination of sizes, or not all ranges."""
+        """Messages that explain why programs have fixed sizes, or smaller ranges than requested."""
         return tuple(dict.fromkeys(text for cut in self._first.walk() for text in cut.reasons))
 
     @property
     def reason(self) -> str:
-        """The first entry of `GuardedModel.reasons`; "" if that is empty."""
+        """The first entry of `GuardedModel.reasons`, or an empty string if all programs accept all
+        sizes."""
         return next(iter(self.reasons), "")
 
     @property
     def ranged(self) -> Executable | None:
-        """The program with dynamic sizes of a model without segments, or None."""
+        """The program with dynamic sizes; None if there is no such program or the model is
+        segmented."""
         found = (stage.program for facts, stage in list(self._first.made.items()) if facts.open)
         return next(found, None) if self._first.whole else None
 
     @property
     def made(self) -> tuple[Sizes, ...]:
-        """The combinations of sizes that have a program with fixed sizes, in order of first use.
+        """The combinations of sizes for which a program with fixed sizes was compiled, oldest
+        first.
 
         It is empty for segmented models.
         """
@@ -158,9 +164,9 @@ class GuardedModel(Model):
 
     @property
     def served(self) -> tuple[Sizes, ...] | None:
-        """The combinations of sizes for which an artifact has programs with fixed sizes.
+        """The combinations of sizes for which an artifact has a program with fixed sizes.
 
-        It is None if programs for other sizes can be compiled, or the model is segmented.
+        It is None if the model is segmented, or can compile programs for other sizes.
         """
         listed_ = self._first.served
         if listed_ is None or self.is_segmented:
@@ -168,9 +174,9 @@ class GuardedModel(Model):
         return tuple(tuple(sorted(facts.sizes)) for facts in listed_ if not facts.open)
 
     def inputs_at(self, sizes: Mapping[str, int]) -> tuple[Port, ...]:
-        """Return the inputs, except string inputs, for sizes of the dynamic dimensions.
+        """Return the inputs at given sizes of the dynamic dimensions, excluding string inputs.
 
-        `sizes` has the sizes of the dimensions in `GuardedModel.open`, by name.
+        `sizes` maps each name in `GuardedModel.open` to its size.
         """
         return tuple(
             Port(crossing.name, crossing.dtype, _shape(crossing.dims, sizes))
@@ -179,9 +185,9 @@ class GuardedModel(Model):
         )
 
     def texts_at(self, sizes: Mapping[str, int]) -> dict[str, tuple[int, ...]]:
-        """Return the shapes of string inputs, by name, for sizes of the dynamic dimensions.
+        """Return the shape of each string input, by name, at given sizes of the dynamic dimensions.
 
-        `sizes` has the sizes of the dimensions in `GuardedModel.open`, by name.
+        `sizes` maps each name in `GuardedModel.open` to its size.
         """
         return {
             crossing.name: _shape(crossing.dims, sizes)
@@ -190,17 +196,17 @@ class GuardedModel(Model):
         }
 
     def executable(self, sizes: Mapping[str, int]) -> Executable:
-        """Return the program for exactly these sizes, and compile it if necessary.
+        """Return the program with exactly these fixed sizes, and compile it if it does not exist.
 
         Later runs with these sizes use this program.
 
         Raises:
-            InvalidInputError: if the sizes are not served, or a size without its own program is
-                outside its range.
+            InvalidInputError: if an artifact has no program for the sizes, or a size is outside its
+                range.
             ArtifactError: if the sizes contradict each other.
             InvalidArgumentError: if the sizes are not a mapping from names to integers, or the
-                model is segmented, so that no program is the whole model.
-            CompilerError: if no program can be compiled for them.
+                model is segmented, so that no single program computes the whole model.
+            CompilerError: if the compilation fails.
         """
         cut, given = self._first, checked_sizes(sizes)
         facts = cut.reads.at(given)
@@ -227,7 +233,8 @@ class GuardedModel(Model):
         return stage.program
 
     def _in_ranges(self, sizes: Mapping[str, int]) -> bool:
-        """Whether sizes are given for all dimensions of the program that serves ranges."""
+        """Whether `sizes` has all dimensions of the program with dynamic sizes, and no unknown
+        ones."""
         if self.ranged is None:
             return False
         needed = {dimension.name for dimension in self.ranged.dimensions}
@@ -256,9 +263,9 @@ class GuardedModel(Model):
         """Run the model, and return the programs that ran, in order, each with its inputs by name.
 
         Raises:
-            InvalidInputError: if an input is missing, unknown, or of another shape or dtype, a
-                dimension is outside its range, or no program of an artifact serves the inputs.
-            CompilerError: if a program that this run needs first does not compile.
+            InvalidInputError: if an input is missing or unknown, has a wrong shape or dtype, a
+                dimension is outside its range, or an artifact has no program for the inputs.
+            CompilerError: if the run needs a new program, and its compilation fails.
         """
         return self._run(inputs, labels=False)[1]
 
@@ -268,7 +275,7 @@ class GuardedModel(Model):
         labels: bool,
         stop: StopFlag | None = None,
     ) -> tuple[list[Array], list[Ran]]:
-        """The outputs of a run, and the programs that ran."""
+        """Run the model once, and return its outputs and the programs that ran."""
         ordered = arrays_in_order(inputs, self._names)
         if (dims := self._apart(ordered)) != self._dims:
             return self._parted_as(dims, ordered, lambda other: other._run(ordered, labels, stop))
@@ -301,7 +308,7 @@ class GuardedModel(Model):
         )
 
     def program_for(self, arrays: Sequence[Array]) -> Executable | None:
-        """Return the program that serves a run on these inputs; None for a segmented model."""
+        """Return the program that `run` selects for these inputs; None for a segmented model."""
         if not self._first.whole:
             return None
         if self._direct is not None and self._direct.takes(arrays):
@@ -311,9 +318,11 @@ class GuardedModel(Model):
         return self._stage(self._first, self._values(arrays))[0].program
 
     def _first_to_try(self, facts: SegmentGuard) -> Executable | None:
-        """The program with this guard, if a run may try it before its sizes are checked. This
-        requires that all programs serve ranges, and that the program itself rejects sizes outside
-        the model's ranges."""
+        """Return the program with this guard if `run` may call it without checking sizes first.
+
+        This is correct only if no program has fixed sizes, and the program itself rejects all sizes
+        outside the model's ranges. Otherwise, the result is None.
+        """
         cut = self._first
         listed_ = cut.served or ()
         if not cut.whole or cut.own or self.ports.pad or any(f not in cut.made for f in listed_):
@@ -329,10 +338,12 @@ class GuardedModel(Model):
     # ---- inputs
 
     def _values(self, arrays: Sequence[Array]) -> dict[str, Array]:
-        """The inputs by name, as the programs take them.
+        """Check the shapes of the inputs, and return the arrays by name.
+
+        For a segmented model, this also checks the dtypes, and converts bfloat16 to raw bits.
 
         Raises:
-            InvalidInputError: if one is not an array, or has another shape or type.
+            InvalidInputError: if an input is not an array, or its shape or dtype is wrong.
         """
         sizes: dict[str, tuple[int, str]] = {}
         outside: tuple[str, Dimension] | None = None
@@ -365,16 +376,22 @@ class GuardedModel(Model):
         return values
 
     def _has_own(self, values: Mapping[str, Array]) -> bool:
-        """Whether a program for only these sizes exists, or a program for larger sizes to pad
-        to."""
+        """Whether an artifact accepts these inputs although a size is outside its range.
+
+        This is the case if it has a program for exactly these sizes, or may pad inputs to larger
+        sizes.
+        """
         served = self._first.served
         if not self._first.whole or served is None:
             return False
         return self.ports.pad or self._first.reads.exact(values) in served
 
     def _expected(self, known: Dimension) -> str:
-        """The accepted sizes for an error message: the range, and sizes with their own program,
-        such as `1..4, or batch=8`."""
+        """Format the accepted sizes of a dimension for an error message, such as `1..4, or
+        batch=8`.
+
+        The text has the range, and all combinations of fixed sizes that have a program.
+        """
         return ", or ".join([known.range_text, *map(sizes_text, self.served or ())])
 
     def _not_served(self, facts: SegmentGuard) -> InvalidInputError:
@@ -386,8 +403,11 @@ class GuardedModel(Model):
         return InvalidInputError(f"{asked} is not served, only {'; '.join(served)}")
 
     def _apart(self, arrays: Sequence[Array]) -> tuple[Dims, ...]:
-        """The dimensions of the inputs. If a name has another size in an earlier input, the
-        dimension gets a name of its own (`x[0]`)."""
+        """Return the dimensions of each input, with separate names for sizes that differ.
+
+        If a dimension's size differs from that of an earlier dimension with the same name, its name
+        becomes the input's name and the position, such as `x[0]`.
+        """
         sizes: dict[str, int] = {}
         found: list[Dims] = []
         if self._part is None:
@@ -408,7 +428,7 @@ class GuardedModel(Model):
         return tuple(found)
 
     def _with_inputs(self, inputs: Mapping[str, Dims]) -> GuardedModel:
-        """The same model with other dimensions of its inputs, if it is not segmented."""
+        """Return an unsegmented model with other names of input dimensions and no programs yet."""
         ports, reads = replace(self.ports, inputs=inputs), self._first.reads.with_dims(inputs)
         return GuardedModel(ports, unsegmented(reads, ports), self._make)
 
@@ -418,8 +438,11 @@ class GuardedModel(Model):
         arrays: Sequence[Array],
         use: Callable[[GuardedModel], T],
     ) -> T:
-        """Call `use` with the model for these dimensions of its inputs. If the model does not
-        support them, the error is reported for the inputs."""
+        """Call `use` with the variant of the model whose inputs have the dimensions `dims`.
+
+        The variant is created on first use, with a ModelWarning. If it fails, the error states
+        which dimensions of `arrays` have the same name but different sizes.
+        """
         try:
             with self._lock:
                 other = self._parted.get(dims)
@@ -447,7 +470,8 @@ class GuardedModel(Model):
     def _padded(
         self, values: Mapping[str, Array], labels: bool, stop: StopFlag | None
     ) -> tuple[list[Array], list[Ran]]:
-        """Run with the next larger served sizes, and crop the outputs."""
+        """Pad the inputs to the next larger sizes that have a program, run it, and crop its
+        outputs."""
         sizes = dict(self._first.reads.exact(values).sizes)
         larger = self._next_sizes(sizes)
         padded = {
@@ -463,7 +487,14 @@ class GuardedModel(Model):
         return executable.labelled(cut) if labels else cut, [(executable, padded)]
 
     def _next_sizes(self, sizes: Mapping[str, int]) -> dict[str, int]:
-        """The smallest served sizes that are at least these."""
+        """Return the smallest combination of sizes with a program, of which none is less than in
+        `sizes`.
+
+        The smallest combination is the one with the least product.
+
+        Raises:
+            InvalidInputError: if there is no such combination.
+        """
         fitting = [
             served
             for served in self.served or ()
@@ -478,7 +509,11 @@ class GuardedModel(Model):
     def _stage(
         self, cut: SegmentBoundary[Executable], values: Mapping[str, Array]
     ) -> tuple[ModelSegment[Executable], dict[str, Array]]:
-        """The segment for these live-ins, compiled if necessary, and its inputs."""
+        """Return the segment after the boundary `cut` for these live-ins, and the inputs of its
+        program.
+
+        The segment is compiled if it does not exist. `values` has the live-ins by name.
+        """
         while True:
             facts = cut.guard(values)
             stage = self._made(cut, facts, values)
@@ -499,8 +534,14 @@ class GuardedModel(Model):
     def _made(
         self, cut: SegmentBoundary[Executable], facts: SegmentGuard, values: Mapping[str, Array]
     ) -> ModelSegment[Executable] | None:
-        """The segment with this guard, compiled if necessary; None if no program serves its
-        ranges."""
+        """Return the segment with the guard `facts`, and compile it if it does not exist.
+
+        The result is None if no program can be compiled for the guard's ranges; the boundary then
+        has new split points, and the caller computes another guard.
+
+        Raises:
+            InvalidInputError: if an artifact has no segment with this guard.
+        """
         stage = cut.made.get(facts)
         if stage is not None:
             return stage
@@ -522,7 +563,7 @@ class GuardedModel(Model):
         facts: SegmentGuard,
         values: Mapping[str, Array],
     ) -> dict[str, Array]:
-        """The inputs of a segment's program."""
+        """Return the inputs of a segment's program by name, selected from the live-ins `values`."""
         if cut.whole:
             return dict(values)
         given = cut.reads.inputs(facts, values)
@@ -539,16 +580,16 @@ def unsegmented(
     own: Iterable[Sizes] = (),
     reason: str = "",
 ) -> SegmentBoundary[Executable]:
-    """Return the boundary before the whole model, for a model without segments.
+    """Return the boundary before the first node of a model that has only one segment.
 
     Args:
-        reads: its inputs, with the ranges of their dimensions.
-        ports: its inputs and outputs.
+        reads: the model's inputs, with the ranges of their dimensions.
+        ports: the model's inputs and outputs.
         ranged: a program with dynamic sizes, possibly for smaller ranges than those of `reads`.
         served: combinations of sizes for which an artifact has programs; None outside of artifacts.
-        own: combinations of sizes that get a program with fixed sizes on first use, even if
-            `ranged` serves them.
-        reason: the reason why no program serves all sizes of the ranges.
+        own: combinations of sizes for which a program with fixed sizes is compiled on first use,
+            even if `ranged` accepts them.
+        reason: a message that explains why no program accepts all sizes of the ranges.
     """
     listed_ = None if served is None else [reads.at(dict(sizes)) for sizes in served]
     made = {}
@@ -587,7 +628,7 @@ def _enlarged(array: Array, shape: tuple[int, ...]) -> Array:
 
 
 def _cut(array: Array, shape: tuple[int, ...]) -> Array:
-    """A copy of the leading part of an array."""
+    """Crop an array to the leading `shape[i]` elements of each dimension `i`, and return a copy."""
     if array.shape == shape:
         return array
     return np.ascontiguousarray(array[tuple(map(slice, shape))])

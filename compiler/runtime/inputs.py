@@ -20,14 +20,14 @@ from tilewright.compiler.sizes import dimensions, is_dynamic
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """An array in aligned memory that a program accesses without a copy, with its address."""
+    """An array with its address, in aligned memory that a program reads or writes directly."""
 
     array: Array
     address: int
 
     @staticmethod
     def at_start(memory: Bytes, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Placed:
-        """Create an array with its first element at the start of a block of memory.
+        """Create an array of this shape and dtype at the start of a block of memory.
 
         Raises:
             ValueError: if the memory is too small, not aligned to 64 bytes, or read-only.
@@ -44,7 +44,7 @@ class Placed:
 
 
 def unplaced(arrays: Iterable[Array | Placed]) -> list[Array]:
-    """Return the plain arrays of a sequence in which some are `Placed`."""
+    """Replace each `Placed` object by its array; arrays are returned unchanged."""
     return [each.array if isinstance(each, Placed) else each for each in arrays]
 
 
@@ -53,12 +53,12 @@ def arrays_in_order(
 ) -> Sequence[Array]:
     """Return the input arrays in the order of `names`.
 
-    An object that supports DLPack, such as a tensor of PyTorch or JAX, becomes an array without a
-    copy.
+    An object that supports DLPack, such as a PyTorch or JAX tensor, is converted to a NumPy array
+    without a copy.
 
     Raises:
-        InvalidInputError: if the names or the count are wrong, or an object cannot share its
-            memory.
+        InvalidInputError: if the names or the number of inputs are wrong, or NumPy cannot access
+            the memory of an object.
     """
     ordered = _in_order(inputs, names)
     for array in ordered:
@@ -68,7 +68,13 @@ def arrays_in_order(
 
 
 def _lent(array: Any, name: str) -> Array:
-    """The array itself, or a view of another library's tensor."""
+    """Return a NumPy array unchanged, or a NumPy view of another library's tensor.
+
+    Objects without DLPack support are returned unchanged; a later check rejects them.
+
+    Raises:
+        InvalidInputError: if NumPy cannot access the tensor's memory.
+    """
     if isinstance(array, np.ndarray | np.generic) or not hasattr(array, "__dlpack__"):
         return array  # type: ignore[no-any-return]  # what it is, is checked with its port
     try:
@@ -112,7 +118,7 @@ def _in_order(
 
 
 def shapes_of(arrays: Sequence[Array | Placed], names: Sequence[str]) -> list[tuple[int, ...]]:
-    """Return the shape of each array; `names` are the names of the inputs, for errors.
+    """Return the shape of each array; `names` has the inputs' names for error messages.
 
     Raises:
         InvalidInputError: if an input is not an array.
@@ -139,10 +145,13 @@ class InputSizes:
         )
 
     def of(self, arrays: Sequence[Array | Placed]) -> tuple[int, ...]:
-        """Return the size of each dimension in these inputs, divided by its `Dimension.multiple`.
+        """Return the size of each dynamic dimension, as inferred from the inputs' shapes.
+
+        The sizes are in the order of `Program.dimensions`, each divided by its
+        `Dimension.multiple`.
 
         Raises:
-            InvalidInputError: if an input is not an array or has another rank, or a dimension is
+            InvalidInputError: if an input is not an array or has a wrong rank, or a dimension is
                 outside its range.
         """
         if not self._sources:
@@ -163,21 +172,23 @@ class InputSizes:
         return tuple(values)
 
     def named(self, arrays: Sequence[Array]) -> dict[str, int]:
-        """Return the size of each dimension in these inputs, by the dimension's name.
+        """Return the size of each dynamic dimension by name, as inferred from the inputs' shapes.
 
         Raises:
-            InvalidInputError: if an input is not an array or has another rank, or a dimension is
+            InvalidInputError: if an input is not an array or has a wrong rank, or a dimension is
                 outside its range.
         """
         values = zip(self._sources, self.of(arrays), strict=True)
         return {source[0].name: source[0].multiple * value for source, value in values}
 
     def checked(self, arrays: Sequence[Array], index: int, shape: tuple[int, ...]) -> Array:
-        """Check input `index` and return it as a NumPy array of the port's dtype; bfloat16 as raw
-        bits.
+        """Check the input at position `index`, and return it as a NumPy array of the declared
+        dtype.
+
+        A bfloat16 array is returned as raw bits (uint16).
 
         Raises:
-            InvalidInputError: if it is not an array with this shape and the port's dtype.
+            InvalidInputError: if the input is not an array, or its shape or dtype is wrong.
         """
         array, port = arrays[index], self._ports[index]
         if not isinstance(array, np.ndarray | np.generic) or len(array.shape) != len(shape):
@@ -193,7 +204,7 @@ class InputSizes:
         return np.asarray(array)
 
     def _refusal(self, array: object, port: Port) -> InvalidInputError:
-        """The error for an input that is not an array, or has another rank."""
+        """Build the error for an input that is not an array or has a wrong shape."""
         if not isinstance(array, np.ndarray | np.generic):
             return InvalidInputError(
                 f"input '{port.name}' is of type {type(array).__name__}, expected an array of "
@@ -206,7 +217,10 @@ class InputSizes:
     def _contradiction(
         self, arrays: Sequence[Array], index: int, shape: tuple[int, ...]
     ) -> InvalidInputError:
-        """The error for an input whose shape contradicts the sizes of the other inputs."""
+        """Build the error for an input whose shape contradicts the sizes of other inputs.
+
+        `shape` is the shape that follows from the other inputs.
+        """
         array, port = arrays[index], self._ports[index]
         pairs = enumerate(zip(array.shape, shape, strict=True))
         position = next(k for k, (given, wanted) in pairs if given != wanted)

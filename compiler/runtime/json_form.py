@@ -1,6 +1,6 @@
-"""Declarations that control the conversion of dataclasses to JSON, and the error of readers.
+"""Annotations and options for the conversion of dataclasses to JSON, and the error of readers.
 
-`codec` generates readers and writers from these declarations.
+The module `codec` generates readers and writers from these declarations.
 """
 
 from __future__ import annotations
@@ -21,7 +21,12 @@ MOST_ITEMS = 1_000_000
 
 
 class MalformedError(ValueError):
-    """JSON data is malformed: `path` is the path of the wrong field, `problem` its fault."""
+    """JSON data are malformed.
+
+    Attributes:
+        problem: a description of the fault, such as `expected a text, got 3`.
+        path: the path of the malformed field, such as `buffers[3].shape[0]`; empty for the root.
+    """
 
     def __init__(self, problem: str, path: str = "") -> None:
         super().__init__(f"{path}: {problem}" if path else problem)
@@ -30,10 +35,11 @@ class MalformedError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Between:
-    """The limits of a number in JSON, both inclusive.
+    """The allowed range of a number in JSON, from `least` to `most`, both inclusive.
 
-    With `above`, the number must exceed `least`. If `finite` is false, NaN and infinities are
-    accepted, also as the strings `NaN`, `Infinity` and `-Infinity`, which databases store.
+    If `above` is true, the number must be greater than `least`. If `finite` is false, NaN and
+    infinities are allowed, also as the strings `NaN`, `Infinity` and `-Infinity`, because databases
+    store them in this form.
     """
 
     least: float
@@ -56,7 +62,7 @@ LARGEST_FLOAT = 1 << 1023
 
 @dataclass(frozen=True, slots=True)
 class Matching:
-    """A regular expression that a whole string in JSON must match."""
+    """A regular expression that must match a complete string in JSON."""
 
     pattern: str
 
@@ -69,7 +75,10 @@ class Length:
     most: int = MOST_ITEMS
 
     def check(self, data: Any, what: str) -> None:
-        """Raise MalformedError for data of another length; `what` names the items in the error."""
+        """Raise MalformedError if the length of `data` is not within the limits.
+
+        `what` names the counted elements in the message, such as `characters`.
+        """
         if not self.least <= len(data) <= self.most:
             limits = f"at least {self.least}" if len(data) < self.least else f"at most {self.most}"
             raise MalformedError(f"{len(data)} {what}, expected {limits}")
@@ -77,15 +86,15 @@ class Length:
 
 @dataclass(frozen=True, slots=True)
 class Via:
-    """An annotation of a field that is converted to another type before it is written as JSON.
+    """Annotation for a field whose JSON form is that of another type.
 
     Attributes:
         form: the other type.
         read: returns the field's value, given the value of type `form` and the `scope` of
             `codec.decode`; raises ValueError for invalid data.
         write: converts the field's value to `form`.
-        own: a type whose instances in the data are accepted unchanged; None if every value is
-            converted.
+        own: a type. Data of this type are the field's value without a call of `read`. None if all
+            data are converted.
     """
 
     form: Any
@@ -96,28 +105,31 @@ class Via:
 
 @dataclass(frozen=True, slots=True)
 class JsonForm:
-    """Options of a class's JSON form, which by default is an object with all fields in order.
+    """Options of a dataclass's JSON form. By default, the form is an object with all fields in
+    order.
 
-    A class declares it as `json_form`.
+    A dataclass declares its options in the class attribute `json_form`.
 
     Attributes:
         what: the class's name in errors, such as `measure request`.
         error: the class of the exception that `codec.decode` raises for malformed data; its
             constructor takes a message.
         row: whether the form is a list of the fields' values, without names.
-        constants: entries with a fixed value, before the fields. They distinguish the classes of a
-            union; without constants, the first field of each class does.
-        leading: fields that are written before the others.
+        constants: entries with fixed values, which are written before the fields. A reader of a
+            union recognises the class by the first of them, or by the class's first field if
+            `constants` is empty.
+        leading: fields that are written first, in this order.
         names: JSON names of fields, if they differ from the class's names.
-        sparse: fields that are omitted if they equal their default, or `()` without a default.
+        sparse: fields that are omitted in JSON if they equal their default. A field without a
+            default is omitted if it equals `()`.
         optional: fields that a sender may omit, although they are always written.
-        derived: names of additional entries after the fields, for other programs. The reader
-            ignores these entries.
-        derive: a function that computes the additional entries from a value.
-        check: raises ValueError for a value whose fields are inconsistent.
-        opens: fields that are read first.
-        scope: a function that returns the scope for reading the other fields, given the enclosing
-            scope and the fields in `opens`.
+        derived: names of additional entries that are written after the fields, for use by other
+            programs. The reader ignores their values.
+        derive: a function that computes the values of the `derived` entries, given the instance.
+        check: a function that raises ValueError if the fields of an instance are inconsistent.
+        opens: fields that are read first, because `scope` needs their values.
+        scope: a function that returns the scope (`codec.decode`) for reading the other fields. Its
+            arguments are the enclosing scope and the values of the fields in `opens`.
     """
 
     what: str = ""
@@ -136,9 +148,9 @@ class JsonForm:
 
 
 def pairs(form: Any) -> Via:
-    """Return an annotation for a tuple of (name, value) pairs that is an object in JSON.
+    """Return an annotation for a tuple of (name, value) pairs whose JSON form is an object.
 
-    `form` is the `Mapping` type of that object.
+    `form` is the `Mapping` type that describes this object.
     """
     return Via(form, lambda found, _: tuple(found.items()), dict)
 
@@ -156,5 +168,5 @@ def expected(what: str, value: object) -> MalformedError:
 
 
 def shown(key: object) -> str:
-    """Shorten and escape a name from untrusted data for an error message."""
+    """Shorten and escape a key from untrusted data for use in an error message."""
     return reprlib.repr(key).strip("'")

@@ -45,15 +45,16 @@ ALIGNMENT = 64
 
 
 def ranges_to_json(dimensions: Iterable[Dimension]) -> dict[str, str]:
-    """Convert dimensions to a JSON object from names to ranges: `{"batch": "1..64"}`."""
+    """Convert dimensions to a JSON object that maps names to ranges, such as `{"batch":
+    "1..64"}`."""
     return {dimension.name: dimension.range_text for dimension in dimensions}
 
 
 def ranges_from_json(data: Mapping[str, str]) -> dict[str, Dimension]:
-    """Convert the output of `ranges_to_json` to dimensions by name.
+    """Convert the output of `ranges_to_json` to a mapping from names to dimensions.
 
     Raises:
-        ValueError: if a range is malformed, or is a single number.
+        ValueError: if a range is malformed or contains only one size.
     """
     known = {str(name): parse_range(str(name), text) for name, text in data.items()}
     for name, dimension in known.items():
@@ -63,17 +64,18 @@ def ranges_from_json(data: Mapping[str, str]) -> dict[str, Dimension]:
 
 
 def size_to_json(size: int) -> int | str:
-    """Convert a size to JSON: an integer, or a string for a dynamic size."""
+    """Convert a size to JSON: a fixed size to an integer, a dynamic size to its formula as a
+    string."""
     return str(size) if is_dynamic(size) else size
 
 
 def size_from_json(value: Any, known: Mapping[str, Dimension]) -> int:
-    """Convert the output of `size_to_json` to a size.
+    """Convert the output of `size_to_json` back to a size.
 
-    `known` has the dynamic dimensions by name.
+    `known` maps names to the dynamic dimensions that a formula may contain.
 
     Raises:
-        ValueError: if the data is malformed, or the size is or may be negative.
+        ValueError: if the data are malformed, or the size can be negative.
     """
     if not isinstance(value, str):
         return _size(value)
@@ -84,10 +86,10 @@ def size_from_json(value: Any, known: Mapping[str, Dimension]) -> int:
 
 
 def _size(value: Any) -> int:
-    """A non-negative integer from JSON; booleans and floats are rejected.
+    """Check that JSON data are a non-negative integer, and return it.
 
     Raises:
-        ValueError: if the data is not a size.
+        ValueError: if the data are negative or of another type, such as a boolean or a float.
     """
     if type(value) is not int:
         raise ValueError(f"expected a size, got {value!r}")
@@ -97,9 +99,11 @@ def _size(value: Any) -> int:
 
 
 class SizeScope(NamedTuple):
-    """The scope (`codec.decode`) in which sizes are read from JSON.
+    """The context in which dynamic sizes are read from JSON (the scope of `codec.decode`).
 
-    `known` has the dynamic dimensions by name; `depth` is the nesting depth of the instruction.
+    Attributes:
+        known: maps names to the dynamic dimensions that sizes may contain.
+        depth: the nesting depth of the instruction that is being read.
     """
 
     known: Mapping[str, Dimension]
@@ -107,7 +111,11 @@ class SizeScope(NamedTuple):
 
 
 def size_in(value: Any, scope: SizeScope | None) -> int:
-    """Convert JSON data to a size as `size_from_json`, with the dynamic dimensions of `scope`."""
+    """Convert JSON data to a size, which may contain the dynamic dimensions of `scope`.
+
+    Raises:
+        ValueError: if the data are malformed, or the size can be negative.
+    """
     return size_from_json(value, {} if scope is None else scope.known)
 
 
@@ -128,7 +136,10 @@ DynamicSize = Annotated[int, Via(Any, size_in, size_to_json, own=Natural)]
 
 
 def _ranges_as(kind: type[Dimension]) -> Via:
-    """The JSON form of dimensions of one origin."""
+    """Return the annotation of a field with dimensions of class `kind`.
+
+    Its JSON form is an object that maps each dimension's name to its range.
+    """
 
     def read(data: Mapping[str, str], _: Any) -> tuple[Dimension, ...]:
         found = ranges_from_json(data).values()
@@ -151,7 +162,7 @@ Matrix = tuple[tuple[float, ...], ...]
 
 
 class BufferRole(StrEnum):
-    """The role of a kernel's buffer."""
+    """The role of a buffer in a kernel: input, packed weight, shared work space or output."""
 
     INPUT = "input"
     """A value that another kernel or the caller wrote."""
@@ -168,20 +179,22 @@ class BufferSpec(JsonValue):
 
     Attributes:
         name: the tensor's name in the loop nest.
-        role: the buffer's role.
+        role: whether the buffer is an input, a weight, shared work space or an output.
         dtype: the type of an element in memory.
         shape: the logical shape; for a weight, the shape after `einsum`.
         layout: memory layout of the logical axes (`compiler.loops.layout`), as text.
-        halo: zeros before and after each logical axis; `()` for no halo.
+        halo: the number of zeros stored before and after each logical axis; `()` for no halo.
         bytes: size in memory, including halo and padding of the layout.
-        source: index of the workload input with its elements; -1 for shared and output buffers.
-        parts: for a weight, the number of equal parts into which each dimension of the source is
-            divided before `einsum`; the parts become the first axis, in row-major order. `()` does
-            not divide the source.
-        einsum: for a weight, the linear transform before packing, as subscripts of `np.einsum`. The
-            operands are the first matrix, the source, then the other matrices. "" for none.
-        matrices: constant matrices of `einsum`.
-        may_alias: indices of buffers of this kernel that may share this one's memory.
+        source: index of the workload input that the buffer contains; -1 for shared and output
+            buffers.
+        parts: for a weight, the number of equal blocks into which each dimension of the input is
+            divided before `einsum`. A new first axis enumerates the blocks in row-major order. `()`
+            if the input is not divided.
+        einsum: for a weight, the linear transform that is applied before packing, as subscripts of
+            `np.einsum`. Its operands are `matrices[0]`, the input, and the remaining `matrices`.
+            Empty for no transform.
+        matrices: the constant operands of `einsum`.
+        may_alias: indices of buffers of this kernel that may share memory with this buffer.
     """
 
     json_form: ClassVar[JsonForm] = JsonForm(
@@ -205,20 +218,22 @@ class BufferSpec(JsonValue):
     may_alias: tuple[Natural, ...] = ()
 
     def parsed_layout(self) -> Layout:
-        """Return the layout, parsed from its text."""
+        """Parse the text in `layout` to a `Layout`."""
         return Layout.parse(self.layout)
 
     def check(self) -> None:
-        """Raise ValueError if the halo has another rank than the shape."""
+        """Raise ValueError if `halo` does not have one entry per dimension of `shape`."""
         if self.halo and len(self.halo) != len(self.shape):
             raise ValueError(f"buffer '{self.name}': halo and shape differ in rank")
 
 
 @dataclass(frozen=True, slots=True)
 class StageSpec:
-    """One stage of a kernel: the symbol of its function, and the extent of its parallel loop.
+    """One stage of a kernel.
 
-    The extent is a number of tiles; it is 1 for a serial stage.
+    Attributes:
+        symbol: the name of the stage's function in the library.
+        extent: the number of iterations (tiles) of its parallel loop; 1 for a serial stage.
     """
 
     json_form: ClassVar[JsonForm] = JsonForm(row=True)
@@ -229,10 +244,10 @@ class StageSpec:
 
 @dataclass(frozen=True, slots=True)
 class KernelSpec(JsonValue):
-    """The interface of a compiled kernel: its stages, its buffers in argument order, its scratch.
+    """The interface of a compiled kernel: stages, buffers in argument order, and scratch memory.
 
-    `sizes` are the dynamic dimensions that the code reads, in order. Extents, shapes and byte
-    counts may be dynamic sizes, expressed in these dimensions.
+    `sizes` has the dynamic dimensions in the order of the kernel's argument `sizes`. Extents,
+    shapes and byte counts may be formulas over these dimensions.
     """
 
     json_form: ClassVar[JsonForm] = JsonForm(
@@ -251,9 +266,12 @@ class KernelSpec(JsonValue):
     sizes: WorkloadRanges = ()
 
     def given(self, size: int, sizes: tuple[int, ...]) -> int:
-        """Evaluate a size of this kernel for `sizes`, the sizes of its dynamic dimensions in order.
+        """Substitute the dynamic dimensions in a formula of this kernel, and return the result.
 
-        If `sizes` are dynamic sizes of a program, so is the result.
+        Args:
+            size: a fixed size, or a formula over the dimensions `KernelSpec.sizes`.
+            sizes: the value of each of these dimensions: an integer, or a dynamic size of a
+                program, in which case the result is a dynamic size too.
         """
         if not is_dynamic(size):
             return size
@@ -261,9 +279,9 @@ class KernelSpec(JsonValue):
         return substituted(size, lambda dimension: values[dimension] // dimension.multiple)
 
     def check_sizes(self, sizes: tuple[int, ...]) -> None:
-        """Raise ValueError unless `sizes` are within the ranges of the kernel's dimensions.
+        """Raise ValueError if a value of a dynamic dimension can be outside the dimension's range.
 
-        `sizes` may be dynamic sizes of a program.
+        `sizes` has an integer or a dynamic size of a program for each of `KernelSpec.sizes`.
         """
         if len(sizes) != len(self.sizes):
             raise ValueError(
@@ -280,10 +298,10 @@ class KernelSpec(JsonValue):
                 )
 
     def at(self, sizes: tuple[int, ...]) -> KernelSpec:
-        """Return the interface with the dynamic dimensions replaced by `sizes`.
+        """Return a copy of the interface in which the dynamic dimensions have the values `sizes`.
 
         Raises:
-            ValueError: if a size is outside the range of its dimension.
+            ValueError: if a value is outside the range of its dimension.
         """
         self.check_sizes(sizes)
         known = replace(self, sizes=())
@@ -291,11 +309,11 @@ class KernelSpec(JsonValue):
 
     @property
     def outputs(self) -> tuple[int, ...]:
-        """Indices of the output buffers."""
+        """The indices in `buffers` of the output buffers."""
         return tuple(i for i, b in enumerate(self.buffers) if b.role is BufferRole.OUTPUT)
 
     def check(self) -> None:
-        """Raise ValueError if a buffer may alias a buffer that does not exist."""
+        """Raise ValueError if `may_alias` of a buffer contains an index that is out of range."""
         for buffer in self.buffers:
             if any(index >= len(self.buffers) for index in buffer.may_alias):
                 raise ValueError(f"buffer '{buffer.name}' aliases a buffer that does not exist")
@@ -307,5 +325,6 @@ def elements(shape: tuple[int, ...]) -> int:
 
 
 def aligned_bytes(size: int) -> int:
-    """Return `size` rounded up to a multiple of `ALIGNMENT`: the bytes of a buffer in a block."""
+    """Round a number of bytes up to a multiple of `ALIGNMENT`, so that the next buffer is
+    aligned."""
     return -(-size // ALIGNMENT) * ALIGNMENT

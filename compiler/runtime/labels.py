@@ -1,7 +1,7 @@
-"""Labels: tables of strings or dictionary keys, by which inputs and outputs are converted.
+"""Tables of strings and dictionary keys, for the conversion of inputs and outputs.
 
-Kernels compute only with numeric tensors. An executable converts strings of inputs to int64
-positions in a table, and positions in outputs to strings.
+Kernels compute only with numeric tensors. An executable converts input strings to int64 positions
+in a table, and positions in outputs to strings or dictionaries.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ WIDEST_DISPLAY = 64
 
 @dataclass(frozen=True, slots=True)
 class Labels(JsonValue):
-    """The labels of a numeric tensor that represents strings or dictionaries.
+    """The table of strings or dictionary keys of a numeric tensor that represents such data.
 
     Attributes:
-        keys: the strings or other keys.
+        keys: the strings, or the keys of the dictionaries.
         columns: if false, the elements are int64 positions in `keys`, and represent strings. If
             true, the tensor has shape (rows, keys), and each row represents a dictionary of its
             elements by key.
@@ -47,7 +47,8 @@ class Labels(JsonValue):
     columns: bool = False
 
     def check(self, dtype: np.dtype[Any], shape: tuple[int, ...]) -> None:
-        """Raise ValueError unless a tensor of this type and shape can have these labels."""
+        """Raise ValueError if a tensor of this dtype and shape cannot be converted with this
+        table."""
         if self.columns:
             fits = len(shape) == 2 and shape[1] == len(self.keys)
         else:
@@ -59,7 +60,7 @@ class Labels(JsonValue):
         """Convert a tensor to an array of strings, or to an object array (rows,) of dictionaries.
 
         Raises:
-            IndexError: if an element is not the position of a key.
+            IndexError: if an element should be a position in `keys` but is out of range.
         """
         if self.columns:
             rows = np.empty(len(array), np.object_)
@@ -72,7 +73,8 @@ class Labels(JsonValue):
     def positions(self, texts: NDArray[Any]) -> NDArray[Any]:
         """Convert strings to int64 positions in `Labels.keys`.
 
-        A string that is not a key gets the last position, which belongs to `OTHER`.
+        A string that is not in the table gets the last position. In tables of inputs, the last key
+        is `OTHER`, which stands for all unknown strings.
         """
         places = _places(self.keys)
         other = len(self.keys) - 1
@@ -86,7 +88,7 @@ def _places(keys: tuple[Key, ...]) -> Mapping[Key, int]:
 
 
 def _dictionaries(keys: tuple[Key, ...], rows: list[list[Any]]) -> list[dict[Key, Any]]:
-    """A dictionary of the elements of each row by key."""
+    """Convert each row to a dictionary with the given keys."""
     if not 0 < len(keys) <= WIDEST_DISPLAY:
         return list(map(dict, map(zip, repeat(keys), rows)))
     return _display(len(keys))(keys, rows)
@@ -94,10 +96,11 @@ def _dictionaries(keys: tuple[Key, ...], rows: list[list[Any]]) -> list[dict[Key
 
 @cache
 def _display(count: int) -> Callable[[tuple[Key, ...], list[list[Any]]], list[dict[Key, Any]]]:
-    """Return a function that builds dictionaries of `count` keys by a display, `{k0: v0, k1: v1}`.
-    It takes half the time of `dict` and `zip` per row, which dominates a small classifier.
+    """Generate a function that converts rows of `count` values to dictionaries.
 
-    The evaluated code contains only numbered names.
+    Its source is a dictionary display, `{k0: v0, k1: v1}`, which takes half the time of
+    `dict(zip(...))` per row. This conversion dominates the run time of a small classifier. The
+    source passed to `eval` contains only numbered names, and no input data.
     """
     keys, values = ([f"{letter}{number}" for number in range(count)] for letter in "kv")
     pairs = ", ".join(f"{key}: {value}" for key, value in zip(keys, values, strict=True))

@@ -1,7 +1,7 @@
-"""The memory that this machine can provide.
+"""Checks of the memory that is available on this machine.
 
-Linux overcommits memory and kills a process that uses more than exists. Code that is about to fill
-much memory checks here first.
+Linux grants more memory than exists, and kills a process that uses too much. Therefore, code that
+needs much memory checks here first, and raises an error instead.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ SMALL_BYTES = 1 << 28
 
 
 def check_memory(needed_bytes: int, what: str, root: Path = Path("/")) -> None:
-    """Check that `needed_bytes` are available; passes if the available memory is unknown.
+    """Check that `needed_bytes` of memory are available. Does nothing if that is unknown.
 
-    `what` names the purpose, such as "to read the model".
+    `what` states the purpose in the error message, such as "to read the model".
 
     Raises:
-        OutOfMemoryError: naming the purpose, if memory does not suffice.
+        OutOfMemoryError: if less memory is available.
     """
     if needed_bytes < SMALL_BYTES:
         return
@@ -33,16 +33,16 @@ def check_memory(needed_bytes: int, what: str, root: Path = Path("/")) -> None:
 
 
 def available_bytes(root: Path = Path("/")) -> int | None:
-    """Return the bytes available without swapping, within the limit of a container.
+    """Return the number of bytes that this process can use without swapping.
 
-    The result is None if it is unknown.
+    The memory limit of a container is taken into account. The result is None if it is unknown.
     """
     found = [_of_machine(root / "proc/meminfo"), _of_container(root / "sys/fs/cgroup")]
     return min((size for size in found if size is not None), default=None)
 
 
 def total_bytes(root: Path = Path("/")) -> int | None:
-    """Return the memory of this machine in bytes, or the limit of a container if that is less.
+    """Return the memory of this machine in bytes, or the container's memory limit if that is less.
 
     The result is None if it is unknown.
     """
