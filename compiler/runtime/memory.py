@@ -63,8 +63,10 @@ def _of_machine(path: Path, field: str = "MemAvailable") -> int | None:
 
 
 def _of_container(folder: Path) -> int | None:
-    """Free bytes under version 2 of control groups; reclaimable file caches do not count as
-    used."""
+    """Return the free bytes within the memory limit of a container (control groups, version 2).
+
+    File caches that the kernel can reclaim count as free. The result is None if there is no limit.
+    """
     limit, used = _read(folder / "memory.max").strip(), _read(folder / "memory.current").strip()
     if not limit.isdigit() or not used.isdigit():
         return None

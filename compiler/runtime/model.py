@@ -1,4 +1,4 @@
-"""`Model`, the interface of all compiled models: calls, printing, inputs and outputs."""
+"""The class `Model`, the interface of all compiled models."""
 
 from __future__ import annotations
 
@@ -13,27 +13,29 @@ from tilewright.compiler.runtime.stopping import StopFlag
 
 
 class Model(ABC):
-    """A compiled model: a function of arrays.
+    """A compiled model: a function from input arrays to output arrays.
 
-    `model(x, y)` takes inputs in order, `model(x=x, y=y)` by name, `model({"x": x, "y": y})` by
-    names that are not Python identifiers. Each returns the outputs like `run`. Several threads may
-    call `run` at once.
+    A model can be called in three ways: `model(x, y)` passes inputs in order, `model(x=x, y=y)` by
+    name, and `model({"x": x, "y": y})` by names that are not Python identifiers. All three return
+    the results of `run`. Several threads may call `run` concurrently.
     """
 
     @property
     @abstractmethod
     def inputs(self) -> Sequence[ModelPort]:
-        """Name, dtype and shape of each input, in order; a dynamic dimension is its name."""
+        """Name, dtype and shape of each input, in order; a dynamic dimension is given by its
+        name."""
 
     @property
     @abstractmethod
     def outputs(self) -> Sequence[ModelPort]:
-        """Name, dtype and shape of each output, in order; a dynamic dimension is its name."""
+        """Name, dtype and shape of each output, in order; a dynamic dimension is given by its
+        name."""
 
     @property
     @abstractmethod
     def output_names(self) -> tuple[str, ...]:
-        """The names of the results of a run, in order. A list of arrays has one name."""
+        """The names of the results that `run` returns, in order; a list of arrays is one result."""
 
     @abstractmethod
     def run(
@@ -45,49 +47,52 @@ class Model(ABC):
     ) -> list[Array]:
         """Run the model once.
 
-        An input that is C-contiguous and aligned to 64 bytes is read in place; any other is copied.
-        The outputs are new arrays. A batch whose intermediate values exceed the caches is run in
-        slices (`Program.slices`).
+        An input that is C-contiguous and aligned to 64 bytes is read in place; other inputs are
+        copied first. The outputs are new arrays. A batch whose intermediate values exceed the
+        caches is divided into slices, which run one after the other (`Program.slices`).
 
         Args:
-            inputs: arrays by input name, or in the order of `inputs`. Strings are arrays of `str`,
-                or of int64 positions in the table `Port.labels`.
-            labels: if true, the outputs are converted: positions to strings, rows to dictionaries,
-                elements of sequences to lists of arrays, and bfloat16 to ml_dtypes' type, if that
-                is installed. If false, strings are int64 positions, elements of sequences are
-                separate arrays, and bfloat16 is raw bits in uint16.
-            stop: ends the run when it is set.
+            inputs: the input arrays, by name or in the order of `Model.inputs`. A string input is
+                an array of `str`, or of int64 positions in the table `Port.labels`.
+            labels: whether outputs are converted for the caller. If true, string outputs are arrays
+                of `str`, dictionary outputs are arrays of dictionaries, sequences are lists of
+                arrays, and bfloat16 outputs have the type of ml_dtypes if it is installed. If
+                false, strings are int64 positions, dictionaries are rows of a tensor, each element
+                of a sequence is a separate output, and bfloat16 is raw bits in uint16.
+            stop: a flag that another thread sets to end the run early.
 
         Returns:
-            The outputs, in the order of `output_names` with `labels`, else of `outputs`.
+            The outputs, in the order of `output_names` if `labels` is true, and of `Model.outputs`
+            otherwise.
 
         Raises:
-            InvalidInputError: if an input is missing, unknown, or of another shape or dtype, a
-                dimension is outside its range, the model contradicts itself for these inputs, or an
-                artifact has no program for them.
-            CompilerError: if a program that this run needs first does not compile.
+            InvalidInputError: if an input is missing or unknown, has a wrong shape or dtype, a
+                dimension is outside its range, operators of the model require different sizes for
+                these inputs, or an artifact has no program for them.
+            CompilerError: if the run needs a new program, and its compilation fails.
             OutOfMemoryError: if memory does not suffice for the intermediate values.
-            StoppedError: if `stop` was set before the end.
+            StoppedError: if `stop` was set before the run ended.
         """
 
     @abstractmethod
     def bind(
         self, states: Mapping[str, str], initial: Mapping[str, Array] | None = None
     ) -> Session:
-        """Create a session: consecutive runs that take outputs of the previous run as inputs.
+        """Create a session, in which outputs of each run become inputs of the next run.
 
-        Examples are a cache of keys and values, or the state of a recurrent network. Each element
-        of a list counts as a separate output (`caches[0]`).
+        Such outputs are called states. Examples are a cache of keys and values, and the state of a
+        recurrent network. Each element of a list is a separate output, such as `caches[0]`.
 
         Args:
-            states: maps each output that is a state to the input that it becomes in the next run.
-            initial: the initial values of states, by input; zeros by default. A state with dynamic
-                dimensions needs an initial value, and may change its size at each step.
+            states: maps the name of each state's output to the name of its input.
+            initial: maps names of inputs to the initial values of states; the default is zeros. A
+                state with dynamic dimensions needs an initial value, and may change its size in
+                each run.
 
         Raises:
-            InvalidArgumentError: if an output or input does not exist, two outputs become one
+            InvalidArgumentError: if an output or input does not exist, two outputs have the same
                 input, or a state's output and input differ in shape or dtype.
-            InvalidInputError: if an initial value does not fit its input.
+            InvalidInputError: if the shape or dtype of an initial value does not match its input.
             OutOfMemoryError: if memory does not suffice for the states.
         """
 
@@ -100,7 +105,8 @@ class Model(ABC):
         return self.run(named or arrays)  # type: ignore[arg-type]  # a mapping is alone
 
     def __repr__(self) -> str:
-        """`<Model x float32 (batch, 3) -> y float32 (batch, 10)>`."""
+        """Format names, dtypes and shapes: `<Model x float32 (batch, 3) -> y float32 (batch,
+        10)>`."""
         sides = (", ".join(map(_text, ports)) for ports in (self.inputs, self.outputs))
         return f"<Model {' -> '.join(sides)}>"
 

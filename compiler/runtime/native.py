@@ -1,7 +1,7 @@
-"""The C runtime, loaded with ctypes.
+"""Loading of the C runtime with ctypes.
 
-The library is built with the package (`setup.py`) and located next to this file. Every call into it
-releases the interpreter lock.
+The library is built with the package (`setup.py`), in the folder of this file. Every call of its
+functions releases Python's global interpreter lock.
 """
 
 from __future__ import annotations
@@ -60,10 +60,11 @@ class ProgramStruct(ctypes.Structure):
 
 
 def find_library(folder: Path) -> Path:
-    """Return the path of the C runtime in a folder; it is compiled into the folder if missing.
+    """Return the path of the C runtime in a folder. If the library is missing, it is compiled
+    first.
 
     Raises:
-        ImportError: if it cannot be compiled.
+        ImportError: if the compilation fails.
     """
     paths = [folder / f"_native{suffix}" for suffix in EXTENSION_SUFFIXES]
     found = next((path for path in paths if path.is_file()), None)
@@ -77,10 +78,11 @@ def find_library(folder: Path) -> Path:
 def native() -> ctypes.CDLL:
     """Load the C runtime, and declare the types of its functions to ctypes.
 
-    If the package contains no library, this machine's C compiler builds it first.
+    If the package contains no library, it is compiled first with this machine's C compiler.
 
     Raises:
-        ImportError: if the library cannot be built or loaded, or has another ABI version.
+        ImportError: if the library cannot be built or loaded, or its ABI version differs from that
+            of this package.
     """
     library_path = find_library(Path(__file__).parent)
     try:
@@ -120,10 +122,10 @@ def native() -> ctypes.CDLL:
 
 @contextmanager
 def pinned_random_keys() -> Iterator[None]:
-    """Return a context in which random numbers without a seed are the same in each run.
+    """A context in which random operators without a seed produce the same numbers in each run.
 
-    They equal those of the NumPy references (`compiler.ops.random_bits`). This holds for all
-    threads of the process, until the last of overlapping contexts ends.
+    The numbers equal those of the NumPy references (`compiler.ops.random_bits`). The effect applies
+    to all threads of the process. It lasts until all such contexts have ended.
     """
     native().tw_pin_random_keys(1)
     try:
@@ -138,16 +140,18 @@ def vector_bits() -> int:
     The result is 0 if the processor has none.
 
     Raises:
-        ImportError: if the C runtime cannot be built or loaded, or has another ABI version.
+        ImportError: if the C runtime cannot be built or loaded, or its ABI version differs from
+            that of this package.
     """
     return int(native().tw_vector_bits())
 
 
 def native_address(symbol: str) -> int:
-    """Return the address of a function in the C runtime, by its symbol.
+    """Return the address of a function of the C runtime.
 
     Raises:
-        ImportError: if the library lacks the function, because it was built from other sources.
+        ImportError: if the library has no function `symbol`, because it was built from other
+            sources.
     """
     try:
         address = ctypes.cast(getattr(native(), symbol), ctypes.c_void_p).value
@@ -157,10 +161,10 @@ def native_address(symbol: str) -> int:
 
 
 def check_threads(threads: int) -> int:
-    """Check a number of threads and return it.
+    """Check that a number of threads is valid, and return it.
 
     Raises:
-        InvalidArgumentError: if it is not from 1 to `MAX_THREADS`.
+        InvalidArgumentError: if `threads` is not an integer from 1 to `MAX_THREADS`.
     """
     if not isinstance(threads, int) or not 1 <= threads <= MAX_THREADS:
         raise InvalidArgumentError(f"expected 1 to {MAX_THREADS} threads, got {threads}")

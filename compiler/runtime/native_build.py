@@ -1,8 +1,8 @@
 """Compilation of the C runtime on a device, if the package has no library for its architecture.
 
-Wheels contain the library for common architectures; the wheel for any platform contains only its
-sources. The system's C compiler builds it once, in the package's folder, to which the sandbox has
-access.
+Wheels for common architectures contain the library. The platform-independent wheel contains only
+its sources, which the system's C compiler compiles once. The result is stored in the package's
+folder, because sandboxed processes can read it there.
 """
 
 from __future__ import annotations
@@ -25,10 +25,11 @@ SECONDS = 300.0
 
 
 def build_native(path: Path) -> None:
-    """Compile the C runtime to the library `path`, which appears complete or not at all.
+    """Compile the C runtime to a temporary file, and rename it to `path`.
 
     Raises:
-        ImportError: naming the missing compiler, sources, or permission to write.
+        ImportError: if the C compiler, the sources or the permission to write is missing, or the
+            compilation fails.
     """
     if not SOURCES:
         raise ImportError(f"the C runtime is not built, and {path.parent} holds no sources of it")

@@ -1,8 +1,8 @@
-"""Memory accesses of the native functions, by which a program is checked before it runs.
+"""Buffer sizes of native functions, for the check that a program's memory accesses are in bounds.
 
-A native function is an operation that the C runtime implements, because it is not a loop nest. It
-has the C type of a kernel's stage; its parameters are integers in the program. The functions are in
-`native/selection.c`, `native/suppression.c`, `native/accumulation.c`, `native/random.c` and
+A native function is an operation that the C runtime implements, because it is not a loop nest. Its
+C signature is that of a kernel's stage. Its parameters are integers in the program. The functions
+are in `native/selection.c`, `native/suppression.c`, `native/accumulation.c`, `native/random.c` and
 `native/descent.c`.
 """
 
@@ -23,18 +23,19 @@ the sizes of a run (`native/sizing.c`)."""
 
 @dataclass(frozen=True, slots=True)
 class NativeSignature:
-    """The memory that a call of a native function accesses.
+    """The sizes of the buffers that one call of a native function accesses.
 
     Attributes:
-        inputs: bytes of each buffer that is read.
-        output: bytes of the buffer that is written.
-        extent: number of tiles, which are distributed over threads.
-        scratch_bytes: work memory per thread.
+        inputs: the size in bytes of each input buffer.
+        output: the size in bytes of the output buffer.
+        extent: the number of tiles, which are distributed over threads.
+        scratch_bytes: work memory per thread, in bytes.
         counts: whether the call also writes the number of elements of the output
             (`BufferSpace.COUNT`).
-        partial: whether the call leaves most of the output unchanged.
-        over: the index of the input that may share the output's memory, so that the function
-            changes it in place; None if no input may.
+        partial: whether the call writes only a few rows of the output, and the others keep their
+            values.
+        over: the index of an input that may share the output's memory, so that the function updates
+            it in place; None if no input may.
     """
 
     inputs: tuple[int, ...]
@@ -47,10 +48,10 @@ class NativeSignature:
 
 
 def native_signature(function: str, parameters: tuple[int, ...]) -> NativeSignature:
-    """Return the memory that a call of a native function with these parameters accesses.
+    """Return the buffer sizes of a call of a native function with these parameters.
 
     Raises:
-        ValueError: if there is no such function, or the parameters are invalid.
+        ValueError: if the function does not exist, or the parameters are invalid.
     """
     make = _SIGNATURES.get(function)
     if make is None:
@@ -65,7 +66,7 @@ def native_signature(function: str, parameters: tuple[int, ...]) -> NativeSignat
 
 
 def native_symbol(function: str) -> str:
-    """Return the symbol of a native function in the C runtime."""
+    """Return the C symbol of a native function, given its name."""
     return f"tw_native_{function}"
 
 
@@ -101,7 +102,10 @@ def _top_k(
 
 
 def _sorting(count: int, k: int) -> int:
-    """Bytes of work memory for sorting, if more than a few elements are selected."""
+    """Return the scratch bytes for sorting `count` elements, of which the first `k` are selected.
+
+    The result is 0 if `k` is at most `FEW`, because few elements are selected without sorting.
+    """
     few = always_less(k, FEW + 1)
     return 0 if few else 4 * count * 8
 

@@ -1,8 +1,8 @@
 """Conversion of logical arrays to physical buffers and back.
 
-An element's position in memory is a sum of one table entry per logical axis, because each factor of
-a layout depends on one axis. In general, packing is therefore one scatter with broadcast tables. If
-a layout splits each axis evenly, as nearly all layouts do, packing is a reshape and a transpose,
+Each factor of a layout depends on only one logical axis. Therefore, the memory position of an
+element is a sum with one term per axis, and packing is one scatter whose positions are computed by
+broadcasting. Nearly all layouts split each axis evenly; then packing is a reshape and a transpose,
 which is faster.
 """
 
@@ -33,7 +33,7 @@ def aligned_empty(size: int) -> Bytes:
 def aligned_zeros(size: int) -> Bytes:
     """Allocate `size` zero bytes, aligned to 64 bytes.
 
-    A memory page is only used once it is accessed.
+    The operating system provides the memory pages on first access, so that unused pages are free.
     """
     raw = np.zeros(size + ALIGNMENT, np.uint8)
     start = -raw.ctypes.data % ALIGNMENT
@@ -48,18 +48,20 @@ def pack(
     dtype: DType = DType.FLOAT32,
     out: Bytes | None = None,
 ) -> Array:
-    """Copy a logical array to a physical buffer: 1-D, of `dtype`, aligned to 64 bytes.
+    """Copy a logical array to a physical buffer, and return the buffer.
+
+    The buffer is 1-D, has elements of type `dtype`, and is aligned to 64 bytes.
 
     Args:
         array: the logical array.
-        shape: its shape.
-        layout, halo: the layout and the halo of the buffer. The halo and the padding of the
-            layout's last blocks are zero.
+        shape: the required shape of the array.
+        layout, halo: the layout and the halo of the buffer. Elements in the halo and in the padding
+            of the layout's last blocks are zero.
         dtype: the element type.
-        out: the memory of the buffer, filled with zeros; None allocates it.
+        out: memory for the buffer, filled with zeros; None allocates it.
 
     Raises:
-        ValueError: if the array has another shape, or `out` another size.
+        ValueError: if the array does not have this shape, or `out` does not have the buffer's size.
     """
     if array.shape != shape:
         raise ValueError(f"expected an array of shape {shape}, got {array.shape}")
@@ -87,11 +89,11 @@ def unpack(
     halo: Halo = (),
     dtype: DType = DType.FLOAT32,
 ) -> Array:
-    """Copy a physical buffer to a new logical array, which is C-contiguous.
+    """Copy a physical buffer to a new, C-contiguous logical array.
 
     Args:
         buffer: the buffer, 1-D, of type `dtype` or uint8.
-        shape: the shape of the array.
+        shape: the logical shape.
         layout, halo: the layout and the halo of the buffer.
         dtype: the element type.
 
@@ -116,19 +118,20 @@ def packed_bytes(spec: BufferSpec) -> int:
 
 
 def make_weight(spec: BufferSpec, source: Array, out: Bytes | None = None) -> Array:
-    """Pack a weight into its buffer: divide it into parts, transform it, and store it in a layout.
+    """Pack a constant into a weight buffer, and return the buffer.
 
-    The transform `spec.einsum` is computed in float64. A source of integers that is transformed
-    holds the bits of bfloat16.
+    The constant is divided into blocks (`spec.parts`), transformed in float64 (`spec.einsum`), and
+    stored in the buffer's layout. Unsigned integers that are transformed are interpreted as raw
+    bits of bfloat16.
 
     Args:
-        spec: the buffer.
-        source: the constant, the workload input with the index `spec.source`.
-        out: as in `pack`.
+        spec: the buffer's description.
+        source: the constant: the workload input with the index `spec.source`.
+        out: memory for the buffer, filled with zeros; None allocates it.
 
     Raises:
-        ValueError: if the transformed source has another number of elements than the buffer, or its
-            dimensions are not divisible by `spec.parts`.
+        ValueError: if the transformed constant and the buffer differ in their number of elements,
+            or a dimension is not divisible by its number in `spec.parts`.
     """
     sums = _sums_of_parts(spec, source, out)
     if sums is not None:
@@ -150,12 +153,14 @@ def make_weight(spec: BufferSpec, source: Array, out: Bytes | None = None) -> Ar
 
 
 def _sums_of_parts(spec: BufferSpec, source: Array, out: Bytes | None) -> Array | None:
-    """`make_weight` for slices that are one part, or the sum or difference of two (Strassen).
+    """Pack weights of Strassen's algorithm faster than `make_weight`; None for other weights.
 
-    Sums are written directly to the output, without a temporary array of the full size. They equal
-    float64 sums rounded to float32: rounding twice equals rounding once if the wider type has twice
-    the digits and two more (Figueroa, "When is double rounding innocuous?", 1995). A part that is
-    -0.0 stays -0.0. Returns None for weights of another kind.
+    Each slice of these weights is one block of the source, or the sum or difference of two blocks.
+    Sums are written directly to the output, without a temporary array of the full size.
+
+    The float32 sums equal float64 sums rounded to float32: rounding twice equals rounding once if
+    the wider type has at least twice the digits plus two (Figueroa, "When is double rounding
+    innocuous?", 1995). An element -0.0 of a copied block stays -0.0.
     """
     if not spec.parts or len(spec.matrices) != 1 or spec.halo:
         return None
@@ -183,8 +188,11 @@ def _sums_of_parts(spec: BufferSpec, source: Array, out: Bytes | None) -> Array 
 
 
 def _add_up(terms: list[list[tuple[bool, int]]], parts: list[Array], out: Array) -> None:
-    """Write into each slice of `out` the sum of its signed parts: one part, or two parts of which
-    at least one is positive."""
+    """Write the sum of one or two signed blocks into each slice of `out`.
+
+    `terms` has, for each slice, pairs (is positive, index in `parts`), at least one of them
+    positive.
+    """
     for row, slot in zip(terms, out, strict=True):
         (_, first), *others = sorted(row, reverse=True)  # a positive part first
         left = parts[first].reshape(slot.shape)
@@ -197,20 +205,23 @@ def _add_up(terms: list[list[tuple[bool, int]]], parts: list[Array], out: Array)
 
 
 def cut(array: Array, parts: tuple[int, ...]) -> Array:
-    """Divide an array into equal blocks, which become a new first axis.
+    """Divide an array into equal blocks, and return them along a new first axis.
 
-    `parts` has the number of blocks along each dimension. An array (4, 6) with parts (2, 2) becomes
-    (4, 2, 3).
+    `parts` has the number of blocks along each dimension. For example, an array of shape (4, 6)
+    with parts (2, 2) becomes an array of shape (4, 2, 3).
 
     Raises:
-        ValueError: if a dimension is not divisible by its number of parts.
+        ValueError: if a dimension is not divisible by its number of blocks.
     """
     split = _in_parts(array, parts)
     return split.reshape(-1, *split.shape[array.ndim :])
 
 
 def _in_parts(array: Array, parts: tuple[int, ...]) -> Array:
-    """A view by part and by position in it: (4, 6) in parts (2, 2) becomes (2, 2, 2, 3)."""
+    """Return a view indexed by block and by position in the block.
+
+    For example, an array of shape (4, 6) with parts (2, 2) becomes a view of shape (2, 2, 2, 3).
+    """
     if len(parts) != array.ndim or any(
         part < 1 or size % part for size, part in zip(array.shape, parts, strict=True)
     ):
@@ -221,7 +232,10 @@ def _in_parts(array: Array, parts: tuple[int, ...]) -> Array:
 
 
 def to_bfloat16(array: Array) -> NDArray[np.uint16]:
-    """Round floats to the nearest bfloat16, ties to even, as raw bits. NaNs stay NaNs."""
+    """Round floats to the nearest bfloat16, ties to even, and return their raw bits.
+
+    NaNs stay NaNs.
+    """
     bits = np.ascontiguousarray(array, np.float32).view(np.uint32)
     rounded = bits + (0x7FFF + ((bits >> 16) & 1))
     rounded = np.where(np.isnan(array), bits | 0x0040_0000, rounded)
@@ -229,7 +243,7 @@ def to_bfloat16(array: Array) -> NDArray[np.uint16]:
 
 
 def from_bfloat16(bits: Array) -> NDArray[np.float32]:
-    """Convert raw bits of bfloat16 to float32, of which they are the upper half."""
+    """Convert raw bits of bfloat16 to float32, by appending 16 zero bits to each number."""
     return (bits.astype(np.uint32) << 16).view(np.float32)
 
 
@@ -247,7 +261,10 @@ def bfloat16_type() -> np.dtype | None:
 def _in_logical_order(
     flat: Array, even: tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]
 ) -> Array:
-    """A view of a physical buffer by the split indices of `_even_split`."""
+    """Return a view of a physical buffer with the axes of the split shape in logical order.
+
+    `even` is the result of `_even_split`.
+    """
     _, split_shape, order = even
     physical = flat.reshape([split_shape[axis] for axis in order])
     return physical.transpose(np.argsort(order))
@@ -262,9 +279,12 @@ def _interior(shape: tuple[int, ...], halo: Halo) -> tuple[slice, ...]:
 def _even_split(
     shape: tuple[int, ...], layout: Layout, halo: Halo
 ) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]] | None:
-    """The padded shape, its split shape and the order of the splits in memory.
+    """Describe a layout as padding, reshape and transpose, if it splits each axis evenly.
 
-    None if factors do not tile their axis exactly once (ring buffers, unused elements).
+    Returns:
+        The padded logical shape; this shape with each axis split by its factors; and the order of
+        the split axes in memory. None if the factors of an axis do not enumerate its indices
+        exactly once, as in ring buffers and layouts with unused elements.
     """
     factors = layout.resolved(len(shape))
     if any(factor.pad for factor in factors):
@@ -287,7 +307,10 @@ def _even_split(
 
 
 def _tiles_axis(factors: list[Factor]) -> bool:
-    """Whether the factors of one axis, coarse to fine, form a mixed-radix number of its index."""
+    """Whether the factors of an axis enumerate its indices exactly once, as mixed-radix digits.
+
+    `factors` are in order of decreasing stride along the axis.
+    """
     if factors[0].mod is not None or factors[-1].div != 1:
         return False
     return all(fine.mod and fine.div * fine.mod == coarse.div for coarse, fine in pairwise(factors))
@@ -295,7 +318,8 @@ def _tiles_axis(factors: list[Factor]) -> bool:
 
 @lru_cache(maxsize=64)
 def _positions(shape: tuple[int, ...], layout: Layout, halo: Halo) -> NDArray[np.int64]:
-    """The position in memory, in elements, of every logical element."""
+    """Return the position in the buffer, counted in elements, of every element of a logical
+    array."""
     steps, _ = strides(shape, layout, halo)
     total = np.zeros((1,) * len(shape), np.int64)
     factors = layout.resolved(len(shape))

@@ -15,15 +15,15 @@ def bind_workers(processors: Sequence[int]) -> None:
 
     A run on n threads uses the calling thread and the pool's threads 1 to n - 1. Thread w is bound
     to `processors[(w - 1) % len(processors)]`. The calling thread is not bound; use
-    `os.sched_setaffinity` for it. By default, the pool's threads run on the processors allowed to
-    the thread that first ran a model on several threads.
+    `os.sched_setaffinity` for it. Without a binding, the pool's threads may use the processors that
+    were allowed to the thread that first ran a model on several threads.
 
     Args:
         processors: the system's processor numbers; this process must be allowed to use each.
 
     Raises:
-        InvalidArgumentError: naming a processor that does not exist, or if the system (any but
-            Linux) cannot bind threads.
+        InvalidArgumentError: if a processor does not exist or is not allowed, or the system cannot
+            bind threads (only Linux can).
     """
     chosen = list(processors)
     if len(chosen) >= MAX_THREADS or not all(type(p) is int and 0 <= p < 1 << 16 for p in chosen):

@@ -1,4 +1,4 @@
-"""Inputs and outputs of models with their dynamic dimensions, and texts for messages."""
+"""Inputs and outputs of models with their dynamic dimensions, and their formatting for messages."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ Sizes = tuple[tuple[str, int], ...]
 
 @dataclass(frozen=True, slots=True)
 class ModelPort:
-    """An input or output of a model, as users see it.
+    """The public description of a model's input or output.
 
     Attributes:
-        name: its name in the model.
-        dtype: element type; None for strings, dictionaries and lists.
+        name: the name of the input or output in the model.
+        dtype: the element type; None for strings, dictionaries and lists.
         shape: the size of each fixed dimension, and the name of each dynamic one; -1 for a dynamic
             dimension without a name.
     """
@@ -42,14 +42,16 @@ class ModelPorts(JsonValue):
     """The inputs and outputs of a model, in order and by name, with their dimensions.
 
     Attributes:
-        inputs: dimensions of each input.
-        outputs: dimensions of each output; -1 for a dynamic dimension without a name.
-        pad: whether inputs may be padded with zeros to the next served sizes. This is correct only
-            for models that ignore the padding, such as transformers with a mask input.
-        ranges: ranges of dimensions that are missing in the program, because it expresses them by
-            other dimensions.
-        hints: the sizes at which dimensions with a range were tuned, by name.
-        dtypes: types of inputs and outputs, by name; strings and lists have none.
+        inputs: the dimensions of each input.
+        outputs: the dimensions of each output; -1 for a dynamic dimension without a name.
+        pad: whether inputs may be padded with zeros to the next larger sizes that have a program.
+            This is correct only for models that ignore the padding, such as transformers with a
+            mask input.
+        ranges: ranges of dimensions that the program does not have, because it computes their sizes
+            from other dimensions.
+        hints: maps the name of a dynamic dimension to the sizes at which it was tuned.
+        dtypes: maps the names of inputs and outputs to element types; strings and lists are
+            omitted.
     """
 
     json_form: ClassVar[JsonForm] = JsonForm("ports", sparse=("ranges", "hints", "dtypes"))
@@ -63,7 +65,7 @@ class ModelPorts(JsonValue):
 
     @property
     def open(self) -> tuple[str, ...]:
-        """The names of the inputs' dynamic dimensions, each once, in order."""
+        """The names of all dynamic dimensions of the inputs, without duplicates, in order."""
         names = (dim for dims in self.inputs.values() for dim in dims if isinstance(dim, str))
         return tuple(dict.fromkeys(names))
 
@@ -75,9 +77,10 @@ class ModelPorts(JsonValue):
         return tuple(ModelPort(n, self.dtypes.get(n), dims) for n, dims in ports.items())
 
     def fixed(self, sizes: Mapping[str, int]) -> ModelPorts:
-        """Return the inputs and outputs with some dynamic dimensions fixed to `sizes`.
+        """Return the inputs and outputs with some dynamic dimensions replaced by sizes.
 
-        A key is the name of a dimension, or its input and position (`x[0]`).
+        A key of `sizes` is the name of a dimension, or an input's name and a position, such as
+        `x[0]`. Other dynamic dimensions are unchanged.
         """
         inputs = {
             name: tuple(
@@ -95,9 +98,9 @@ class ModelPorts(JsonValue):
         return replace(self, inputs=inputs, outputs=outputs)
 
     def check_padding(self) -> None:
-        """Raise InvalidArgumentError if `pad` is true, but outputs could not be cropped.
+        """Raise InvalidArgumentError if `pad` is true, but a padded output could not be cropped.
 
-        A dynamic dimension of an output must be a dimension of an input.
+        Cropping requires that each dynamic dimension of an output is also a dimension of an input.
         """
         for name, dims in self.outputs.items():
             unknown = [d for d in dims if d == -1 or (isinstance(d, str) and d not in self.open)]
@@ -109,11 +112,11 @@ class ModelPorts(JsonValue):
 
 
 def checked_sizes(sizes: Mapping[str, int]) -> dict[str, int]:
-    """Check a caller's mapping from names to sizes, and return it with plain integers.
+    """Check a caller's mapping from dimension names to sizes, and return it with sizes of type int.
 
     Raises:
-        InvalidArgumentError: if it is not a mapping, a name is not a text, or a size is not an
-            integer.
+        InvalidArgumentError: if `sizes` is not a mapping, a name is not a string, or a size is not
+            an integer.
     """
     if not isinstance(sizes, Mapping):
         raise InvalidArgumentError(f"sizes are a mapping such as {{'batch': 1}}, not {sizes!r}")
@@ -129,24 +132,24 @@ def checked_sizes(sizes: Mapping[str, int]) -> dict[str, int]:
 
 
 def sizes_text(sizes: Sizes) -> str:
-    """Format sizes for a message: `batch=1, sequence=128`."""
+    """Format sizes for a message, such as `batch=1, sequence=128`."""
     return ", ".join(f"{name}={size}" for name, size in sizes) or "(no named dimension)"
 
 
 def ranges_text(dimensions: Iterable[Dimension]) -> str:
-    """Format dimensions for a message: `batch 1..64, sequence 1..512`; empty without dimensions."""
+    """Format the names and ranges of dimensions, such as `batch 1..64, sequence 1..512`."""
     return ", ".join(f"{dimension.name} {dimension.range_text}" for dimension in dimensions)
 
 
 def dims_text(dims: Dims) -> str:
-    """Format the dimensions of a port for a message: `(batch, 3, 224, 224)`."""
+    """Format the dimensions of an input or output for a message, such as `(batch, 3, 224, 224)`."""
     return f"({', '.join(map(str, dims))})"
 
 
 def element_name(listed: str, number: int, outputs: Collection[str]) -> str:
-    """Return the name of element `number` of a list as a separate output, such as `boxes[0]`.
+    """Return a unique name for element `number` of the list output `listed`, such as `boxes[0]`.
 
-    Primes are appended as long as the name is in `outputs`, the names of other outputs.
+    If the name is one of `outputs`, apostrophes are appended until it is unique.
     """
     name = f"{listed}[{number}]"
     while name in outputs:
@@ -155,12 +158,12 @@ def element_name(listed: str, number: int, outputs: Collection[str]) -> str:
 
 
 def dynamic_dims(shape: tuple[int, ...]) -> Dims:
-    """Convert a shape to `Dims`: a dynamic size becomes its text, an integer is unchanged."""
+    """Convert a shape to `Dims`: dynamic sizes become strings, and integers are unchanged."""
     return tuple(size_text(extent) if is_dynamic(extent) else extent for extent in shape)
 
 
 def size_text(size: int) -> str:
-    """Format a size for messages; a size that is one dimension becomes the dimension's name."""
+    """Format a fixed or dynamic size for a message, such as `batch` or `2*batch + 1`."""
     text = str(size)
     for dimension in dimensions(size):
         if dimension.multiple > 1:
@@ -170,5 +173,6 @@ def size_text(size: int) -> str:
 
 
 def shape_text(shape: tuple[int, ...]) -> str:
-    """Format a shape for a message: `(4, 3)`, or `(batch, 3)` with dynamic sizes."""
+    """Format a shape with fixed or dynamic sizes for a message, such as `(4, 3)` or `(batch,
+    3)`."""
     return dims_text(dynamic_dims(shape)) if any(map(is_dynamic, shape)) else str(shape)

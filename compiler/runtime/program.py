@@ -1,12 +1,13 @@
-"""Programs: the serialised list of instructions that an executable runs.
+"""Programs: serialisable lists of instructions that executables run.
 
-A program is data. It refers to memory by space and offset, to kernels by index and to functions by
-symbol, so that the same program runs kernels in memory and kernels of an artifact. The arena is
-planned ahead of time: a run allocates only the outputs.
+A program contains no pointers. It refers to memory by space and offset, to kernels by index, and to
+functions by symbol. Therefore, the same program works with kernels that were just compiled and with
+kernels of an artifact. The arena is planned at compile time, and a run allocates only the outputs.
 
 Shapes, byte counts, extents, parameters and offsets may be dynamic sizes (`compiler.sizes`). Such a
-program runs with all sizes of its dimensions. Its arena consists of parts (`Slot`), each of which
-starts at the end of others; `Program.at` replaces all dynamic sizes by integers.
+program runs with all sizes in the ranges of its dimensions. Its arena is divided into slots
+(`Slot`), whose offsets are computed in each run. `Program.at` replaces all dynamic sizes by
+integers.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ ENDLESS = (1 << 63) - 1
 
 
 class BufferSpace(StrEnum):
-    """The memory space of a buffer: the block of memory that an offset refers to."""
+    """The memory to which the offset of a buffer refers."""
 
     ARENA = "arena"
     """Work memory of one run."""
@@ -75,7 +76,8 @@ class BufferRef:
     """A reference to a buffer: a memory space, and an offset in it.
 
     For arena and weights, the offset is in bytes. For an input, output or count, it is the index of
-    the input or output. In slot i of the arena, it is `slot_start(i)` plus an offset in the slot.
+    the input or output. In a program with dynamic sizes, an offset in slot i of the arena is
+    `slot_start(i)` plus the position in the slot.
     """
 
     json_form: ClassVar[JsonForm] = JsonForm(row=True)
@@ -86,11 +88,11 @@ class BufferRef:
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """A part of the arena of a program with dynamic sizes.
+    """A block of the arena, in a program with dynamic sizes.
 
-    It starts where the last of the slots in `after` ends, at a multiple of `ALIGNMENT`. The slots
-    in `after` have lower indices. Two slots may overlap, unless one is after the other, directly or
-    through further slots.
+    Its offset is the largest end of the slots in `after`, aligned to `ALIGNMENT`, or 0 if `after`
+    is empty. The slots in `after` have lower indices. Two slots may overlap unless one of them is
+    in `after` of the other, directly or indirectly.
     """
 
     json_form: ClassVar[JsonForm] = JsonForm(row=True)
@@ -101,17 +103,17 @@ class Slot:
 
 @dataclass(frozen=True, slots=True)
 class Slices:
-    """The rule by which a run with a large batch becomes several runs, each on a slice of it.
+    """The rule for dividing a run with a large batch into runs on slices of the batch.
 
-    The batch is the first dimension of every output, and of every input that has it. Elements of
-    the batch do not influence one another's results.
+    The batch is the first dimension of every output, and of each input that has this dimension. The
+    results of a batch element do not depend on the other elements.
 
     Attributes:
         dimension: the name of the batch dimension.
-        bytes: bytes that the kernel with the largest operands accesses per element of the batch, as
-            a size in the other dimensions.
-        budget: maximum bytes that a kernel may access per slice.
-        least: minimum number of elements per slice, regardless of the budget.
+        bytes: the bytes per batch element that a kernel accesses, for the kernel that accesses
+            most. It may be a dynamic size in the other dimensions.
+        budget: the maximum number of bytes that a kernel may access per slice.
+        least: the minimum number of batch elements per slice, which has priority over the budget.
     """
 
     dimension: str
@@ -120,22 +122,28 @@ class Slices:
     least: Natural
 
     def most(self, sizes: Mapping[str, int]) -> int:
-        """Return the maximum number of elements per slice; `sizes` has the dimensions by name."""
+        """Return the maximum number of batch elements per slice.
+
+        `sizes` maps the names of the program's other dimensions to their sizes in the run.
+        """
         return max(self.least, self.budget // max(1, at(self.bytes, sizes)))
 
 
 def slot_start(number: int) -> int:
-    """Return the start of slot `number` in the arena, in bytes, as a dynamic size."""
+    """Return the dynamic size that stands for the offset of a slot in the arena, in bytes."""
     return dynamic_size(slot_dimension(number))
 
 
 def slot_dimension(number: int) -> SlotDimension:
-    """Return the dimension whose size is the start of slot `number`."""
+    """Return the internal dimension whose size is the offset of a slot in the arena, in bytes."""
     return SlotDimension.numbered(number, ALIGNMENT)
 
 
 def slot_end(number: int, slot: Slot) -> int:
-    """Return the end of slot `number` in bytes, aligned, at which another slot may start."""
+    """Return the dynamic size that stands for the end of a slot in the arena, in bytes.
+
+    It is aligned, so that another slot may start there.
+    """
     return slot_start(number) + aligned_bytes(slot.bytes)
 
 
@@ -144,15 +152,16 @@ class Port:
     """An input or output of a program: a row-major array.
 
     Attributes:
-        name: its name.
+        name: the name of the input or output.
         dtype: the element type.
-        shape: the shape, which may have dynamic sizes.
-        counted: the dimension of an output whose extent each run computes; `shape` has its maximum.
-        labels: the labels of the elements, if they represent strings or dictionaries.
-        room: (dimension, extent in memory), if the array is the start of a buffer that is larger
-            along this dimension (slack capacity).
-        part_of: the name of the model's output that is a list with this port as an element.
-        integers: for an input, the range [low, high) of random test data.
+        shape: the shape, which may contain dynamic sizes.
+        counted: for a counted output, the dimension whose extent is determined by data in each run;
+            `shape` contains its maximum. None for other ports.
+        labels: the table of strings or keys, if the elements represent strings or dictionaries.
+        room: for an array with slack capacity, the dimension along which its buffer has unused
+            elements, and the extent of this dimension in memory.
+        part_of: the name of the model's list output of which this port is an element.
+        integers: for an input, the range [low, high) of integers for random test data.
     """
 
     json_form: ClassVar[JsonForm] = JsonForm(
@@ -171,20 +180,20 @@ class Port:
     integers: tuple[int, int] | None = None
 
     def check(self) -> None:
-        """Raise ValueError if the counted dimension does not exist."""
+        """Raise ValueError if `counted` is not a dimension of the shape."""
         if self.counted is not None and not 0 <= self.counted < len(self.shape):
             raise ValueError(f"'{self.name}' has no dimension {self.counted}")
 
     @property
     def stored(self) -> tuple[int, ...]:
-        """The shape in memory."""
+        """The shape of the array's buffer, including slack capacity."""
         if self.room is None:
             return self.shape
         axis, extent = self.room
         return (*self.shape[:axis], extent, *self.shape[axis + 1 :])
 
     def is_longer_by(self, room: SlackDimension) -> bool:
-        """Whether the port's buffer is longer than the array by the slack capacity `room`."""
+        """Whether the slack capacity of the port's buffer is the dimension `room`."""
         if self.room is None:
             return False
         axis, extent = self.room
@@ -192,12 +201,12 @@ class Port:
 
     @property
     def bytes(self) -> int:
-        """The size in memory in bytes; the maximum for a counted output."""
+        """The size of the array's buffer in bytes; the maximum size for a counted output."""
         return elements(self.stored) * self.dtype.bytes
 
 
 def described(port: Port) -> ModelPort:
-    """Convert a port to a `ModelPort`, in which strings and dictionaries have no dtype."""
+    """Convert a port to its public description. Strings and dictionaries get the dtype None."""
     return ModelPort(
         port.name, None if port.labels is not None else port.dtype, dynamic_dims(port.shape)
     )
@@ -207,7 +216,7 @@ def described(port: Port) -> ModelPort:
 class Result:
     """An output of the model: one output of the program, or a list of consecutive outputs.
 
-    `places` are the indices of these outputs in the program.
+    `places` contains the indices of these outputs in `Program.outputs`.
     """
 
     name: str
@@ -215,7 +224,7 @@ class Result:
     is_list: bool
 
     def of(self, outputs: Sequence[T]) -> T | list[T]:
-        """Return the output or the list of outputs, given all outputs of the program."""
+        """Select this result's output or list of outputs from all outputs of the program."""
         return [outputs[k] for k in self.places] if self.is_list else outputs[self.places[0]]
 
 
@@ -223,8 +232,9 @@ class Result:
 class KernelCall:
     """Instruction: run the kernel `Program.kernels[kernel]`.
 
-    `buffers` are its arguments, in the order of `KernelSpec.buffers`. `sizes` are the sizes of its
-    dynamic dimensions (`KernelSpec.sizes`), expressed in the program's dimensions.
+    `buffers` has its arguments, in the order of `KernelSpec.buffers`. `sizes` has the sizes of its
+    dynamic dimensions, in the order of `KernelSpec.sizes`, as formulas over the program's
+    dimensions.
     """
 
     json_form: ClassVar[JsonForm] = JsonForm(sparse=("sizes",))
@@ -236,7 +246,8 @@ class KernelCall:
 
 @dataclass(frozen=True, slots=True)
 class Copy:
-    """Instruction: copy `bytes` bytes from `source` to `destination`, for example loop states."""
+    """Instruction: copy `bytes` bytes from `source` to `destination`, such as the state of a
+    loop."""
 
     json_form: ClassVar[JsonForm] = JsonForm(
         leading=("bytes",), names={"bytes": "copy", "destination": "to", "source": "from"}
@@ -249,12 +260,12 @@ class Copy:
 
 @dataclass(frozen=True, slots=True)
 class NativeCall:
-    """Instruction: run a function of the C runtime.
+    """Instruction: call a native function of the C runtime.
 
     Attributes:
-        function: the name of the function (`native_functions.py`).
-        parameters: the integers that the function takes.
-        buffers: its inputs, its output, and the count of the output if the function writes one.
+        function: the name of the function, as in `native_functions.py`.
+        parameters: the integer arguments of the function.
+        buffers: its inputs, its output, and the count of output elements if the function writes it.
     """
 
     json_form: ClassVar[JsonForm] = JsonForm(names={"function": "native"})
@@ -265,7 +276,11 @@ class NativeCall:
 
 
 def _deeper(scope: SizeScope) -> SizeScope:
-    """The scope of instructions nested in an instruction of this scope."""
+    """Return the scope for instructions in the body of a loop or branch, one level deeper.
+
+    Raises:
+        ValueError: if the nesting exceeds `NESTING_LIMIT`.
+    """
     if scope.depth == NESTING_LIMIT:
         raise ValueError(f"an instruction lies within more than {NESTING_LIMIT} others")
     return scope._replace(depth=scope.depth + 1)
@@ -279,11 +294,11 @@ def _known_dimension(name: str, scope: SizeScope) -> Dimension:
 
 @dataclass(frozen=True, slots=True)
 class Loop:
-    """Instruction: run a body for `counter` = 0, 1, ..., while it is below `trips` and `most`.
+    """Instruction: run `body` repeatedly, and store the index of the iteration in `counter`.
 
-    The loop also ends when `going` is false; the body may write it. `counter` and `trips` are
-    int64, `going` is one byte. The loop sets `counter` before each step. In the end, it is the
-    number of steps.
+    The loop ends when `counter` reaches `trips` or `most`, or the body sets `going` to 0. `counter`
+    and `trips` are int64, and `going` is one byte. After the loop, `counter` is the number of
+    iterations.
     """
 
     json_form: ClassVar[JsonForm] = JsonForm(
@@ -299,7 +314,7 @@ class Loop:
 
 @dataclass(frozen=True, slots=True)
 class Branch:
-    """Instruction: run `then` if the byte at `condition` is not 0, else `otherwise`."""
+    """Instruction: run `then` if the byte at `condition` is not 0, otherwise `otherwise`."""
 
     json_form: ClassVar[JsonForm] = JsonForm(names={"condition": "branch"}, scope=_deeper)
 
@@ -310,9 +325,9 @@ class Branch:
 
 @dataclass(frozen=True, slots=True)
 class SizeBranch:
-    """Instruction: run `below` if a dimension of the program is at most a limit, else `above`.
+    """Instruction: run `below` if a dimension's size is at most a limit, otherwise `above`.
 
-    The limit is `last * dimension.multiple`, a size within the dimension's range.
+    The limit is `last * dimension.multiple`.
     """
 
     json_form: ClassVar[JsonForm] = JsonForm(scope=_deeper)
@@ -324,16 +339,14 @@ class SizeBranch:
 
     @property
     def size(self) -> int:
-        """The size that a run compares with `SizeBranch.last`.
-
-        It is the dimension's size divided by `Dimension.multiple`.
-        """
+        """The dynamic size that is compared with `last`: the dimension divided by its
+        `multiple`."""
         return dynamic_size(self.dimension) // self.dimension.multiple
 
 
 @dataclass(frozen=True, slots=True)
 class Refuse:
-    """Instruction: end the run with the error `message`."""
+    """Instruction: end the run with an InvalidInputError that has this message."""
 
     json_form: ClassVar[JsonForm] = JsonForm(names={"message": "refusal"})
 
@@ -344,7 +357,8 @@ Instruction = KernelCall | Copy | NativeCall | Loop | Branch | SizeBranch | Refu
 
 
 def walk(instructions: Iterable[Instruction]) -> Iterator[Instruction]:
-    """Yield every instruction in program order, each before the instructions nested in it."""
+    """Yield every instruction in program order; loops and branches precede their nested
+    instructions."""
     for instruction in instructions:
         yield instruction
         match instruction:
@@ -359,7 +373,7 @@ def walk(instructions: Iterable[Instruction]) -> Iterator[Instruction]:
 
 
 def places(instruction: Instruction) -> tuple[BufferRef, ...]:
-    """Return the buffers that an instruction accesses, without those of nested instructions."""
+    """Return the buffers to which an instruction itself refers, excluding nested instructions."""
     match instruction:
         case KernelCall(_, buffers) | NativeCall(_, _, buffers):
             return buffers
@@ -378,7 +392,7 @@ def places(instruction: Instruction) -> tuple[BufferRef, ...]:
 def _decided(
     instructions: Iterable[Instruction], known: Mapping[str, int]
 ) -> Iterator[Instruction]:
-    """Instructions, with branches on sizes replaced by the selected instructions."""
+    """Replace each branch on a size by the branch's instructions for the sizes `known`."""
     for instruction in instructions:
         match instruction:
             case SizeBranch(dimension, last, below, above):
@@ -402,14 +416,14 @@ class Program:
     """A list of instructions, with the kernels and the memory that they use.
 
     Attributes:
-        name: the name of the graph.
-        inputs, outputs: the caller's arguments and results, in order.
-        kernels: the distinct kernels.
+        name: the name of the graph from which the program was compiled.
+        inputs, outputs: the arrays that a caller passes and receives, in order.
+        kernels: the interfaces of the kernels, without duplicates.
         instructions: the instructions in the order in which they run.
-        arena_bytes: bytes of the arena, the work memory of one run, excluding `slots`.
-        weight_bytes: size of the packed constants.
-        slots: the parts of the arena, if the program has dynamic sizes; otherwise empty.
-        slices: the rule for dividing large batches; None does not divide them.
+        arena_bytes: the size of the arena in bytes, excluding `slots`.
+        weight_bytes: the size of the packed constants in bytes.
+        slots: the blocks of the arena, if the program has dynamic sizes; otherwise empty.
+        slices: the rule for dividing large batches; None if batches are not divided.
     """
 
     name: str
@@ -424,21 +438,25 @@ class Program:
 
     @property
     def dimensions(self) -> tuple[Dimension, ...]:
-        """The dynamic dimensions of the inputs, sorted by name; the program has no others."""
+        """The dynamic dimensions of the program, sorted by name.
+
+        Each of them is a dimension of an input, so that a run can determine its size.
+        """
         return dimensions(*(extent for port in self.inputs for extent in port.shape))
 
     @property
     def rooms(self) -> tuple[SlackDimension, ...]:
         """The slack capacities of inputs and outputs, as dimensions sorted by name.
 
-        They are 0 in a run unless the caller passes them.
+        A run without slack sets them to 0.
         """
         found = dimensions(*(n for port in (*self.inputs, *self.outputs) for n in port.stored))
         return tuple(each for each in found if isinstance(each, SlackDimension))
 
     @property
     def results(self) -> tuple[Result, ...]:
-        """The outputs of the model, in order."""
+        """The outputs of the model, in order. Outputs of the program that form a list are one
+        result."""
         whole = [(port.part_of or port.name, port.part_of is not None) for port in self.outputs]
         return tuple(
             Result(name, tuple(places), is_list)
@@ -447,15 +465,15 @@ class Program:
 
     @property
     def scratch_bytes(self) -> int:
-        """Scratch memory per thread: the maximum over all kernels and native functions.
+        """Scratch bytes per thread: the maximum over all kernels and native functions.
 
         Raises:
-            DynamicSizeError: if the maximum depends on the sizes.
+            DynamicSizeError: if the maximum depends on dynamic sizes.
         """
         return max(self.scratch_sizes(), default=0)
 
     def scratch_sizes(self) -> list[int]:
-        """Return the distinct scratch sizes of kernels and native functions, in bytes."""
+        """Return the scratch bytes of all kernels and native functions, without duplicates."""
         sizes = []
         for call in self.walk():
             match call:
@@ -467,12 +485,13 @@ class Program:
         return list(dict.fromkeys(sizes))
 
     def at(self, values: Mapping[str, int]) -> Program:
-        """Return the program with each dynamic size replaced by an integer.
+        """Return a copy of the program with each dynamic size replaced by an integer.
 
-        `values` has a size for each dimension by name. Slack capacities without a value are 0.
+        `values` maps the name of each dynamic dimension to its size. It may also contain slack
+        capacities, which are 0 by default.
 
         Raises:
-            KeyError: if a dimension has no value.
+            KeyError: if a dimension is missing in `values`.
         """
         known = {**dict.fromkeys((room.name for room in self.rooms), 0), **values}
         ends: list[int] = []
@@ -496,14 +515,14 @@ class Program:
 
     @property
     def refusals(self) -> tuple[str, ...]:
-        """The messages of all `Refuse` instructions, in the order of `Program.walk`."""
+        """The messages of all `Refuse` instructions, in program order."""
         return tuple(each.message for each in self.walk() if isinstance(each, Refuse))
 
     @property
     def borders(self) -> Mapping[str, tuple[int, ...]]:
-        """By name of a dimension, the sizes after which the program uses other kernels.
+        """Maps a dimension's name to the sizes at which the range is divided into intervals.
 
-        Each size is the last one of an interval.
+        Each size is the last of an interval. The program uses other kernels above it.
         """
         found: dict[str, set[int]] = {}
         for each in self.walk():
@@ -513,17 +532,18 @@ class Program:
         return {name: tuple(sorted(last)) for name, last in sorted(found.items())}
 
     def walk(self) -> Iterator[Instruction]:
-        """Yield every instruction, each before the instructions nested in it."""
+        """Yield every instruction in program order; loops and branches precede their nested
+        instructions."""
         return walk(self.instructions)
 
     def in_place(self) -> dict[int, int]:
-        """Return, for each output that may share an input's memory, the input; both by index.
+        """Return a mapping from outputs to the inputs whose memory they may overwrite, by index.
 
-        A native function computes such an output in place of the input (`NativeSignature.over`),
-        which has the same type and shape in memory. No earlier instruction accesses the output, no
-        later one the input, and each is only one of the function's buffers. Therefore, sharing
-        memory does not change the results. No later instruction is a `Refuse`, so that a run that
-        ends with its error leaves the inputs unchanged.
+        Overwriting is possible if a native function can update the input in place
+        (`NativeSignature.over`) and input and output have the same type and shape in memory. It
+        must not change results: no earlier instruction accesses the output, no later one accesses
+        the input, and each is only one of the function's buffers. Also, no later instruction may be
+        a `Refuse`, so that a run that fails with its message leaves the inputs unchanged.
         """
         first: dict[BufferRef, int] = {}
         last: dict[BufferRef, int] = {}
@@ -554,7 +574,10 @@ class Program:
         return found
 
     def sources(self) -> dict[Dimension, tuple[int, int]]:
-        """Return, for each dimension, an input and the position of the dimension in its shape."""
+        """Return, for each dynamic dimension, where a run reads its size.
+
+        The result maps it to the index of an input and the position of the dimension in its shape.
+        """
         found: dict[Dimension, tuple[int, int]] = {}
         for index, port in enumerate(self.inputs):
             for position, extent in enumerate(port.shape):
