@@ -1,4 +1,4 @@
-"""Validation of programs before they run: memory bounds, and definition of all outputs."""
+"""Validation of programs: all memory accesses are in bounds, and every output is written."""
 
 from __future__ import annotations
 
@@ -49,15 +49,16 @@ _T = TypeVar("_T")
 
 
 def check_program(program: Program) -> None:
-    """Check that a run accesses only its own memory and writes every output.
+    """Check that a program accesses only memory that it declares, and writes every output.
 
-    The check covers all sizes of the program's dynamic dimensions. The body of a loop or a `Branch`
-    might not run, so that its writes do not count. An output counts as written by a `SizeBranch` if
-    both alternatives write it; each alternative is checked for the sizes that select it.
+    The check covers all sizes of the program's dynamic dimensions. Writes in a loop or a `Branch`
+    are ignored when checking that outputs are written, because these instructions may not run.
+    Writes in a `SizeBranch` count if both of its alternatives write the output. Each alternative is
+    checked only for the sizes that select it.
 
     Raises:
-        ValueError: naming an instruction that is invalid, or whose validity the ranges of the
-            dimensions do not prove.
+        ValueError: if an instruction is invalid, or its validity cannot be proved for all sizes.
+            The message names the instruction.
     """
     _check_numbers(program)
     _check_sizes(program)
@@ -78,7 +79,7 @@ def check_program(program: Program) -> None:
 
 
 class _Instructions:
-    """The instructions of a program, checked against the memory that it declares."""
+    """A checker of a program's instructions, for certain ranges of its dimensions."""
 
     def __init__(self, program: Program) -> None:
         self._program = program
@@ -89,8 +90,14 @@ class _Instructions:
     def check(
         self, instructions: Sequence[Instruction], within: str, depth: int
     ) -> tuple[set[int], set[int]]:
-        """Check the instructions; returns the outputs that they certainly write, and certainly
-        count."""
+        """Check that all buffers of the instructions are in bounds.
+
+        `within` is the prefix of error messages, and `depth` the nesting depth of the instructions.
+
+        Returns:
+            The indices of the outputs that the instructions write in every run, and of the outputs
+            whose number of elements they write in every run.
+        """
         if depth > NESTING_LIMIT:
             raise ValueError(f"{within} lies within more than {NESTING_LIMIT} others")
         written: set[int] = set()
@@ -158,7 +165,10 @@ class _Instructions:
         return ", ".join(f"{name} {d.range_text}" for name, d in self._ranges.items())
 
     def restricted(self, value: _T) -> _T:
-        """Return a part of the program with its dimensions limited to the sizes checked here."""
+        """Return a copy of `value` in which dynamic sizes have the ranges of this checker.
+
+        `value` is a part of the program, such as an instruction.
+        """
 
         def unit(dimension: Dimension) -> int:
             size = dynamic_size(self._ranges.get(dimension.name, dimension))
@@ -169,7 +179,11 @@ class _Instructions:
     def _parts(
         self, branch: SizeBranch, where: str
     ) -> list[tuple[tuple[Instruction, ...], _Instructions]]:
-        """Both lists of instructions, each with a checker for the sizes that select it."""
+        """Return both alternatives of a branch, each with a checker for the sizes that select it.
+
+        Raises:
+            ValueError: if the branch's dimension or limit is invalid.
+        """
         whole = self._ranges.get(branch.dimension.name)
         if whole is None or whole.multiple != branch.dimension.multiple:
             raise ValueError(f"{where}: dimension '{branch.dimension}' is none of the program")
@@ -191,7 +205,12 @@ class _Instructions:
         return found
 
     def _native(self, call: NativeCall, where: str) -> NativeSignature:
-        """The memory that a native call accesses, after a check that its buffers fit."""
+        """Check the buffers of a call of a native function, and return their required sizes.
+
+        Raises:
+            ValueError: if a parameter or the number of buffers is wrong, or a buffer is out of
+                bounds.
+        """
         try:
             signature = native_signature(call.function, call.parameters)
         except ValueError as error:
@@ -210,7 +229,8 @@ class _Instructions:
         return signature
 
     def _within(self, ref: BufferRef) -> tuple[int, int]:
-        """The position of a place within its slot or space, and the bytes of that slot or space."""
+        """Return the offset of a buffer in its slot or memory space, and the size of that in
+        bytes."""
         program = self._program
         if (number := _slot(ref)) is not None:
             return ref.offset - slot_start(number), program.slots[number].bytes
@@ -224,10 +244,16 @@ class _Instructions:
     def _apart(
         self, spec: KernelSpec, refs: Sequence[BufferRef], sizes: tuple[int, ...], where: str
     ) -> None:
-        """Check that the outputs of a kernel do not overlap, and that its threads' shared buffer
-        overlaps nothing.
+        """Raise ValueError if buffers of a kernel overlap that must be disjoint.
 
-        An output may overlap an input: such kernels are planned in place.
+        No two outputs may overlap, and a shared work buffer may not overlap any other buffer. An
+        output may overlap an input, because some kernels work in place.
+
+        Args:
+            spec: the interface of the kernel.
+            refs: the buffers of the call, in order.
+            sizes: the sizes of the kernel's dynamic dimensions.
+            where: the prefix of the error message.
         """
         for (one, ref), (other, other_ref) in combinations(zip(spec.buffers, refs, strict=True), 2):
             shared = BufferRole.SHARED in (one.role, other.role)
@@ -239,7 +265,7 @@ class _Instructions:
                 raise ValueError(f"{where}: kernel '{spec.name}' has {both} in one place")
 
     def _parted(self, ref: BufferRef, size: int, other: BufferRef, other_size: int) -> bool:
-        """Whether two places have no byte in common."""
+        """Whether two buffers of `size` and `other_size` bytes are disjoint."""
         if ref.space is not other.space:
             return True
         if ref.space in (BufferSpace.INPUT, BufferSpace.OUTPUT, BufferSpace.COUNT):
@@ -251,7 +277,10 @@ class _Instructions:
         return disjoint((start, start + size), (other_start, other_start + other_size))
 
     def _follows(self, slot: int, other: int) -> bool:
-        """Whether a slot comes, directly or indirectly, after another one with a lower number."""
+        """Whether `slot` starts after the end of the slot `other`, directly or through other slots.
+
+        `other` must be the lower index.
+        """
         found = {slot}
         for number in range(slot, other, -1):
             if number in found:
@@ -291,7 +320,7 @@ class _Instructions:
 
 
 def _slot(ref: BufferRef) -> int | None:
-    """The number of the slot that a place lies in; None if it is in no slot."""
+    """Return the index of the arena slot that contains a buffer; None if it is not in a slot."""
     if ref.space is not BufferSpace.ARENA:
         return None
     starts = [d for d in dimensions(ref.offset) if isinstance(d, SlotDimension)]
@@ -299,7 +328,10 @@ def _slot(ref: BufferRef) -> int | None:
 
 
 def _check_numbers(program: Program) -> None:
-    """Check that numbers fit their types: addresses and counts have 64 bits."""
+    """Raise ValueError if a fixed number of bytes or tiles is negative or exceeds 62 bits.
+
+    This ensures that the interpreter's 64-bit arithmetic does not overflow.
+    """
     numbers = [
         program.arena_bytes,
         program.weight_bytes,
@@ -317,7 +349,7 @@ def _check_numbers(program: Program) -> None:
 
 
 def _check_room(program: Program, port: Port) -> None:
-    """Check that an array fits the larger buffer that contains it."""
+    """Raise ValueError if an array with slack capacity does not fit into its buffer."""
     if port.room is None:
         return
     axis, extent = port.room
@@ -327,8 +359,10 @@ def _check_room(program: Program, port: Port) -> None:
 
 
 def _check_slices(program: Program) -> None:
-    """Check that a program with slices has a batch dimension, which is the first of each output and
-    of all inputs that have it."""
+    """Raise ValueError if a program with slices cannot run on a slice of its batch.
+
+    The batch dimension must be the first dimension of each output, and of each input that has it.
+    """
     slices = program.slices
     if slices is None:
         return
@@ -348,8 +382,11 @@ def _check_slices(program: Program) -> None:
 
 
 def _check_sizes(program: Program) -> None:
-    """Check that inputs determine all dynamic sizes, and that slots come after slots with lower
-    numbers."""
+    """Raise ValueError if a run cannot compute all dynamic sizes of the program.
+
+    Each dimension must be a dimension of an input. A slot may only start after slots with lower
+    indices.
+    """
     if program.slots and program.arena_bytes:
         raise ValueError(
             f"program '{program.name}' has slots, and {program.arena_bytes} bytes beside"

@@ -27,9 +27,9 @@ from tilewright.compiler.sizes import is_dynamic
 
 
 class Opcode(IntEnum):
-    """The first word of an encoded instruction, as in native/tilewright.h.
+    """The first word of an encoded instruction; the values equal those in native/tilewright.h.
 
-    New kinds of instructions get the next values.
+    Values must not change. A new kind of instruction gets the next value.
     """
 
     KERNEL = 0
@@ -46,12 +46,13 @@ class EncodedProgram:
     """A program encoded for the C interpreter.
 
     Attributes:
-        code: the words of the instructions.
-        starts: the index of each instruction's first word, in the order of `Program.walk`.
-        refs: the buffer of each argument; the arguments of a kernel are consecutive.
-        symbols: the symbols of the kernel functions that the code calls, by index.
-        natives: the native functions that the code calls; their indices follow those of `symbols`.
-        open: the words that each run computes, by index in `code`, as dynamic sizes.
+        code: the 64-bit words of the instructions; words in `open` are 0.
+        starts: the index in `code` of each instruction's first word, in the order of
+            `Program.walk`.
+        refs: the buffers of all instructions. The buffers of one instruction are consecutive.
+        symbols: the symbols of the kernel functions; `code` refers to them by index.
+        natives: the symbols of the native functions, whose indices follow those of `symbols`.
+        open: maps the index of a word to the dynamic size that each run writes there.
     """
 
     code: NDArray[np.int64]
@@ -63,7 +64,7 @@ class EncodedProgram:
 
 
 def encode(program: Program) -> EncodedProgram:
-    """Encode a program; `native/tilewright.h` defines the words."""
+    """Encode a program for the C interpreter; `native/tilewright.h` specifies the format."""
     encoder = _Encoder(program)
     encoder.add(program.instructions)
     dynamic_words = {i: word for i, word in enumerate(encoder.words) if is_dynamic(word)}
@@ -78,7 +79,7 @@ def encode(program: Program) -> EncodedProgram:
 
 
 class _Encoder:
-    """The parts of an encoded program under construction."""
+    """The encoder of one program, which collects words, buffers and functions."""
 
     def __init__(self, program: Program) -> None:
         self.words: list[int] = []
@@ -94,7 +95,7 @@ class _Encoder:
             self.symbols += [stage.symbol for stage in kernel.stages]
 
     def add(self, instructions: Sequence[Instruction]) -> int:
-        """Add instructions; returns the number of words added."""
+        """Append instructions to `words`, and return the number of words added."""
         words, refs, before = self.words, self.refs, len(self.words)
         for instruction in instructions:
             start = len(words)

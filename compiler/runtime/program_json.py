@@ -1,7 +1,7 @@
-"""Programs as JSON, in artifacts and in messages to workers.
+"""Conversion of programs to JSON and back, for artifacts and messages to workers.
 
-Dynamic sizes are strings. They refer to the `dimensions` of the program, or to the `sizes` of a
-kernel.
+Dynamic sizes are strings with formulas. In a program, they contain the names of its `dimensions`;
+in a kernel, the names of its `sizes`.
 """
 
 from __future__ import annotations
@@ -31,7 +31,10 @@ from tilewright.compiler.runtime.program_check import check_program
 
 @dataclass(frozen=True, slots=True)
 class _Code:
-    """The instructions of a program. Only instructions refer to slots of the arena."""
+    """The instructions of a program, in a form that is read separately from the rest.
+
+    Only instructions refer to arena slots, so that the slots must be read before.
+    """
 
     json_form: ClassVar[JsonForm] = JsonForm("program")
 
@@ -40,8 +43,11 @@ class _Code:
 
 @dataclass(frozen=True, slots=True)
 class _Stored:
-    """A program as it is stored. A program with dynamic sizes has their ranges, and always its
-    slots."""
+    """The JSON form of a program.
+
+    `dimensions` has the ranges of the program's dynamic dimensions. A program with dynamic
+    dimensions always has `slots`, possibly an empty list.
+    """
 
     json_form: ClassVar[JsonForm] = JsonForm(
         "program",
@@ -64,7 +70,7 @@ class _Stored:
 
 
 def program_to_json(program: Program) -> dict[str, Any]:
-    """Convert a program to JSON, which `program_from_json` reads."""
+    """Convert a program to JSON data, from which `program_from_json` builds an equal program."""
     is_dynamic = bool(program.dimensions)
     stored: dict[str, Any] = encode(
         _Stored(
@@ -85,10 +91,10 @@ def program_to_json(program: Program) -> dict[str, Any]:
 
 
 def program_from_json(data: object) -> Program:
-    """Convert the output of `program_to_json` to a program, and check that it is valid.
+    """Convert the output of `program_to_json` back to a program, and check it with `check_program`.
 
     Raises:
-        ValueError: if the data is malformed, or the program would access memory out of bounds.
+        ValueError: if the data are malformed, or the program is invalid.
     """
     stored = decode(_Stored, data)
     slots = stored.slots or ()

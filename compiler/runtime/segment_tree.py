@@ -1,7 +1,7 @@
-"""The segments of a model in an artifact: conversion to JSON and back, checking, loading.
+"""The segments of a segmented model in an artifact: JSON form, validation and loading.
 
-The segments form a tree: each `SegmentBoundary` has the segments that may follow it, and each
-segment the boundary behind it. A segment has the index of its program in the artifact.
+The segments form a tree. Each `SegmentBoundary` has the segments that may follow it, and each
+segment has the boundary that follows it. Programs are given by their index in the artifact.
 """
 
 from __future__ import annotations
@@ -46,7 +46,11 @@ _Hexadecimal = Annotated[bytes, Via(str, lambda text, _: bytes.fromhex(text), by
 
 @dataclass(frozen=True, slots=True)
 class _StoredSegment:
-    """A segment with its guard, as it is stored."""
+    """The JSON form of a segment and its guard.
+
+    `sizes`, `known` and `open` are the fields of `SegmentGuard`; the others are those of
+    `ModelSegment`.
+    """
 
     sizes: tuple[tuple[str, int], ...]
     known: tuple[tuple[str, _Hexadecimal, tuple[Natural, ...]], ...]
@@ -58,7 +62,7 @@ class _StoredSegment:
 
 @dataclass(frozen=True, slots=True)
 class _StoredBoundary:
-    """A boundary as it is stored."""
+    """The JSON form of a `SegmentBoundary` with all segments that may follow it."""
 
     json_form: ClassVar[JsonForm] = JsonForm("stages")
 
@@ -70,7 +74,10 @@ class _StoredBoundary:
 
 
 def segments_to_json(cut: SegmentBoundary[int]) -> dict[str, Any]:
-    """Convert the tree of segments behind a boundary to JSON, which `segments_from_json` reads."""
+    """Convert the tree of segments that starts at a boundary to JSON data.
+
+    `segments_from_json` reads the result.
+    """
     written: dict[str, Any] = encode(_stored(cut))
     return written
 
@@ -93,10 +100,10 @@ def _stored(cut: SegmentBoundary[int]) -> _StoredBoundary:
 
 
 def segments_from_json(data: object) -> SegmentBoundary[int]:
-    """Convert the output of `segments_to_json` to a tree of segments.
+    """Convert the output of `segments_to_json` back to a tree of segments.
 
     Raises:
-        ValueError: naming the field that is malformed.
+        ValueError: if a field is malformed; the message names it.
     """
     return _cut(decode(_StoredBoundary, data))
 
@@ -116,12 +123,15 @@ def _cut(stored: _StoredBoundary) -> SegmentBoundary[int]:
 def check_segments(
     first: SegmentBoundary[int], programs: Sequence[Program], ports: ModelPorts
 ) -> None:
-    """Check that on each path through the tree, segments compute all live-ins and all outputs.
+    """Check that each path through the tree computes all live-ins that it needs and all outputs.
 
-    `first` is the boundary before the whole model.
+    Args:
+        first: the boundary before the first node of the model.
+        programs: the programs of the artifact, to which the segments refer by index.
+        ports: the inputs and outputs of the model.
 
     Raises:
-        ValueError: naming the mismatch.
+        ValueError: if a value is missing, or its type differs from the expected one.
     """
     stated = {crossing.name: crossing.dims for crossing in first.reads.crossings}
     if list(stated) != list(ports.inputs) or stated != dict(ports.inputs):
@@ -177,7 +187,10 @@ def _check_cut(
 
 
 def _check_inputs(program: Program, reads: LiveIns, facts: SegmentGuard) -> None:
-    """Raise ValueError unless a program's inputs are live-ins of the boundary before it."""
+    """Raise ValueError if an input of a program is not one of the boundary's live-ins.
+
+    The element type and the rank must agree. `facts` is the guard of the program's segment.
+    """
     names = [dimension.name for dimension in facts.open]
     given: dict[str, ValueKind] = {}
     for crossing in reads.crossings:
@@ -208,7 +221,10 @@ def _kind_text(kind: ValueKind | None) -> str:
 
 @dataclass(slots=True, eq=False)
 class _LoadedBoundary(SegmentBoundary[Executable]):
-    """A boundary whose programs are loaded when a run first needs them."""
+    """A boundary in a loaded artifact. Its segments' programs are loaded on first use.
+
+    `listed` maps guards to the artifact's segments.
+    """
 
     listed: Mapping[SegmentGuard, ModelSegment[int]] = field(default_factory=dict)
 
@@ -222,7 +238,13 @@ class _LoadedBoundary(SegmentBoundary[Executable]):
 def load_segments(
     first: SegmentBoundary[int], ports: ModelPorts, load: Callable[[int], Executable]
 ) -> GuardedModel:
-    """Return the model of an artifact's segments; `load` loads a program by its index."""
+    """Return a segmented model that loads each program of an artifact on first use.
+
+    Args:
+        first: the boundary before the first node of the model.
+        ports: the inputs and outputs of the model.
+        load: a function that loads a program, given its index in the artifact.
+    """
 
     def make(
         cut: SegmentBoundary[Executable], facts: SegmentGuard, values: Mapping[str, Array]

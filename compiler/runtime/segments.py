@@ -1,12 +1,14 @@
 """Segments of models, with guards that state for which sizes and values a program is valid.
 
-A `SegmentBoundary` is a point of the model at which the values of some tensors determine sizes or
-branches of the rest. A run proceeds from boundary to boundary, where these values are known, and
-selects the segment (`ModelSegment`) whose guard (`SegmentGuard`) holds. The first boundary is
-before the whole model; only segmented models have others. Behind a boundary, one program serves all
-sizes above 0; sizes of 0, booleans, and integers that are not sizes have their own programs. In a
-process that has the compiler, a segment is compiled when a run first needs it
-(`compiler.specialise.jit`); an artifact holds a fixed tree of segments (`segment_tree`).
+A `SegmentBoundary` is a point of the model at which the elements of some tensors determine sizes or
+branches of the rest. A run proceeds from boundary to boundary. At each boundary, these elements are
+known, and the run selects the segment (`ModelSegment`) whose guard (`SegmentGuard`) holds. The
+first boundary is before the first node of the model; only segmented models have further boundaries.
+
+After a boundary, one program accepts all sizes above 0. Sizes of 0, booleans, and integers that are
+not sizes need separate programs. If the compiler is available, a segment is compiled when a run
+first needs it (`compiler.specialise.jit`). An artifact has a fixed tree of segments
+(`segment_tree`).
 """
 
 from __future__ import annotations
@@ -37,15 +39,16 @@ MOST_OPEN = 16
 
 @dataclass(frozen=True, slots=True)
 class LiveIn:
-    """A live-in of a boundary: a value that is computed before it and read behind it.
+    """A live-in of a segment boundary: a value computed before the boundary and used after it.
 
     Attributes:
         name: the name of the value.
-        label: the prefix of the names of its elements, which are names of sizes (`elements`).
+        label: a prefix from which `elements` forms names for the value's elements.
         dtype: the element type.
         dims: the size of each fixed dimension, and the name of each dynamic one.
-        deciding: whether the value is shape-determining: sizes depend on its elements, so that the
-            continuation is imported for given elements.
+        deciding: whether the value is shape-determining. The elements of such a value are sizes,
+            branch conditions or other integers that the compiler must know to import the rest of
+            the model.
         text: whether the elements are strings.
     """
 
@@ -57,24 +60,24 @@ class LiveIn:
     text: bool = False
 
     def elements(self, array: Array) -> tuple[str, ...]:
-        """Return a name for each element of the array."""
+        """Return names for the elements of a value in row-major order, such as `count_0`."""
         return tuple(f"{self.label}_{k}" for k in range(array.size))
 
     @property
     def sizes_input(self) -> str:
-        """The name of the program input whose extents are the elements of the value.
+        """The name of the program input by which the elements of this value are passed.
 
-        Only a shape-determining value has such an input.
+        The elements of a shape-determining value are passed as the extents of an empty array.
         """
         return f"{self.name}//sizes"
 
     def taken(self, array: Array) -> Array:
-        """Convert an input of the model to an array that programs accept.
+        """Convert an input of the model to the array that programs read.
 
-        bfloat16 becomes raw bits.
+        A bfloat16 array is converted to raw bits (uint16).
 
         Raises:
-            InvalidInputError: if the input has another element type.
+            InvalidInputError: if the array has a wrong element type.
         """
         given = np.asarray(array)
         if self.dtype is DType.BFLOAT16 and given.dtype.name == "bfloat16":
@@ -89,14 +92,17 @@ class LiveIn:
 
 @dataclass(frozen=True, slots=True)
 class SegmentGuard:
-    """The condition on live-ins under which a segment may run, and the key by which it is found.
+    """The condition on live-ins under which a segment is valid.
 
-    A guard with only fixed sizes also describes the live-ins of one run (`LiveIns.exact`).
+    Guards are the keys of `SegmentBoundary.made`. A guard without dynamic dimensions also describes
+    the live-ins of one run (`LiveIns.exact`).
 
     Attributes:
-        sizes: the dimensions, and elements of shape-determining values, that must have one size.
-        known: name, bytes and shape of each shape-determining value that is not a size.
-        open: the dimensions that stay dynamic, with the ranges in which their sizes must be.
+        sizes: (name, size) of each dimension, and of each element of a shape-determining value,
+            that must have this size.
+        known: (name, bytes, shape) of each shape-determining value whose elements are not sizes,
+            and must equal these bytes.
+        open: the dimensions and elements that stay dynamic, with the ranges of their sizes.
     """
 
     sizes: tuple[tuple[str, int], ...] = ()
@@ -104,7 +110,7 @@ class SegmentGuard:
     open: tuple[Dimension, ...] = ()
 
     def holds(self, exact: SegmentGuard) -> bool:
-        """Whether this guard holds for a run with the sizes and values in `exact`."""
+        """Whether a run with the live-ins that `exact` describes satisfies this guard."""
         if self.known != exact.known:
             return False
         sizes = dict(exact.sizes)
@@ -118,7 +124,7 @@ class SegmentGuard:
 
     @property
     def text(self) -> str:
-        """The guard as text for messages, such as `count_0=0, element_1_0 1..4096`."""
+        """The guard formatted for messages, such as `count_0=0, element_1_0 1..4096`."""
         parts = [f"{name}={size}" for name, size in self.sizes]
         parts += [f"{name} of {len(data)} bytes, shape {shape}" for name, data, shape in self.known]
         return ", ".join([*parts, *filter(None, [ranges_text(self.open)])]) or "nothing"
@@ -130,10 +136,11 @@ class LiveIns:
 
     Attributes:
         crossings: the live-ins.
-        ranges: ranges of dynamic dimensions, by name, which limit the sizes of a run. Elements of
+        ranges: maps the name of a dynamic dimension to the range that limits its sizes. Elements of
             shape-determining values have no ranges.
-        defaults: ranges that are tried first for dimensions without a given range, by name.
-        derived: names of dimensions that the model expresses by others.
+        defaults: maps the name of a dimension that has no entry in `ranges` to the range of its
+            first program.
+        derived: the names of dimensions whose sizes the model computes from other dimensions.
     """
 
     crossings: tuple[LiveIn, ...]
@@ -142,9 +149,10 @@ class LiveIns:
     derived: frozenset[str] = frozenset()
 
     def exact(self, arrays: Mapping[str, Array]) -> SegmentGuard:
-        """Return the guard that holds only for runs with the sizes of these live-ins.
+        """Return the guard that holds only for runs with the same sizes as these live-ins.
 
-        All its sizes are fixed, and it has the elements of shape-determining values.
+        `arrays` has the live-ins by name. The guard has fixed sizes for all dimensions, and the
+        elements of shape-determining values.
         """
         sizes: dict[str, int] = {}
         known: list[tuple[str, bytes, tuple[int, ...]]] = []
@@ -162,9 +170,10 @@ class LiveIns:
         return SegmentGuard(tuple(sizes.items()), tuple(known))
 
     def at(self, sizes: Mapping[str, int]) -> SegmentGuard:
-        """Return the guard of runs with these sizes of dimensions.
+        """Return the guard in which the dimensions have these fixed sizes.
 
-        Shape-determining values are not part of it.
+        The guard does not restrict shape-determining values. `sizes` maps names of dimensions to
+        sizes.
         """
         names = (dim for c in self.crossings for dim in c.dims if isinstance(dim, str))
         ordered = dict.fromkeys(name for name in (*names, *sorted(sizes)) if name in sizes)
@@ -173,14 +182,15 @@ class LiveIns:
     def around(
         self, exact: SegmentGuard, ends: Mapping[str, Sequence[int]], steps: Mapping[str, int]
     ) -> SegmentGuard:
-        """Return a guard that holds for a run and as many others as possible.
+        """Generalise the guard of one run to a guard that holds for as many other runs as possible.
 
-        Sizes above 0 stay dynamic, within the largest ranges between split points.
+        Sizes above 0 become dynamic, with the largest ranges that contain no split point.
 
         Args:
-            exact: the guard of only that run.
-            ends: split points, which a range must not cross, by name of the dimension.
-            steps: required multiples of sizes in a range, by name; other sizes become fixed.
+            exact: the guard that holds only for the sizes of the run.
+            ends: maps the name of a dimension to its split points.
+            steps: maps the name of a dimension to a number of which dynamic sizes must be
+                multiples. If the run's size is not a multiple, it stays fixed.
         """
         opened = self._open(dict(exact.sizes))
         fixed: list[tuple[str, int]] = []
@@ -197,9 +207,10 @@ class LiveIns:
         return SegmentGuard(tuple(fixed), exact.known, tuple(ranges))
 
     def with_dims(self, inputs: Mapping[str, Dims]) -> LiveIns:
-        """Return the live-ins with other names of dimensions, as stated in `inputs`.
+        """Return the live-ins with the dimension names of `inputs`, which has the dims of each
+        live-in.
 
-        A new dimension has the range of the dimension that it replaces.
+        A renamed dimension keeps its range.
         """
         ranges = dict(self.ranges)
         for crossing in self.crossings:
@@ -210,10 +221,10 @@ class LiveIns:
         return LiveIns(crossings, ranges)
 
     def inputs(self, facts: SegmentGuard, arrays: Mapping[str, Array]) -> dict[str, Array]:
-        """Return the inputs of a program with the guard `facts`, by name, for these live-ins.
+        """Return the inputs, by name, of the program with the guard `facts`, given the live-ins.
 
-        A shape-determining value is passed as an empty array whose extents are the elements of the
-        value that stay dynamic; if none does, it is not passed.
+        The dynamic elements of a shape-determining value are passed as the extents of an empty
+        array. A value without dynamic elements is not passed.
         """
         found: dict[str, Array] = {}
         names = {dimension.name for dimension in facts.open}
@@ -229,7 +240,8 @@ class LiveIns:
         return found
 
     def _open(self, sizes: Mapping[str, int]) -> set[str]:
-        """The names of the sizes that may stay dynamic."""
+        """Return the names of the sizes that may be dynamic in a guard for a run with these
+        sizes."""
         found = {n for n, size in sizes.items() if size > 0 or self._range(n).low == 0}
         for crossing in self.crossings:
             if crossing.deciding:
@@ -242,11 +254,15 @@ class LiveIns:
         return found
 
     def _range(self, name: str) -> Dimension:
-        """The range of a dimension for its first program."""
+        """Return the range with which a dimension's first program is compiled."""
         return self.ranges.get(name) or self.defaults.get(name) or default_range(name)
 
     def _around(self, name: str, size: int, ends: Sequence[int], step: int) -> Dimension:
-        """The largest range that contains a size and crosses no split point."""
+        """Return the largest range of a dimension that contains `size` but no split point.
+
+        Sizes in the range are multiples of `step`. `ends` has the split points: each is the first
+        size of a new range.
+        """
         whole = self._range(name)
         if size not in whole:
             whole = Dimension(name, 1)
@@ -261,13 +277,13 @@ class LiveIns:
 
 @dataclass(frozen=True, slots=True)
 class ModelSegment(Generic[P]):
-    """A segment: the program between two boundaries, and the boundary behind it.
+    """A segment of a model: a program, and the boundary that follows it.
 
     Attributes:
-        program: the program; None if no value must be computed.
-        makes: the model's names of the program's outputs. The program's own names differ if an
-            output is an input or a constant.
-        behind: the boundary behind the program; None at the end of the model.
+        program: the program; None if the segment computes no value.
+        makes: the names in the model of the program's outputs. The program may have other names for
+            them, if an output is also an input or a constant.
+        behind: the boundary after the program; None at the end of the model.
     """
 
     program: P | None
@@ -281,20 +297,21 @@ class SegmentBoundary(Generic[P]):
 
     Attributes:
         reads: the live-ins.
-        ends: split points, by name of the dimension. No range crosses them, because the result of a
-            comparison that the compiler needs differs below and from the split point on.
-        steps: required multiples of sizes in a range, by name.
-        made: the segments behind the boundary, by guard.
-        reason: why a program with dynamic sizes is impossible; empty unless that is known.
-        asked: guards with ranges for which no program compiles, because they do not decide the
-            condition. A program may compile for single sizes.
-        refused: guards with ranges in which the model is invalid, with the error. A program may
-            compile for single sizes.
-        own: guards of fixed sizes that get their own programs, even if a program with ranges serves
-            them.
-        served: the guards of an artifact's segments; None if other segments can be compiled.
+        ends: maps the name of a dimension to its split points. A range may not contain a split
+            point, because the compiler needs the result of a comparison that changes there.
+        steps: maps the name of a dimension to a number of which sizes in a range must be multiples.
+        made: the compiled segments after the boundary, by guard.
+        reason: the reason why a program with dynamic sizes is impossible; empty if no reason was
+            found.
+        asked: guards with ranges for which compilation failed, because the ranges do not determine
+            the result of a condition. Single sizes within the ranges may compile.
+        refused: guards with ranges for which the model is invalid, with the error. Single sizes
+            within the ranges may be valid.
+        own: guards of fixed sizes for which a separate program is compiled, although a program with
+            ranges accepts these sizes.
+        served: the guards of an artifact's segments; None if further segments can be compiled.
         whole: whether each segment is the whole model, so that no boundary follows.
-        ranged: whether new segments may have dynamic sizes; otherwise, each has fixed sizes.
+        ranged: whether new segments may have dynamic sizes.
     """
 
     reads: LiveIns
@@ -311,18 +328,26 @@ class SegmentBoundary(Generic[P]):
 
     @property
     def reasons(self) -> list[str]:
-        """The reasons why programs with fixed sizes are necessary."""
+        """The reasons why some segments can be compiled only for fixed sizes, as messages."""
         return [*filter(None, [self.reason]), *map(str, self.asked.values())]
 
     def guard(self, values: Mapping[str, Array]) -> SegmentGuard:
-        """Return the guard of the segment for these live-ins, which may have to be compiled."""
+        """Return the guard of the segment that a run with these live-ins needs.
+
+        It is an existing segment if one accepts the live-ins; otherwise, it must be compiled.
+        """
         exact = self.reads.exact(values)
         return self.serving(exact) or self.wanted(exact)
 
     def serving(self, exact: SegmentGuard) -> SegmentGuard | None:
-        """Return the guard of the existing segment for a run with the guard `exact`, or None.
+        """Return the guard of an existing segment that accepts a run; None if there is no such
+        segment.
 
-        A segment with the fixed sizes of the run is preferred to a segment with ranges.
+        A segment with exactly the sizes of the run has priority over a segment with ranges. Guards
+        in `own` and `served` count as existing.
+
+        Args:
+            exact: the guard that holds only for the sizes of the run.
         """
         if exact in self.made or exact in self.own or exact in (self.served or ()):
             return exact
@@ -330,14 +355,14 @@ class SegmentBoundary(Generic[P]):
         return next((facts for facts in known if facts.open and facts.holds(exact)), None)
 
     def wanted(self, exact: SegmentGuard) -> SegmentGuard:
-        """Return the guard for which to compile a new segment that serves one run.
+        """Return the guard for which to compile a new segment that accepts a run.
 
-        The guard has ranges around the sizes of the run, so that the segment serves other runs,
-        too. It is `exact` if a segment of this boundary cannot have ranges, or did not compile
-        for these ranges before.
+        The guard has ranges around the sizes of the run, so that later runs can use the segment
+        too. It is `exact` if segments of this boundary cannot have ranges, or compilation for these
+        ranges failed before.
 
         Args:
-            exact: the guard that holds only for runs with the sizes of this run.
+            exact: the guard that holds only for the sizes of the run.
         """
         if self.reason or not self.ranged:
             return exact
@@ -345,7 +370,7 @@ class SegmentBoundary(Generic[P]):
         return exact if facts in self.asked or facts in self.refused else facts
 
     def walk(self) -> Iterator[SegmentBoundary[P]]:
-        """Yield this boundary and all later ones, each before its successors."""
+        """Yield this boundary and all later boundaries that exist, each before its successors."""
         waiting = [self]
         while waiting:
             cut = waiting.pop(0)

@@ -1,12 +1,16 @@
 """Sessions: consecutive runs of a model with states.
 
-A state is an output that the next run takes as an input. The session owns the memory of its states,
-and no step copies it. If a program changes the input in place (`Program.in_place`), such as a cache
-to which rows are added, input and output share memory. A cache that grows by its new rows is in a
-buffer with slack capacity (`Port.room`). It is copied only if the buffer is full, into a buffer
-twice as large. Other states have two buffers: a run reads one and writes the other, and they are
-swapped. If a step runs several programs, because the model is segmented, the states are the arrays
-that the run returned.
+A state is an output that the next run reads as an input. The session owns the memory of its states,
+and a step does not copy them:
+
+- If the program updates the input in place (`Program.in_place`), such as a cache to which rows are
+added, input and output share memory.
+- A cache that grows by its new rows is in a buffer with slack capacity (`Port.room`). When the
+buffer is full, the cache is copied to a buffer twice as large.
+- Other states have two buffers, of which a run reads one and writes the other. They are swapped
+after each step.
+- A step of a segmented model runs several programs. The states are then the arrays that the run
+returned.
 """
 
 from __future__ import annotations
@@ -35,30 +39,31 @@ STEPS = 64
 
 
 class Session:
-    """Consecutive runs of one model; created by `Model.bind`.
+    """Consecutive runs of one model with states; created by `Model.bind`.
 
-    A session takes one step at a time. Sessions of one model share its code and weights, and may
-    run at the same time.
+    A session runs one step at a time. Sessions of the same model share its code and weights, and
+    may run concurrently.
 
     Attributes:
-        input_names: the arguments of `run`: the inputs that are not states.
-        output_names: the results of `run`, in order: the outputs that are not states.
-        states: the inputs that are states.
+        input_names: the names of the inputs that `run` expects: all inputs that are not states.
+        output_names: the names of the outputs that `run` returns, in order: all that are not
+            states.
+        states: the names of the inputs that are states.
 
     Args:
         inputs: the dimensions of the model's inputs, by name and in order.
-        outputs: the names of its outputs, in order.
-        fitting: returns the executable that serves a run, given all inputs including states; None
-            if a run needs several executables.
-        run: runs the model once on all inputs, for steps that need several executables.
-        states: maps each output that is a state to the input that it becomes.
-        initial: initial values, by input.
-        dtypes: the types, by name, of inputs whose type is known before the first step.
+        outputs: the names of the model's outputs, in order.
+        fitting: a function that returns the executable for a step, given all inputs including
+            states; None if the step needs several executables.
+        run: a function that runs the model on all inputs, for steps that need several executables.
+        states: maps the name of each state's output to the name of its input.
+        initial: maps names of inputs to the initial values of states.
+        dtypes: the dtype of each input that is known before the first step, by name.
 
     Raises:
-        InvalidArgumentError: if an argument is not a mapping, a name is unknown, two outputs become
-            one input, or an initial value is missing.
-        InvalidInputError: if an initial value has another shape than its input.
+        InvalidArgumentError: if `states` or `initial` is not a mapping, a name is unknown, two
+            outputs have the same input, or an initial value is missing.
+        InvalidInputError: if the shape of an initial value does not match its input.
         OutOfMemoryError: if memory does not suffice for the initial values.
     """
 
@@ -96,21 +101,20 @@ class Session:
         self._lock = threading.Lock()
 
     def run(self, inputs: Mapping[str, Array] | Sequence[Array] = ()) -> list[Array]:
-        """Take one step: run the model once, and keep the new states.
+        """Run the model once on the given inputs and the current states, and update the states.
 
         Args:
             inputs: arrays by name, or in the order of `input_names`.
 
         Returns:
-            The outputs that are not states, in the order of `output_names`, as new arrays. The
-                states are updated for the next step.
+            The outputs that are not states, in the order of `output_names`, as new arrays.
 
         Raises:
-            InvalidInputError: if an input is missing, unknown, a state, or of another shape or
-                dtype; the states are unchanged.
+            InvalidInputError: if an input is missing, unknown or a state, or has a wrong shape or
+                dtype. The states are unchanged.
             InvalidArgumentError: if another thread is running this session.
-            CompilerError: if a program that this step needs first does not compile, or memory does
-                not suffice.
+            CompilerError: if the step needs a new program, and its compilation fails; or if memory
+                does not suffice.
         """
         with _alone(self._lock):
             if isinstance(inputs, Mapping) and (bound := self._by_name(inputs)) is not None:
@@ -137,7 +141,10 @@ class Session:
             return [array for k, array in enumerate(shown) if k not in written]
 
     def _run_whole(self, given: Sequence[Array]) -> list[Array]:
-        """Take a step that runs several programs. States are not copied."""
+        """Run a step of a segmented model, which needs several programs.
+
+        The arrays that the run returns become the new states without a copy.
+        """
         outputs = self._run(self._with_states(given))
         for state in self._states:
             if not isinstance(outputs[state.output], np.ndarray):
@@ -150,18 +157,20 @@ class Session:
         return [array for k, array in enumerate(outputs) if k not in self._kept]
 
     def _with_states(self, given: Sequence[Array]) -> list[Array]:
-        """All inputs of the model, in order."""
+        """Return all inputs of the model in order: the given inputs and the current states."""
         arrays = [*given]
         for state in self._states:
             arrays.insert(state.input, state.value())
         return arrays
 
     def state(self, name: str) -> Array:
-        """Copy the current value of a state, named by its input; bfloat16 is returned as raw bits.
+        """Return a copy of a state's current value; `name` is the name of its input.
+
+        A bfloat16 state is returned as raw bits (uint16).
 
         Raises:
-            InvalidArgumentError: if it is not a state, another thread is running this session, or
-                its type is not known yet.
+            InvalidArgumentError: if `name` is not a state, another thread is running this session,
+                or the dtype is not known before the first step.
         """
         with _alone(self._lock):
             return self._named(name).copied()
@@ -177,13 +186,13 @@ class Session:
                 state.reset()
 
     def check(self, executable: Executable) -> None:
-        """Check that the states fit an executable.
+        """Check that an executable can run steps of this session.
 
         Raises:
-            InvalidArgumentError: if an output cannot become its input: they differ in dtype or
-                shape, data determine the number of elements, or its buffer is larger than its slack
-                capacity explains.
-            InvalidInputError: if an initial value has another dtype.
+            InvalidArgumentError: if the output of a state cannot be its next input: their dtypes or
+                shapes differ, its number of elements depends on data, or its buffer has unused
+                elements other than slack capacity.
+            InvalidInputError: if an initial value has a wrong dtype.
         """
         program = executable.program
         rooms = program.rooms
@@ -196,7 +205,10 @@ class Session:
             state.check(*ports, rooms)
 
     def _step(self, given: Sequence[Array]) -> SessionStep | None:
-        """The plan of a step for inputs of these shapes; None if it takes more than one program."""
+        """Return the plan of a step for inputs and states of these shapes; plans are cached.
+
+        The result is None if the step needs several programs.
+        """
         key = (*shapes_of(given, self.input_names), *(state.shape for state in self._states))
         found = self._steps.get(key)
         if found is None:
@@ -242,11 +254,11 @@ def _bound_states(
     states: Mapping[str, str],
     initial: Mapping[str, Array],
 ) -> dict[str, str]:
-    """Map each input that is a state to the output that becomes it.
+    """Check the arguments of `Model.bind`, and map each state's input to its output.
 
     Raises:
-        InvalidArgumentError: if an argument is not a mapping, a name is unknown, two outputs become
-            one input, or an initial value belongs to no state.
+        InvalidArgumentError: if `states` or `initial` is not a mapping, a name is unknown, two
+            outputs have the same input, or `initial` contains an input that is not a state.
     """
     for what, given in (("states", states), ("initial", initial)):
         if not isinstance(given, Mapping):

@@ -1,7 +1,8 @@
-"""Rules by which the C runtime evaluates a program's dynamic sizes in a run.
+"""Encoding of dynamic sizes as rules, which the C runtime evaluates in each run.
 
-A run with new sizes takes only a few microseconds longer than a run with the previous sizes: C
-evaluates all dynamic sizes in one call, by rules that are encoded once (`native/sizing.c`).
+C evaluates all dynamic sizes of a program in one call, by rules that are encoded once
+(`native/sizing.c`). Therefore, a run with new sizes takes only a few microseconds longer than a run
+with the previous sizes.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ from tilewright.compiler.sizes import Atom, Dimension, Size
 
 
 class SizingStruct(ctypes.Structure):
-    """The C struct `tw_sizing`: rules, and the integers that they compute."""
+    """The C struct `tw_sizing`: the encoded rules, and memory for the integers that they
+    compute."""
 
     _fields_ = (
         ("rules", ctypes.c_void_p),
@@ -30,10 +32,10 @@ class SizingStruct(ctypes.Structure):
 
 @cache
 def sizing_functions() -> tuple[ctypes._NamedFuncPointer, ctypes._NamedFuncPointer]:
-    """Return the C runtime's functions `tw_size` and `tw_fill`.
+    """Return the C functions `tw_size`, which evaluates rules, and `tw_fill`, which stores results.
 
     Raises:
-        ImportError: if the C runtime was built from older sources.
+        ImportError: if the C runtime was built from older sources without these functions.
     """
     try:
         size, fill = native().tw_size, native().tw_fill
@@ -46,10 +48,11 @@ def sizing_functions() -> tuple[ctypes._NamedFuncPointer, ctypes._NamedFuncPoint
 
 
 class Rules:
-    """A sequence of rules, each of which computes one integer from earlier ones.
+    """A list of rules, each of which computes one integer from earlier integers.
 
-    The first integers are the sizes of the `dimensions`, each divided by its `multiple`, which a
-    run provides. Integers are referred to by index.
+    Integers have indices. The first integers are the sizes of `dimensions`, each divided by its
+    `multiple`; the caller provides them in each run. The next integers are the results of the
+    rules, in order.
     """
 
     def __init__(self, dimensions: Sequence[Dimension]) -> None:
@@ -60,14 +63,15 @@ class Rules:
 
     @property
     def count(self) -> int:
-        """The number of dimensions and rules."""
+        """The number of integers: one per dimension, and one per rule."""
         return self._count
 
     def number(self, size: int) -> int:
-        """Return the index of the integer for a size, and add rules that compute it if necessary.
+        """Return the index of the integer that equals a size, and add rules that compute it if
+        needed.
 
         Raises:
-            KeyError: if the size has an unknown dimension.
+            KeyError: if the size contains an unknown dimension.
         """
         found = self._numbers.get(size)
         if found is None:
@@ -75,16 +79,20 @@ class Rules:
         return found
 
     def largest(self, numbers: Iterable[int]) -> int:
-        """Add a rule for the maximum of 0 and integers given by index; returns its index."""
+        """Add a rule for the maximum of 0 and some integers, and return the index of its result.
+
+        `numbers` contains the indices of the integers.
+        """
         listed = list(numbers)
         return self._rule([0, len(listed), *listed])
 
     def define(self, dimension: Dimension, number: int) -> None:
-        """Define a dimension whose size is computed: `number` is the index of the size."""
+        """Declare that the size of a dimension is computed by rules, as the integer with index
+        `number`."""
         self._numbers[dimension] = self._rule([dimension.multiple, 0, 1, 1, 1, number])
 
     def encoded(self) -> NDArray[np.int64]:
-        """Return the rules as words for the C runtime."""
+        """Return all rules as 64-bit words, in the format of the C function `tw_size`."""
         return np.array(self.words, np.int64)
 
     def _sum(self, size: int, divisor: int) -> int:

@@ -1,4 +1,4 @@
-"""Division of a run with a large batch into several runs of the program on slices."""
+"""Division of a large batch into slices, on which a program runs one after the other."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tilewright.compiler.sizes import dynamic_size
 
 
 class Slicing:
-    """Divides the inputs of runs into slices, for a program with a rule `Program.slices`."""
+    """Divides input arrays into slices of the batch, for a program with `Program.slices`."""
 
     def __init__(self, program: Program, sizes: InputSizes) -> None:
         assert program.slices is not None
@@ -21,9 +21,10 @@ class Slicing:
         self._leads = tuple(port.shape[:1] == (dynamic_size(batch),) for port in program.inputs)
 
     def parts(self, arrays: Sequence[Array]) -> list[list[Array]]:
-        """Divide the inputs of a run into the inputs of smaller runs; empty if one run suffices.
+        """Divide the inputs of a run into slices, and return the list of inputs for each slice.
 
-        The last slice may be smaller.
+        The last slice may be smaller than the others. The result is empty if the batch need not be
+        divided.
 
         Raises:
             InvalidInputError: if a dimension is outside its range.

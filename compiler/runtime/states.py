@@ -1,4 +1,4 @@
-"""States of sessions, which pass values from one step to the next, and their memory."""
+"""The states of sessions and their buffers. A state passes a value from one step to the next."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ memory."""
 
 @dataclass(frozen=True, slots=True)
 class StateBuffer:
-    """The memory of a state, and the array at its start.
+    """The memory of a state, and the array at the start of this memory.
 
-    `room` is (dimension, extent in memory), if the memory is longer than the array along this
-    dimension (slack capacity).
+    If the buffer has slack capacity, `room` is the dimension along which it has unused elements,
+    and the extent of this dimension in memory. Otherwise, `room` is None.
     """
 
     memory: Bytes
@@ -39,7 +39,10 @@ class StateBuffer:
     room: tuple[int, int] | None = None
 
     def with_rows(self, shape: tuple[int, ...]) -> StateBuffer:
-        """Return a buffer in the same memory, for an array with another number of rows."""
+        """Return a buffer for an array of another `shape` in the same memory, without a copy.
+
+        Only the number of rows may change: the extent of the dimension with slack capacity.
+        """
         assert self.room is not None
         array, (axis, extent) = self.placed.array, self.room
         whole = np.ndarray((*shape[:axis], extent, *shape[axis + 1 :]), array.dtype, self.memory)
@@ -50,15 +53,15 @@ class StateBuffer:
 class SessionState:
     """A state of a session: an input, and the output that becomes this input in the next step.
 
-    `_now` is the buffer of the current value. It is None before the first step, and after a step
-    that returned a separate array, which is then `_held`. `_spare` is the buffer for the output of
-    a step that cannot work in place.
+    The current value is in the buffer `_now`. Before the first step, `_now` is None. After a step
+    that returned the new value as a separate array, `_now` is None and `_held` is this array.
+    `_spare` is the buffer into which the next value is written if the step cannot work in place.
 
     Args:
         name: the name of the input.
         input_, output: the indices of the input and of the output.
         dims: the dimensions of the input.
-        dtype: the type of the input, if it is known before the first step.
+        dtype: the dtype of the input, if it is known before the first step.
     """
 
     def __init__(
@@ -82,11 +85,11 @@ class SessionState:
         return self.value().shape
 
     def begin_with(self, first: Array | None) -> None:
-        """Set the initial value; None for zeros.
+        """Set the initial value. None selects zeros.
 
         Raises:
             InvalidArgumentError: if `first` is None and the input has dynamic dimensions.
-            InvalidInputError: if `first` is not an array, or does not fit the dimensions.
+            InvalidInputError: if `first` is not an array, or its shape does not match the input.
         """
         if first is None:
             if self._grows:
@@ -110,21 +113,28 @@ class SessionState:
         self._first, self._dtype = array, array.dtype
 
     def hold(self, array: Array) -> None:
-        """Set the current value to an array that a step returned; no other code may write to it."""
+        """Set the current value to an array that a step returned, without a copy.
+
+        The caller must not modify the array later.
+        """
         self._now, self._held, self._dtype = None, _bits(array), _bits(array).dtype
 
     def reset(self) -> None:
         self._held = self._now = self._next = self._spare = None
 
     def value(self) -> Array:
-        """Return the current value; boolean zeros as long as its type is unknown."""
+        """Return the current value. Before the first step, it is the initial value, by default
+        zeros.
+
+        The zeros are booleans if the dtype is not known yet.
+        """
         found = self._known()
         if found is not None:
             return found
         return np.broadcast_to(np.zeros((), self._dtype or np.bool_), _closed(self._dims))
 
     def _known(self) -> Array | None:
-        """The input of the next step; None for zeros."""
+        """Return the current value, or None if it is still the default of zeros."""
         if self._now is not None:
             return self._now.placed.array
         return self._first if self._held is None else self._held
@@ -135,18 +145,17 @@ class SessionState:
         return self.value().copy()
 
     def check(self, port: Port, output: Port, rooms: Collection[SlackDimension]) -> None:
-        """Check that the state can be an input and an output of a program.
+        """Check that a program's output can become its input in the next step.
 
         Args:
             port: the input of the program.
-            output: the output that becomes this input in the next step.
+            output: the output that becomes this input.
             rooms: the slack capacities of the program.
 
         Raises:
-            InvalidArgumentError: if the output cannot become the input: they differ in dtype or
-                shape, data determine the number of elements, or the output's buffer is larger than
-                its slack capacity explains.
-            InvalidInputError: if the initial value has another dtype.
+            InvalidArgumentError: if the dtypes or shapes differ, the output's number of elements
+                depends on data, or its buffer has unused elements other than slack capacity.
+            InvalidInputError: if the initial value has a wrong dtype.
         """
         what = f"output '{output.name}' cannot become input '{self.name}'"
         if output.counted is not None:
@@ -167,9 +176,10 @@ class SessionState:
         self._dtype = port.dtype.numpy
 
     def of(self, port: SizedPort, *, has_slack: bool) -> Placed:
-        """Return the current value in a buffer that steps may write to, as the input `port`.
+        """Return the current value, in a buffer that a step may overwrite, for the input `port`.
 
-        With `has_slack`, the buffer has slack capacity; call `have_room` before.
+        If the value is in another array, it is copied into a new buffer. If `has_slack` is true,
+        `have_room` must have been called, and its buffer with slack capacity is returned.
         """
         if self._now is None or (self._now.room is not None and not has_slack):
             old = self._known()
@@ -179,12 +189,18 @@ class SessionState:
         return self._now.placed
 
     def room(self, axis: int) -> int:
-        """Return the capacity of the buffer along a dimension in rows; 0 without slack capacity."""
+        """Return the total number of rows along `axis` for which the buffer has memory.
+
+        The result is 0 if the buffer has no slack capacity along this dimension.
+        """
         room = self._now.room if self._now is not None else None
         return room[1] if room is not None and room[0] == axis else 0
 
     def have_room(self, port: SizedPort, axis: int, extent: int) -> None:
-        """Move the current value to a buffer with a capacity of `extent` rows along `axis`."""
+        """Ensure that the current value is in a buffer with memory for `extent` rows along `axis`.
+
+        If not, the value is copied to a new buffer. `port` is the input, which has fewer rows.
+        """
         if self._now is not None and self._now.room == (axis, extent):
             return
         old = self.value()
@@ -195,10 +211,11 @@ class SessionState:
         self._now.placed.array[...] = old
 
     def next(self, port: SizedPort, *, in_place: bool, has_slack: bool) -> Placed:
-        """Return the buffer to which a step writes the next value, as the output `port`.
+        """Return the buffer for the state's next value, which a step writes as the output `port`.
 
-        With `in_place`, it is the buffer of the current value; with `has_slack`, that buffer with
-        the number of rows of `port`.
+        If `in_place` is true, it is the buffer of the current value. If `has_slack` is true, it is
+        the memory of the current value, with the number of rows of `port`. Otherwise, it is a
+        second buffer.
         """
         spare = self._spare
         if has_slack:
@@ -215,7 +232,7 @@ class SessionState:
         return spare.placed
 
     def advance(self) -> None:
-        """Make the output of the finished step the current value."""
+        """Replace the current value by the output of the step that has just finished."""
         assert self._now is not None
         assert self._next is not None
         if self._next.memory is not self._now.memory:
@@ -237,13 +254,13 @@ def _placed(memory: Bytes, port: SizedPort) -> StateBuffer:
 
 
 class StateMove(NamedTuple):
-    """The use of a state by one step: its input, its output, and whether they share memory.
+    """How one step updates a state.
 
     Attributes:
         state: the state.
         before, after: the input and the output of the step.
-        in_place: whether input and output share one buffer.
-        has_slack: whether that buffer has slack capacity.
+        in_place: whether the output is written to the input's buffer.
+        has_slack: whether this buffer has slack capacity.
     """
 
     state: SessionState
@@ -253,9 +270,10 @@ class StateMove(NamedTuple):
     has_slack: bool = False
 
     def among(self, extended: Collection[SessionState]) -> StateMove:
-        """Return the move for a step in which exactly the states in `extended` have slack capacity.
+        """Return a copy of the move for a step in which only the states `extended` have slack
+        capacity.
 
-        A move that needs slack capacity, and whose state has none, does not work in place.
+        If the move needs slack capacity and its state does not have it, the copy is not in place.
         """
         has_room = self.state in extended
         needs_room = self.after.stored is not self.after.shape
@@ -267,7 +285,7 @@ class StateRoom(NamedTuple):
     """The states whose buffers have the same slack capacity, such as the caches of all layers.
 
     Attributes:
-        members: each state, with its input and the dimension of its rows.
+        members: for each state: the state, its input, and the dimension along which it grows.
         rows: the number of rows of each state after the step.
     """
 
@@ -275,10 +293,10 @@ class StateRoom(NamedTuple):
     rows: int
 
     def made(self) -> int:
-        """Reserve memory for the rows of the states after the step.
+        """Ensure that the buffers of all states have memory for their rows after the step.
 
-        If the smallest buffer has a capacity of fewer than `StateRoom.rows` rows, all states move
-        to larger buffers. Returns the slack capacity that the step leaves, in rows.
+        If one of them has memory for fewer than `rows` rows, all states are copied to buffers for
+        `GROWTH * rows` rows. Returns the number of unused rows after the step.
         """
         extent = min([state.room(axis) for state, _, axis in self.members])
         if extent < self.rows:
@@ -288,17 +306,22 @@ class StateRoom(NamedTuple):
         return extent - self.rows
 
     def left(self, room: int) -> int:
-        """Return the slack capacity after one more step that adds the same number of rows.
+        """Return the number of unused rows after another step that adds as many rows as this one.
 
-        `room` is the present slack capacity in rows. The result is 0 if it does not suffice for
-        that step.
+        `room` is the number of unused rows before that step. The result is 0 if it is too small.
         """
         _, port, axis = self.members[0]
         return max(room - (self.rows - port.shape[axis]), 0)
 
 
 class SessionStep(NamedTuple):
-    """The plan of one step: the executable, the use of each state, and shared slack capacities."""
+    """The plan of one step.
+
+    Attributes:
+        executable: the executable that runs the step.
+        moves: the update of each state.
+        rooms: the groups of states that have a common slack capacity.
+    """
 
     executable: Executable
     moves: Sequence[StateMove]
@@ -306,9 +329,10 @@ class SessionStep(NamedTuple):
 
 
 def with_rooms(executable: Executable, moves: Sequence[StateMove]) -> SessionStep:
-    """Plan a step with slack capacities if possible, else without.
+    """Plan a step that uses slack capacities if possible, and otherwise a step without them.
 
-    They are possible if every output of the program with slack capacity is a state in place.
+    They are possible if each output of the program with slack capacity is a state that is updated
+    in place.
     """
     by_output = {move.state.output: move for move in moves if move.in_place}
     rooms: list[StateRoom] = []
@@ -337,7 +361,7 @@ def _fits(shape: tuple[int, ...], dims: Dims) -> bool:
 
 
 def _bits(array: Array) -> Array:
-    """The array; bfloat16 as raw bits."""
+    """Convert a bfloat16 array to raw bits (uint16); other arrays are returned unchanged."""
     return array.view(np.uint16) if array.dtype.name == "bfloat16" else array
 
 

@@ -1,4 +1,4 @@
-"""`StopFlag`, by which a thread ends the runs of other threads."""
+"""The class `StopFlag`, with which one thread stops runs of other threads."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from ctypes import addressof, c_uint8
 
 
 class StopFlag:
-    """A byte that the program interpreter reads before each instruction.
+    """A flag that stops the runs to which it was passed; any thread may set it.
 
-    Any thread may set it. A run with this flag then ends after its current kernel, with a
-    StoppedError.
+    The program interpreter reads it before each instruction. When it is set, a run finishes its
+    current kernel and raises StoppedError.
 
     Attributes:
-        address: the address of the byte.
+        address: the address of the flag's byte.
     """
 
     __slots__ = ("_byte", "address")
@@ -23,7 +23,7 @@ class StopFlag:
 
     @property
     def is_set(self) -> bool:
-        """Whether the flag is set."""
+        """Whether the flag is set; assign true to stop the runs."""
         return bool(self._byte.value)
 
     @is_set.setter
