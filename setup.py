@@ -1,8 +1,9 @@
 """Build the C runtime, the harness and generated files; all other settings are in pyproject.toml.
 
-The C runtime contains no Python module: `compiler.runtime.native` loads it with ctypes, so that
-building it needs no Python headers. It is compiled here and not on the device. The harness of this
-machine is a program next to its sources.
+The C runtime is not a Python extension module: `compiler.runtime.native` loads it with ctypes.
+Therefore, Python headers are not needed. Building it here means that devices need no C compiler.
+The measurement harness for this machine is a program, which is built into the folder of its
+sources.
 """
 
 import runpy
@@ -25,7 +26,10 @@ from tilewright.tuner.measure.harness.binary import build_into_package  # noqa: 
 
 
 class BuildExtensions(build_ext):
-    """Builds the harness, too. If that fails, it is built at its first use."""
+    """The command `build_ext`, which also builds the measurement harness.
+
+    If the harness does not compile here, it is compiled on first use.
+    """
 
     def run(self) -> None:
         super().run()

@@ -1,8 +1,8 @@
-"""Generates the TypeScript client's types: `python -m deploy.clients`, or `make typescript`.
+"""Generate the types of the TypeScript client: `python -m deploy.clients`, or `make typescript`.
 
-`clients/typescript/schema.d.ts` is generated from the service's OpenAPI description by
-openapi-typescript, which npm fetches. The compiler of TypeScript then checks the folder. The file
-is not kept in git.
+openapi-typescript, which npm installs, generates `clients/typescript/schema.d.ts` from the
+service's OpenAPI description. The TypeScript compiler then checks the client. The generated file is
+not committed.
 """
 
 from __future__ import annotations
@@ -19,17 +19,20 @@ SCHEMA = TYPESCRIPT / "schema.d.ts"
 
 
 class NpmError(Exception):
-    """npm is not installed, or cannot fetch the packages."""
+    """npm is not installed, or cannot install the packages."""
 
 
 def main() -> None:
-    """Write the types."""
+    """Generate the types, and write them to `clients/typescript/schema.d.ts`."""
     SCHEMA.write_text(typescript())
     print(SCHEMA.relative_to(ROOT))
 
 
 def described() -> str:
-    """Return the description for TypeScript: every refusal of an operation is a problem."""
+    """Return the service's OpenAPI description as JSON, simplified for TypeScript.
+
+    All error responses of an operation are replaced by one default response, a `ProblemView`.
+    """
     from tilewright.service.api.app import create_app
     from tilewright.service.settings import Settings
 
@@ -45,11 +48,11 @@ def described() -> str:
 
 
 def typescript() -> str:
-    """Return the types of the interface.
+    """Return the content of `schema.d.ts`, after compiling the client with it.
 
     Raises:
-        NpmError: if npm is missing or cannot fetch the packages.
-        CalledProcessError: if the folder does not compile with the types.
+        NpmError: if npm is missing or cannot install the packages.
+        CalledProcessError: if the client does not compile with these types.
     """
     with tempfile.TemporaryDirectory() as work:
         folder = Path(work, "typescript")

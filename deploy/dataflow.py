@@ -1,7 +1,8 @@
-"""Generate the picture of the data flow in ARCHITECTURE.md: `python -m deploy.dataflow`.
+"""Generate the data flow diagram in ARCHITECTURE.md: `python -m deploy.dataflow`.
 
-The script writes docs/dataflow.svg. Boxes are values, arrows are the functions between them. A
-test compares the committed file with the output, and the names with the classes of the code.
+The script writes docs/dataflow.svg. Boxes are values, and arrows are the functions between them. A
+test checks that the committed file is up to date and that the names in boxes are classes of the
+code.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ text.step { font-size: 11px; font-style: italic; fill: #555 }
 
 @dataclass(frozen=True, slots=True)
 class Box:
-    """A value, at a column and row of the grid."""
+    """A box of the diagram: the name of a value, and its column and row in the grid."""
 
     name: str
     column: int
@@ -40,12 +41,12 @@ class Box:
 
     @property
     def x(self) -> int:
-        """Horizontal centre in pixels."""
+        """The horizontal centre of the box in pixels."""
         return MARGIN + WIDTH // 2 + self.column * COLUMN
 
     @property
     def y(self) -> int:
-        """Vertical centre in pixels."""
+        """The vertical centre of the box in pixels."""
         return MARGIN + HEIGHT // 2 + self.row * ROW
 
 
@@ -83,7 +84,7 @@ JOINED = ("TuningRecord", "Program", "plan + best schedules + memory plan")
 
 
 def picture() -> str:
-    """Return the picture as SVG. Equal code gives equal text."""
+    """Return the diagram as SVG. The result is deterministic."""
     places = {box.name: box for box in BOXES}
     right = max(box.x for box in BOXES) + WIDTH // 2 + MARGIN
     bottom = max(box.y for box in BOXES) + HEIGHT // 2 + MARGIN
@@ -108,7 +109,8 @@ def picture() -> str:
 
 
 def _straight(start: Box, end: Box, step: str) -> Iterator[str]:
-    """Yield an arrow to a neighbour in the same row or column, with its label."""
+    """Yield SVG lines for an arrow between adjacent boxes in a row or column, with the label
+    `step`."""
     if start.row == end.row:
         side = WIDTH // 2 if end.column > start.column else -WIDTH // 2
         yield f'<path d="M{start.x + side} {start.y} H{end.x - side}"/>'
@@ -119,7 +121,7 @@ def _straight(start: Box, end: Box, step: str) -> Iterator[str]:
 
 
 def _around(start: Box, end: Box, step: str) -> Iterator[str]:
-    """Yield an arrow down and then to the right, with its label."""
+    """Yield SVG lines for an arrow that goes down and then right, with the label `step`."""
     yield f'<path d="M{start.x} {start.y + HEIGHT // 2} V{end.y} H{end.x - WIDTH // 2}"/>'
     yield _label((start.x + end.x - WIDTH // 2) // 2, end.y - 12, step)
 

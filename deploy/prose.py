@@ -1,12 +1,13 @@
 """Check the English of documentation, docstrings and comments: `make prose`.
 
-The check searches for phrases that readers misread in earlier reviews of this repository, such as
-a sentence that starts with "What was found". A match is a candidate, not an error: rewrite the
+The check searches for phrases that readers misread in earlier reviews of this repository, such as a
+sentence that starts with "What was found". A match is a candidate, not an error: rewrite the
 sentence, or accept the phrase with a reason in deploy/prose.toml. A text without candidates may
 still be unclear.
 
-Two rules fail the check. The paths in deploy/prose.toml have at most `limit` candidates per
-thousand words. A passage with lines added since the compared commit has no candidate.
+The check fails in two cases. One is that a path in deploy/prose.toml has more than `limit`
+candidates per thousand words. The other is that a passage with lines added since the compared
+commit has a candidate.
 
     python -m deploy.prose                      both rules
     python -m deploy.prose --since v0.1.0       the second rule since another commit
@@ -42,7 +43,8 @@ GENERATED = (
 
 @dataclass(frozen=True, slots=True)
 class Phrase:
-    """A pattern that readers misread, and a hint for the rewrite."""
+    """A kind of phrase that readers often misread, with a regular expression and a rewriting
+    hint."""
 
     name: str
     pattern: re.Pattern[str]
@@ -54,7 +56,10 @@ def _phrase(name: str, pattern: str, hint: str) -> Phrase:
 
 
 def _word(words: str, hint: str) -> Phrase:
-    """Match one of several forms of a word that has another meaning in common English."""
+    """Return a phrase that matches any of `words`, which are forms of one word separated by `|`.
+
+    The code base used the word in a sense that it does not have in common English.
+    """
     return _phrase(f"private word: {words.split('|')[0]}", rf"\b(?:{words})\b", hint)
 
 
@@ -109,7 +114,7 @@ PHRASES = (
 
 @dataclass(frozen=True, slots=True)
 class Passage:
-    """A paragraph of Markdown, a docstring or a block of comments."""
+    """A paragraph of Markdown, a docstring or a block of comments, with its location."""
 
     path: str
     first: int
@@ -119,13 +124,13 @@ class Passage:
 
     @property
     def words(self) -> int:
-        """Count of the words, separated by white space."""
+        """The number of words, separated by white space."""
         return len(self.text.split())
 
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A phrase found in a passage."""
+    """A match of a phrase in a passage, which may be unclear."""
 
     passage: Passage
     phrase: Phrase
@@ -150,7 +155,7 @@ class Configuration:
 
     @classmethod
     def read(cls, path: Path = CONFIGURATION) -> Configuration:
-        """Read a configuration file."""
+        """Read a configuration file in TOML."""
         content = tomllib.loads(path.read_text())
         accepted: dict[str, tuple[str, ...]] = {}
         for entry in content.get("accepted", []):
@@ -158,7 +163,7 @@ class Configuration:
         return cls(content["limit"], tuple(content["paths"]), accepted)
 
     def accepts(self, candidate: Candidate) -> bool:
-        """Whether the list of exceptions contains the candidate."""
+        """Whether deploy/prose.toml lists the candidate as accepted."""
         phrases = self.accepted.get(candidate.passage.path, ())
         return any(phrase in candidate.around for phrase in phrases)
 
@@ -202,7 +207,8 @@ def _docstrings_and_comments(source: str) -> Iterator[tuple[int, str]]:
 
 
 def files(paths: Iterable[Path], root: Path = ROOT) -> Iterator[Path]:
-    """Yield the Markdown and Python files below some paths, without generated ones."""
+    """Yield the Markdown and Python files in `paths` and their subfolders, except generated
+    files."""
     for path in paths:
         for file in [path] if path.is_file() else sorted(path.rglob("*")):
             name = file.relative_to(root).as_posix()
@@ -212,7 +218,7 @@ def files(paths: Iterable[Path], root: Path = ROOT) -> Iterator[Path]:
 
 
 def candidates(passage: Passage) -> Iterator[Candidate]:
-    """Yield each match of a phrase in a passage."""
+    """Yield a candidate for each match of one of `PHRASES` in a passage."""
     text = re.sub(r"[ \t]*\n[ \t]*(?!\n)", " ", passage.text)
     for phrase in PHRASES:
         for match in phrase.pattern.finditer(text):
@@ -221,7 +227,7 @@ def candidates(passage: Passage) -> Iterator[Candidate]:
 
 
 def found(texts: Iterable[Passage], configuration: Configuration) -> tuple[list[Candidate], int]:
-    """Return the candidates that are not accepted, and the number of words searched."""
+    """Search passages, and return the candidates that are not accepted and the number of words."""
     result, words = [], 0
     for passage in texts:
         words += passage.words
@@ -230,7 +236,10 @@ def found(texts: Iterable[Passage], configuration: Configuration) -> tuple[list[
 
 
 def over_limit(configuration: Configuration, root: Path = ROOT) -> Iterator[str]:
-    """Yield a message, with the candidates, per configured path that exceeds the limit."""
+    """Yield a message for each configured path that has too many candidates per thousand words.
+
+    The message lists the candidates.
+    """
     for path in configuration.paths:
         texts = (each for file in files([root / path], root) for each in passages(file, root))
         result, words = found(texts, configuration)
@@ -240,10 +249,10 @@ def over_limit(configuration: Configuration, root: Path = ROOT) -> Iterator[str]
 
 
 def added_lines(revision: str, root: Path = ROOT) -> dict[str, list[range]]:
-    """Return the line numbers added since a commit, per file.
+    """Return, for each changed file, the ranges of line numbers that were added since a commit.
 
     Raises:
-        subprocess.CalledProcessError: Git does not have the commit.
+        subprocess.CalledProcessError: if Git does not have the commit `revision`.
     """
     command = ["git", "diff", "-U0", "--no-color", "-M", revision, "--", "*.py", "*.md"]
     shown = subprocess.run(command, cwd=root, capture_output=True, text=True, check=True)
@@ -261,7 +270,10 @@ def added_lines(revision: str, root: Path = ROOT) -> dict[str, list[range]]:
 def in_added_lines(
     added: Mapping[str, Sequence[range]], configuration: Configuration, root: Path = ROOT
 ) -> list[Candidate]:
-    """Return the candidates in passages that have an added line."""
+    """Return the candidates in passages that contain an added line.
+
+    `added` is the result of `added_lines`.
+    """
     changed = [root / name for name in added if (root / name).is_file()]
     texts = [
         passage
@@ -273,9 +285,10 @@ def in_added_lines(
 
 
 def compared_commit(root: Path = ROOT) -> str | None:
-    """Return the commit that changes are compared with: where the branch left main.
+    """Return the commit with which the working tree is compared.
 
-    On main itself it is the previous commit. A clone without either has None.
+    It is the commit where the branch left main or, on main itself, the previous commit. The result
+    is None in a clone that has neither.
     """
 
     def commit(*command: str) -> str | None:
@@ -287,7 +300,7 @@ def compared_commit(root: Path = ROOT) -> str | None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the check, and return the exit status: 1 if a rule fails."""
+    """Run the check, and return the exit status: 1 if it fails, otherwise 0."""
     parser = argparse.ArgumentParser(prog="python -m deploy.prose")
     parser.add_argument("paths", nargs="*", type=Path, help="list the candidates below these")
     parser.add_argument("--since", help="commit to compare with (default: where main was left)")

@@ -1,7 +1,7 @@
 """Generate the pages of docs/reference from the code: `python -m deploy.reference`.
 
-`make reference` runs it. A test compares the pages with the code. Names, types and defaults are
-here; pages written by hand explain them (docs/rest.md, docs/cli.md and others).
+`make reference` runs this module, and a test checks that the pages are up to date. The pages list
+names, types and defaults. Handwritten pages such as docs/rest.md and docs/cli.md explain them.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ NOTE = "<!-- Generated from the code by `make reference`: change the code instea
 
 
 def main() -> None:
-    """Write every page."""
+    """Write all pages to docs/reference."""
     FOLDER.mkdir(exist_ok=True)
     for path, text in pages().items():
         path.write_text(text)
@@ -29,7 +29,7 @@ def main() -> None:
 
 
 def pages() -> dict[Path, str]:
-    """The text of every page of the reference."""
+    """Return the text of every reference page, by its path."""
     made = {
         "rest": rest,
         "cli": command_line,
@@ -42,28 +42,29 @@ def pages() -> dict[Path, str]:
 
 
 def page(title: str, introduction: str, blocks: Iterable[str]) -> str:
-    """A page of Markdown."""
+    """Format a Markdown page with a title, an introduction, and further blocks of text."""
     return "\n\n".join([f"# {title}", NOTE, introduction, *blocks]) + "\n"
 
 
 def table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A table of Markdown; cells are of one line."""
+    """Format a Markdown table. Line breaks in cells become spaces."""
     lines = [f"| {' | '.join(heads)} |", f"|{' --- |' * len(heads)}"]
     return "\n".join([*lines, *(f"| {' | '.join(map(cell, row))} |" for row in rows)])
 
 
 def cell(text: str) -> str:
-    """Text that ends neither its cell nor its row."""
+    """Format a text as a cell of a Markdown table, without line breaks and unescaped `|`."""
     return re.sub(r"(?<!\\)\|", r"\\|", " ".join(text.split()))
 
 
 def code(value: object) -> str:
-    """A value in code marks; an empty text for an empty value."""
+    """Format a value as inline code in Markdown. None and "" become an empty string."""
     return "" if value in (None, "") else f"`{value}`"
 
 
 def prose(text: str | None) -> str:
-    """A docstring or a help text: nothing in it is HTML."""
+    """Format a docstring or help text for Markdown, with `<` escaped so that it is not read as
+    HTML."""
     return inspect.cleandoc(text or "").replace("<", "&lt;").replace("::\n", ":\n")
 
 
@@ -71,7 +72,7 @@ def prose(text: str | None) -> str:
 
 
 def settings() -> str:
-    """Every setting with its type, bounds and default."""
+    """Return the page of the service's settings with types, bounds and defaults."""
     from tilewright.service.settings import Settings
 
     described = Settings.model_json_schema()["properties"]
@@ -99,7 +100,7 @@ def settings() -> str:
 
 
 def metrics() -> str:
-    """The page of metrics, as Prometheus reads them."""
+    """Return the page of the Prometheus metrics with their types and labels."""
     from prometheus_client.metrics import MetricWrapperBase
     from prometheus_client.registry import CollectorRegistry
 
@@ -131,7 +132,7 @@ def metrics() -> str:
 
 
 def schema() -> str:
-    """Every table with its columns."""
+    """Return the page of the database tables with their columns, constraints and indexes."""
     import sqlalchemy as sa
 
     from tilewright.db.models import Base
@@ -173,13 +174,17 @@ def schema() -> str:
 
 
 def _where(index: Any) -> str:
-    """The condition of a partial index, the same in all databases."""
+    """Format the condition of a partial index as ` where CONDITION`; "" for other indexes.
+
+    The condition for SQLite is used, because it is the same for all databases.
+    """
     condition = index.dialect_options["sqlite"]["where"]
     return "" if condition is None else f" where {condition}"
 
 
 def _comments(model: type) -> dict[str, str]:
-    """The comment behind or above each column's declaration, by the column's name."""
+    """Return the comment after or above each column's declaration in a model class, by column
+    name."""
     found: dict[str, str] = {}
     above: list[str] = []
     for line in inspect.getsource(model).splitlines():
@@ -195,7 +200,7 @@ def _comments(model: type) -> dict[str, str]:
 
 
 def command_line() -> str:
-    """Every command as `--help` has it."""
+    """Return the page of the command line: every command with its arguments and options."""
     import typer.main
 
     from tilewright.service.cli import app
@@ -273,7 +278,7 @@ def _default(parameter: Any) -> str:
 
 
 def rest() -> str:
-    """Every operation, then the objects that they take and answer with."""
+    """Return the page of the REST interface: all operations, then all schemas of their data."""
     from tilewright.service.api.app import create_app
     from tilewright.service.settings import Settings
 
@@ -347,12 +352,15 @@ def _content(content: tuple[str, Mapping[str, Any]], schemas: Mapping[str, Any])
 
 
 def _number(value: float) -> str:
-    """A bound: an integer with all its digits, or else the shortest number that reads back."""
+    """Format a bound: integers with all digits, other numbers as the shortest exact decimal."""
     return f"{value:.19g}" if value == int(value) else repr(value)
 
 
 def _type(schema: Mapping[str, Any], schemas: Mapping[str, Any]) -> str:
-    """A JSON schema in words, with its bounds; objects are linked if they are on the page."""
+    """Describe a JSON schema in a few words, such as `integer (>= 1)` or `list of text`.
+
+    Schemas that are on the page (`schemas`) are linked.
+    """
     if "$ref" in schema:
         name = schema["$ref"].rpartition("/")[2]
         return f"[{name}](#{name.lower()})" if name in schemas else name
@@ -384,7 +392,7 @@ def _type(schema: Mapping[str, Any], schemas: Mapping[str, Any]) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """A default as JSON; an empty text for an empty default."""
+    """Convert a default value for the page: booleans to JSON, empty values to None."""
     if value in (None, "", [], {}):
         return None
     return str(value).lower() if isinstance(value, bool) else value
@@ -394,7 +402,7 @@ def _plain(value: Any) -> Any:
 
 
 def python() -> str:
-    """The page of the public Python interface: names, signatures, docstrings."""
+    """Return the page of the public Python interface: names, signatures and docstrings."""
     import tilewright
     from tilewright.compiler.bindings import onnx_backend, ort
     from tilewright.compiler.runtime.model import Model
@@ -481,12 +489,15 @@ def _parameters(parameters: Sequence[inspect.Parameter]) -> Iterator[str]:
 
 
 def _annotation(annotation: object) -> str:
-    """As it is written in modules that postpone annotations."""
+    """Format a type annotation as it is written in the source.
+
+    In most modules, annotations are strings already, because their evaluation is postponed.
+    """
     return annotation if isinstance(annotation, str) else inspect.formatannotation(annotation)
 
 
 def _sections(text: str) -> str:
-    """Google's sections as lists: `Args:` and `Raises:` with an entry a line."""
+    """Convert the sections of a docstring in Google's style, such as `Args:`, to Markdown lists."""
 
     def entry(match: re.Match[str]) -> str:
         return f"- `{match[1]}`: {' '.join(match[2].split())}"

@@ -1,7 +1,8 @@
-"""A release: an sdist and wheels, each checked in a clean environment: `python -m deploy.release`.
+"""Build a release, and check it in clean environments: `python -m deploy.release`.
 
-The version is the tag on the commit. A commit without a tag is a development version of the version
-in pyproject.toml. The release notes are the version's section of CHANGELOG.md.
+A release consists of an sdist and wheels. Its version is the tag of the commit. A commit without a
+tag gets a development version, derived from the version in pyproject.toml. The release notes are
+the section of CHANGELOG.md for the version.
 """
 
 from __future__ import annotations
@@ -75,13 +76,20 @@ with harness_here(print) as harness:
 
 
 class ReleaseError(Exception):
-    """The reason why a release fails, in a sentence."""
+    """A check of the release failed; the message states the reason in a sentence."""
 
 
 def version_of(declared: str, tags: Sequence[str], commits: int, commit: str) -> str:
-    """The version of a commit with these tags.
+    """Return the version of a commit.
 
-    Raises ReleaseError if a tag of a version is not the declared one.
+    Args:
+        declared: the version in pyproject.toml.
+        tags: the tags of the commit; those of the form `v1.2` are versions.
+        commits: the number of commits up to this commit, for development versions.
+        commit: the abbreviated hash of the commit, for development versions.
+
+    Raises:
+        ReleaseError: if the commit has a version tag that differs from `declared`.
     """
     versions = [tag.removeprefix("v") for tag in tags if re.fullmatch(r"v\d+(\.\d+)*\S*", tag)]
     match versions:
@@ -95,11 +103,11 @@ def version_of(declared: str, tags: Sequence[str], commits: int, commit: str) ->
 
 
 def version_here() -> str:
-    """The version of the commit that is checked out.
+    """Return the version of the commit that is checked out.
 
     Raises:
-        ReleaseError: if there are changes, if the tag is another version than pyproject.toml's, or
-            if the version has no release notes.
+        ReleaseError: if the working tree has changes, the tag differs from the version in
+            pyproject.toml, or CHANGELOG.md has no notes for the version.
     """
     if _git("status", "--porcelain"):
         raise ReleaseError("the working tree has changes: a release is of a commit")
@@ -112,12 +120,12 @@ def version_here() -> str:
 
 
 def notes_of(version: str) -> str:
-    """The release notes of a version: its section of the changelog, or the newest section for a
-    development version.
+    """Return the release notes of a version, which are its section of CHANGELOG.md.
+
+    The notes of a development version are the newest section.
 
     Raises:
-        ReleaseError: if the changelog has no such section, or the section of a release lacks the
-            date.
+        ReleaseError: if the section is missing, or the heading of a release has no date.
     """
     sections = re.split(r"^## ", (ROOT / "CHANGELOG.md").read_text(), flags=re.MULTILINE)[1:]
     for heading, _, body in (section.partition("\n") for section in sections):
@@ -139,7 +147,11 @@ def _git(*arguments: str) -> str:
 
 
 def check_wheel(path: Path, version: str) -> None:
-    """Raises ReleaseError unless name, metadata, tags, list and binaries of a wheel agree."""
+    """Check the file name, metadata, tags, file list and binaries of a wheel.
+
+    Raises:
+        ReleaseError: if they contradict each other, or the wheel is not of this version.
+    """
     name, stated, python, abi, tags = path.name.removesuffix(".whl").split("-")
     if (name, stated) != ("tilewright", version):
         raise ReleaseError(f"{path.name} is not of version {version}")
@@ -179,7 +191,11 @@ def _check_list(name: str, files: dict[str, bytes], record: str) -> None:
 
 
 def _check_library(name: str, library: bytes, tag: str) -> None:
-    """Check that a library is for the tag's processor, and needs at most the tag's C library."""
+    """Check that the C runtime in a wheel runs on the platform of the wheel's tag.
+
+    Raises:
+        ReleaseError: if the library is for another processor, or needs a newer C library (glibc).
+    """
     if not _is_for(library, next(name for name in MACHINES if tag.endswith(name))):
         raise ReleaseError(f"the library of {name} is not of its processor")
     needed = [
@@ -193,7 +209,7 @@ def _check_library(name: str, library: bytes, tag: str) -> None:
 
 
 def _is_for(binary: bytes, machine: str) -> bool:
-    """Whether a binary is for a processor, by a name of MACHINES or of TARGETS."""
+    """Whether an ELF file is for a processor, given by the start of a name in MACHINES."""
     number = next(number for name, number in MACHINES.items() if name.startswith(machine))
     return binary[:4] == b"\x7fELF" and int.from_bytes(binary[18:20], "little") == number
 
@@ -202,7 +218,10 @@ def _is_for(binary: bytes, machine: str) -> bool:
 
 
 def pythons() -> Iterator[tuple[str, str]]:
-    """Version and program of each Python of the classifiers that this machine has."""
+    """Yield (version, program) of each supported Python that is installed on this machine.
+
+    The supported versions are those in the classifiers of pyproject.toml.
+    """
     classifiers = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["classifiers"]
     for version in re.findall(r"Python :: (3\.\d+)", " ".join(classifiers)):
         here = ".".join(map(str, sys.version_info[:2])) == version
@@ -216,7 +235,7 @@ def pythons() -> Iterator[tuple[str, str]]:
 
 
 class Clean:
-    """A new environment that nothing is in but what is installed into it."""
+    """A new virtual environment that contains only packages installed by `install`."""
 
     def __init__(self, folder: Path, python: str) -> None:
         _run([python, "-m", "venv", str(folder)])
@@ -227,15 +246,23 @@ class Clean:
             (self._here / name / "__init__.py").write_text("raise ImportError")
 
     def install(self, what: str) -> None:
-        """Install a file, perhaps with extras. Raises ReleaseError."""
+        """Install a file, optionally with extras such as `[all]`.
+
+        Raises:
+            ReleaseError: if pip fails.
+        """
         quiet = ["--quiet", "--disable-pip-version-check", "--no-cache-dir"]
         _run([str(self._bin / "python"), "-m", "pip", "install", *quiet, what])
 
     def run(self, *command: str) -> str:
-        """Run a program of the environment, far from the sources; return its output. Raises
-        ReleaseError.
+        """Run a program of the environment, and return its output.
 
-        It starts among packages of a user's own, with the names of this repository's folders.
+        The working directory contains packages named `compiler`, `tuner`, `db` and `service` that
+        cannot be imported. This checks that an installed Tilewright does not import packages of
+        these names from a user's folder.
+
+        Raises:
+            ReleaseError: if the program fails.
         """
         return _run([str(self._bin / command[0]), *command[1:]], self._here)
 
@@ -253,8 +280,14 @@ def _run(command: Sequence[str], folder: Path | None = None) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """A model, its artifact for this machine, its inputs, and these with the outputs that it has
-    here."""
+    """The files of a small model, for tests of installed packages.
+
+    Attributes:
+        model: the ONNX file.
+        artifact: the folder of its artifact, compiled for this machine.
+        inputs: an npz file with random inputs.
+        arrays: an npz file with these inputs and the outputs that the artifact computes from them.
+    """
 
     model: Path
     artifact: Path
@@ -263,7 +296,7 @@ class Sample:
 
 
 def write_sample(folder: Path) -> Sample:
-    """Write a small model and what comes of it into a folder."""
+    """Create a small model, compile and run it, and write all files of the sample to a folder."""
     import numpy as np
 
     import tilewright
@@ -303,7 +336,18 @@ def write_sample(folder: Path) -> Sample:
 
 
 def check_installed(what: Path, python: str, version: str, sample: Sample, folder: Path) -> None:
-    """Install a file with its requirements into a new environment, and run the sample there."""
+    """Install a wheel into a new environment, and run the sample's artifact and the worker there.
+
+    Args:
+        what: the wheel.
+        python: the Python program that creates the environment.
+        version: the version that the installed package must have.
+        sample: the sample, whose outputs must be equal.
+        folder: the new folder of the environment.
+
+    Raises:
+        ReleaseError: if the installation or a program fails.
+    """
     clean = Clean(folder, python)
     clean.install(str(what))
     clean.run("python", "-c", CHECK, version, str(sample.artifact), str(sample.arrays))
@@ -311,7 +355,13 @@ def check_installed(what: Path, python: str, version: str, sample: Sample, folde
 
 
 def check_everything(what: Path, python: str, version: str, sample: Sample, folder: Path) -> None:
-    """Install a file with `[all]`, and compile and run the sample's model there."""
+    """Install a wheel with the extra `[all]`, and compile and run the sample's model there.
+
+    The arguments are those of `check_installed`.
+
+    Raises:
+        ReleaseError: if the installation or a command fails, or the version is wrong.
+    """
     clean = Clean(folder, python)
     clean.install(f"{what}[all]")
     if version not in (said := clean.run("tilewright", "--version")).split():
@@ -325,7 +375,11 @@ def check_everything(what: Path, python: str, version: str, sample: Sample, fold
 
 
 def check_sdist(sdist: Path, version: str, folder: Path) -> Path:
-    """The wheel that an sdist builds. Raises ReleaseError if it is not that of the sources."""
+    """Build a wheel from an sdist, and return the wheel's path.
+
+    Raises:
+        ReleaseError: if the wheel's files differ from those of a wheel built from the sources.
+    """
     with tarfile.open(sdist) as archive:
         names = archive.getnames()
     if any(not name.startswith(f"tilewright-{version}") or ".." in name for name in names):
@@ -354,7 +408,17 @@ def check_sdist(sdist: Path, version: str, folder: Path) -> Path:
 
 
 def release(output: Path, version: str, platforms: Sequence[Platform], everything: bool) -> None:
-    """Make and check all files of a version in a folder. Raises ReleaseError."""
+    """Build and check all files of a release in an empty folder.
+
+    Args:
+        output: the folder.
+        version: the version of the release.
+        platforms: the platforms for which to build wheels.
+        everything: whether to check the installation with the extra `[all]` too.
+
+    Raises:
+        ReleaseError: if a check fails.
+    """
     output.mkdir(parents=True, exist_ok=True)
     if left := sorted(path.name for path in output.iterdir()):
         raise ReleaseError(f"{output} is not empty: {left[0]}")
@@ -391,7 +455,7 @@ def _install(path: Path, python: str, version: str, sample: Sample, name: str) -
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Make a release; 1 if something is wrong with it."""
+    """Build a release, and return the exit status: 1 if a check failed, otherwise 0."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--output", type=Path, default=ROOT / "dist", help="an empty folder")
     parser.add_argument("--only", nargs="+", default=[""], help="parts of platforms' names")

@@ -1,8 +1,8 @@
-"""Hooks with which mkdocs builds the site of this repository: `mkdocs build`, or `make docs`.
+"""Hooks of mkdocs, which builds the documentation site: `mkdocs build`, or `make docs`.
 
-Pages link to files outside of docs/, since they are also read in the repository. Linked Markdown
-files become pages of the site, at the same path. Links to other files and folders become plain
-text. A dead link fails the build either way.
+Pages in docs/ may link to files outside of docs/, because they are also read in the repository.
+Linked Markdown files become pages of the site, with the same path. Links to other existing files
+and folders become plain text. A link to a file that does not exist fails the build.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ OWN = ("ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md")
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Add the pages outside of docs/ that the navigation or a page of docs/ names."""
+    """Add the Markdown files outside of docs/ to which the navigation or a page of docs/ links."""
     wanted = set(OWN)
     for file in files.documentation_pages():
         wanted |= _outside(f"docs/{file.src_uri}", file.content_string)
@@ -36,7 +36,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """The page with links as they are in the site."""
+    """Return the Markdown of a page with its links adapted to the paths of the site."""
     here = page.file.src_uri
     place = _repository_path(here)
 
@@ -63,18 +63,24 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
 
 
 def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """The page with `a|b` in tables as GitHub shows it: there a backslash keeps the cell whole."""
+    r"""Replace `\|` by `|` in table cells.
+
+    GitHub needs the backslash so that `|` does not end the cell, and does not show it; mkdocs does.
+    """
     return CELL.sub(lambda match: match[0].replace("\\|", "|"), html)
 
 
 def _repository_path(src_uri: str) -> str:
-    """Where a page of the site lies in the repository."""
+    """Return the path in the repository of a page, given its path in the site."""
     inside = f"docs/{src_uri}"
     return inside if (ROOT / inside).exists() else src_uri
 
 
 def _outside(place: str, text: str) -> set[str]:
-    """Files of Markdown outside of docs/ that a page links to, by their paths."""
+    """Return the paths of existing Markdown files outside of docs/ to which a page links.
+
+    `place` is the page's path in the repository, and `text` its Markdown.
+    """
     found = set()
     for _, link in LINK.findall(text):
         path = link.partition("#")[0]

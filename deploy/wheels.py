@@ -1,9 +1,10 @@
 """Build the wheels for every architecture on any machine: `python -m deploy.wheels`.
 
-The Python parts are built once, by setuptools. The C runtime is compiled for each platform by zig,
-which needs no system root, and added to them. ctypes loads it, and it does not depend on Python, so
-one wheel serves every version. The wheel for any platform has none; a device compiles its own. Each
-wheel has the harnesses of all kinds of devices, for `tilewright-worker --via`.
+setuptools builds the Python files once. zig cross-compiles the C runtime for each platform, without
+a system root, and the library is added to the Python files. The library is loaded by ctypes and
+does not depend on Python's ABI, so that one wheel suffices for all Python versions. The
+platform-independent wheel has no library; a device compiles it on first use. Each wheel has the
+measurement harness for all architectures, for `tilewright-worker --via`.
 """
 
 from __future__ import annotations
@@ -43,11 +44,11 @@ DATE = (1980, 1, 1, 0, 0, 0)
 
 @dataclass(frozen=True, slots=True)
 class Platform:
-    """A kind of machine.
+    """A platform for which a wheel is built: architecture, operating system and C library.
 
     Attributes:
-        tags: what pip calls it, the widest last.
-        zig: what zig calls it, with the oldest C library that it may have.
+        tags: the platform tags in the wheel's name, the most compatible last.
+        zig: zig's name of the platform, with the oldest supported version of the C library.
     """
 
     tags: tuple[str, ...]
@@ -72,17 +73,26 @@ PLATFORMS = tuple(
 def compile_runtime(
     platform: Platform, output: Path, environment: Mapping[str, str] | None = None
 ) -> None:
-    """Compile the C runtime. Raises CalledProcessError if zig refuses.
+    """Compile the C runtime for a platform.
 
     Args:
-        environment: in which zig is found; None: this process's.
+        platform: the platform.
+        output: the path of the library.
+        environment: environment variables with which Python finds zig; None for those of this
+            process.
+
+    Raises:
+        CalledProcessError: if the compilation fails.
     """
     command = [sys.executable, "-m", "ziglang", "cc", "-target", platform.zig, *FLAGS, "-s"]
     subprocess.run([*command, *map(str, SOURCES), "-o", str(output)], env=environment, check=True)
 
 
 def copy_sources(source: Path, version: str | None = None) -> None:
-    """Copy what a distribution is built from into a new folder, as of another version if stated."""
+    """Copy the files from which a distribution is built to the new folder `source`.
+
+    If `version` is given, it replaces the version in the copied pyproject.toml.
+    """
     source.mkdir()
     ignore = shutil.ignore_patterns("__pycache__", "*.so", "harness-*", "build", "*.egg-info")
     for part in PARTS:
@@ -97,7 +107,8 @@ def copy_sources(source: Path, version: str | None = None) -> None:
 
 
 def build_python(folder: Path, version: str | None = None) -> Path:
-    """The wheel of this machine, made by setuptools from a copy of the sources."""
+    """Build a wheel for this machine with setuptools, from a copy of the sources; return its
+    path."""
     source = folder / "source"
     copy_sources(source, version)
     quiet = ["--quiet", "--disable-pip-version-check", "--no-deps"]
@@ -108,7 +119,10 @@ def build_python(folder: Path, version: str | None = None) -> Path:
 
 
 def build_sdist(source: Path, output: Path) -> Path:
-    """The sdist of a folder of sources, made by the setuptools that it asks for."""
+    """Build an sdist from a folder of sources, and return its path.
+
+    The versions of setuptools and other tools are those that its pyproject.toml requires.
+    """
     with TemporaryDirectory() as tools:
         quiet = ["--quiet", "--disable-pip-version-check"]
         pip = [sys.executable, "-m", "pip", "install", *quiet, "--target", tools]
@@ -128,7 +142,7 @@ def build_sdist(source: Path, output: Path) -> Path:
 
 
 def contents(wheel: Path) -> dict[str, bytes]:
-    """The files of a wheel by name, without its list of them and what was compiled."""
+    """Return the files of a wheel by name, except binaries and the file list RECORD."""
     with zipfile.ZipFile(wheel) as archive:
         return {
             name: archive.read(name)
@@ -138,12 +152,15 @@ def contents(wheel: Path) -> dict[str, bytes]:
 
 
 def is_binary(name: str) -> bool:
-    """Whether a file of a wheel was compiled: the C runtime, or a harness."""
+    """Whether a file in a wheel is a compiled file: the C runtime or a measurement harness."""
     return name.endswith(".so") or name.startswith(f"{HARNESSES}/harness-")
 
 
 def tagged(files: Mapping[str, bytes], tags: Sequence[str], pure: bool) -> dict[str, bytes]:
-    """The same files as a wheel for other platforms."""
+    """Return the files of a wheel with other platform tags in their metadata.
+
+    `pure` states in the metadata that the wheel has no compiled library.
+    """
     (name,) = (each for each in files if each.endswith(".dist-info/WHEEL"))
     lines = files[name].decode().splitlines()
     kept = [line for line in lines if line and not line.startswith(("Tag:", "Root-Is-Purelib:"))]
@@ -152,7 +169,7 @@ def tagged(files: Mapping[str, bytes], tags: Sequence[str], pure: bool) -> dict[
 
 
 def write_wheel(files: Mapping[str, bytes], path: Path) -> None:
-    """Write files as a wheel, with the list that installers check them by."""
+    """Write files as a wheel, with the list of checksums that installers verify (RECORD)."""
     (information,) = {name.split("/")[0] for name in files if name.endswith(".dist-info/WHEEL")}
     record = f"{information}/RECORD"
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
@@ -174,10 +191,16 @@ def _record(files: Mapping[str, bytes], own: str) -> bytes:
 
 
 def compile_harness(target: str) -> tuple[str, bytes]:
-    """The harness that `tilewright-worker --via` copies to devices: its name in a wheel, and it.
+    """Compile the measurement harness that `tilewright-worker --via` copies to devices.
+
+    Args:
+        target: the architecture.
+
+    Returns:
+        The harness's path in a wheel, and its content.
 
     Raises:
-        CalledProcessError: if zig refuses.
+        CalledProcessError: if the compilation fails.
     """
     write_messages()  # the name of a harness has the digest of its sources, this header too
     with TemporaryDirectory() as temporary:
@@ -192,14 +215,19 @@ def make_wheels(
     version: str | None = None,
     harnesses: Iterable[str] = (),
 ) -> list[Path]:
-    """Write a wheel for each of the platforms, and one for any; returns where they are, that for
-    any platform first.
+    """Build the platform-independent wheel and a wheel for each platform, and return their paths.
+
+    The platform-independent wheel is first.
 
     Args:
-        harnesses: targets of devices that each wheel can measure on with `--via`, without zig.
+        output: the folder of the wheels.
+        platforms: the platforms.
+        version: the version of the wheels; None for that of pyproject.toml.
+        harnesses: architectures for which each wheel contains a measurement harness, so that
+            `--via` works without zig.
 
     Raises:
-        CalledProcessError: if setuptools or zig refuses.
+        CalledProcessError: if setuptools or zig fails.
     """
     output.mkdir(parents=True, exist_ok=True)
     made = []
@@ -220,7 +248,7 @@ def make_wheels(
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Make all wheels, or those of some architectures."""
+    """Build the wheels for all platforms, or for those selected by `--only`."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--output", type=Path, default=ROOT / "dist", help="folder of the wheels")
     parser.add_argument("--only", nargs="+", default=[""], help="parts of platforms' names")

@@ -1,1 +1,1 @@
-"""Programs to read and to run: `python -m examples.demo`."""
+"""Example programs, such as `python -m examples.demo`."""

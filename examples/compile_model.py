@@ -17,7 +17,10 @@ FEATURES, HIDDEN, CLASSES = 64, 128, 10
 
 
 def perceptron(seed: int) -> tuple[Any, dict[str, NDArray[np.float32]]]:
-    """The model and its parameters by name."""
+    """Build a small perceptron with random parameters.
+
+    Returns the ONNX model, and its parameters by name.
+    """
     random = np.random.default_rng(seed)
     parameters = {
         "w1": random.standard_normal((FEATURES, HIDDEN), np.float32) / np.float32(8),

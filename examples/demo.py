@@ -1,12 +1,15 @@
-"""`make demo`: the whole service on one machine.
+"""Run the whole service on one machine: `make demo`.
 
-It starts the service on loopback with SQLite, a tuner, and one measurement worker that talks HTTP.
-It submits two models as tuning jobs. The first is of a kind for which the untuned defaults were
-designed: they mostly win already, and the demo says so. The second reads video by convolutions in
-three dimensions, for which no rules exist: there the tuner finds faster schedules within seconds.
-The demo shows the progress of the jobs, and at the end compares each result with ONNX Runtime. The
-database stays in .demo/, so a second run finds the records of the first. `make demo KEEP=1` goes on
-serving.
+The demo starts the service on the loopback interface with SQLite, a tuner, and one measurement
+worker that communicates by HTTP. It submits two models as tuning jobs:
+
+- For the first model, an image classifier, the default schedules are already good, and tuning gains
+little. - The second model processes video with three-dimensional convolutions, for which the
+defaults are not specialised. The tuner finds faster schedules within seconds.
+
+The demo shows the progress of the jobs, and finally compares each result with ONNX Runtime. The
+database remains in .demo/, so that a second run finds the records of the first. With `make demo
+KEEP=1`, the service continues to run at the end.
 """
 
 from __future__ import annotations
@@ -56,11 +59,11 @@ LARGEST_ERROR = 1e-4
 
 
 class DemoFailed(Exception):
-    """The job did not succeed, or the result is wrong."""
+    """A tuning job did not succeed, or a compiled model differs from ONNX Runtime."""
 
 
 def main() -> int:
-    """Run the demo; the exit status."""
+    """Run the demo, and return the exit status."""
     options = _parse()
     # a table needs its width also where the output is a file
     console = Console(width=None if sys.stdout.isatty() else 180)
@@ -74,12 +77,12 @@ def main() -> int:
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One row of the demo: a model, and what it is tuned for.
+    """A job of the demo: a model, and the target for which it is tuned.
 
     Attributes:
-        model: its name in `benchmarks.models`.
-        target: "host", or the name of a target that this machine runs, too.
-        seconds: most time to tune.
+        model: the model's name in `benchmarks.models`.
+        target: "host", or the name of another target whose code runs on this machine.
+        seconds: the time limit of the job.
     """
 
     model: str
@@ -88,15 +91,21 @@ class Case:
 
     @property
     def folder(self) -> str:
-        """Name of the folder for its artifact."""
+        """The name of the folder for the job's artifact."""
         ending = "" if self.target == "host" else f"-{self.target}"
         return f"artifact-{self.model}{ending}"
 
 
 @dataclass(frozen=True, slots=True)
 class Tuned:
-    """Result of a case: its job, the path of its artifact, and a command that looks a schedule
-    up."""
+    """The result of a tuning job.
+
+    Attributes:
+        case: the model and the target.
+        job: the finished job.
+        artifact: the folder of the artifact.
+        query: the parameters of a GET request for the schedule of the job's most expensive task.
+    """
 
     case: Case
     job: JobView
@@ -173,7 +182,11 @@ def _print_lines(lines: Sequence[str], console: Console) -> None:
 
 
 def _wait_for_interrupt(processes: Processes) -> None:
-    """Return at Ctrl-C or SIGTERM. ProcessDied if one ends before."""
+    """Wait for Ctrl-C or SIGTERM.
+
+    Raises:
+        ProcessDied: if a process of the demo ends before.
+    """
     ended: list[int] = []
     before = {s: signal.signal(s, lambda number, _: ended.append(number)) for s in _ENDING}
     try:
@@ -207,7 +220,10 @@ def _parse() -> argparse.Namespace:
 
 
 def _write_model(name: str, folder: Path, console: Console) -> Path:
-    """The model's file; built again only if it is missing, since its bytes never change."""
+    """Write a model to a file unless the file exists, and return its path.
+
+    The model's parameters are random with a fixed seed, so that an existing file is up to date.
+    """
     path = folder / f"{name}.onnx"
     if not path.exists():
         console.print(f"writing {path} with seeded random parameters")
@@ -226,7 +242,7 @@ def _start_service(url: str, processes: Processes) -> None:
 
 
 def _start_tuning(url: str, folder: Path, processes: Processes) -> None:
-    """Start what tunes and what measures."""
+    """Start the tuner and the measurement worker."""
     processes.start("tuner", tilewright("server", "tuner"))
     token_file, spool = str(folder / "data" / "token"), str(folder / "spool")
     worker = [sys.executable, "-m", "tilewright.service.worker", "--server", url]
@@ -242,7 +258,11 @@ def _tune(
     console: Console,
     peak: float,
 ) -> Tuned:
-    """Upload the model (the service knows it by its digest), and see a job of it to its end."""
+    """Upload a model, tune it, print the results, and download the artifact.
+
+    The service identifies an uploaded model by its digest. `peak` is the peak of the used cores in
+    FLOP/s.
+    """
     request = JobRequest(
         model=client.upload(path).digest,
         target=case.target,
@@ -262,7 +282,12 @@ def _tune(
 
 
 def _follow(client: Client, job: JobView, processes: Processes, console: Console) -> JobView:
-    """Show the job's events until it is final. DemoFailed unless it succeeded."""
+    """Show the progress of a job until it ends, and return the finished job.
+
+    Raises:
+        DemoFailed: if the job does not succeed.
+        ProcessDied: if a process of the demo ends.
+    """
     live = Live(console=console, refresh_per_second=4) if console.is_terminal else None
     told = float("-inf")
     if live is not None:
@@ -290,7 +315,7 @@ def _follow(client: Client, job: JobView, processes: Processes, console: Console
 
 
 def _fetch_artifact(client: Client, job: JobView, target: Path) -> Path:
-    """Download the job's artifact and unpack it in a folder."""
+    """Download a job's artifact, unpack it in the folder `target`, and return this folder."""
     archive = target.with_name(f"{target.name}.tar")
     client.artifact(job.id, archive)
     shutil.rmtree(target, ignore_errors=True)
@@ -300,7 +325,10 @@ def _fetch_artifact(client: Client, job: JobView, target: Path) -> Path:
 
 
 def _lookup_query(client: Client, job: JobView, tasks: Sequence[TaskView]) -> str:
-    """The query that asks for the schedule of the job's most expensive task; tried once."""
+    """Return the URL parameters that request the schedule of the job's most expensive task.
+
+    The request is tested before.
+    """
     workload, target = max(tasks, key=cost).workload_key, job.target_key or job.target
     client.schedule(workload, target, job.threads, job.numerics)
     return urllib.parse.urlencode(
@@ -314,10 +342,13 @@ def _lookup_query(client: Client, job: JobView, tasks: Sequence[TaskView]) -> st
 
 
 def _race(tuned: Tuned, options: argparse.Namespace, console: Console) -> str:
-    """ONNX Runtime, untuned, and tuned where that is served, in turns; what came of it in a
-    sentence.
+    """Compare the speed of ONNX Runtime, the untuned and the tuned program, and return a summary.
 
-    DemoFailed when the outputs disagree.
+    The engines run in alternation. The tuned program takes part only if the artifact uses its
+    schedules.
+
+    Raises:
+        DemoFailed: if an engine fails, or its outputs differ from those of ONNX Runtime.
     """
     settings = RaceOptions(
         threads=options.threads,

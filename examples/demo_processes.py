@@ -1,4 +1,4 @@
-"""The processes of the demo: they log into a folder, and are stopped whatever happens."""
+"""The processes of the demo: they write logs to a folder, and are stopped when the demo ends."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class ProcessDied(Exception):
 
 
 class Processes:
-    """A context that ends every process it started, the last first."""
+    """A context that starts processes, and stops all of them on exit, the most recent first."""
 
     def __init__(self, log_folder: Path, environment: Mapping[str, str]) -> None:
         self.log_folder = log_folder
@@ -29,7 +29,7 @@ class Processes:
         log_folder.mkdir(parents=True, exist_ok=True)
 
     def start(self, name: str, command: Sequence[str]) -> None:
-        """Start `command` with its output in LOG_FOLDER/NAME.log."""
+        """Start `command`. Its output is written to `NAME.log` in the log folder."""
         with (self.log_folder / f"{name}.log").open("wb") as log:
             process = subprocess.Popen(
                 command,
@@ -43,7 +43,7 @@ class Processes:
         self._running.append((name, process))
 
     def check(self) -> None:
-        """Raise ProcessDied when one has ended."""
+        """Raise ProcessDied if one of the processes has ended."""
         for name, process in self._running:
             if process.poll() is not None:
                 log = self.log_folder / f"{name}.log"
@@ -53,8 +53,10 @@ class Processes:
                 )
 
     def stop(self, keep: Collection[str] = ()) -> None:
-        """Ask each but those to keep to end, the last one started first, and insist after five
-        seconds."""
+        """Stop all processes except those named in `keep`, the most recent first.
+
+        Each process gets SIGTERM and, if it has not ended after five seconds, SIGKILL.
+        """
         kept = [entry for entry in self._running if entry[0] in keep]
         ending = [entry for entry in self._running if entry[0] not in keep]
         self._running = kept
@@ -81,12 +83,12 @@ class Processes:
 
 
 def tilewright(*arguments: str) -> list[str]:
-    """The command line of this environment's `tilewright`."""
+    """Return the command that runs `tilewright` of this Python environment with these arguments."""
     return [str(Path(sys.executable).with_name("tilewright")), *arguments]
 
 
 def free_port() -> int:
-    """A TCP port of the loopback interface that nothing listens on."""
+    """Return an unused TCP port of the loopback interface."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
@@ -94,7 +96,12 @@ def free_port() -> int:
 
 
 def wait_until_answering(url: str, processes: Processes, seconds: float = 30.0) -> None:
-    """Return once GET url answers 200; ProcessDied or TimeoutError otherwise."""
+    """Wait until a GET request for `url` returns the status 200.
+
+    Raises:
+        ProcessDied: if a process of the demo ends.
+        TimeoutError: if there is no such response within `seconds`.
+    """
     deadline = time.monotonic() + seconds
     while True:
         processes.check()

@@ -1,4 +1,4 @@
-"""Output of the demo: a job's progress while it runs, and its tables at the end."""
+"""Formatting of the demo's output: the progress of a job, and tables of its results."""
 
 from __future__ import annotations
 
@@ -26,18 +26,24 @@ NUMERICS = {
 
 
 def progress_view(progress: ProgressView, more: Mapping[str, Any]) -> RenderableType:
-    """The live lines of a running job, over a bar of the trials."""
+    """Format the progress of a running job as text with a progress bar of its trials.
+
+    `more` has further data of the progress event.
+    """
     budget = progress.trials_budget or 1
     bar = ProgressBar(total=budget, completed=min(progress.trials_done, budget), width=60)
     return Group(Text(progress_line(progress, more)), bar)
 
 
 def task_table(tasks: Sequence[TaskView], peak_flops: float) -> Table:
-    """One row per workload with a time, the slowest first; the others are counted.
+    """Return a table of the job's tasks that have a time, slowest first.
 
-    peak_flops: measured peak of the cores in use, in multiply-adds per second. The share of the
-        peak counts the operations that a kernel executes, which may be fewer than those of the
-        workload's arithmetic (Winograd).
+    The caption states the number of other tasks. The column `% of peak` counts the operations that
+    a kernel executes, which may be fewer than those of the workload's arithmetic (Winograd).
+
+    Args:
+        tasks: the tasks of the job.
+        peak_flops: the measured peak of the cores in use, in FLOP/s.
     """
     timed = sorted((each for each in task_lines(tasks) if cost(each.task) > 0), key=_dearest)
 
@@ -60,7 +66,8 @@ def _dearest(line: TaskLine) -> float:
 
 
 def summary(tasks: Sequence[TaskView], progress: ProgressView, seconds: float) -> str:
-    """The trials and the time that the job used."""
+    """Return a sentence with the number of trials of a job, its time, and the kernels' total
+    times."""
     known = sum(task.status == "cached" for task in tasks)
     if known == len(tasks) and progress.trials_done == 0:
         return "every task was answered from the database, no trial was spent"
@@ -75,7 +82,11 @@ def summary(tasks: Sequence[TaskView], progress: ProgressView, seconds: float) -
 
 
 def race_table(rows: Sequence[tuple[str, float, float, float | None, float | None]]) -> Table:
-    """Rows: engine, median and minimum in seconds, ratio to ONNX Runtime, largest error."""
+    """Return a table that compares engines.
+
+    Each row has the engine's name, its median and minimum time in seconds, the ratio of its time to
+    ONNX Runtime's, and its largest error.
+    """
     table = Table(title="End to end", title_justify="left", header_style="bold", box=None)
     table.add_column("engine")
     for name in ("median ms", "min ms", "x ONNX Runtime", "largest error"):
@@ -92,7 +103,10 @@ def race_table(rows: Sequence[tuple[str, float, float, float | None, float | Non
 
 
 def differs(found: Mapping[str, Any] | None) -> bool:
-    """Whether other schedules than the untuned ones are served, since they won as a whole."""
+    """Whether a job's artifact uses tuned schedules, because they were faster in the whole model.
+
+    `found` is `end_to_end` of the job's result.
+    """
     return found is not None and found["served"] != "default" and found["comparison"] is not None
 
 
@@ -104,17 +118,19 @@ def verdict(
     error: float | None,
     again: float | None = None,
 ) -> str:
-    """The gain of tuning, the numerics, and the difference of the outputs from ONNX Runtime's.
+    """Return a sentence about the gain of tuning, the speed relative to ONNX Runtime, and the
+    error.
 
     Args:
-        name: the model, and what it was tuned for.
-        found: the job's own race of the tuned program with the untuned one, `end_to_end` of its
-            result. It has an interval, which a few rounds of the demo's race have not.
-        numerics: the job's.
-        ratio: the served program's time over ONNX Runtime's.
-        error: the largest difference from ONNX Runtime, over the largest output.
-        again: the tuned program's time over the untuned one's in the demo's race, if they were
-            in it.
+        name: the model and the target.
+        found: the comparison of the tuned with the untuned program by the job, `end_to_end` of its
+            result. It has a confidence interval, unlike the comparison by the demo, which has too
+            few rounds.
+        numerics: the numerics of the job.
+        ratio: the time of the artifact's program, divided by ONNX Runtime's time.
+        error: the largest difference from ONNX Runtime, divided by the largest output.
+        again: the time of the tuned program divided by that of the untuned one, as measured by the
+            demo; None if it did not measure both.
     """
     compared = None if found is None else found["comparison"]
     if compared is None:
@@ -138,7 +154,7 @@ def verdict(
 
 
 def cost(task: TaskView) -> float:
-    """Seconds of a model's run that a task's workload takes."""
+    """Return the seconds per run of the model that a task's kernels take in total."""
     return (task.best_seconds or task.default_seconds or 0.0) * task.count
 
 

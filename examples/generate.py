@@ -1,10 +1,10 @@
-"""Generate text with a decoder whose caches stay in a session.
+"""Generate text with a decoder whose caches are states of a session.
 
 python -m examples.generate --model gpt2 --tokens 64
 
-The model has GPT-2's shape or Llama's, and random weights: its text has no meaning, its speed does.
-The tokens are chosen greedily, then sampled. If ONNX Runtime is installed, it generates the same
-text with IOBinding.
+The model has the architecture of GPT-2 or Llama with random weights. Its text has no meaning, but
+its speed is realistic. Tokens are first selected greedily and then sampled. If ONNX Runtime is
+installed, it generates the same text with IOBinding.
 """
 
 from __future__ import annotations
@@ -25,9 +25,16 @@ Logits = NDArray[np.float32]
 
 
 class Decoder:
-    """A compiled decoder for texts of some length that begin with a prompt. The
-    session keeps the caches between its steps, and copies none of them: a step writes the rows of
-    the new tokens. Caches have room for all tokens, or grow."""
+    """A compiled decoder with a session that keeps its caches between steps.
+
+    The session does not copy the caches: each step only writes the rows of the new tokens. Caches
+    have a fixed capacity for all tokens, or grow.
+
+    Args:
+        model: the ONNX model.
+        threads: the number of threads.
+        reach: the number of prompt tokens, and the maximum number of tokens of a text.
+    """
 
     def __init__(self, model: Any, threads: int, reach: Reach) -> None:
         self._grows = all(given.name != "past_length" for given in model.graph.input)
@@ -39,11 +46,14 @@ class Decoder:
         self._session = compiled.bind(state_names(model), first_states(model))
 
     def reset(self) -> None:
-        """Begin a new text."""
+        """Clear the caches, to start a new text."""
         self._session.reset()
 
     def step(self, ids: Sequence[int], past: int) -> Logits:
-        """Read further tokens, of which `past` came before; the logits of the last."""
+        """Process the next tokens of a text, and return the logits for the token that follows.
+
+        `ids` are the tokens, and `past` is the number of tokens processed before.
+        """
         feeds = {"input_ids": np.array([ids])}
         if not self._grows:  # a growing cache says how long it is
             feeds["past_length"] = np.array([past], np.int32)
@@ -53,7 +63,10 @@ class Decoder:
 
 
 def drawn(seed: int, temperature: float, top: int) -> Callable[[Logits], int]:
-    """Draws one of the `top` likeliest tokens, the more evenly the higher the temperature."""
+    """Return a function that samples one of the `top` most likely tokens from logits.
+
+    A higher temperature makes the probabilities more equal. `seed` initialises the random numbers.
+    """
     random = np.random.default_rng(seed)
 
     def draw(logits: Logits) -> int:

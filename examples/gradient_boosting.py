@@ -1,4 +1,4 @@
-"""Trees of LightGBM, written as ONNX by onnxmltools and compiled. Needs both packages.
+"""Compile a tree ensemble of LightGBM, exported to ONNX with onnxmltools. Needs both packages.
 
 python examples/gradient_boosting.py
 """

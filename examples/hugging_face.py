@@ -1,8 +1,8 @@
-"""A pipeline of Hugging Face's transformers, whose model is compiled.
+"""Run a text classification pipeline of Hugging Face's transformers with a compiled model.
 
-Needs PyTorch and transformers. The weights are random and the vocabulary is a few words, so that
-nothing is fetched; with `AutoModelForSequenceClassification.from_pretrained(...)` all else stays
-the same.
+Needs PyTorch and transformers. The model has random weights and a vocabulary of a few words, so
+that nothing is downloaded. For a pretrained model, replace it by
+`AutoModelForSequenceClassification.from_pretrained(...)`; the other code stays the same.
 
 python examples/hugging_face.py
 """

@@ -1,4 +1,4 @@
-"""A pipeline of scikit-learn, written as ONNX by skl2onnx and compiled. Needs both packages.
+"""Compile a pipeline of scikit-learn, exported to ONNX with skl2onnx. Needs both packages.
 
 python examples/scikit_learn.py
 """

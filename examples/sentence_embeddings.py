@@ -1,9 +1,9 @@
-"""Sentence embeddings with sentence-transformers, whose network is exported and compiled.
+"""Compute sentence embeddings with sentence-transformers and a compiled network.
 
-Its own ONNX back end loads the network with optimum; here `compiler.bindings.torch.export` writes
-it and `tilewright.ort` runs it, as that back end would with ONNX Runtime. Weights are random
-and the vocabulary is a few words, so that nothing is fetched. Needs PyTorch and
-sentence-transformers.
+The ONNX back end of sentence-transformers loads networks with optimum and runs them with ONNX
+Runtime. Here, `compiler.bindings.torch.export` exports the network, and `tilewright.ort` runs it.
+The weights are random and the vocabulary is a few words, so that nothing is downloaded. Needs
+PyTorch and sentence-transformers.
 
 python examples/sentence_embeddings.py
 """
@@ -28,7 +28,7 @@ TEXTS = ["a cat sleeps on the mat", "the dog runs", "a dog sleeps"]
 
 
 def saved_network(folder: Path) -> Path:
-    """A small BERT with a tokenizer, as a folder that transformers loads."""
+    """Write a small BERT model and its tokenizer to a folder in the format of transformers."""
     words = Tokenizer(models.WordLevel({w: k for k, w in enumerate(WORDS)}, unk_token="[UNK]"))
     words.pre_tokenizer = pre_tokenizers.Whitespace()
     PreTrainedTokenizerFast(
@@ -46,7 +46,7 @@ def saved_network(folder: Path) -> Path:
 
 
 class Network(torch.nn.Module):  # type: ignore[misc]  # torch is not installed for mypy
-    """The network's last hidden states alone."""
+    """A wrapper of a transformer whose only output is the last hidden states, for the export."""
 
     def __init__(self, network: torch.nn.Module) -> None:
         super().__init__()
@@ -58,7 +58,11 @@ class Network(torch.nn.Module):  # type: ignore[misc]  # torch is not installed 
 
 
 class Compiled(torch.nn.Module):  # type: ignore[misc]
-    """Takes the place of the sentence model's transformer: the same features in and out."""
+    """A replacement for the transformer module of a SentenceTransformer that runs the compiled
+    model.
+
+    It reads and writes the same features.
+    """
 
     def __init__(self, path: Path) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""FastAPI around an artifact: `ARTIFACT=folder uvicorn examples.serve:app`, one POST per run.
+"""Serve an artifact over HTTP with FastAPI: `ARTIFACT=folder uvicorn examples.serve:app`.
 
 curl localhost:8000/run -d '{"x": [[0.1, 0.2]]}' -H 'content-type: application/json'
 """
@@ -18,7 +18,10 @@ names = [each.name for each in session.get_outputs()]
 
 @app.post("/run")
 def run(inputs: dict[str, Any]) -> dict[str, Any]:
-    """FastAPI calls this in threads of its own: a session may be run from several at once."""
+    """Run the model on inputs from JSON, and return its outputs by name.
+
+    FastAPI calls this function in several threads at once, which the session supports.
+    """
     try:
         outputs = session.run(None, inputs)
     except (ort.InvalidArgument, ValueError, TypeError) as error:

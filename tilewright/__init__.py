@@ -1,13 +1,13 @@
-"""Tilewright: faster, verified inference for ONNX models, tuned and proved on the device.
+"""Tilewright: faster, verified inference for ONNX models, tuned and measured on your device.
 
     import tilewright
 
     model = tilewright.compile_model("model.onnx")
     (scores,) = model.run({"image": image})
 
-Names are imported on first use, because a device that runs artifacts has only NumPy. The folders
-`compiler`, `tuner`, `db` and `service` next to this file are links to the folders at the top of the
-repository; a wheel contains the folders themselves.
+Names of this package are imported on first use, so that a device that only runs artifacts needs no
+package except NumPy. The folders `compiler`, `tuner`, `db` and `service` next to this file are
+links to the folders at the top of the repository; a wheel contains the folders themselves.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Comparison of an output with its expected value, and tolerances per element type.
 
-Errors are relative to the largest expected value. The value of a single element is not a useful
-scale: a sum of products that nearly cancel is small, but has the rounding errors of large terms.
+Errors are relative to the largest expected value. They are not relative to each element, because an
+element that is a sum of nearly cancelling products is small, but has the rounding errors of its
+large terms.
 """
 
 from __future__ import annotations
@@ -27,9 +28,9 @@ _TOLERANCES = {
 def compare(output: Array, expected: Array) -> float:
     """Return the largest |output - expected|, divided by the largest finite |expected|.
 
-    The result is infinite if the shapes differ, or if NaNs or infinities are at different
-    positions. It is the absolute error if all expected values are zero. Arrays of bfloat16 must be
-    converted to float32 before.
+    If all expected values are zero, the result is the absolute error. It is infinite if the shapes
+    differ, or if NaNs or infinities are at different positions. The caller must convert arrays of
+    bfloat16 to float32 first.
     """
     if output.shape != expected.shape:
         return math.inf
@@ -59,14 +60,17 @@ def _relative(output: Doubles, expected: Doubles) -> float:
 
 
 def tolerance_for(dtype: DType) -> float:
-    """Return the maximum error (`compare`) of a correct output with this type in memory.
+    """Return the largest error, as computed by `compare`, that a correct output of this dtype can
+    have.
 
     It is 1e-4 for float32. The rounding errors of a sum of K terms add up like a random walk, to
     about u * sqrt(K) of the largest output (u = 2**-24: 1.2e-6 was measured for K = 1152). They are
     twice as large with one level of Strassen, and twelve times as large with Winograd's F(6x6)
-    (14e-6). 1e-4 is therefore far above rounding errors, and far below the error of a wrong kernel:
-    if one of K terms is missing, the error is about 1 / (4 * sqrt(K)), 4e-3 for K = 4608. Sums of
-    float16 and bfloat16 are accumulated in float32, and only the result is rounded. Integers and
-    booleans must be equal.
+    (14e-6). Therefore, 1e-4 is far above rounding errors. It is far below the error of a wrong
+    kernel: if one of K terms is missing, the error is about 1 / (4 * sqrt(K)), which is 4e-3 for K
+    = 4608.
+
+    The tolerances of float16 and bfloat16 are larger, although sums are accumulated in float32,
+    because the result is rounded to 16 bits. Integers and booleans must be equal.
     """
     return _TOLERANCES.get(dtype, 0.0)

@@ -1,4 +1,4 @@
-"""Packed constants in a file; each one is written and hashed while the next one is packed."""
+"""A file of packed constants. Each constant is written and hashed while the next one is packed."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ model with many segments would map the whole file again."""
 
 
 class WeightFile(PackedWeights):
-    """Packed weights in a file, which one thread writes and another one hashes.
+    """Packed weights in a file, which one thread writes and another thread hashes.
 
-    Memory never holds all weights: a weight is packed into one of a few buffers, and the written
-    part of the file is mapped. A weight whose packed form equals the model's own array is written
-    from that array.
+    Memory never contains all weights at once: each weight is packed into one of a few reusable
+    buffers. Written weights are read through a memory mapping of the file. If the packed bytes of a
+    weight equal those of the model's array, that array is written directly.
 
     Args:
         path: the file to create.
@@ -73,9 +73,9 @@ class WeightFile(PackedWeights):
         return self._at(0, self._end)
 
     def finish(self) -> dict[str, Any]:
-        """Wait until all data is written, and return {"bytes": size, "sha256": checksum}.
+        """Wait until all weights are written, and return {"bytes": size, "sha256": checksum}.
 
-        The file is flushed to disk in the background; `close` waits for that.
+        The file is flushed to disk in the background; `close` waits for the flush.
         """
         self._settle()
         os.ftruncate(self._file.fileno(), self._end)
@@ -83,10 +83,7 @@ class WeightFile(PackedWeights):
         return {"bytes": self._end, "sha256": self._digest.hexdigest()}
 
     def close(self) -> None:
-        """Wait for the flush, end the threads, and close the file.
-
-        The method `finish` starts the flush.
-        """
+        """Wait for the flush that `finish` started, end the threads, and close the file."""
         try:
             if self._synced is not None:
                 self._synced.result()
@@ -136,12 +133,12 @@ class WeightFile(PackedWeights):
         self._digest.update(padding)
 
     def _settle(self) -> None:
-        """Wait until all added weights can be read."""
+        """Wait until all added weights are in the file and can be read from it."""
         self._land(0)
         self._file.flush()
 
     def _land(self, limit: int) -> None:
-        """Wait until at most `limit` bytes remain to be written."""
+        """Wait until at most `limit` bytes of packed weights are not yet written and hashed."""
         while sum(size for _, size, _ in self._waiting) > limit:
             done, _, buffer = self._waiting.popleft()
             for each in done:
@@ -150,7 +147,8 @@ class WeightFile(PackedWeights):
                 self._idle.append(buffer)
 
     def _buffer(self, size: int) -> Bytes:
-        """A buffer whose first `size` bytes are zeros."""
+        """Return a reused or new buffer of at least `size` bytes, of which the first `size` are
+        zeros."""
         for number, buffer in enumerate(self._idle):
             if buffer.nbytes >= size:
                 del self._idle[number]
@@ -161,7 +159,7 @@ class WeightFile(PackedWeights):
 
 
 def _is_packed(spec: BufferSpec, source: Array) -> bool:
-    """Whether a constant's packed form equals the constant's memory."""
+    """Whether packing the constant `source` would not change its bytes."""
     return (
         not (spec.einsum or spec.parts or spec.halo)
         and spec.parsed_layout() == ROW_MAJOR

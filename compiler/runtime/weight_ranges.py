@@ -1,4 +1,4 @@
-"""The byte ranges of packed weights that a program reads."""
+"""Computation of the byte ranges of packed weights that a program reads."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from tilewright.compiler.runtime.program import (
 
 
 def weight_ranges(program: Program) -> tuple[tuple[int, int], ...]:
-    """Return (offset, size) in bytes of each packed weight that a program reads, in order.
+    """Return (offset, size) in bytes of each range of packed weights that a program reads, in
+    order.
 
-    Overlapping ranges are merged, such as those of a weight that is a part of another. The program
-    does not read bytes outside of the ranges.
+    Overlapping ranges are merged; they exist because one weight may be a part of another.
     """
     found: list[tuple[int, int]] = []
     read = {
@@ -42,8 +42,7 @@ def weight_ranges(program: Program) -> tuple[tuple[int, int], ...]:
 
 
 def _touched(program: Program) -> Iterator[tuple[BufferRef, int]]:
-    """Every place that an instruction refers to, and the number of bytes it may access from
-    there."""
+    """Yield each buffer of each instruction, with the number of bytes that may be accessed."""
     for instruction in program.walk():
         match instruction:
             case KernelCall(kernel, buffers):

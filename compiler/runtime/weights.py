@@ -1,4 +1,4 @@
-"""Storage of packed constants: aligned and contiguous, each distinct constant once."""
+"""Storage of packed constants, aligned and contiguous. Equal constants are stored only once."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ SAMPLED_BYTES = 4096
 class PackedWeights(ABC):
     """Base class of storages that pack weights one after the other, and assign them offsets.
 
-    Equal packed bytes of two kernels, or of two programs, are stored once.
+    If two weights have equal packed bytes, they are stored once and have the same offset. This also
+    applies to weights of different programs.
     """
 
     def __init__(self) -> None:
@@ -34,25 +35,31 @@ class PackedWeights(ABC):
 
     @property
     def bytes(self) -> int:
-        """Size of all weights so far."""
+        """The total size in bytes of the weights that are stored so far."""
         return self._end
 
     @property
     @abstractmethod
     def room(self) -> int:
-        """Number of bytes that can still be added."""
+        """The number of bytes that the storage can still take."""
 
     @abstractmethod
     def built(self) -> Bytes:
-        """Return a view of all weights so far, which later additions do not change."""
+        """Return a read view of the weights that are stored so far. Later additions do not change
+        it."""
 
     def add(self, spec: BufferSpec, source: Array) -> int:
-        """Pack the constant `source` as the buffer `spec` states, and return its offset in bytes.
+        """Pack a constant into a buffer and store it, or find an equal one that is already stored.
 
-        An equal packed weight that is already stored is used instead.
+        Args:
+            spec: the buffer's shape, layout and transform.
+            source: the constant.
+
+        Returns:
+            The offset of the packed weight in bytes.
 
         Raises:
-            ValueError: if the source does not fit the buffer, or the storage is full.
+            ValueError: if the constant does not match the buffer, or the storage is full.
         """
         key = id(source), replace(spec, name="", source=-1)
         known = self._known.get(key)
@@ -68,7 +75,10 @@ class PackedWeights(ABC):
         return offset
 
     def _store(self, name: str, form: Bytes) -> int:
-        """The offset of a packed weight, stored now or before."""
+        """Store a packed weight if its bytes are new, and return its offset.
+
+        `name` is the weight's name for the error message if the storage is full.
+        """
         sample = form[:: form.nbytes // SAMPLED_BYTES | 1].tobytes()
         alike = self._stored.setdefault((form.nbytes, sample), [])
         for offset in alike:
@@ -85,29 +95,29 @@ class PackedWeights(ABC):
 
     @abstractmethod
     def _pack(self, spec: BufferSpec, source: Array, size: int) -> Bytes:
-        """The packed form of a weight, of `size` bytes."""
+        """Return the packed bytes of a constant; `size` is their number."""
 
     @abstractmethod
     def _keep(self, form: Bytes) -> None:
-        """Append a form, and zeros up to the next aligned offset."""
+        """Append packed bytes to the storage, and zeros up to the next aligned offset."""
 
     @abstractmethod
     def _drop(self, form: Bytes) -> None:
-        """Discard a form."""
+        """Discard packed bytes that are not stored, because equal ones exist."""
 
     @abstractmethod
     def _at(self, offset: int, size: int) -> Bytes:
-        """The stored bytes at an offset."""
+        """Return `size` stored bytes, starting at an offset."""
 
 
 class WeightBlock(PackedWeights):
     """Packed weights in one block of memory with a fixed address.
 
-    Memory pages of the block are only used once they are written, so that unused capacity takes no
-    memory.
+    The operating system provides memory pages when they are first written, so that unused capacity
+    does not take memory.
 
     Args:
-        capacity: size of the block in bytes.
+        capacity: the size of the block in bytes.
     """
 
     def __init__(self, capacity: int) -> None:
@@ -129,7 +139,7 @@ class WeightBlock(PackedWeights):
         return form
 
     def _keep(self, form: Bytes) -> None:
-        """The form was packed in its final place."""
+        """Do nothing, because `_pack` has already written the bytes to the next free offset."""
 
     def _drop(self, form: Bytes) -> None:
         form[...] = 0
