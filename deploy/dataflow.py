@@ -109,8 +109,7 @@ def picture() -> str:
 
 
 def _straight(start: Box, end: Box, step: str) -> Iterator[str]:
-    """Yield SVG lines for an arrow between adjacent boxes in a row or column, with the label
-    `step`."""
+    """Yield SVG lines for an arrow between neighbours in a row or column, with the label `step`."""
     if start.row == end.row:
         side = WIDTH // 2 if end.column > start.column else -WIDTH // 2
         yield f'<path d="M{start.x + side} {start.y} H{end.x - side}"/>'

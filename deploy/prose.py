@@ -43,8 +43,7 @@ GENERATED = (
 
 @dataclass(frozen=True, slots=True)
 class Phrase:
-    """A kind of phrase that readers often misread, with a regular expression and a rewriting
-    hint."""
+    """A kind of phrase that readers often misread: its pattern, and a hint for rewriting it."""
 
     name: str
     pattern: re.Pattern[str]
@@ -144,7 +143,7 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class Configuration:
-    """The content of deploy/prose.toml."""
+    """The content of deploy/prose.toml: the limit, the checked paths and the accepted phrases."""
 
     limit: float
     """Accepted candidates per thousand words."""
@@ -178,7 +177,7 @@ def passages(path: Path, root: Path = ROOT) -> Iterator[Passage]:
 
 
 def _paragraphs(source: str) -> Iterator[tuple[int, str]]:
-    """Yield the line and text of each paragraph and table row outside of code blocks."""
+    """Yield (line number, text) of each paragraph and table row of Markdown, except code blocks."""
     prose = re.sub(r"```.*?```", lambda code: "\n" * code[0].count("\n"), source, flags=re.DOTALL)
     line = 1
     for block in re.split(r"(\n\s*\n)", prose):
@@ -190,7 +189,7 @@ def _paragraphs(source: str) -> Iterator[tuple[int, str]]:
 
 
 def _docstrings_and_comments(source: str) -> Iterator[tuple[int, str]]:
-    """Yield the line and text of each docstring and of each block of comments."""
+    """Yield (line number, text) of each docstring and each block of comments of Python code."""
     for node in ast.walk(ast.parse(source)):
         body = getattr(node, "body", None)
         for child in body if isinstance(body, list) else ():
@@ -207,8 +206,10 @@ def _docstrings_and_comments(source: str) -> Iterator[tuple[int, str]]:
 
 
 def files(paths: Iterable[Path], root: Path = ROOT) -> Iterator[Path]:
-    """Yield the Markdown and Python files in `paths` and their subfolders, except generated
-    files."""
+    """Yield all Markdown and Python files in `paths`, including subfolders.
+
+    Hidden and generated files are excluded.
+    """
     for path in paths:
         for file in [path] if path.is_file() else sorted(path.rglob("*")):
             name = file.relative_to(root).as_posix()

@@ -63,8 +63,7 @@ def code(value: object) -> str:
 
 
 def prose(text: str | None) -> str:
-    """Format a docstring or help text for Markdown, with `<` escaped so that it is not read as
-    HTML."""
+    """Format a docstring or help text for Markdown, with `<` escaped because it is not HTML."""
     return inspect.cleandoc(text or "").replace("<", "&lt;").replace("::\n", ":\n")
 
 
@@ -183,8 +182,10 @@ def _where(index: Any) -> str:
 
 
 def _comments(model: type) -> dict[str, str]:
-    """Return the comment after or above each column's declaration in a model class, by column
-    name."""
+    """Return the comment after or above the declaration of each column, by the column's name.
+
+    `model` is the class of the table.
+    """
     found: dict[str, str] = {}
     above: list[str] = []
     for line in inspect.getsource(model).splitlines():
@@ -352,7 +353,7 @@ def _content(content: tuple[str, Mapping[str, Any]], schemas: Mapping[str, Any])
 
 
 def _number(value: float) -> str:
-    """Format a bound: integers with all digits, other numbers as the shortest exact decimal."""
+    """Format a bound: an integer with all digits, another number by the fewest exact digits."""
     return f"{value:.19g}" if value == int(value) else repr(value)
 
 
@@ -392,7 +393,10 @@ def _type(schema: Mapping[str, Any], schemas: Mapping[str, Any]) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """Convert a default value for the page: booleans to JSON, empty values to None."""
+    """Prepare a default value for the page.
+
+    Booleans become "true" or "false". Empty values, such as "" and [], become None.
+    """
     if value in (None, "", [], {}):
         return None
     return str(value).lower() if isinstance(value, bool) else value

@@ -63,9 +63,9 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
 
 
 def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    r"""Replace `\|` by `|` in table cells.
+    r"""Replace `\|` by `|` in the cells of tables.
 
-    GitHub needs the backslash so that `|` does not end the cell, and does not show it; mkdocs does.
+    The Markdown has the backslash because `|` would end the cell on GitHub. mkdocs would show it.
     """
     return CELL.sub(lambda match: match[0].replace("\\|", "|"), html)
 

@@ -107,8 +107,10 @@ def copy_sources(source: Path, version: str | None = None) -> None:
 
 
 def build_python(folder: Path, version: str | None = None) -> Path:
-    """Build a wheel for this machine with setuptools, from a copy of the sources; return its
-    path."""
+    """Build the wheel of this machine with setuptools, and return its path.
+
+    The wheel is built from a copy of the sources in `folder`.
+    """
     source = folder / "source"
     copy_sources(source, version)
     quiet = ["--quiet", "--disable-pip-version-check", "--no-deps"]
@@ -159,7 +161,7 @@ def is_binary(name: str) -> bool:
 def tagged(files: Mapping[str, bytes], tags: Sequence[str], pure: bool) -> dict[str, bytes]:
     """Return the files of a wheel with other platform tags in their metadata.
 
-    `pure` states in the metadata that the wheel has no compiled library.
+    If `pure` is true, the metadata state that the wheel has no compiled library.
     """
     (name,) = (each for each in files if each.endswith(".dist-info/WHEEL"))
     lines = files[name].decode().splitlines()

@@ -4,8 +4,9 @@ The demo starts the service on the loopback interface with SQLite, a tuner, and 
 worker that communicates by HTTP. It submits two models as tuning jobs:
 
 - For the first model, an image classifier, the default schedules are already good, and tuning gains
-little. - The second model processes video with three-dimensional convolutions, for which the
-defaults are not specialised. The tuner finds faster schedules within seconds.
+  little.
+- The second model processes video with three-dimensional convolutions, for which the defaults are
+  not specialised. The tuner finds faster schedules within seconds.
 
 The demo shows the progress of the jobs, and finally compares each result with ONNX Runtime. The
 database remains in .demo/, so that a second run finds the records of the first. With `make demo
@@ -327,7 +328,7 @@ def _fetch_artifact(client: Client, job: JobView, target: Path) -> Path:
 def _lookup_query(client: Client, job: JobView, tasks: Sequence[TaskView]) -> str:
     """Return the URL parameters that request the schedule of the job's most expensive task.
 
-    The request is tested before.
+    The request is sent once, to check that it succeeds.
     """
     workload, target = max(tasks, key=cost).workload_key, job.target_key or job.target
     client.schedule(workload, target, job.threads, job.numerics)

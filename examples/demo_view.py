@@ -66,8 +66,7 @@ def _dearest(line: TaskLine) -> float:
 
 
 def summary(tasks: Sequence[TaskView], progress: ProgressView, seconds: float) -> str:
-    """Return a sentence with the number of trials of a job, its time, and the kernels' total
-    times."""
+    """Return a sentence with the trials, the time of the job, and the total time of its kernels."""
     known = sum(task.status == "cached" for task in tasks)
     if known == len(tasks) and progress.trials_done == 0:
         return "every task was answered from the database, no trial was spent"
@@ -118,8 +117,7 @@ def verdict(
     error: float | None,
     again: float | None = None,
 ) -> str:
-    """Return a sentence about the gain of tuning, the speed relative to ONNX Runtime, and the
-    error.
+    """Return a sentence about the gain of tuning, the speed, and the error.
 
     Args:
         name: the model and the target.

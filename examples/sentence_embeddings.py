@@ -58,8 +58,7 @@ class Network(torch.nn.Module):  # type: ignore[misc]  # torch is not installed 
 
 
 class Compiled(torch.nn.Module):  # type: ignore[misc]
-    """A replacement for the transformer module of a SentenceTransformer that runs the compiled
-    model.
+    """A replacement for the transformer of a SentenceTransformer, which runs the compiled model.
 
     It reads and writes the same features.
     """

@@ -65,10 +65,11 @@ MANIFEST, LIBRARY, WEIGHTS = "manifest.json", "kernels.so", "weights.bin"
 
 @dataclass(frozen=True, slots=True)
 class SizedProgram:
-    """A program with the fixed sizes of named dimensions for which it was compiled.
+    """A program, and the fixed sizes for which it was compiled.
 
-    `sizes` is empty if the model has no named dimensions. It is also empty for a program with
-    dynamic dimensions, which accepts all sizes in the ranges of `Program.dimensions`.
+    `sizes` has the size of each named dimension of the model. It is empty for a program with
+    dynamic dimensions, which accepts all sizes in the ranges of `Program.dimensions`, and for a
+    model without named dimensions.
     """
 
     sizes: Sizes
@@ -148,8 +149,7 @@ class Artifact:
 
     @property
     def reads(self) -> LiveIns:
-        """The inputs of an unsegmented model, with the supported range of each dynamic
-        dimension."""
+        """The inputs of an unsegmented model, with the supported ranges of their dimensions."""
         inputs = zip(self.programs[0].program.inputs, self.ports.inputs.values(), strict=True)
         crossings = tuple(
             LiveIn(port.name, "", port.dtype, dims, deciding=False, text=port.labels is not None)
@@ -159,8 +159,7 @@ class Artifact:
         return LiveIns(crossings, {each.name: each for each in ranges})
 
     def load(self, chosen: Program, threads: int = 1) -> Executable:
-        """Load the shared library and the weights, and return an executable for the program
-        `chosen`.
+        """Load the library and the weights, and return an executable for a program.
 
         `chosen` is one of `programs`, or a copy of one with its dynamic sizes fixed by
         `Program.at`.
@@ -186,14 +185,17 @@ class Artifact:
 
     @property
     def ranged(self) -> Program | None:
-        """The program with dynamic sizes; None if there is no such program or the model is
-        segmented."""
+        """The program with dynamic sizes of an unsegmented model; None if it does not exist."""
         if self.stages is not None:
             return None
         return next((e.program for e in self.programs if e.program.dimensions), None)
 
     def weights(self) -> Bytes:
-        """Map the file of packed constants into memory. Raises OSError if it cannot be read."""
+        """Return the packed constants of all programs, as a read-only memory mapping of the file.
+
+        Raises:
+            OSError: if the file cannot be read.
+        """
         return _map(self.path / WEIGHTS)
 
     def program(self, sizes: Mapping[str, int] | None = None, stage: int | None = None) -> Program:
@@ -251,8 +253,7 @@ class Artifact:
         return closed if agree else None
 
     def _ranges(self, ranged: Program) -> tuple[Dimension, ...]:
-        """Return the ranges of the program's dimensions and of the dimensions computed from
-        these."""
+        """Return the program's dimensions, and the dimensions computed from them, with ranges."""
         return *ranged.dimensions, *self.ports.ranges
 
     @property
@@ -352,7 +353,7 @@ def _check_ports(kind: str, stated: Mapping[str, Dims], ports: Mapping[str, Port
     list of arrays is None, and its dimensions are not checked.
 
     Raises:
-        ValueError: if they differ.
+        ValueError: if the program and the manifest differ.
     """
     if list(stated) != list(ports):
         raise ValueError(f"a program has the {kind}s {listed(ports)}, not {listed(stated)}")

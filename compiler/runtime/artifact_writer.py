@@ -42,8 +42,8 @@ class ArtifactWriter:
     """A context manager that writes an artifact into a temporary folder next to its destination.
 
     `weights` collects packed weights, and `finish` writes the other files. The artifact that
-    `finish` returns can be tested before `publish` moves it to its destination. An older artifact
-    there is replaced. If `publish` is not called, the temporary folder is removed when the context
+    `finish` returns can be tested before `publish` moves it to its destination, where it replaces
+    an older artifact. If `publish` is not called, the temporary folder is removed when the context
     exits.
 
     Args:
@@ -232,7 +232,7 @@ def _write(path: Path, data: bytes | memoryview) -> None:
 def replace_folder(staging: Path, path: Path) -> None:
     """Move the complete folder `staging` to `path`, and delete the folder that it replaces.
 
-    An existing folder at `path` is renamed first. If the move fails, it gets its name back.
+    An existing folder at `path` is renamed first. If the move fails, its name is restored.
     """
     if not path.exists():
         staging.rename(path)

@@ -84,7 +84,7 @@ class BoundKernel:
         self._struct.arguments.sizes = self._sizes.ctypes.data
 
     def run(self) -> None:
-        """Run the kernel once."""
+        """Run the kernel once on its buffers."""
         native().tw_call(ctypes.byref(self._struct), self.threads)
 
     def evict(self, role: BufferRole) -> None:

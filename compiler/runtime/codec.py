@@ -10,17 +10,17 @@ The annotations of the fields define the JSON form, so that a class needs no cod
     Key("w", 2).to_json()                          # {"workload": "w", "threads": 2}
     Key.from_json({"workload": "", "threads": 0})  # expected an integer from 1 to 256, got 0
 
-Fields are texts, integers, finite floats, booleans, enumerations, bytes, tuples, sets, mappings,
+Fields are strings, integers, finite floats, booleans, enumerations, bytes, tuples, sets, mappings,
 other dataclasses, or unions of them. `Between`, `Matching`, `Length` and `Via` annotate a type with
-limits or with a custom form. `JsonForm` declares how a class differs from an object with all its
-fields.
+limits or with a custom JSON form. By default, a class is an object with all its fields; `JsonForm`
+declares deviations.
 
-Readers do not trust the sender. They raise an error for a field that is unknown, missing or of
-another type; the error names the field's path, such as `buffers[3].shape[0]`. Numbers and lengths
-are bounded.
+Readers validate all data, because the sender may be untrusted. They raise an error for a field that
+is unknown, missing or of a wrong type; the error names the field's path, such as
+`buffers[3].shape[0]`. Numbers and lengths are bounded.
 
-A class is compiled on first use. The source of its reader tests scalars inline and calls a function
-for other values, which makes it about as fast as a handwritten reader.
+The reader and the writer of a class are compiled on first use. The reader tests scalars inline and
+calls functions only for other values, which makes it about as fast as a handwritten reader.
 """
 
 from __future__ import annotations
@@ -78,8 +78,7 @@ class JsonValue:
     __slots__ = ()
 
     def to_json(self) -> dict[str, Any]:
-        """Convert the instance to JSON data. `from_json` of these data returns an equal
-        instance."""
+        """Convert the instance to JSON data, from which `from_json` builds an equal instance."""
         written: dict[str, Any] = encode(self)
         return written
 
@@ -171,7 +170,7 @@ def _form(kind: type) -> JsonForm:
 
 @cache
 def _fields(kind: type) -> tuple[FormField, ...]:
-    """Return the fields of a dataclass in the order of its JSON form."""
+    """Return the fields of a dataclass, in the order in which they are written as JSON."""
     form, hints = _form(kind), typing.get_type_hints(kind, include_extras=True)
     found = {}
     for each in dataclasses.fields(kind):

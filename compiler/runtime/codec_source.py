@@ -56,16 +56,17 @@ class FormField:
 
 
 class FunctionSource:
-    """A Python function under construction: source lines, and the objects that they refer to by
-    name."""
+    """The source lines of a generated Python function, and the objects that they name."""
 
     def __init__(self) -> None:
         self.lines: list[str] = []
         self.values: dict[str, Any] = {"within": within, "inf": math.inf}
 
     def name(self, value: Any, word: str) -> str:
-        """Make an object available to the source, and return its name there, `word` plus a
-        number."""
+        """Make an object available to the source under a new name, and return this name.
+
+        The name is `word` with a number appended.
+        """
         found = f"{word}{len(self.values)}"
         self.values[found] = value
         return found
@@ -82,7 +83,7 @@ class FunctionSource:
         return f"{value} if {codec.is_own_form.replace('$', value)} else {call}"
 
     def part(self, codec: Codec, value: str, place: str) -> list[str]:
-        """Return source lines that convert a variable from JSON data to a value in place.
+        """Return source lines that replace JSON data in a variable by the converted value.
 
         `value` is the name of the variable. `place` is the path of the data in error messages, such
         as `[3]`.
@@ -229,8 +230,11 @@ def class_writer(form: JsonForm, fields: Sequence[FormField], what: str) -> Writ
 
 
 def opened(data: object) -> Mapping[str, Any]:
-    """Check that JSON data are an object, and return them. Raises MalformedError if they are
-    not."""
+    """Check that JSON data are an object, and return them.
+
+    Raises:
+        MalformedError: if the data are not an object.
+    """
     if not isinstance(data, Mapping):
         raise expected("an object", data)
     return data

@@ -56,8 +56,8 @@ class SizedPort(NamedTuple):
 class PortForm:
     """An input or output of a program whose sizes are computed in each run.
 
-    `shape`, `stored` and `bytes` have the meaning of `SizedPort`, but contain indices into the
-    table of integers that `Rules` compute, instead of sizes.
+    The fields correspond to those of `SizedPort`. However, `shape`, `stored` and `bytes` contain
+    indices into the table of integers that `Rules` compute, instead of sizes.
     """
 
     dtype: np.dtype[Any]
@@ -128,8 +128,7 @@ class ProgramForm:
 
 
 def _pairs(pairs: Iterable[tuple[int, int]]) -> NDArray[np.int64]:
-    """Convert pairs of integers to an array of shape (pairs, 2), an argument of the C function
-    `tw_fill`."""
+    """Convert pairs of integers to an array (pairs, 2) for the C function `tw_fill`."""
     return np.array(list(pairs), np.int64).reshape(-1, 2)
 
 
@@ -137,7 +136,7 @@ class RunContext:
     """The memory and instructions that a run needs; concurrent runs use separate contexts.
 
     `resize` computes all sizes of a run; `hold` writes them into the instructions and allocates
-    memory. Memory is reused, so that a run with equal or smaller sizes than before allocates none.
+    memory. Memory is reused: a run with equal or smaller sizes than before allocates nothing.
 
     Attributes:
         values: the current sizes, as in `resize`; None before the first call.
@@ -188,14 +187,14 @@ class RunContext:
 
     @property
     def inputs(self) -> tuple[SizedPort, ...]:
-        """The inputs at the current sizes, in order."""
+        """The inputs of the program with their shapes for the current sizes, in order."""
         if self._inputs is None:
             self._inputs = _sized(self._form.inputs, self._numbers)
         return self._inputs
 
     @property
     def outputs(self) -> tuple[SizedPort, ...]:
-        """The outputs at the current sizes, in order."""
+        """The outputs of the program with their shapes for the current sizes, in order."""
         if self._outputs is None:
             self._outputs = _sized(self._form.outputs, self._numbers)
         return self._outputs

@@ -114,18 +114,17 @@ class Executable(Model):
 
     @cached_property
     def inputs(self) -> tuple[ModelPort, ...]:
-        """Name, dtype and shape of each input, in order; a dynamic dimension is given by its
-        name."""
+        """The name, dtype and shape of each input, in order, with names for dynamic dimensions."""
         return tuple(map(described, self.program.inputs))
 
     @property
     def dimensions(self) -> tuple[Dimension, ...]:
-        """The dynamic dimensions with their ranges, sorted by name."""
+        """The dynamic dimensions of the program with their ranges, sorted by name."""
         return self.program.dimensions
 
     @cached_property
     def outputs(self) -> tuple[ModelPort, ...]:
-        """Name, dtype and shape of each output, in the order in which `run` returns them.
+        """The name, dtype and shape of each output, in the order in which `run` returns them.
 
         The shape of a counted output is its largest possible shape.
         """
@@ -149,7 +148,7 @@ class Executable(Model):
         return Executable(self.program, self._weights, self._address_of, threads, self._code_owner)
 
     def with_program(self, program: Program) -> Executable:
-        """Return an executable of another program with the same code and weights.
+        """Return an executable that runs another program with the same code and weights.
 
         For example, the other program may also copy intermediate values to outputs.
 
@@ -168,7 +167,7 @@ class Executable(Model):
     ) -> list[Array]:
         """Run the program once; arguments, results and errors are those of `Model.run`.
 
-        An executable never compiles, so it does not raise CompilerError.
+        An executable never compiles another program during a run.
         """
         arrays = arrays_in_order(inputs, self._input_names)
         if self._texts:
@@ -243,16 +242,14 @@ class Executable(Model):
 
     @cached_property
     def _continued(self) -> Mapping[int, int]:
-        """Maps the index of each input with slack capacity to the index of the output that may
-        overwrite it."""
+        """Maps an input with slack capacity to the output that may overwrite it, by index."""
         ports = self.program.inputs
         return {i: o for o, i in self.in_place.items() if ports[i].room is not None}
 
     def ports_for(
         self, arrays: Sequence[Array], rooms: tuple[int, ...] = ()
     ) -> tuple[tuple[SizedPort, ...], tuple[SizedPort, ...]]:
-        """Return the inputs and outputs of a run, with the sizes that follow from these input
-        arrays.
+        """Return all inputs and all outputs of a run, with sizes inferred from the input arrays.
 
         The sizes are cached, so that the next run with the same sizes need not compute them.
 
@@ -262,7 +259,7 @@ class Executable(Model):
 
         Raises:
             InvalidInputError: if a dimension is outside its range.
-            OutOfMemoryError: if a size exceeds any memory.
+            OutOfMemoryError: if a size is too large for any memory.
         """
         context = self._context((*self._sizes.of(arrays), *(rooms or self._no_rooms)))
         ports = context.inputs, context.outputs
@@ -270,8 +267,10 @@ class Executable(Model):
         return ports
 
     def takes(self, arrays: Sequence[Array]) -> bool:
-        """Whether the program accepts input arrays of these shapes; `arrays` has all inputs in
-        order."""
+        """Whether the program accepts input arrays of these shapes.
+
+        `arrays` has all inputs, in order.
+        """
         try:
             context = self._context((*self._sizes.of(arrays), *self._no_rooms))
         except InvalidInputError:
@@ -381,8 +380,7 @@ class Executable(Model):
         return outputs
 
     def labelled(self, outputs: Sequence[Array]) -> list[Array]:
-        """Convert int64 label positions to strings or dictionaries, and raw bits to bfloat16
-        arrays.
+        """Convert label positions to strings or dictionaries, and raw bits to bfloat16 arrays.
 
         `outputs` has all outputs in order. Outputs of other types are returned unchanged.
         """
@@ -434,10 +432,10 @@ class Executable(Model):
         return seconds
 
     def _context(self, values: tuple[int, ...]) -> RunContext:
-        """Remove a context from the list of idle ones, or create one, and set its sizes to
-        `values`.
+        """Return an idle or new context, after setting its sizes to `values`.
 
-        The caller appends the context to `_idle` after use.
+        An idle context is removed from `_idle`. The caller appends the context to this list after
+        use.
         """
         try:
             context = self._idle.pop()

@@ -123,13 +123,12 @@ class GuardedModel(Model):
 
     @property
     def is_segmented(self) -> bool:
-        """Whether the model runs in segments, because some sizes are computed from data during a
-        run."""
+        """Whether the model runs in segments, because a run computes some sizes from data."""
         return not self._first.whole
 
     @property
     def programs(self) -> int:
-        """The number of programs that are compiled so far."""
+        """The number of programs that have been compiled or loaded so far."""
         stages = (stage for cut in self._first.walk() for stage in list(cut.made.values()))
         return sum(stage.program is not None for stage in stages)
 
@@ -140,21 +139,18 @@ class GuardedModel(Model):
 
     @property
     def reason(self) -> str:
-        """The first entry of `GuardedModel.reasons`, or an empty string if all programs accept all
-        sizes."""
+        """The first entry of `GuardedModel.reasons`, or an empty string."""
         return next(iter(self.reasons), "")
 
     @property
     def ranged(self) -> Executable | None:
-        """The program with dynamic sizes; None if there is no such program or the model is
-        segmented."""
+        """The program with dynamic sizes of an unsegmented model; None if it does not exist."""
         found = (stage.program for facts, stage in list(self._first.made.items()) if facts.open)
         return next(found, None) if self._first.whole else None
 
     @property
     def made(self) -> tuple[Sizes, ...]:
-        """The combinations of sizes for which a program with fixed sizes was compiled, oldest
-        first.
+        """The combinations of sizes that have a program with fixed sizes, in order of compilation.
 
         It is empty for segmented models.
         """
@@ -233,8 +229,10 @@ class GuardedModel(Model):
         return stage.program
 
     def _in_ranges(self, sizes: Mapping[str, int]) -> bool:
-        """Whether `sizes` has all dimensions of the program with dynamic sizes, and no unknown
-        ones."""
+        """Whether `sizes` has all dimensions of the program with dynamic sizes.
+
+        The result is false if `sizes` has an unknown dimension, or the program does not exist.
+        """
         if self.ranged is None:
             return False
         needed = {dimension.name for dimension in self.ranged.dimensions}
@@ -387,8 +385,7 @@ class GuardedModel(Model):
         return self.ports.pad or self._first.reads.exact(values) in served
 
     def _expected(self, known: Dimension) -> str:
-        """Format the accepted sizes of a dimension for an error message, such as `1..4, or
-        batch=8`.
+        """Format the accepted sizes of a dimension for an error, such as `1..4, or batch=8`.
 
         The text has the range, and all combinations of fixed sizes that have a program.
         """
@@ -470,8 +467,10 @@ class GuardedModel(Model):
     def _padded(
         self, values: Mapping[str, Array], labels: bool, stop: StopFlag | None
     ) -> tuple[list[Array], list[Ran]]:
-        """Pad the inputs to the next larger sizes that have a program, run it, and crop its
-        outputs."""
+        """Pad the inputs to larger sizes that have a program, run it, and crop the outputs.
+
+        `_next_sizes` selects the larger sizes.
+        """
         sizes = dict(self._first.reads.exact(values).sizes)
         larger = self._next_sizes(sizes)
         padded = {
@@ -487,13 +486,13 @@ class GuardedModel(Model):
         return executable.labelled(cut) if labels else cut, [(executable, padded)]
 
     def _next_sizes(self, sizes: Mapping[str, int]) -> dict[str, int]:
-        """Return the smallest combination of sizes with a program, of which none is less than in
-        `sizes`.
+        """Return the smallest sizes that have a program and are not below `sizes`.
 
-        The smallest combination is the one with the least product.
+        No size of the result is less than in `sizes`. If several combinations qualify, the one with
+        the least product is returned.
 
         Raises:
-            InvalidInputError: if there is no such combination.
+            InvalidInputError: if all programs are for smaller sizes.
         """
         fitting = [
             served
@@ -509,8 +508,7 @@ class GuardedModel(Model):
     def _stage(
         self, cut: SegmentBoundary[Executable], values: Mapping[str, Array]
     ) -> tuple[ModelSegment[Executable], dict[str, Array]]:
-        """Return the segment after the boundary `cut` for these live-ins, and the inputs of its
-        program.
+        """Return the segment that a run needs after the boundary `cut`, and the program's inputs.
 
         The segment is compiled if it does not exist. `values` has the live-ins by name.
         """
@@ -536,8 +534,8 @@ class GuardedModel(Model):
     ) -> ModelSegment[Executable] | None:
         """Return the segment with the guard `facts`, and compile it if it does not exist.
 
-        The result is None if no program can be compiled for the guard's ranges; the boundary then
-        has new split points, and the caller computes another guard.
+        The result is None if no program can be compiled for the guard's ranges. The boundary then
+        has new split points or a reason against ranges, so that the caller computes another guard.
 
         Raises:
             InvalidInputError: if an artifact has no segment with this guard.
@@ -628,7 +626,7 @@ def _enlarged(array: Array, shape: tuple[int, ...]) -> Array:
 
 
 def _cut(array: Array, shape: tuple[int, ...]) -> Array:
-    """Crop an array to the leading `shape[i]` elements of each dimension `i`, and return a copy."""
+    """Crop an array to a smaller shape, by keeping the leading elements of each dimension."""
     if array.shape == shape:
         return array
     return np.ascontiguousarray(array[tuple(map(slice, shape))])

@@ -182,8 +182,7 @@ class InputSizes:
         return {source[0].name: source[0].multiple * value for source, value in values}
 
     def checked(self, arrays: Sequence[Array], index: int, shape: tuple[int, ...]) -> Array:
-        """Check the input at position `index`, and return it as a NumPy array of the declared
-        dtype.
+        """Check the input at position `index`, and return it as an array of the declared dtype.
 
         A bfloat16 array is returned as raw bits (uint16).
 

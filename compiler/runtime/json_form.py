@@ -105,8 +105,7 @@ class Via:
 
 @dataclass(frozen=True, slots=True)
 class JsonForm:
-    """Options of a dataclass's JSON form. By default, the form is an object with all fields in
-    order.
+    """Options of a dataclass's JSON form, which is an object with all fields by default.
 
     A dataclass declares its options in the class attribute `json_form`.
 

@@ -45,8 +45,7 @@ ALIGNMENT = 64
 
 
 def ranges_to_json(dimensions: Iterable[Dimension]) -> dict[str, str]:
-    """Convert dimensions to a JSON object that maps names to ranges, such as `{"batch":
-    "1..64"}`."""
+    """Convert dimensions to a JSON object from names to ranges, such as `{"batch": "1..64"}`."""
     return {dimension.name: dimension.range_text for dimension in dimensions}
 
 
@@ -64,8 +63,7 @@ def ranges_from_json(data: Mapping[str, str]) -> dict[str, Dimension]:
 
 
 def size_to_json(size: int) -> int | str:
-    """Convert a size to JSON: a fixed size to an integer, a dynamic size to its formula as a
-    string."""
+    """Convert a size to JSON. A dynamic size becomes a string with its formula."""
     return str(size) if is_dynamic(size) else size
 
 
@@ -325,6 +323,5 @@ def elements(shape: tuple[int, ...]) -> int:
 
 
 def aligned_bytes(size: int) -> int:
-    """Round a number of bytes up to a multiple of `ALIGNMENT`, so that the next buffer is
-    aligned."""
+    """Round a number of bytes up to a multiple of `ALIGNMENT`, where another buffer may start."""
     return -(-size // ALIGNMENT) * ALIGNMENT

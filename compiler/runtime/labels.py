@@ -32,7 +32,7 @@ WIDEST_DISPLAY = 64
 
 @dataclass(frozen=True, slots=True)
 class Labels(JsonValue):
-    """The table of strings or dictionary keys of a numeric tensor that represents such data.
+    """The table by which a numeric tensor represents strings or dictionaries.
 
     Attributes:
         keys: the strings, or the keys of the dictionaries.
@@ -47,8 +47,7 @@ class Labels(JsonValue):
     columns: bool = False
 
     def check(self, dtype: np.dtype[Any], shape: tuple[int, ...]) -> None:
-        """Raise ValueError if a tensor of this dtype and shape cannot be converted with this
-        table."""
+        """Raise ValueError if this table does not match a tensor of the given dtype and shape."""
         if self.columns:
             fits = len(shape) == 2 and shape[1] == len(self.keys)
         else:

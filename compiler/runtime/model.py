@@ -23,14 +23,12 @@ class Model(ABC):
     @property
     @abstractmethod
     def inputs(self) -> Sequence[ModelPort]:
-        """Name, dtype and shape of each input, in order; a dynamic dimension is given by its
-        name."""
+        """The name, dtype and shape of each input, in order, with names for dynamic dimensions."""
 
     @property
     @abstractmethod
     def outputs(self) -> Sequence[ModelPort]:
-        """Name, dtype and shape of each output, in order; a dynamic dimension is given by its
-        name."""
+        """The name, dtype and shape of each output, in order, with names for dynamic dimensions."""
 
     @property
     @abstractmethod
@@ -105,8 +103,7 @@ class Model(ABC):
         return self.run(named or arrays)  # type: ignore[arg-type]  # a mapping is alone
 
     def __repr__(self) -> str:
-        """Format names, dtypes and shapes: `<Model x float32 (batch, 3) -> y float32 (batch,
-        10)>`."""
+        """Format the model as `<Model x float32 (batch, 3) -> y float32 (batch, 10)>`."""
         sides = (", ".join(map(_text, ports)) for ports in (self.inputs, self.outputs))
         return f"<Model {' -> '.join(sides)}>"
 

@@ -60,8 +60,7 @@ class ProgramStruct(ctypes.Structure):
 
 
 def find_library(folder: Path) -> Path:
-    """Return the path of the C runtime in a folder. If the library is missing, it is compiled
-    first.
+    """Return the path of the C runtime in a folder, and compile the library if it is missing.
 
     Raises:
         ImportError: if the compilation fails.

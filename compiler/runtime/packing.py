@@ -318,8 +318,10 @@ def _tiles_axis(factors: list[Factor]) -> bool:
 
 @lru_cache(maxsize=64)
 def _positions(shape: tuple[int, ...], layout: Layout, halo: Halo) -> NDArray[np.int64]:
-    """Return the position in the buffer, counted in elements, of every element of a logical
-    array."""
+    """Return the position in the buffer of every element of a logical array.
+
+    Positions are counted in elements. The result has shape `shape`.
+    """
     steps, _ = strides(shape, layout, halo)
     total = np.zeros((1,) * len(shape), np.int64)
     factors = layout.resolved(len(shape))

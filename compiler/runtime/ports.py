@@ -173,6 +173,5 @@ def size_text(size: int) -> str:
 
 
 def shape_text(shape: tuple[int, ...]) -> str:
-    """Format a shape with fixed or dynamic sizes for a message, such as `(4, 3)` or `(batch,
-    3)`."""
+    """Format a shape for a message, such as `(4, 3)`, or `(batch, 3)` with a dynamic size."""
     return dims_text(dynamic_dims(shape)) if any(map(is_dynamic, shape)) else str(shape)

@@ -56,7 +56,7 @@ ENDLESS = (1 << 63) - 1
 
 
 class BufferSpace(StrEnum):
-    """The memory to which the offset of a buffer refers."""
+    """The block of memory to which the offset of a buffer refers, such as the arena."""
 
     ARENA = "arena"
     """Work memory of one run."""
@@ -193,7 +193,10 @@ class Port:
         return (*self.shape[:axis], extent, *self.shape[axis + 1 :])
 
     def is_longer_by(self, room: SlackDimension) -> bool:
-        """Whether the slack capacity of the port's buffer is the dimension `room`."""
+        """Whether the array's buffer has `room` more rows than the array.
+
+        Rows are counted along the dimension with slack capacity.
+        """
         if self.room is None:
             return False
         axis, extent = self.room
@@ -246,8 +249,7 @@ class KernelCall:
 
 @dataclass(frozen=True, slots=True)
 class Copy:
-    """Instruction: copy `bytes` bytes from `source` to `destination`, such as the state of a
-    loop."""
+    """Instruction: copy `bytes` bytes from `source` to `destination`, such as a loop's state."""
 
     json_form: ClassVar[JsonForm] = JsonForm(
         leading=("bytes",), names={"bytes": "copy", "destination": "to", "source": "from"}
@@ -339,8 +341,7 @@ class SizeBranch:
 
     @property
     def size(self) -> int:
-        """The dynamic size that is compared with `last`: the dimension divided by its
-        `multiple`."""
+        """The dynamic size that is compared with `last`: the dimension divided by `multiple`."""
         return dynamic_size(self.dimension) // self.dimension.multiple
 
 
@@ -357,8 +358,10 @@ Instruction = KernelCall | Copy | NativeCall | Loop | Branch | SizeBranch | Refu
 
 
 def walk(instructions: Iterable[Instruction]) -> Iterator[Instruction]:
-    """Yield every instruction in program order; loops and branches precede their nested
-    instructions."""
+    """Yield every instruction in program order, including nested ones.
+
+    Loops and branches precede the instructions in them.
+    """
     for instruction in instructions:
         yield instruction
         match instruction:
@@ -392,7 +395,10 @@ def places(instruction: Instruction) -> tuple[BufferRef, ...]:
 def _decided(
     instructions: Iterable[Instruction], known: Mapping[str, int]
 ) -> Iterator[Instruction]:
-    """Replace each branch on a size by the branch's instructions for the sizes `known`."""
+    """Yield the instructions, with each `SizeBranch` replaced by the alternative that is selected.
+
+    `known` maps names of dimensions to sizes.
+    """
     for instruction in instructions:
         match instruction:
             case SizeBranch(dimension, last, below, above):
@@ -455,8 +461,10 @@ class Program:
 
     @property
     def results(self) -> tuple[Result, ...]:
-        """The outputs of the model, in order. Outputs of the program that form a list are one
-        result."""
+        """The outputs of the model, in order.
+
+        Outputs of the program that form a list are one output of the model.
+        """
         whole = [(port.part_of or port.name, port.part_of is not None) for port in self.outputs]
         return tuple(
             Result(name, tuple(places), is_list)
@@ -473,7 +481,7 @@ class Program:
         return max(self.scratch_sizes(), default=0)
 
     def scratch_sizes(self) -> list[int]:
-        """Return the scratch bytes of all kernels and native functions, without duplicates."""
+        """Return the distinct numbers of scratch bytes that kernels and native functions need."""
         sizes = []
         for call in self.walk():
             match call:
@@ -532,8 +540,10 @@ class Program:
         return {name: tuple(sorted(last)) for name, last in sorted(found.items())}
 
     def walk(self) -> Iterator[Instruction]:
-        """Yield every instruction in program order; loops and branches precede their nested
-        instructions."""
+        """Yield every instruction in program order, including nested ones.
+
+        Loops and branches precede the instructions in them.
+        """
         return walk(self.instructions)
 
     def in_place(self) -> dict[int, int]:

@@ -229,8 +229,10 @@ class _Instructions:
         return signature
 
     def _within(self, ref: BufferRef) -> tuple[int, int]:
-        """Return the offset of a buffer in its slot or memory space, and the size of that in
-        bytes."""
+        """Return the offset of a buffer in its arena slot or memory space, and the block's size.
+
+        Both are in bytes.
+        """
         program = self._program
         if (number := _slot(ref)) is not None:
             return ref.offset - slot_start(number), program.slots[number].bytes
@@ -277,7 +279,7 @@ class _Instructions:
         return disjoint((start, start + size), (other_start, other_start + other_size))
 
     def _follows(self, slot: int, other: int) -> bool:
-        """Whether `slot` starts after the end of the slot `other`, directly or through other slots.
+        """Whether `slot` is always after the slot `other` in memory, so that they cannot overlap.
 
         `other` must be the lower index.
         """
@@ -384,8 +386,8 @@ def _check_slices(program: Program) -> None:
 def _check_sizes(program: Program) -> None:
     """Raise ValueError if a run cannot compute all dynamic sizes of the program.
 
-    Each dimension must be a dimension of an input. A slot may only start after slots with lower
-    indices.
+    Each dimension must be a dimension of an input. The position of a slot may only depend on slots
+    with lower indices.
     """
     if program.slots and program.arena_bytes:
         raise ValueError(

@@ -31,9 +31,10 @@ from tilewright.compiler.runtime.program_check import check_program
 
 @dataclass(frozen=True, slots=True)
 class _Code:
-    """The instructions of a program, in a form that is read separately from the rest.
+    """The JSON form of a program's instructions.
 
-    Only instructions refer to arena slots, so that the slots must be read before.
+    It is decoded after the rest of the program, because instructions may refer to the arena's
+    slots.
     """
 
     json_form: ClassVar[JsonForm] = JsonForm("program")

@@ -207,10 +207,10 @@ class LiveIns:
         return SegmentGuard(tuple(fixed), exact.known, tuple(ranges))
 
     def with_dims(self, inputs: Mapping[str, Dims]) -> LiveIns:
-        """Return the live-ins with the dimension names of `inputs`, which has the dims of each
-        live-in.
+        """Rename the dimensions of the live-ins.
 
-        A renamed dimension keeps its range.
+        `inputs` has the new dimensions of each live-in, by name. A renamed dimension keeps its
+        range.
         """
         ranges = dict(self.ranges)
         for crossing in self.crossings:
@@ -240,8 +240,10 @@ class LiveIns:
         return found
 
     def _open(self, sizes: Mapping[str, int]) -> set[str]:
-        """Return the names of the sizes that may be dynamic in a guard for a run with these
-        sizes."""
+        """Return the names of the sizes that may become dynamic in a guard.
+
+        `sizes` has the sizes of one run by name.
+        """
         found = {n for n, size in sizes.items() if size > 0 or self._range(n).low == 0}
         for crossing in self.crossings:
             if crossing.deciding:
@@ -254,7 +256,10 @@ class LiveIns:
         return found
 
     def _range(self, name: str) -> Dimension:
-        """Return the range with which a dimension's first program is compiled."""
+        """Return the range of sizes for which a dimension's first program is compiled.
+
+        It is the dimension's entry in `ranges` or `defaults`, or else `default_range`.
+        """
         return self.ranges.get(name) or self.defaults.get(name) or default_range(name)
 
     def _around(self, name: str, size: int, ends: Sequence[int], step: int) -> Dimension:
@@ -340,8 +345,7 @@ class SegmentBoundary(Generic[P]):
         return self.serving(exact) or self.wanted(exact)
 
     def serving(self, exact: SegmentGuard) -> SegmentGuard | None:
-        """Return the guard of an existing segment that accepts a run; None if there is no such
-        segment.
+        """Return the guard of an existing segment that accepts a run; None if none does.
 
         A segment with exactly the sizes of the run has priority over a segment with ranges. Guards
         in `own` and `served` count as existing.

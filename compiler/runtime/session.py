@@ -4,13 +4,13 @@ A state is an output that the next run reads as an input. The session owns the m
 and a step does not copy them:
 
 - If the program updates the input in place (`Program.in_place`), such as a cache to which rows are
-added, input and output share memory.
+  added, input and output share memory.
 - A cache that grows by its new rows is in a buffer with slack capacity (`Port.room`). When the
-buffer is full, the cache is copied to a buffer twice as large.
+  buffer is full, the cache is copied to a buffer twice as large.
 - Other states have two buffers, of which a run reads one and writes the other. They are swapped
-after each step.
+  after each step.
 - A step of a segmented model runs several programs. The states are then the arrays that the run
-returned.
+  returned.
 """
 
 from __future__ import annotations

@@ -19,8 +19,7 @@ from tilewright.compiler.sizes import Atom, Dimension, Size
 
 
 class SizingStruct(ctypes.Structure):
-    """The C struct `tw_sizing`: the encoded rules, and memory for the integers that they
-    compute."""
+    """The C struct `tw_sizing`: encoded rules, and memory for the integers that they compute."""
 
     _fields_ = (
         ("rules", ctypes.c_void_p),
@@ -67,8 +66,7 @@ class Rules:
         return self._count
 
     def number(self, size: int) -> int:
-        """Return the index of the integer that equals a size, and add rules that compute it if
-        needed.
+        """Return the index of the integer that equals a size, after adding rules for it if needed.
 
         Raises:
             KeyError: if the size contains an unknown dimension.
@@ -87,8 +85,7 @@ class Rules:
         return self._rule([0, len(listed), *listed])
 
     def define(self, dimension: Dimension, number: int) -> None:
-        """Declare that the size of a dimension is computed by rules, as the integer with index
-        `number`."""
+        """Declare that a dimension's size is not an input, but the integer with index `number`."""
         self._numbers[dimension] = self._rule([dimension.multiple, 0, 1, 1, 1, number])
 
     def encoded(self) -> NDArray[np.int64]:

@@ -70,7 +70,10 @@ class Speeds(JsonValue):
             raise ValueError("the last level of a roofline is the memory")
 
     def level_for(self, size: int) -> Level:
-        """Return the smallest memory level that can hold `size` bytes."""
+        """Return the smallest memory level that can hold `size` bytes.
+
+        Main memory can hold any size.
+        """
         return next(level for level in self.levels if not level.bytes or size <= level.bytes)
 
 
@@ -102,8 +105,7 @@ class Probes:
     def dot_peaks(
         self, samples: int = PEAK_SAMPLES, rounds: int = PEAK_ROUNDS
     ) -> Mapping[str, float]:
-        """Measure the peak operations per second of dot-product instructions, for each type in
-        `dots`.
+        """Measure the peak operations per second of each dot-product instruction in `dots`.
 
         Each result is the maximum over `samples` runs of a few milliseconds each.
         """

@@ -81,7 +81,7 @@ class SessionState:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The shape of the current value."""
+        """The shape of the state's current value."""
         return self.value().shape
 
     def begin_with(self, first: Array | None) -> None:
@@ -123,10 +123,10 @@ class SessionState:
         self._held = self._now = self._next = self._spare = None
 
     def value(self) -> Array:
-        """Return the current value. Before the first step, it is the initial value, by default
-        zeros.
+        """Return the current value.
 
-        The zeros are booleans if the dtype is not known yet.
+        Before the first step, this is the initial value, or zeros by default. The zeros are
+        booleans if the dtype is not known yet.
         """
         found = self._known()
         if found is not None:
@@ -270,10 +270,9 @@ class StateMove(NamedTuple):
     has_slack: bool = False
 
     def among(self, extended: Collection[SessionState]) -> StateMove:
-        """Return a copy of the move for a step in which only the states `extended` have slack
-        capacity.
+        """Return the move for a step in which only the states `extended` have slack capacity.
 
-        If the move needs slack capacity and its state does not have it, the copy is not in place.
+        If the move needs slack capacity and its state does not have it, the result is not in place.
         """
         has_room = self.state in extended
         needs_room = self.after.stored is not self.after.shape
@@ -331,8 +330,8 @@ class SessionStep(NamedTuple):
 def with_rooms(executable: Executable, moves: Sequence[StateMove]) -> SessionStep:
     """Plan a step that uses slack capacities if possible, and otherwise a step without them.
 
-    They are possible if each output of the program with slack capacity is a state that is updated
-    in place.
+    Slack capacities are possible if each output of the program with slack is a state that is
+    updated in place.
     """
     by_output = {move.state.output: move for move in moves if move.in_place}
     rooms: list[StateRoom] = []

@@ -60,8 +60,7 @@ def _relative(output: Doubles, expected: Doubles) -> float:
 
 
 def tolerance_for(dtype: DType) -> float:
-    """Return the largest error, as computed by `compare`, that a correct output of this dtype can
-    have.
+    """Return the largest error (`compare`) of a correct output whose elements have this dtype.
 
     It is 1e-4 for float32. The rounding errors of a sum of K terms add up like a random walk, to
     about u * sqrt(K) of the largest output (u = 2**-24: 1.2e-6 was measured for K = 1152). They are

@@ -147,8 +147,7 @@ class WeightFile(PackedWeights):
                 self._idle.append(buffer)
 
     def _buffer(self, size: int) -> Bytes:
-        """Return a reused or new buffer of at least `size` bytes, of which the first `size` are
-        zeros."""
+        """Return a reused or new buffer whose first `size` bytes are zeros; it may be larger."""
         for number, buffer in enumerate(self._idle):
             if buffer.nbytes >= size:
                 del self._idle[number]

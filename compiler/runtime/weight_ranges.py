@@ -21,10 +21,10 @@ from tilewright.compiler.runtime.program import (
 
 
 def weight_ranges(program: Program) -> tuple[tuple[int, int], ...]:
-    """Return (offset, size) in bytes of each range of packed weights that a program reads, in
-    order.
+    """Return the ranges of bytes in the packed weights that a program reads, as (offset, size).
 
-    Overlapping ranges are merged; they exist because one weight may be a part of another.
+    The ranges are in order. Overlapping ranges are merged; they exist because one weight may be a
+    part of another.
     """
     found: list[tuple[int, int]] = []
     read = {

@@ -45,8 +45,7 @@ class PackedWeights(ABC):
 
     @abstractmethod
     def built(self) -> Bytes:
-        """Return a read view of the weights that are stored so far. Later additions do not change
-        it."""
+        """Return a view of the weights that are stored so far; later additions do not change it."""
 
     def add(self, spec: BufferSpec, source: Array) -> int:
         """Pack a constant into a buffer and store it, or find an equal one that is already stored.
