@@ -209,7 +209,10 @@ def _check_library(name: str, library: bytes, tag: str) -> None:
 
 
 def _is_for(binary: bytes, machine: str) -> bool:
-    """Whether an ELF file is for a processor, given by the start of a name in MACHINES."""
+    """Whether a file is an ELF binary for a processor.
+
+    `machine` is the start of a name in MACHINES, such as `x86_64`.
+    """
     number = next(number for name, number in MACHINES.items() if name.startswith(machine))
     return binary[:4] == b"\x7fELF" and int.from_bytes(binary[18:20], "little") == number
 

@@ -3,9 +3,9 @@
 With one thread, a sample is CPU time of the calling thread, which excludes other processes. With
 several threads, a sample is wall time, which includes waiting.
 
-To rank candidates, measure one sample of each per round, shuffle their order in every round, and
-compare the minimum of each candidate. A fixed order is unfair to kernels that share buffers: the
-first kernel has the cache misses, and the next one finds the data in the caches.
+To rank candidates, measure one sample of each candidate per round, shuffle the order in every
+round, and compare the candidates' minima. A fixed order is unfair to kernels that share buffers:
+the first kernel has the cache misses, and the next one finds the data in the caches.
 """
 
 from __future__ import annotations

@@ -505,7 +505,8 @@ def _tagged(kinds: tuple[type, ...]) -> Codec:
 
     @cache
     def table() -> dict[str, _ClassCodec]:
-        """Map the value of the constant, or the name of the first field, to the codec of the class.
+        """Return the codec of each class, by the value of its constant or the name of its first
+        field.
 
         The table is built on first use, because a recursive class is not yet complete before.
         """

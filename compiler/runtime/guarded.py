@@ -150,7 +150,7 @@ class GuardedModel(Model):
 
     @property
     def made(self) -> tuple[Sizes, ...]:
-        """The combinations of sizes that have a program with fixed sizes, in order of compilation.
+        """The combinations of sizes that have a program with fixed sizes, in order of first use.
 
         It is empty for segmented models.
         """
@@ -273,7 +273,7 @@ class GuardedModel(Model):
         labels: bool,
         stop: StopFlag | None = None,
     ) -> tuple[list[Array], list[Ran]]:
-        """Run the model once, and return its outputs and the programs that ran."""
+        """Run the model once, and return its outputs, and each program that ran with its inputs."""
         ordered = arrays_in_order(inputs, self._names)
         if (dims := self._apart(ordered)) != self._dims:
             return self._parted_as(dims, ordered, lambda other: other._run(ordered, labels, stop))

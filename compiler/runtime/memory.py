@@ -15,9 +15,10 @@ SMALL_BYTES = 1 << 28
 
 
 def check_memory(needed_bytes: int, what: str, root: Path = Path("/")) -> None:
-    """Check that `needed_bytes` of memory are available. Does nothing if that is unknown.
+    """Check that `needed_bytes` of memory are available.
 
-    `what` states the purpose in the error message, such as "to read the model".
+    Requests below `SMALL_BYTES` pass without a check, and all requests pass if the available memory
+    is unknown. `what` states the purpose in the error message, such as "to read the model".
 
     Raises:
         OutOfMemoryError: if less memory is available.
