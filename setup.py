@@ -17,7 +17,7 @@ from setuptools.command.build_ext import build_ext
 
 NATIVE = "tilewright/compiler/runtime/native"
 
-# before the packages are listed: generated files are not kept in git
+# generated files are not in git, and must exist before setuptools lists the packages
 for generator in ("service/client/generate.py", "tuner/protocol/generate.py"):
     runpy.run_path(f"tilewright/{generator}", run_name="__main__")
 

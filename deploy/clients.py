@@ -60,7 +60,7 @@ def typescript() -> str:
         (folder / "openapi.json").write_text(described())
         _fetch(folder)
         made = ["npx", "openapi-typescript", "openapi.json", "-o", "schema.d.ts"]
-        made.append("--default-non-nullable=false")  # what has a default need not be given
+        made.append("--default-non-nullable=false")  # fields with a default are optional
         subprocess.run(made, cwd=folder, check=True, capture_output=True)
         subprocess.run(["npx", "tsc"], cwd=folder, check=True)
         return (folder / "schema.d.ts").read_text()

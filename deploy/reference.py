@@ -109,7 +109,7 @@ def metrics() -> str:
         for collector in vars(Metrics()).values():
             if isinstance(collector, CollectorRegistry):
                 continue
-            # the library's own have names of labels, counters of the database one label
+            # metrics of the library have several labels, counters in the database have one
             ours = not isinstance(collector, MetricWrapperBase)
             labels = [getattr(collector, "_label", "")] if ours else collector._labelnames
             for family in collector.collect() if ours else collector.describe():
@@ -448,7 +448,7 @@ def _members(module: ModuleType, names: Iterable[str]) -> Iterator[str]:
 
 def _class(name: str, kind: type) -> Iterator[str]:
     yield f"### {name}"
-    # of a dataclass that has none, it is the signature
+    # a dataclass without a docstring has its signature as `__doc__`
     written = not (kind.__doc__ or "").startswith(f"{kind.__name__}(")
     yield _sections(prose(kind.__doc__)) if written else ""
     for base in reversed(kind.__mro__):

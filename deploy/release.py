@@ -326,7 +326,7 @@ def write_sample(folder: Path) -> Sample:
         check=True,
     )
     executable = tilewright.load_artifact(artifact)
-    assert isinstance(executable, Executable)  # of all sizes stated, a program
+    assert isinstance(executable, Executable)  # all sizes are fixed, so that it is one program
     random = np.random.default_rng(0)
     held: dict[str, Any] = {}
     for port in executable.program.inputs:

@@ -28,7 +28,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     wanted = set(OWN)
     for file in files.documentation_pages():
         wanted |= _outside(f"docs/{file.src_uri}", file.content_string)
-    # pages that reports link to are not added: their links become plain text
+    # links of other pages outside of docs/, such as reports, become plain text
     wanted |= {each for name in OWN for each in _outside(name, (ROOT / name).read_text())}
     for name in sorted(wanted):
         files.append(File.generated(config, name, content=(ROOT / name).read_text()))

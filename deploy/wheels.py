@@ -31,7 +31,7 @@ from tilewright.tuner.measure.harness.build import TARGETS, zig_compiler
 from tilewright.tuner.protocol.generate import write_messages
 
 ROOT = Path(__file__).parents[1]
-# copied, the links in tilewright/ are folders
+# the links in tilewright/ become folders in the copy
 PARTS = ("pyproject.toml", "setup.py", "README.md", "LICENSE", "tilewright")
 """Files from which a distribution is built."""
 
@@ -177,7 +177,7 @@ def write_wheel(files: Mapping[str, bytes], path: Path) -> None:
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
         for name, data in {**files, record: _record(files, record)}.items():
             entry = zipfile.ZipInfo(name, DATE)
-            # pip keeps the right to execute for regular files only
+            # pip keeps the permission to execute only for regular files
             mode = 0o755 if is_binary(name) else 0o644
             entry.external_attr = (stat.S_IFREG | mode) << 16
             entry.compress_type = zipfile.ZIP_DEFLATED
@@ -204,7 +204,7 @@ def compile_harness(target: str) -> tuple[str, bytes]:
     Raises:
         CalledProcessError: if the compilation fails.
     """
-    write_messages()  # the name of a harness has the digest of its sources, this header too
+    write_messages()  # a harness's name has a digest of its sources and of this header
     with TemporaryDirectory() as temporary:
         path = harness_path(target, Path(temporary))
         build([*zig_compiler(target), *STATIC], path)

@@ -36,7 +36,7 @@ def perceptron(seed: int) -> tuple[Any, dict[str, NDArray[np.float32]]]:
     graph = helper.make_graph(
         nodes,
         "perceptron",
-        # a named dimension: what it is, is said when the model is compiled
+        # `batch` is a named dimension, whose size is passed to `compile_model`
         [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["batch", FEATURES])],
         [helper.make_tensor_value_info("scores", TensorProto.FLOAT, ["batch", CLASSES])],
         [numpy_helper.from_array(array, name) for name, array in parameters.items()],

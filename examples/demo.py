@@ -66,7 +66,7 @@ class DemoFailed(Exception):
 def main() -> int:
     """Run the demo, and return the exit status."""
     options = _parse()
-    # a table needs its width also where the output is a file
+    # without a terminal, tables need an explicit width
     console = Console(width=None if sys.stdout.isatty() else 180)
     try:
         _demo(options, console)
@@ -123,11 +123,11 @@ def _demo(options: argparse.Namespace, console: Console) -> None:
     url = f"http://127.0.0.1:{options.port or free_port()}"
     environment = {"TILEWRIGHT_DATA_FOLDER": str(data_folder), "OMP_NUM_THREADS": "1"}
     with Processes(folder / "logs", environment) as processes:
-        # it is not there at once, and the models are written meanwhile
+        # the models are written while the service starts
         _start_service(url, processes)
         paths = [_write_model(case.model, folder, console) for case in cases]
         wait_until_answering(f"{url}/v1/health", processes)
-        # before anything else wants the cores
+        # measured before the tuner and the worker use the cores
         peak = peak_flops(host_target()) * options.threads
         _start_tuning(url, folder, processes)
         console.print(f"service at {url}, a tuner and a worker are up; logs in {folder}/logs")
@@ -137,7 +137,7 @@ def _demo(options: argparse.Namespace, console: Console) -> None:
                 _tune(client, case, path, options, processes, console, peak)
                 for case, path in zip(cases, paths, strict=True)
             ]
-        # they would share the cores with the race; an idle service does not
+        # the tuner and the worker would use cores during the race; an idle service does not
         processes.stop(keep=("serve",))
         gains = [_race(tuned, options, console) for tuned in found]
         for gain in gains:
@@ -359,7 +359,7 @@ def _race(tuned: Tuned, options: argparse.Namespace, console: Console) -> str:
         at_once=True,
     )
     case, found = tuned.case, (tuned.job.result or {}).get("end_to_end")
-    # otherwise what is served is the untuned program
+    # without a gain, the artifact contains the untuned program
     engines = ["onnxruntime", "untuned", *(["tuned"] if differs(found) else [])]
     console.print(f"\nracing {case.model} for {_named(case)}, engines in turns ...")
     results = race(case.model, engines, settings)

@@ -37,7 +37,7 @@ class Processes:
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 env=self._environment,
-                # its own group: Ctrl-C reaches the demo, which stops the others in order
+                # in a new session, Ctrl-C only reaches the demo, which stops processes in order
                 start_new_session=True,
             )
         self._running.append((name, process))

@@ -55,7 +55,7 @@ class Decoder:
         `ids` are the tokens, and `past` is the number of tokens processed before.
         """
         feeds = {"input_ids": np.array([ids])}
-        if not self._grows:  # a growing cache says how long it is
+        if not self._grows:  # the length of a growing cache is its shape
             feeds["past_length"] = np.array([past], np.int32)
         (logits,) = self._session.run(feeds)
         last: Logits = logits[0]

@@ -39,7 +39,7 @@ def main() -> None:
     model = BertForSequenceClassification(config).eval()
     classify = pipeline("text-classification", model=model, tokenizer=tokenizer, device="cpu")
     wanted = classify(TEXTS)
-    # in place, so that the pipeline still sees the class that it knows
+    # replaced in place, so that the pipeline still recognises the model's class
     model.compile(backend="tilewright", dynamic=True)
     found = classify(TEXTS)
     for text, mine, theirs in zip(TEXTS, found, wanted, strict=True):

@@ -26,7 +26,7 @@ def main() -> None:
     agreement = np.mean(found == pipeline.predict(images[1000:]))
     error = np.abs(probabilities - pipeline.predict_proba(images[1000:])).max()
     print(f"{agreement:.1%} of {len(found)} labels agree, probabilities within {error:.1e}")
-    if agreement < 0.995:  # floats of 32 bits may fall to the other side of a threshold
+    if agreement < 0.995:  # a float32 may compare differently with a threshold than a float64
         raise SystemExit("the compiled pipeline disagrees with scikit-learn")
 
 

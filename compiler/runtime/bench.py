@@ -131,7 +131,7 @@ REFERENCE_ROUNDS = 3
 @cache
 def _zeros() -> Bytes:
     block = aligned_zeros(REFERENCE_BYTES)
-    block.fill(0)  # untouched, all pages would map to one page of zeros, which stays in the L1
+    block.fill(0)  # unwritten pages would all map to one page of zeros, which fits in L1
     return block
 
 

@@ -252,7 +252,7 @@ class GuardedModel(Model):
             try:
                 return direct.run(inputs, labels=labels, stop=stop)
             except InvalidInputError:
-                # the error is a dtype, not a size
+                # the error does not concern sizes, such as a wrong dtype
                 if direct.takes(arrays_in_order(inputs, self._names)):
                     raise
         return self._run(inputs, labels, stop)[0]
@@ -329,7 +329,7 @@ class GuardedModel(Model):
             return None
         program = cut.made[facts].program
         assert program is not None
-        # the program expresses other dimensions by these, and does not check the others' ranges
+        # the program computes other dimensions from these, and does not check their ranges
         known = {d.name for d in program.dimensions} | dict(facts.sizes).keys()
         return None if any(n in self.ranges and n not in known for n in self.open) else program
 
@@ -516,14 +516,14 @@ class GuardedModel(Model):
             facts = cut.guard(values)
             stage = self._made(cut, facts, values)
             if stage is None:
-                continue  # retry: split points were added, or a reason
+                continue  # retry: the boundary has new split points or a reason
             given = self._given(cut, stage, facts, values)
             if not facts.open or stage.program is None or stage.program.takes(list(given.values())):
                 if cut.whole:
                     self._direct = self._first_to_try(facts)
                 return stage, given
-            # The program expresses one of two sizes by the other, and in this run they contradict
-            # that. Other runs may still use the program.
+            # The program computes one size from another, and the sizes of this run contradict this
+            # computation. Other runs may still use the program.
             facts = cut.reads.exact(values)
             stage = self._made(cut, facts, values)
             assert stage is not None, "sizes of one run have no ends"

@@ -55,7 +55,7 @@ class WeightFile(PackedWeights):
         self._path = path
         self._file = path.open("wb")
         self._digest = hashlib.sha256()
-        # One thread each, so that both process the weights in order.
+        # Each pool has one thread, so that it processes the weights in order.
         self._writer = ThreadPoolExecutor(1, "tilewright-writer")
         self._hasher = ThreadPoolExecutor(1, "tilewright-digest")
         self._waiting: deque[tuple[list[Future[None]], int, Bytes | None]] = deque()
