@@ -270,10 +270,11 @@ def load_artifact(
 ) -> Model:
     """Verify an artifact folder and load it.
 
-    If all sizes are fixed, or `sizes` gives a size for each named dimension, the result runs one
-    program. Otherwise, `Model.run` selects the program by the shapes of its inputs. If no program
-    matches and the artifact allows padding, the inputs are padded to the next larger supported
-    sizes. A segmented model runs its segments in order.
+    If `sizes` has a size for each named dimension, the result is the program for these sizes. If
+    the artifact has only one program and its sizes are fixed, the result is this program.
+    Otherwise, `Model.run` selects a program by the shapes of the inputs. If no program matches and
+    the artifact allows padding, the inputs are padded to the next larger supported sizes. A
+    segmented model runs its segments in order.
 
     Raises:
         ArtifactError: if a file is missing or damaged, the format version is unsupported, this

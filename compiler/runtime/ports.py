@@ -163,7 +163,7 @@ def dynamic_dims(shape: tuple[int, ...]) -> Dims:
 
 
 def size_text(size: int) -> str:
-    """Format a fixed or dynamic size for a message, such as `batch` or `2*batch + 1`."""
+    """Format a fixed or dynamic size for a message, such as `batch` or `2*batch+1`."""
     text = str(size)
     for dimension in dimensions(size):
         if dimension.multiple > 1:

@@ -178,8 +178,8 @@ class SessionState:
     def of(self, port: SizedPort, *, has_slack: bool) -> Placed:
         """Return the current value, in a buffer that a step may overwrite, for the input `port`.
 
-        If the value is in another array, it is copied into a new buffer. If `has_slack` is true,
-        `have_room` must have been called, and its buffer with slack capacity is returned.
+        If the value is not in such a buffer yet, it is copied into a new one. If `has_slack` is
+        true, the buffer has slack capacity; the caller must have called `have_room` before.
         """
         if self._now is None or (self._now.room is not None and not has_slack):
             old = self._known()
