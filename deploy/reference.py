@@ -353,7 +353,7 @@ def _content(content: tuple[str, Mapping[str, Any]], schemas: Mapping[str, Any])
 
 
 def _number(value: float) -> str:
-    """Format a bound: an integer with all digits, another number by the fewest exact digits."""
+    """Format a bound without loss of precision, such as `9007199254740993` or `0.1`."""
     return f"{value:.19g}" if value == int(value) else repr(value)
 
 

@@ -332,7 +332,7 @@ def _slot(ref: BufferRef) -> int | None:
 def _check_numbers(program: Program) -> None:
     """Raise ValueError if a fixed number of bytes or tiles is negative or exceeds 62 bits.
 
-    This ensures that the interpreter's 64-bit arithmetic does not overflow.
+    The C interpreter represents addresses and counts as 64-bit integers.
     """
     numbers = [
         program.arena_bytes,
