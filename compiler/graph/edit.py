@@ -36,7 +36,8 @@ class Edit:
         return {node.name for node in self.source.nodes}
 
     def fresh(self, base: str) -> str:
-        """Return a name that no value and no node has: `base`, or else `base` with a suffix."""
+        """Return an unused name: `base`, or `base` with a suffix if a value or node has that name.
+        """
         return fresh(base, self.types, self._reserved)
 
     def add(
@@ -47,9 +48,9 @@ class Edit:
         attrs: AttrPairs = (),
         kind: TensorType | None = None,
     ) -> str:
-        """Add a node that has the name of its output, and return that name.
+        """Add a node with one output, which has the same name as the node; return that name.
 
-        `kind` is the type of the output; None keeps the type that `types` has for it.
+        `kind` is the type of the output. None means that `self.types` already has the type.
         """
         pairs = attrs.items() if isinstance(attrs, Mapping) else attrs
         return self.put(Node(name, op, tuple(inputs), (name,), tuple(sorted(pairs))), kind)
@@ -57,7 +58,7 @@ class Edit:
     def put(self, node: Node, kind: TensorType | None = None) -> str:
         """Add a node and return the name of its output.
 
-        `kind` is the type of the output; None keeps the type that `types` has for it.
+        `kind` is the type of the output. None means that `self.types` already has the type.
         """
         if kind is not None:
             self.types[node.output] = kind
@@ -67,7 +68,7 @@ class Edit:
     def in_type(self, value: str, dtype: DType) -> str:
         """Declare a new value with element type `dtype` and the shape of `value`; return its name.
 
-        No node computes it yet.
+        The caller adds the node that computes the value afterwards.
         """
         name = in_type(value, dtype, self.types, self._reserved)
         self.types[name] = replace(self.types[value], dtype=dtype)
@@ -110,8 +111,8 @@ def live(
 ) -> tuple[list[Node], set[str]]:
     """Return the nodes that the outputs depend on, and all values that these nodes read or compute.
 
-    The values include all `inputs`. A node of the operator `labelled`, which declares an input to
-    be text, is kept even if no output depends on it.
+    The values include all `inputs`. A `labelled` node of a graph input is also returned, even if no
+    output depends on the node, because it declares that the input holds strings.
     """
     values, kept = {*outputs}, list[Node]()
     for node in reversed([*nodes]):

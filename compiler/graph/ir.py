@@ -45,12 +45,12 @@ class Node:
 
     @property
     def output(self) -> str:
-        """The single output that every operator of the canonical set has."""
+        """The name of the node's output; operators of the canonical set have exactly one."""
         return self.outputs[0]
 
     @property
     def bodies(self) -> tuple[Graph, ...]:
-        """The graphs in the node's attributes, in their order; only control flow has any."""
+        """The graphs among the node's attributes, in their order; empty except for control flow."""
         return tuple(value for _, value in self.attrs if isinstance(value, Graph))
 
 
@@ -150,8 +150,8 @@ class Graph:
     def typical(self) -> Self:
         """Return the graph with every dynamic size replaced by its typical size (`sizes.typical`).
 
-        Decisions that affect only speed are made on it. A graph without dynamic sizes is returned
-        unchanged.
+        Passes use the result for decisions that affect only speed. A graph without dynamic sizes is
+        returned unchanged.
         """
         dimensions = self.dimensions
         return self.at(typical_sizes(*map(dynamic_size, dimensions))) if dimensions else self

@@ -30,9 +30,10 @@ def in_type(value: str, dtype: DType, *taken: Container[str]) -> str:
 
 
 def stands_for(name: str) -> Iterator[str]:
-    """Yield a name, then the name without each type suffix that passes appended (`in_type`).
+    """Yield the name, then each shorter name that results from removing one more dtype suffix.
 
-    For "y.bfloat16" the result is "y.bfloat16", "y".
+    Passes append such suffixes to copies of a value in another element type (`in_type`). For
+    "y.bfloat16" the result is "y.bfloat16", "y".
     """
     yield name
     while True:

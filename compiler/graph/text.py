@@ -106,7 +106,10 @@ _Lines = Sequence[tuple[int, str]]
 
 
 def _parse_lines(lines: _Lines, constants: Mapping[str, np.ndarray], depth: int) -> Graph:
-    """Parse one graph; lines that are indented further belong to the statement before them."""
+    """Parse one graph at the nesting depth `depth`.
+
+    Lines indented more deeply than a statement are the bodies of the statement's node.
+    """
     if depth > DEPTH_LIMIT:
         raise InvalidModelError(f"graph text: more than {DEPTH_LIMIT} bodies within each other")
     parser = _Parser(constants)
@@ -317,7 +320,7 @@ _BODY = Graph("", (), (), (), {})
 
 
 class _Tokens:
-    """The tokens of one line: JSON strings, words (numbers too), sizes and marks."""
+    """The tokens of one line: JSON strings, words and numbers, dynamic sizes, punctuation marks."""
 
     def __init__(self, line: str, dimensions: Mapping[str, Dimension]) -> None:
         self._dimensions = dimensions
@@ -339,7 +342,8 @@ class _Tokens:
             raise ValueError(f"unexpected '{self._items[-1][1]}' at the end")
 
     def peek(self) -> str | None:
-        """The next mark; None before any other token."""
+        """Return the next token if it is a punctuation mark, else None. The token is not consumed.
+        """
         kind, text = self._items[-1] if self._items else ("", "")
         return text if kind == "mark" else None
 
@@ -361,7 +365,8 @@ class _Tokens:
         return self.word()
 
     def list(self, opening: str, closing: str, item: Callable[[], _T]) -> Iterator[_T]:
-        """Items between two marks, separated by commas."""
+        """Parse a list: `opening`, then items separated by commas, then `closing`. Yield the items.
+        """
         self.take(opening)
         while self.peek() != closing:
             yield item()
@@ -382,7 +387,7 @@ class _Tokens:
         return key, self.scalar()
 
     def range(self) -> str:
-        """`1..512` or `32..640:32`."""
+        """Parse the range of a dimension, such as `1..512` or `32..640:32`; return its text."""
         text = self.word()
         if self.peek() != ":":
             return text
@@ -390,7 +395,7 @@ class _Tokens:
         return f"{text}:{self.word()}"
 
     def extent(self) -> int:
-        """An integer or a dynamic size."""
+        """Parse an extent: an integer or a dynamic size."""
         return self._size() if self._is_size() else int(self.word())
 
     def _is_size(self) -> bool:
@@ -400,7 +405,7 @@ class _Tokens:
         return parse_size(self._items.pop()[1][1:-1], self._dimensions)
 
     def scalar(self) -> Any:
-        """A number, a dynamic size or a boolean."""
+        """Parse a number, a dynamic size or a boolean."""
         if self._is_size():
             return self._size()
         text = self.word()

@@ -1,7 +1,7 @@
 """Structural verification of graphs.
 
-Each check raises InvalidModelError and names the faulty node or value. `compiler.ops.check`, which
-may import the operators, verifies types.
+Each check raises InvalidModelError and names the faulty node or value. `compiler.ops.check`
+verifies the types; it is a separate module because this one must not import the operators.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""The operator set: one module per operator family; `contrib` has domains other than ai.onnx."""
+"""The operator set: one module per operator family.
+
+Operators of domains other than ai.onnx are in `contrib`.
+"""
 
 from tilewright.compiler.ops.registry import (
     Operator,

@@ -30,7 +30,11 @@ def _activation(
 
 
 def _with_numbers(op_name: str, **defaults: float) -> Callable[[OnnxNode], str]:
-    """An ONNX operator of one operand whose float attributes keep their names."""
+    """Return an import rule from an ONNX operator of one operand to the operator `op_name`.
+
+    `defaults` has the ONNX operator's float attributes and their default values. They become
+    attributes of the same names.
+    """
 
     def emit(node: OnnxNode) -> str:
         attrs = {key: node.number(key, default) for key, default in defaults.items()}
@@ -177,8 +181,10 @@ OPERATORS = (
 
 
 def _onnx_celu(node: OnnxNode) -> str:
-    """alpha * elu(x / alpha); keeps a scalar's shape (), which the schema's function body turns
-    into a vector"""
+    """Import Celu as alpha * elu(x / alpha).
+
+    A scalar keeps its shape (). The function body in ONNX's schema would make it a vector.
+    """
     x = node.input(0)
     alpha = node.scalar(node.number("alpha", 1.0), node.type(x).dtype)
     inner = node.emit("elu", [node.emit("div", [x, alpha])], alpha=1.0)
@@ -186,13 +192,13 @@ def _onnx_celu(node: OnnxNode) -> str:
 
 
 def _onnx_hard_swish(node: OnnxNode) -> str:
-    """x * max(0, min(1, x / 6 + 1 / 2))"""
+    """Import HardSwish as x * max(0, min(1, x / 6 + 1 / 2))."""
     x = node.input(0)
     return node.emit("mul", [x, node.emit("hard_sigmoid", [x], alpha=1 / 6, beta=0.5)])
 
 
 def _onnx_swish(node: OnnxNode) -> str:
-    """x * sigmoid(alpha x)"""
+    """Import Swish as x * sigmoid(alpha x)."""
     x = node.input(0)
     alpha = node.number("alpha", 1.0)
     scaled = x if alpha == 1.0 else node.emit("mul", [x, node.scalar(alpha, node.type(x).dtype)])
@@ -200,20 +206,20 @@ def _onnx_swish(node: OnnxNode) -> str:
 
 
 def _onnx_mish(node: OnnxNode) -> str:
-    """x * tanh(softplus(x))"""
+    """Import Mish as x * tanh(softplus(x))."""
     x = node.input(0)
     return node.emit("mul", [x, node.emit("tanh", [node.emit("softplus", [x])])])
 
 
 def _onnx_softsign(node: OnnxNode) -> str:
-    """x / (1 + |x|)"""
+    """Import Softsign as x / (1 + |x|)."""
     x = node.input(0)
     one = node.scalar(1.0, node.type(x).dtype)
     return node.emit("div", [x, node.emit("add", [node.emit("abs", [x]), one])])
 
 
 def _onnx_prelu(node: OnnxNode) -> str:
-    """x where it is not negative, else slope * x"""
+    """Import PRelu: x if x is not negative, else slope * x."""
     x, slope = node.input(0), node.input(1)
     zero = node.scalar(0, node.type(x).dtype)
     negative = node.emit("less", [x, zero])
@@ -221,7 +227,7 @@ def _onnx_prelu(node: OnnxNode) -> str:
 
 
 def _onnx_thresholded_relu(node: OnnxNode) -> str:
-    """x where it is above alpha, else 0"""
+    """Import ThresholdedRelu: x if x is above alpha, else 0."""
     x = node.input(0)
     dtype = node.type(x).dtype
     above = node.emit("greater", [x, node.scalar(node.number("alpha", 1.0), dtype)])

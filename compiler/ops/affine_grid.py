@@ -1,7 +1,7 @@
 """Import rule of AffineGrid, for sizes known at import.
 
-ONNX also defines AffineGrid by a function body, which fails for a batch of 1. It is used only for
-dynamic sizes. With aligned corners, it divides by an extent minus 1.
+For dynamic sizes, the importer uses the function body in ONNX's schema instead. This body fails for
+a batch of 1. With `align_corners`, it divides by an extent minus 1.
 """
 
 from __future__ import annotations
@@ -17,7 +17,15 @@ from tilewright.compiler.sizes import DynamicSizeError, is_dynamic
 
 
 def _onnx_affine_grid(node: OnnxNode) -> str:
-    """The coordinates of a regular grid from -1 to 1, each multiplied by a matrix."""
+    """Import AffineGrid: multiply each point of a regular grid by the batch element's matrix theta.
+
+    The grid covers -1 to 1 along each dimension. The result has the shape (N, *spatial extents,
+    rank), where the rank is 2 or 3.
+
+    Raises:
+        DynamicSizeError: if a dynamic size determines whether aligned corners are possible.
+        UnsupportedOperatorError: if the size or the shape of theta is otherwise unknown.
+    """
     theta, size = node.input(0), node.static_ints(1, "size")
     kind = node.type(theta)
     if size is None or any(map(is_dynamic, (*size, *kind.shape))):

@@ -40,14 +40,19 @@ _LOWEST = {
 
 
 def _infer(types: Sequence[TensorType], attrs: Attrs) -> TensorType:
-    """Operands and attributes are those of ONNX's Attention (opset 23) in four dimensions.
+    """Infer the type of attention: (batch, heads, queries, value size).
 
-    query: (batch, heads, queries, size); key: (batch, key heads, keys, size); value: (batch, key
-    heads, keys, value size); optional mask, added to the scores: broadcasts to (batch, heads,
-    queries, keys). Each key head serves `heads / key heads` neighbouring heads (Ainslie et al.,
-    "GQA", 2023). A `softcap` c maps scores to c tanh(score / c) before the mask. With `causal`,
-    query i attends to keys 0 to `past + i` only. The result is (batch, heads, queries, value size).
-    It is zero for a query whose keys are all hidden by a mask of -inf.
+    The operands and attributes are those of ONNX's Attention (opset 23) with four dimensions:
+
+        query: (batch, heads, queries, size)
+        key: (batch, key heads, keys, size)
+        value: (batch, key heads, keys, value size)
+        mask (optional), added to the scores: broadcasts to (batch, heads, queries, keys)
+
+    Each key head is shared by `heads / key heads` neighbouring heads (Ainslie et al., "GQA", 2023).
+    A `softcap` c maps scores to c tanh(score / c) before the mask is added. With `causal`, query i
+    attends only to keys 0 to `past + i`. If a mask of -inf hides all keys of a query, the query's
+    result is zero.
     """
     operand_count(types, 3, 4)
     dtype = computed_type(types, attrs, 3)
@@ -82,8 +87,10 @@ def _infer(types: Sequence[TensorType], attrs: Attrs) -> TensorType:
 
 
 def _reference(arrays: Sequence[np.ndarray], attrs: Attrs) -> np.ndarray:
-    """Computes a block of queries at a time, so that the scores need no more memory than the
-    operands."""
+    """Compute attention with NumPy, one block of queries at a time.
+
+    The scores of a block need no more memory than the operands.
+    """
     query, key, value = exactly(arrays[:3], attrs)
     group = query.shape[1] // key.shape[1]
     if group > 1:
@@ -108,7 +115,10 @@ def _reference(arrays: Sequence[np.ndarray], attrs: Attrs) -> np.ndarray:
 def _scores(
     query: np.ndarray, key: np.ndarray, mask: np.ndarray | None, start: int, attrs: Attrs
 ) -> np.ndarray:
-    """The masked scores (arguments of exp) for queries from `start` on."""
+    """Return the scores after scale, softcap and mask; the softmax exponentiates them.
+
+    `query` holds the queries from index `start` on, which the causal mask depends on.
+    """
     scores: np.ndarray = np.matmul(query, key.swapaxes(2, 3))
     scores = scores * query.dtype.type(number(attrs, "scale"))
     softcap = query.dtype.type(number(attrs, "softcap", 0.0))
@@ -130,9 +140,10 @@ def _expression(
     index: tuple[Affine, ...],
     fresh: Fresh,
 ) -> Expr:
-    """sum over j of p[j] * v[j] / sum over j of p[j], p[j] = exp(score[j] - largest score).
+    """Return the expression: (sum over j of p[j] * v[j]) / (sum over j of p[j]).
 
-    The three reductions over keys have one axis, so that they share one expression of the scores.
+    p[j] is exp(score[j] - largest score). The maximum and both sums use the same reduction axis
+    over keys, so that they share one expression of the scores.
     """
     dtype = computed_type(types, attrs, 3)
     batch, head, query, element = index

@@ -69,9 +69,12 @@ def word(attrs: Attrs, key: str, default: str | None = None) -> str:
 
 
 def axis_of(attrs: Attrs, rank: int, default: int | None = None) -> int:
-    """Return the attribute `axis` as a dimension in [0, rank).
+    """Return the attribute `axis`, converted to a dimension in [0, rank).
 
-    A negative axis counts from the end.
+    A negative axis counts from the end. Without the attribute, `default` is used.
+
+    Raises:
+        InvalidModelError: if the axis is out of range, or missing without a default.
     """
     return dimension(integer(attrs, "axis", default), rank)
 

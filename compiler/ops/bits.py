@@ -46,8 +46,11 @@ def _bitwise(
 
 
 def _shift(name: str, function: np.ufunc, scalar: Callable[[Expr, Expr], Expr]) -> Operator:
-    """A shift; by a negative amount, or by more bits than the type has, it leaves only the sign, or
-    0."""
+    """Return the operator that shifts integers by a number of bits per element.
+
+    If the amount is negative, or at least the width of the type, the result is 0. For an arithmetic
+    right shift of a negative number it is -1.
+    """
 
     def reference(arrays: Sequence[np.ndarray], _attrs: Attrs) -> np.ndarray:
         x, amount = arrays
@@ -89,7 +92,7 @@ def _bitcast_expression(
     index: tuple[Affine, ...],
     fresh: Fresh,
 ) -> Expr:
-    """Raises ValueError: a view has no expression, because its bytes are its operand's."""
+    """Raise ValueError: a bit cast is a view of its operand's bytes and has no expression."""
     raise ValueError("a view has no expression")
 
 

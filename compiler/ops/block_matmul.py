@@ -3,8 +3,8 @@
     y[m, n] = sum over b of scale[n, b] * sum over k in b of x[m, k] * (w[n, k] - zero[n, b])
 
 Weights stay packed: one uint32 word holds `32 // bits` consecutive elements along k. The low bits
-of its four bytes hold the first four elements, the next bits the next four, and so on: a shift and
-a mask extract four elements, one per byte. K is a multiple of the block.
+of its four bytes hold the first four elements, the next higher bits hold the next four, and so on.
+A shift and a mask therefore extract four elements, one per byte. K is a multiple of the block size.
 
 `x` is float32, or quantised to int8: an int32 then holds four consecutive elements. Two more
 operands hold, for each `Packing.chunk` elements, a scale and the sum of the dequantised elements.
@@ -93,7 +93,7 @@ class Packing:
     def elements(self, rows: np.ndarray) -> np.ndarray:
         """Unpack a uint8 array: each byte becomes `8 // bits` elements along the last dimension.
 
-        The element in the low bits comes first.
+        The first of these elements is in the byte's low bits.
         """
         split = [rows >> low & ((1 << self.bits) - 1) for low in self.fields]
         return np.stack(split, axis=-1).reshape(*rows.shape[:-1], -1)
@@ -204,7 +204,11 @@ def _expression(
     index: tuple[Affine, ...],
     fresh: Fresh,
 ) -> Expr:
-    """Sum over blocks and their parts; a part is a word, or a chunk of a quantised x."""
+    """Return the expression: a sum over blocks, and within a block over words or chunks.
+
+    With a float32 `x`, a step of the inner sum covers one packed word. With a quantised `x`, it
+    covers a chunk, whose products are summed in int32 and then scaled.
+    """
     packing, given = Packing.of(attrs), Operands.of(operands, types)
     row, column = index
     size = packing.word if given.x_scale is None else packing.chunk
@@ -235,7 +239,10 @@ def _expression(
 
 
 def _bytes_of(packing: Packing, word: Expr) -> list[Expr]:
-    """The elements of a word, as int32 values that hold four bytes each."""
+    """Unpack a word into int32 values, each of which holds four elements as bytes.
+
+    The number of values is `8 // packing.bits`.
+    """
     if packing.bits == 8:
         return [Cast(word, DType.INT32)]
     mask = Const(_EACH_BYTE * ((1 << packing.bits) - 1), DType.UINT32)
@@ -247,8 +254,11 @@ def _bytes_of(packing: Packing, word: Expr) -> list[Expr]:
 
 
 def _products(elements: list[Expr], factors: list[Expr], zero: Expr, *, many: bool) -> Expr:
-    """The products of a word's elements, minus the zero point. It is subtracted from the elements
-    if `many` rows share them, else from the sum, which all columns share."""
+    """Return the sum of (element + zero) * factor over the elements of one word.
+
+    `zero` is the negated zero point. If `many` rows share the elements, it is added to each
+    element. Otherwise it is multiplied by the sum of the factors, which all columns share.
+    """
     if many:
         elements = [element + zero for element in elements]
         total: Expr = op(Operation.MUL, elements[0], factors[0])
@@ -261,7 +271,7 @@ def _products(elements: list[Expr], factors: list[Expr], zero: Expr, *, many: bo
 
 
 def _element(packing: Packing, word: Expr, place: int) -> Expr:
-    """One element of a word as a float."""
+    """Return element number `place` of a packed word, converted to float32."""
     distance = 8 * (place % 4) + packing.bits * (place // 4)
     moved = op(Operation.DIV, word, Const(1 << distance, DType.UINT32)) if distance else word
     if distance + packing.bits < 32:
