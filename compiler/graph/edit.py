@@ -36,8 +36,7 @@ class Edit:
         return {node.name for node in self.source.nodes}
 
     def fresh(self, base: str) -> str:
-        """Return an unused name: `base`, or `base` with a suffix if a value or node has that name.
-        """
+        """Return an unused name: `base`, plus a suffix if a value or node has that name."""
         return fresh(base, self.types, self._reserved)
 
     def add(

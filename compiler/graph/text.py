@@ -342,8 +342,7 @@ class _Tokens:
             raise ValueError(f"unexpected '{self._items[-1][1]}' at the end")
 
     def peek(self) -> str | None:
-        """Return the next token if it is a punctuation mark, else None. The token is not consumed.
-        """
+        """Return the next token if it is a punctuation mark, else None; do not consume it."""
         kind, text = self._items[-1] if self._items else ("", "")
         return text if kind == "mark" else None
 
@@ -365,8 +364,7 @@ class _Tokens:
         return self.word()
 
     def list(self, opening: str, closing: str, item: Callable[[], _T]) -> Iterator[_T]:
-        """Parse a list: `opening`, then items separated by commas, then `closing`. Yield the items.
-        """
+        """Parse `opening`, items separated by commas, and `closing`; yield the items."""
         self.take(opening)
         while self.peek() != closing:
             yield item()
