@@ -45,7 +45,7 @@ SMALL_BYTES = 1 << 12
 class Trim:
     """A trimmed value: the first `count` positions of `source` along `axis`.
 
-    `source` and `count` name values of the graph. The run computes `count`.
+    `source` and `count` name values of the graph. `count` is computed at run time.
     """
 
     source: str
@@ -56,9 +56,11 @@ class Trim:
 class GraphBuilder:
     """A graph under construction.
 
-    Values get unique temporary names; `finish` assigns the final ones. `sizes` holds values that
-    depend only on constants and dynamic sizes, such as shapes, as object arrays of integers and
-    sizes. Such a value becomes a node only if a node uses it as data.
+    Values get unique temporary names; `finish` assigns the final ones.
+
+    Values that depend only on constants and dynamic sizes, such as shapes, are not computed by
+    nodes at first. `sizes` holds them as object arrays of integers and dynamic sizes. Nodes for
+    such a value are added only when another node reads it as data.
     """
 
     def __init__(self, reserved: Collection[str] = ()) -> None:
@@ -85,7 +87,11 @@ class GraphBuilder:
         self._constant_bytes = 0
 
     def input(self, name: str, kind: TensorType) -> str:
-        """Add a graph input under exactly this name."""
+        """Add a graph input with exactly this name and type; return the name.
+
+        Raises:
+            InvalidModelError: if a value of this name exists.
+        """
         _check_size(f"input '{name}'", kind)
         if name in self.types:
             raise InvalidModelError(f"value '{name}' is defined twice")
@@ -107,11 +113,11 @@ class GraphBuilder:
 
         Args:
             array: the elements.
-            hint: its name if `exact` is true; otherwise a new name is derived from it.
+            hint: the constant's name if `exact` is true; otherwise a new name is derived from it.
             dtype: the element type, if NumPy's type does not determine it (bfloat16's raw bits).
             exact: whether the name must be `hint`.
             narrow: whether elements have 4 bits in the file, which only some operators support.
-            labels: the strings whose positions the elements are, if any.
+            labels: the table of strings, if the elements are positions in such a table.
         """
         kind = dtype or DType(array.dtype.name)
         name = hint if exact else self._fresh(hint)
@@ -125,7 +131,10 @@ class GraphBuilder:
         return name
 
     def numbers(self, array: np.ndarray, dtype: DType, hint: str) -> str:
-        """Add an array of integers and dynamic sizes; returns the name of the value."""
+        """Add an array of integers and dynamic sizes; return the name of the value.
+
+        The value is a constant if no element is a dynamic size.
+        """
         known = size_arithmetic.numbers(array, dtype)
         if known is not None:
             return self.constant(known, hint, dtype)
@@ -162,9 +171,11 @@ class GraphBuilder:
         *,
         keep: bool = False,
     ) -> str:
-        """Add a node and return its output, or the constant that it folds to.
+        """Add a node and return the name of its output.
 
-        With `keep`, the node is not folded, because a pass needs its operands.
+        If constants and dynamic sizes alone determine the result, it may be computed at import. The
+        returned name is then that of a value without a node. With `keep`, the node is always added,
+        because a pass needs its operands.
 
         Raises:
             InvalidModelError: if the operands contradict each other; `label` names the node.
@@ -200,7 +211,7 @@ class GraphBuilder:
 
     @contextmanager
     def ahead(self) -> Iterator[None]:
-        """Return a context in which new nodes are placed before all others.
+        """Return a context manager; nodes added within it are placed before all other nodes.
 
         They must not depend on nodes added before.
         """
@@ -211,7 +222,7 @@ class GraphBuilder:
             self._nodes |= others
 
     def sequence(self, values: Sequence[str]) -> str:
-        """Register a sequence of these values, and return a new name for it."""
+        """Register an ONNX sequence that consists of `values`; return a new name for it."""
         name = self._fresh("sequence")
         self.sequences[name] = tuple(values)
         return name
@@ -230,7 +241,7 @@ class GraphBuilder:
         return self.constants.get(value, empty)
 
     def undecided(self, value: str) -> DynamicSizeError | None:
-        """Return the reason why a value that depends only on dynamic sizes is unknown at import.
+        """Return why a value that depends only on dynamic sizes could not be computed at import.
 
         The result is None if the value depends on a graph input.
         """
@@ -242,27 +253,27 @@ class GraphBuilder:
         return next(iter(reasons), unknown)
 
     def trim(self, value: str) -> Trim | None:
-        """Return the `Trim` of a value whose extent along one dimension a run computes, or None.
+        """Return the `Trim` of a value if one of its extents is computed at run time, else None.
 
         The type of such a value has the largest possible extent.
         """
         return self._trims.get(value)
 
     def is_made(self, value: str) -> bool:
-        """Whether a node computes the value: it is not an input or a constant."""
+        """Whether the value is neither a graph input nor a constant."""
         return value not in self.constants and value not in self._inputs
 
     def maker(self, value: str) -> Node | None:
-        """Return the node that computes a value, or None."""
+        """Return the node that computes a value; None for inputs and constants."""
         return self._nodes.get(value)
 
     def inputs_of(self, value: str) -> tuple[str, ...]:
-        """The graph inputs that a value depends on, in their order."""
+        """Return the graph inputs that a value depends on, in the order of the graph's inputs."""
         found = {*self._computed_from(value)}
         return tuple(name for name in self._inputs if name in found)
 
     def _computed_from(self, value: str) -> list[str]:
-        """The value and its transitive operands, in backward order."""
+        """Return the value and all values that it depends on; the value itself comes first."""
         seen, stack, found = {value}, [value], list[str]()
         while stack:
             found.append(stack.pop())
@@ -283,9 +294,9 @@ class GraphBuilder:
 
         Args:
             name: the graph's name.
-            outputs: pairs of a value and its name as an output.
-            names: final names of values, if they should differ from the temporary ones.
-            node_names: final names of nodes by the temporary name of their output.
+            outputs: for each output of the graph, the value and the output's name.
+            names: final names of values that should not keep their temporary names.
+            node_names: final names of nodes; the key is the temporary name of the node's output.
         """
         for value, _ in outputs:
             self._as_data(value)
@@ -309,7 +320,7 @@ class GraphBuilder:
         return self._graph(name, results, renames, node_names)
 
     def _copied(self, value: str, copy: str) -> Node:
-        """An identity node that copies a value to another name."""
+        """Return a node that computes the same value as `value` under the name `copy`."""
         if self.trim(value) is None:
             return Node(copy, "identity", (value,), (copy,), ())
         return replace(self._nodes[value], name=copy, outputs=(copy,))
@@ -381,7 +392,13 @@ class GraphBuilder:
         attrs: tuple[tuple[str, AttrValue], ...],
         dtype: DType,
     ) -> np.ndarray | None:
-        """The result of shape arithmetic; raises DynamicSizeError if it depends on the run."""
+        """Compute a node at import by arithmetic on integers and dynamic sizes.
+
+        The result is None if an operand is unknown or too large.
+
+        Raises:
+            DynamicSizeError: if the result can be computed only at run time.
+        """
         operands = []
         for value in inputs:
             array, kind = self.sizes.get(value), self.types[value]
@@ -394,7 +411,10 @@ class GraphBuilder:
         return size_arithmetic.folded(op, operands, attrs, dtype)
 
     def _as_data(self, value: str) -> str:
-        """The value, computed by nodes if it holds dynamic sizes."""
+        """Add nodes that compute the value if it is so far only an array of dynamic sizes.
+
+        Returns the name of the value.
+        """
         array = self.sizes.get(value)
         if array is None or value in self._as_nodes:
             return value

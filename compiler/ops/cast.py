@@ -77,7 +77,10 @@ def _onnx_cast_like(node: OnnxNode) -> str:
 
 
 def cast_to(node: OnnxNode, value: str, dtype: DType) -> str:
-    """Cast a value to another element type; a value of that type is returned unchanged."""
+    """Cast a value to the element type `dtype`; return the name of the result.
+
+    A value that already has this type is returned unchanged.
+    """
     if node.type(value).dtype is dtype:
         return value
     return node.emit("cast", [value], to=dtype.value)

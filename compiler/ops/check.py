@@ -9,7 +9,7 @@ from tilewright.compiler.graph.verify import verify_graph
 
 
 def verify(graph: Graph) -> None:
-    """Check all invariants of a graph.
+    """Check all invariants of a graph: structure, existence of the operators, inferred types.
 
     Raises:
         InvalidModelError: naming the first violation.
@@ -19,7 +19,7 @@ def verify(graph: Graph) -> None:
 
 
 def check_types(graph: Graph) -> None:
-    """Check that every node's operator exists, and that its inferred type is the stated one."""
+    """Check that every node's operator exists and infers the type stated in `graph.types`."""
     for types, node in ((part.types, node) for part in graph.walk() for node in part.nodes):
         try:
             operator = ops.get(node.op)

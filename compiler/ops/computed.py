@@ -1,8 +1,9 @@
 """Tensors computed from sizes: NumPy arrays if all sizes are fixed, graph nodes otherwise.
 
-An import rule states its formula once, in NumPy's operators and functions. They compute on arrays,
-but add nodes to the graph for a `Computed`: `(counting(node, n) + 0.5) / 2` is a constant if n is a
-number, and is computed in each run if n is dynamic. Both use float64 and int64, like NumPy.
+An import rule states its formula once, with NumPy's operators and functions. Applied to arrays,
+they compute at import; applied to a `Computed`, they add nodes to the graph. For example,
+`(counting(node, n) + 0.5) / 2` is a constant if n is a number, and is computed in each run if n is
+dynamic. Arrays and nodes both use float64 and int64, like NumPy.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ _LOGIC: _Names = {
 class Computed(NDArrayOperatorsMixin):
     """A graph value with NumPy's operators, each of which adds nodes to the graph.
 
-    Functions that accept or return it annotate it as `np.ndarray`.
+    Functions that accept or return either an array or a `Computed` are annotated with `np.ndarray`.
     """
 
     def __init__(self, node: OnnxNode, value: str) -> None:
@@ -146,12 +147,15 @@ def number(node: OnnxNode, size: int) -> np.ndarray:
 
 
 def is_computed(array: object) -> bool:
-    """Whether the object is a `Computed`, which each run computes, and not an array."""
+    """Whether the object is a `Computed`, whose elements are known only at run time."""
     return isinstance(array, Computed)
 
 
 def table(node: OnnxNode, array: object, dtype: DType) -> str:
-    """Return a graph value of the type `dtype` for an array, a `Computed`, a number or a size."""
+    """Add a value of the type `dtype` to the graph and return its name.
+
+    `array` is an array, a `Computed`, a number or a dynamic size.
+    """
     if isinstance(array, Computed):
         return cast_to(node, array.value, dtype)
     if is_dynamic(array):
@@ -160,17 +164,17 @@ def table(node: OnnxNode, array: object, dtype: DType) -> str:
 
 
 def filled(node: OnnxNode, value: float, shape: Sequence[int], dtype: DType) -> str:
-    """Add a tensor of this shape whose elements all equal `value`. Return its name."""
+    """Add a tensor of this shape whose elements all equal `value`; return its name."""
     if any(map(is_dynamic, shape)):
         return node.emit("expand", [node.scalar(value, dtype)], shape=tuple(shape))
     return node.constant(to_memory(np.full(shape, value), dtype), dtype)
 
 
 def grid(node: OnnxNode, steps: Mapping[int, int], shape: Sequence[int]) -> np.ndarray:
-    """Return the sum of coordinate * step over the dimensions in `steps`, for a tensor of `shape`.
+    """Return a tensor with the sum of coordinate * step over the dimensions in `steps`.
 
-    `steps` has the step of each dimension, by the dimension's index. The result broadcasts to
-    `shape`: a dimension without a step has extent 1.
+    `shape` is the tensor's shape, and `steps` has the step of each dimension by the dimension's
+    index. The result broadcasts to `shape`: a dimension without a step has extent 1.
     """
     total: np.ndarray = np.zeros((1,) * len(shape), np.int64)
     for dim, step in steps.items():
@@ -180,7 +184,7 @@ def grid(node: OnnxNode, steps: Mapping[int, int], shape: Sequence[int]) -> np.n
 
 
 def _common(items: Sequence[Any]) -> DType:
-    """The type in which NumPy would compute."""
+    """Return the common type of the items by NumPy's rules: float64, int64 or bool."""
     kinds = [
         item.dtype
         if isinstance(item, Computed)

@@ -98,7 +98,11 @@ def _onnx_range(node: OnnxNode) -> str:
 
 
 def _open_range(node: OnnxNode, start: Any, limit: Any, delta: Any, dtype: DType) -> str:
-    """Integers whose number depends on the run's sizes."""
+    """Import Range with a dynamic start or limit: integers whose count is computed from sizes.
+
+    Raises:
+        DynamicSizeError: if the step is dynamic, or a number is not an integer.
+    """
     parts = [part if is_dynamic(part) else int(part) for part in (start, limit, delta)]
     if any(a != b for a, b in zip(parts, (start, limit, delta), strict=True)) or is_dynamic(delta):
         raise DynamicSizeError(

@@ -82,8 +82,8 @@ class LoopForm:
         body: the graph of one step.
         decides: whether the body decides if another step follows.
         states: number of values that each step passes to the next one.
-        rows: positions of the body's outputs whose values in all steps are stacked.
-        most: maximum number of steps; None if unbounded, which excludes rows.
+        rows: positions of those outputs of the body that the loop stacks over all steps.
+        most: maximum number of steps; None if unbounded, which is not possible with `rows`.
     """
 
     body: Graph
@@ -94,10 +94,10 @@ class LoopForm:
 
     @property
     def slots(self) -> tuple[ResultSlot, ...]:
-        """The results of the loop in the order of the output block.
+        """The results of the loop, in the order of the output block.
 
         They are the number of steps taken, whether another step would follow, the last states, and
-        the stacked rows.
+        the stacked outputs.
         """
         kinds = [self.body.types[value] for value in self.body.outputs]
         most = 0 if self.most is None else self.most
@@ -106,7 +106,10 @@ class LoopForm:
 
     @property
     def expected_steps(self) -> int:
-        """The number of steps that cost estimates assume: GUESSED_STEPS for an unbounded loop."""
+        """The number of steps that cost estimates assume.
+
+        It is GUESSED_STEPS for an unbounded loop, else the typical maximum, at most MANY_STEPS.
+        """
         return GUESSED_STEPS if self.most is None else min(typical(self.most), MANY_STEPS)
 
 
@@ -238,7 +241,10 @@ def _run_loop(
 
 
 def _stacked(kind: TensorType, rows: Sequence[np.ndarray]) -> np.ndarray:
-    """The stacked rows, with zeros after the last one."""
+    """Stack the outputs `rows` of all steps; the positions of steps not taken are zero.
+
+    `kind` is the type of the result. Its first extent is the maximum number of steps.
+    """
     whole = np.zeros(kind.shape, rows[0].dtype if rows else kind.dtype.numpy)
     whole[: len(rows)] = np.array(rows, whole.dtype).reshape(len(rows), *kind.shape[1:])
     return whole

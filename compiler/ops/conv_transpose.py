@@ -1,9 +1,10 @@
 """ConvTranspose and Col2Im, as convolutions without inserted zeros.
 
-With stride s and padding p, output o, where o + p = q * s + r, sums the products of inputs q - j
-with taps r + j * s. For each remainder r, this is a convolution over j. All of them together are
-one convolution with s times the filters per dimension, whose outputs are interleaved. Source: Shi
-et al., "Is the deconvolution layer the same as a convolutional layer?" (2016).
+Let s be the stride, p the padding, and o an output position, with o + p = q * s + r and 0 <= r < s.
+Output o sums the products of inputs q - j with taps r + j * s, over j. For each remainder r, this
+is a convolution. The convolutions for all r are computed as one, with s times the filters per
+dimension, whose outputs are interleaved. Source: Shi et al., "Is the deconvolution layer the same
+as a convolutional layer?" (2016).
 """
 
 from __future__ import annotations
@@ -24,8 +25,10 @@ from tilewright.compiler.sizes import equal, same_extents
 
 @dataclass(frozen=True, slots=True)
 class _Steps:
-    """Geometry of a transposed convolution; `before` elements are cropped from the full result,
-    `output` are kept."""
+    """Geometry of a transposed convolution, one element per spatial dimension.
+
+    The output starts at position `before` of the uncropped result, and has the extents `output`.
+    """
 
     strides: Shape
     dilations: Shape
@@ -34,7 +37,10 @@ class _Steps:
 
 
 def _transposed(node: OnnxNode, x: str, w: str, group: int, steps: _Steps) -> str:
-    """x: (N, C, ...), w: (C, filters of a group, ...). Returns (N, filters, *output)."""
+    """Emit a transposed convolution; the result is (N, filters, *steps.output).
+
+    x is (N, C, *spatial), and w is (C, filters per group, *kernel).
+    """
     rank = len(steps.strides)
     dims = range(2, 2 + rank)
     strides = steps.strides
@@ -112,9 +118,9 @@ def _onnx_conv_transpose(node: OnnxNode) -> str:
 
 
 def _placed(node: OnnxNode, full: Shape, strides: Shape, spatial: Shape) -> tuple[Shape, Shape]:
-    """The elements cropped before the output, and the output's extents.
+    """Return the number of elements to crop before the output, and the output's extents.
 
-    `full` are the extents without padding.
+    `full` are the extents before cropping, and `spatial` those of the input.
     """
     rank = len(full)
     mode = node.word("auto_pad", "NOTSET")
@@ -148,8 +154,10 @@ def _placed(node: OnnxNode, full: Shape, strides: Shape, spatial: Shape) -> tupl
 
 
 def _onnx_col2im(node: OnnxNode) -> str:
-    """The sum of overlapping blocks: a transposed convolution in which each tap selects one
-    channel."""
+    """Import Col2Im, which adds overlapping blocks into an image.
+
+    This is a transposed convolution in which each tap selects one channel.
+    """
     x = node.input(0)
     image, block = node.static_ints(1, "image_shape"), node.static_ints(2, "block_shape")
     if image is None or block is None or len(image) != len(block) or len(node.shape(x)) != 3:

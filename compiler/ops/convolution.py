@@ -67,7 +67,10 @@ def _reference(arrays: Sequence[np.ndarray], attrs: Attrs) -> np.ndarray:
 
 
 def _unfolded(x: np.ndarray, w: np.ndarray, window: Window, rows: int, result: np.ndarray) -> None:
-    """Add to the result, with one matrix product for `rows` of its rows."""
+    """Add the convolution of x and w to `result`, with one matrix product for each `rows` rows.
+
+    The factors are the weights and the unfolded image (im2col).
+    """
     padded = pad(x, window.pads())
     reach = [d * (k - 1) + 1 for k, d in zip(window.kernel, window.dilations, strict=True)]
     rank = len(reach)
@@ -89,7 +92,7 @@ def _unfolded(x: np.ndarray, w: np.ndarray, window: Window, rows: int, result: n
 def _tap_by_tap(
     x: np.ndarray, w: np.ndarray, window: Window, group: int, result: np.ndarray
 ) -> None:
-    """Add to the result, with one matrix product for each tap."""
+    """Add the convolution of x and w to `result`, with one matrix product for each tap."""
     batch, channels, filters = x.shape[0], w.shape[1], w.shape[0]
     weights = w.reshape(group, filters // group, channels, *window.kernel)
     grouped = x.reshape(batch, group, channels, *x.shape[2:])
@@ -111,9 +114,10 @@ def _expression(
     index: tuple[Affine, ...],
     fresh: Fresh,
 ) -> Expr:
-    """sum over (ic, kh, kw) of x[n, g*ICg + ic, oh*s + kh*d - p, ...] * w[oc, ic, kh, kw], + b.
+    """Return sum over (ic, kh, kw) of x[n, g*ICg + ic, oh*s + kh*d - p, ...] * w[oc, ic, kh, kw].
 
-    The group is oc // OCg. The channel axis is omitted if a group has one channel.
+    The bias is added if present. The group g is oc // OCg; ICg and OCg are the input and output
+    channels per group. The channel axis is omitted if a group has one channel.
     """
     weight = types[1].shape
     group = integer(attrs, "group", 1)

@@ -23,8 +23,12 @@ _RUNNING = {"add": np.add, "mul": np.multiply}
 
 
 def _infer(types: Sequence[TensorType], attrs: Attrs) -> TensorType:
-    """The sum or product (`reduction`) of each element and all elements before it along `axis`;
-    excluding the element itself if `exclusive`, and from the last one on if `reverse`."""
+    """Infer the type of a running sum or product, which is that of the operand.
+
+    Each result combines the element and all elements before it along `axis` by the attribute
+    `reduction`. With `exclusive`, the element itself is excluded. With `reverse`, the elements
+    after it are combined instead.
+    """
     operand_count(types, 1)
     (x,) = types
     axis_of(attrs, len(x.shape))

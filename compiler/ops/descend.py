@@ -1,9 +1,10 @@
 """The operator `descend`: evaluation of decision trees, from root to leaf for every row and tree.
 
 Trees are a table of 16-byte records: a threshold (float64, or float32 and four unused bytes), the
-column of the row that is compared with it, and the index of the first of two adjacent successor
-records. A leaf has a NaN as its threshold, and its second successor is itself. The number of
-comparisons per row depends on the data, so that a C runtime function computes the operator.
+column of the row that is compared with the threshold, and the index of the first of two adjacent
+successor records. A leaf has a NaN as its threshold, and its second successor is itself. A C
+runtime function computes the operator, because the number of comparisons per row depends on the
+data.
 """
 
 from __future__ import annotations
@@ -40,8 +41,11 @@ def records(thresholds: np.ndarray, columns: np.ndarray, following: np.ndarray) 
 
 
 def _infer(types: Sequence[TensorType], attrs: Attrs) -> TensorType:
-    """places (trees,), x (rows, columns), records (records, WORDS); the result is the places of
-    leaves (rows, trees). The descent ends after `steps` comparisons."""
+    """Infer the type of `descend`: the index of each reached record, int32 (rows, trees).
+
+    The operands are the indices of the roots (trees,), x (rows, columns), and the table of records
+    (records, WORDS). The descent ends after `steps` comparisons.
+    """
     operand_count(types, 3)
     places, x, table = types
     if len(places.shape) != 1 or len(x.shape) != 2:
@@ -58,7 +62,11 @@ def _infer(types: Sequence[TensorType], attrs: Attrs) -> TensorType:
 
 
 def _reference(arrays: Sequence[np.ndarray], attrs: Attrs) -> np.ndarray:
-    """All places and columns are in range, as `contrib.ml.tree_tables` ensures."""
+    """Compute `descend` with NumPy.
+
+    Record and column indices are not checked; `contrib.ml.tree_tables` ensures that they are in
+    range.
+    """
     places, x, table = arrays
     words = integer(attrs, "bytes") // 4
     stored = np.float64 if words == 2 else np.float32

@@ -34,7 +34,10 @@ def square_matrices(node: OnnxNode) -> tuple[str, int, int]:
 
 
 def _onnx_det(node: OnnxNode) -> str:
-    """The product of the pivots; each exchange of rows negates it."""
+    """Import Det: multiply the pivots of Gaussian elimination.
+
+    Each exchange of rows negates the product.
+    """
     x, batch, size = square_matrices(node)
     shape, dtype = node.shape(x), node.type(x).dtype
     one, nothing = node.scalar(1, dtype), node.scalar(0, dtype)

@@ -18,7 +18,10 @@ from tilewright.compiler.sizes import equal
 
 @dataclass(frozen=True, slots=True)
 class _Term:
-    """A value and the label of each of its dimensions."""
+    """An operand of einsum: a value of the graph, and the label of each of its dimensions.
+
+    A label is a letter of the equation, or a number for a dimension that `...` covers.
+    """
 
     value: str
     labels: tuple[str, ...]
@@ -27,7 +30,10 @@ class _Term:
 def _parse(
     node: OnnxNode, shapes: Sequence[Shape]
 ) -> tuple[list[tuple[str, ...]], tuple[str, ...]]:
-    """Labels of each operand and of the result; dimensions under `...` get numbers as labels."""
+    """Parse the equation; return the labels of each operand's dimensions, and of the result's.
+
+    The dimensions that `...` covers get numbers as labels.
+    """
     equation = node.word("equation").replace(" ", "")
     left, arrow, right = equation.partition("->")
     terms = left.split(",")
@@ -62,7 +68,7 @@ def _parse(
 
 
 def _diagonal(node: OnnxNode, term: _Term) -> _Term:
-    """For dimensions with one label, the elements whose positions are equal."""
+    """Replace dimensions that share a label by one dimension, which holds the diagonal."""
     value, labels = term.value, list(term.labels)
     repeated = next((label for label in labels if labels.count(label) > 1), None)
     if repeated is None:
@@ -89,7 +95,7 @@ def _diagonal(node: OnnxNode, term: _Term) -> _Term:
 
 
 def _summed(node: OnnxNode, term: _Term, kept: set[str]) -> _Term:
-    """Sum over the labels that no other term has."""
+    """Sum a term over the dimensions whose labels are not in `kept`."""
     axes = tuple(d for d, label in enumerate(term.labels) if label not in kept)
     if not axes:
         return term
@@ -98,7 +104,7 @@ def _summed(node: OnnxNode, term: _Term, kept: set[str]) -> _Term:
 
 
 def _without_ones(node: OnnxNode, term: _Term, other: _Term) -> _Term:
-    """Remove dimensions of extent 1 that are larger in the other term: they are broadcast."""
+    """Remove dimensions of extent 1 along which the other term is larger; they are broadcast."""
     extents = dict(zip(other.labels, node.shape(other.value), strict=True))
     shape = node.shape(term.value)
     kept = [d for d, x in enumerate(term.labels) if shape[d] != 1 or extents.get(x, 1) == 1]
@@ -107,7 +113,7 @@ def _without_ones(node: OnnxNode, term: _Term, other: _Term) -> _Term:
 
 
 def _spread(node: OnnxNode, term: _Term, labels: Sequence[str]) -> str:
-    """The term's dimensions in the order of the labels, with extent 1 for missing labels."""
+    """Transpose a term's dimensions to the order of `labels`, with extent 1 for missing labels."""
     order = [term.labels.index(label) for label in labels if label in term.labels]
     value = transposed(node, term.value, order)
     extents = iter(node.shape(value))
@@ -117,7 +123,7 @@ def _spread(node: OnnxNode, term: _Term, labels: Sequence[str]) -> str:
 
 
 def _product(node: OnnxNode, a: _Term, b: _Term, kept: set[str]) -> _Term:
-    """The product of two terms, summed over the labels of both that no other term has."""
+    """Emit the product of two terms, summed over the shared labels that are not in `kept`."""
     a, b = _without_ones(node, a, b), _without_ones(node, b, a)
     shared = [label for label in a.labels if label in b.labels]
     batch = [label for label in shared if label in kept]
@@ -149,8 +155,11 @@ def _product(node: OnnxNode, a: _Term, b: _Term, kept: set[str]) -> _Term:
 
 
 def _onnx_einsum(node: OnnxNode) -> str:
-    """Intermediate products are float32: they are not values of the model, and may exceed
-    float16."""
+    """Import Einsum.
+
+    With three or more operands, intermediate products are float32. They are not values of the
+    model, and may exceed the range of float16.
+    """
     return _terms(node) if len(node.inputs) < 3 else str(in_wide_type(_terms)(node))
 
 

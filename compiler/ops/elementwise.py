@@ -47,12 +47,12 @@ def pointwise(
     """Declare an elementwise operator, whose operands are broadcast.
 
     Args:
-        name: its name.
-        arity: its number of operands.
-        reference: computes it on NumPy arrays.
+        name: the operator's name.
+        arity: the number of operands.
+        reference: computes the operator on NumPy arrays.
         scalar: returns the expression of one element, from the operands' elements and the
             attributes.
-        onnx: the rules that import it.
+        onnx: the rules that import ONNX nodes as this operator.
         infer: infers the type of the result; by default, the operands have one element type, which
             is also that of the result.
         cost, commutative, idempotent: as in `Operator`.
@@ -104,9 +104,9 @@ def floats_only(types: Sequence[TensorType]) -> None:
 
 
 def variadic(op_name: str) -> Callable[[OnnxNode], str]:
-    """Return a function for `OnnxRule.emit` that imports a variadic ONNX node.
+    """Return an import rule for a variadic ONNX operator, such as Sum.
 
-    The function chains nodes of the binary operator `op_name`.
+    The rule (`OnnxRule.emit`) chains nodes of the binary operator `op_name`.
     """
 
     def emit(node: OnnxNode) -> str:
@@ -119,9 +119,9 @@ def variadic(op_name: str) -> Callable[[OnnxNode], str]:
 
 
 def same(op_name: str) -> Callable[[OnnxNode], str]:
-    """Return a function for `OnnxRule.emit` that imports an ONNX node as one node of `op_name`.
+    """Return an import rule that adds one node of the operator `op_name`.
 
-    The node has the same operands and no attributes.
+    The rule (`OnnxRule.emit`) passes the ONNX node's operands, and no attributes.
     """
 
     def emit(node: OnnxNode) -> str:
@@ -131,7 +131,10 @@ def same(op_name: str) -> Callable[[OnnxNode], str]:
 
 
 def native(operation: Operation) -> Scalar:
-    """Return a function for the argument `scalar` of `pointwise` that applies one operation."""
+    """Return a function that applies `operation` to the operands' elements.
+
+    It is passed to `pointwise` as `scalar`.
+    """
     return lambda values, _attrs: op(operation, *values)
 
 

@@ -23,9 +23,9 @@ class Enclosure:
 
     Attributes:
         builder: builds the body's graph.
-        node: the control-flow node with this builder, through which import rules add nodes.
-        captured: the values of the enclosing graph that become inputs of the body, in the order of
-            these inputs, which follow the inputs added with `input`.
+        node: a copy of the control-flow node with this builder; import rules add nodes through it.
+        captured: the values of the enclosing graph that become inputs of the body. Their order is
+            that of the inputs, which follow the inputs added with `input`.
     """
 
     def __init__(self, node: OnnxNode) -> None:
@@ -42,9 +42,10 @@ class Enclosure:
         return tuple(v for v, inner in self._inner.items() if inner not in known)
 
     def input(self, name: str, kind: TensorType, origin: str | None = None) -> str:
-        """Add an input to the body, and return its name.
+        """Add an input to the body and return its name.
 
-        `origin` is the value of the enclosing graph that initialises the input, if any.
+        The name is `name`, with underscores appended if it is in use. `origin` is the value of the
+        enclosing graph that initialises the input, if any.
         """
         while name in self.builder.types:
             name += "_"
@@ -53,7 +54,9 @@ class Enclosure:
         return self.builder.input(name, kind)
 
     def capture(self, value: str) -> str:
-        """Return the body's value for a value of the enclosing graph; adds an input if necessary.
+        """Return the name in the body for a value of the enclosing graph.
+
+        The first call for a value adds an input to the body, or a copy of a constant or of sizes.
 
         Raises:
             UnsupportedOperatorError: if data determine an extent of the value, or it is text or a
@@ -75,7 +78,10 @@ class Enclosure:
 
     @contextmanager
     def errors(self) -> Iterator[None]:
-        """Return a context in which errors name values of the enclosing graph, not of the body."""
+        """Return a context manager that rewrites each UnsupportedOperatorError raised within it.
+
+        The error then names values of the enclosing graph in place of values of the body's graph.
+        """
         try:
             yield
         except UnsupportedOperatorError as error:
@@ -96,8 +102,8 @@ class Enclosure:
         """Return the finished graph of the body with these outputs.
 
         Raises:
-            UnsupportedOperatorError: if data determine an extent of an output, or it is text or a
-                sequence.
+            UnsupportedOperatorError: if data determine an extent of an output, or an output is text
+                or a sequence.
         """
         _refuse_others(self.node, outputs)
         self.node.refuse_trimmed(outputs)
@@ -109,7 +115,10 @@ class Enclosure:
 
 
 def _refuse_others(node: OnnxNode, values: Sequence[str]) -> None:
-    """Raise UnsupportedOperatorError for kinds of values that bodies do not support."""
+    """Raise UnsupportedOperatorError if a value is a sequence, text or a dictionary.
+
+    Control-flow bodies do not support these as captured values or outputs.
+    """
     for value in values:
         if value in node.builder.sequences:
             raise node.unsupported("a sequence across a body")
@@ -118,9 +127,10 @@ def _refuse_others(node: OnnxNode, values: Sequence[str]) -> None:
 
 
 class CapturingScope(MutableMapping[str, str | None]):
-    """A mapping from ONNX names of the enclosing graph to values of the body.
+    """A mapping from ONNX names to values of a body's graph.
 
-    Looking up a name captures its value as an input of the body.
+    It includes the names of the enclosing graph. Looking up such a name captures its value
+    (`Enclosure.capture`).
     """
 
     def __init__(self, values: Mapping[str, str | None], enclosure: Enclosure) -> None:
@@ -154,7 +164,8 @@ class CapturingScope(MutableMapping[str, str | None]):
 def inlined(builder: GraphBuilder, body: Graph, operands: Sequence[str]) -> list[str]:
     """Copy the nodes of a body into the graph under construction.
 
-    `operands` are the values of the body's inputs. Returns the values of its outputs.
+    `operands` are the names of values that replace the body's inputs. Returns the names of the
+    values that correspond to the body's outputs.
     """
     values = dict(zip(body.inputs, operands, strict=True))
     for name, array in body.constants.items():

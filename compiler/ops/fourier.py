@@ -1,9 +1,9 @@
 """Discrete Fourier transforms, as products with constant matrices.
 
 Real and imaginary parts of a row form one vector, so that a short transform is a single matrix
-product. A long transform of n = a * b points takes two: a-point transforms of every b-th value,
-multiplied by n-th roots of unity, then b-point transforms of the results (Cooley and Tukey 1965).
-The work is proportional to n * (a + b), or to the square of n if n is a prime.
+product. A long transform of n = a * b points takes two products: a-point transforms of every b-th
+value, multiplied by n-th roots of unity, then b-point transforms of the results (Cooley and Tukey
+1965). The work is proportional to n * (a + b), or to the square of n if n is a prime.
 """
 
 from __future__ import annotations
@@ -26,14 +26,16 @@ from tilewright.compiler.sizes import is_dynamic
 
 
 def _matrix(given: int, length: int, parts: int, kept: int, *, inverse: bool) -> np.ndarray:
-    """(given * parts, kept * 2): the contribution of each input to each output.
+    """Return the matrix of a discrete Fourier transform, (given * parts, kept * 2).
+
+    Rows are real and imaginary parts of the inputs, and columns those of the outputs.
 
     Args:
-        given: inputs per row.
-        length: points of the transform; missing inputs are zero.
+        given: inputs per row of data.
+        length: points of the transform; missing inputs count as zero.
         parts: 1 for real inputs, 2 for complex ones.
-        kept: outputs per row.
-        inverse: whether frequencies become values; that divides by the length.
+        kept: outputs per row of data.
+        inverse: whether this is the inverse transform, which divides by `length`.
     """
     turns = np.outer(np.arange(given), np.arange(kept)) % length
     angle = 2 * np.pi * turns / length
@@ -43,7 +45,11 @@ def _matrix(given: int, length: int, parts: int, kept: int, *, inverse: bool) ->
 
 
 def _half_matrix(given: int, length: int) -> np.ndarray:
-    """(given * 2, length): from half of the frequencies of a real row to its values."""
+    """Return the matrix of the inverse transform to real values, (given * 2, length).
+
+    The inputs are the first `given` frequencies, about half of all, because the others are their
+    conjugates.
+    """
     count = np.full((given, 1), 2.0)
     count[0] = 1
     if length % 2 == 0 and given == length // 2 + 1:
@@ -56,7 +62,11 @@ def _half_matrix(given: int, length: int) -> np.ndarray:
 def _constant(
     node: OnnxNode, shape: tuple[int, ...], dtype: DType, made: Callable[[], np.ndarray]
 ) -> str:
-    """A constant that is computed only after its size is known to be within limits."""
+    """Add a constant after reserving its size, so that `made` does not compute a too large array.
+
+    Raises:
+        InvalidModelError: if all generated constants together exceed the limit.
+    """
     node.reserve(f"a transform {show(shape)}", prod(shape) * dtype.bytes)
     return node.constant(to_memory(made().reshape(shape).astype(np.float64), dtype), dtype)
 
@@ -120,7 +130,12 @@ def _onnx_dft(node: OnnxNode) -> str:
 
 
 def _transform(node: OnnxNode, rows: str, length: int, *, inverse: bool, onesided: bool) -> str:
-    """(..., given, parts) to (..., frequencies or values, 2); missing inputs are zero."""
+    """Emit the Fourier transform of rows (..., given, parts), as (..., outputs, 2).
+
+    `parts` is 1 for real numbers and 2 for complex ones. If `given` is less than `length`, the
+    missing inputs count as zero. With `onesided`, only the first length // 2 + 1 outputs are
+    computed.
+    """
     *lead, given, parts = node.shape(rows)
     dtype, kept = node.type(rows).dtype, length // 2 + 1 if onesided else length
     # 16-bit elements would be rounded between two steps.
@@ -141,7 +156,10 @@ small, and values are moved between them."""
 
 
 def _factor(given: int, length: int, parts: int, *, onesided: bool) -> int:
-    """The points of the first of two steps; 0 if one product is better."""
+    """Return the number of points of the first of two steps; 0 if one matrix product costs less.
+
+    The result is the divisor of `length` for which two steps need the fewest multiplications.
+    """
     kept = length // 2 + 1 if onesided else length
 
     def work(first: int) -> int:
@@ -157,7 +175,11 @@ def _factor(given: int, length: int, parts: int, *, onesided: bool) -> int:
 def _in_two_steps(
     node: OnnxNode, rows: str, length: int, first: int, *, inverse: bool, onesided: bool
 ) -> str:
-    """(..., length, parts) to (..., kept, 2); frequency `p + first * q` is at (p, q) in between."""
+    """Emit the Fourier transform of rows (..., length, parts) in two steps, as (..., kept, 2).
+
+    The first step has `first` points. Before the last transposition, frequency `p + first * q` is
+    at position (p, q).
+    """
     *lead, _, parts = node.shape(rows)
     second, dtype, dim = length // first, node.type(rows).dtype, len(lead)
     whole = length // 2 + 1 if onesided else length
@@ -203,14 +225,17 @@ def _in_two_steps(
 
 
 def _real(factors: np.ndarray, parts: int) -> np.ndarray:
-    """(2, outputs, parts, inputs): complex factors as factors of real and imaginary parts."""
+    """Convert a matrix of complex factors to real factors (2, outputs, parts, inputs).
+
+    Dimension 0 selects the real or imaginary part of an output, and dimension 2 that of an input.
+    """
     cosine, sine = factors.real, factors.imag
     rows = [[cosine, -sine], [sine, cosine]]
     return np.stack([np.stack(row[:parts], axis=1) for row in rows])
 
 
 def _onnx_stft(node: OnnxNode) -> str:
-    """Transforms of segments of a signal, each times a window."""
+    """Import STFT: multiply segments of a signal by a window, and transform each segment."""
     signal, weights = node.input(0), node.optional(2)
     shape = node.shape(signal)
     if len(shape) == 2:
@@ -242,7 +267,10 @@ def _onnx_stft(node: OnnxNode) -> str:
 
 
 def _onnx_mel_weight_matrix(node: OnnxNode) -> str:
-    """(frequencies, bins): triangles whose corners are equidistant on the mel scale."""
+    """Import MelWeightMatrix: a constant (frequencies, bins), in which each column is a triangle.
+
+    The corners of the triangles are equidistant on the mel scale.
+    """
     names = ("num_mel_bins", "dft_length", "sample_rate", "lower_edge_hertz", "upper_edge_hertz")
     numbers = [node.static(position, name) for position, name in enumerate(names)]
     known = [float(number.item()) for number in numbers if number is not None and number.size == 1]

@@ -1,4 +1,4 @@
-"""Gather operators: elements at positions that are known at run time."""
+"""Gather operators, which read elements at positions that a tensor of indices holds."""
 
 from __future__ import annotations
 
@@ -35,7 +35,10 @@ def _infer(types: Sequence[TensorType], attrs: Attrs) -> TensorType:
 
 
 def _reference(arrays: Sequence[np.ndarray], attrs: Attrs) -> np.ndarray:
-    """Negative indices count from the end; an index out of range reads the nearest element."""
+    """Compute `gather` with NumPy.
+
+    Negative indices count from the end. An index out of range reads the nearest element.
+    """
     data, indices = arrays
     axis = axis_of(attrs, data.ndim, 0)
     extent = data.shape[axis]
@@ -50,7 +53,10 @@ def _expression(
     index: tuple[Affine, ...],
     fresh: Fresh,
 ) -> Expr:
-    """data[..., indices[...], ...], wrapped and clamped like the reference."""
+    """Return the expression data[..., indices[...], ...].
+
+    As in `_reference`, negative indices count from the end, and other indices are clamped.
+    """
     data, indices = types
     axis = axis_of(attrs, len(data.shape), 0)
     rank = len(indices.shape)
@@ -79,11 +85,12 @@ def _onnx(node: OnnxNode) -> str:
 
 
 def _gathered(node: OnnxNode, data: str, indices: str, axis: int) -> str:
-    """Elements at the indices. For an empty table the result is zeros; a valid run then has no
-    indices.
+    """Emit the elements of `data` at `indices` along an axis.
+
+    If the extent of the axis is 0, the result is zeros; a valid run then has no indices.
 
     Raises:
-        DynamicSizeError: if it depends on the run whether the table is empty.
+        DynamicSizeError: if a dynamic size determines whether the extent is 0.
     """
     shape = node.shape(data)
     if shape[axis] > 0:
@@ -106,7 +113,8 @@ def wrapped(node: OnnxNode, indices: str, extents: Sequence[int] | int) -> str:
 
     Raises:
         InvalidModelError: if a constant index is out of range.
-        DynamicSizeError: if the range of a dynamic extent does not decide that.
+        DynamicSizeError: if a constant index is out of range for some sizes of a dynamic extent
+            only.
     """
     indices = cast_to(node, indices, DType.INT64)
     known = node.builder.constants.get(indices)
@@ -135,7 +143,7 @@ def elements_along(node: OnnxNode, data: str, places: str, axis: int) -> str:
 
 
 def _onnx_gather_elements(node: OnnxNode) -> str:
-    """See `elements_along`."""
+    """Import GatherElements, as `elements_along`."""
     data, indices = node.input(0), node.input(1)
     shape, picked = node.shape(data), node.shape(indices)
     axis, rank = node.integer("axis", 0), len(shape)
@@ -154,7 +162,10 @@ def _onnx_gather_elements(node: OnnxNode) -> str:
 
 
 def _onnx_gather_nd(node: OnnxNode) -> str:
-    """The last axis of the indices holds coordinates: a gather of rows from the flat data."""
+    """Import GatherND, whose indices hold coordinates along their last axis.
+
+    The coordinates are converted to indices of flattened data, from which rows are gathered.
+    """
     data, indices = node.input(0), node.input(1)
     shape, picked = node.shape(data), node.shape(indices)
     batch = node.integer("batch_dims", 0)
@@ -187,7 +198,10 @@ def _onnx_gather_nd(node: OnnxNode) -> str:
 
 
 def _onnx_reverse_sequence(node: OnnxNode) -> str:
-    """The leading elements of each batch's sequence, as many as its length, reversed."""
+    """Import ReverseSequence: reverse the first `length` elements of each batch element's sequence.
+
+    The lengths are an operand; the elements after them are unchanged.
+    """
     x, lengths = node.input(0), node.input(1)
     shape, rank = node.shape(x), len(node.shape(x))
     batch_axis, time_axis = node.integer("batch_axis", 1), node.integer("time_axis", 0)

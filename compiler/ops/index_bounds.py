@@ -1,4 +1,4 @@
-"""Range analysis of indices that are computed from sizes, for checks of gathers."""
+"""Range analysis of gather indices that are computed from dynamic sizes."""
 
 from __future__ import annotations
 
@@ -34,14 +34,15 @@ _ENDS = 64
 def sizes_within(node: OnnxNode, indices: str, extent: int) -> tuple[int, ...]:
     """Return the sizes that a run must check to be at most `extent`, so that indices are in range.
 
-    The result excludes sizes for which the ranges prove it. A size in the result is a sum of
-    several dynamic dimensions, such as `past + tokens`, each of which alone is in range. Indices
-    that depend on data, or that a condition selects, are not analysed: the gather clamps them.
+    A size in the result is a sum of several dynamic dimensions, such as `past + tokens`, each of
+    which alone is in range. Sizes that cannot exceed `extent` within their ranges are omitted.
+    Indices that depend on data, or that a condition selects, are not analysed: the gather clamps
+    them.
 
     Raises:
         InvalidModelError: if an index is out of range for all sizes of the ranges.
-        DynamicSizeError: if one dimension alone can make an index too large, or the ranges do not
-            decide whether a negative index is before the first element.
+        DynamicSizeError: if one dimension alone can make an index too large, or a negative index is
+            before the first element for some sizes of the ranges only.
     """
     builder = node.builder
     before_end = _Question(builder, extent, lambda item: always_less(item, extent), "min")
@@ -60,7 +61,7 @@ def sizes_within(node: OnnxNode, indices: str, extent: int) -> tuple[int, ...]:
 
 
 def check_single_dimension(item: int, extent: int) -> None:
-    """Check that no single dimension can make the index `item` exceed `extent`.
+    """Check that no single dimension can make the index `item` reach or exceed `extent`.
 
     All other dimensions are assumed to have their smallest sizes.
 
@@ -89,9 +90,14 @@ if nothing is known; False if it fails for fixed integers, which are not analyse
 
 @dataclass(frozen=True, slots=True)
 class _Question:
-    """The question whether all indices are below the end, or not before the start, of a dimension.
+    """A condition on the indices along a dimension of `extent` elements.
 
-    For the operator `enough` (min or max), one operand that satisfies the condition suffices.
+    The condition is that they are all before the end, or that none is before the start.
+
+    Attributes:
+        always: whether an index satisfies the condition for all sizes of the ranges.
+        enough: "min" or "max"; the result of this operator satisfies the condition if one of its
+            operands does.
     """
 
     builder: GraphBuilder
@@ -125,7 +131,10 @@ def _holds(question: _Question, value: str, depth: int) -> _Answer:
 
 
 def _ends(builder: GraphBuilder, value: str, depth: int) -> tuple[int, ...] | None:
-    """Sizes between which all elements lie; None if unknown."""
+    """Return sizes between which all elements of a value lie; None if unknown.
+
+    Each element is at least one of the sizes, and at most another.
+    """
     sizes, known = builder.sizes.get(value), builder.known(value)
     if sizes is not None:
         return tuple(sizes.flat)

@@ -8,10 +8,9 @@ from tilewright.compiler.loops.expr import Const, Expr, Operation, op
 
 
 def power(base: Expr, exponent: Expr) -> Expr:
-    """Return base ** exponent for integers, computed by squaring; the result wraps around.
+    """Return base ** exponent for integers, computed by repeated squaring; the result wraps around.
 
-    With a negative exponent, as with integer division, 1 and -1 keep a magnitude of 1 and all
-    others become 0.
+    With a negative exponent, a base of 1 or -1 has the result 1 or -1, and any other base has 0.
     """
     one, zero = Const(1, base.dtype), Const(0, base.dtype)
     result: Expr = one
@@ -32,15 +31,15 @@ def power(base: Expr, exponent: Expr) -> Expr:
 
 
 def shift_left(x: Expr, amount: Expr) -> Expr:
-    """Return x * 2**amount; 0 if the amount is negative or at least the number of bits."""
+    """Return x * 2**amount, or 0 if the amount is negative or at least the number of bits of x."""
     return _shift(x, amount, Operation.MUL)
 
 
 def shift_right(x: Expr, amount: Expr) -> Expr:
     """Return x // 2**amount, rounded down.
 
-    If the amount is negative or at least the number of bits, the result is 0, or -1 for a negative
-    `x`.
+    If the amount is negative or at least the number of bits of `x`, the result is 0, or -1 for a
+    negative `x`.
     """
     if not x.dtype.is_signed:
         return _shift(x, amount, Operation.DIV)
@@ -51,7 +50,10 @@ def shift_right(x: Expr, amount: Expr) -> Expr:
 
 
 def _shift(x: Expr, amount: Expr, operation: Operation) -> Expr:
-    """Steps of 1, 2, 4, ... bits, each applied if its bit of the amount is set."""
+    """Shift x by a run-time number of bits; `operation` is MUL for left and DIV for right.
+
+    The expression shifts by 1, 2, 4, ... bits, each if the corresponding bit of the amount is set.
+    """
     width = 8 * x.dtype.bytes
     zero = Const(0, x.dtype)
     for bit in range(width.bit_length() - 1):

@@ -1,4 +1,7 @@
-"""The operator `interpolate`: weighted sums of elements at constant positions, n-dimensional."""
+"""The operator `interpolate`: weighted sums of elements along some dimensions of an image.
+
+Operands are the image and, for each of these dimensions, positions and weights (taps, outputs).
+"""
 
 from __future__ import annotations
 
@@ -17,9 +20,10 @@ from tilewright.compiler.ops.registry import Fresh, Operator, OpKind, Source
 
 
 def _axes(types: Sequence[TensorType], attrs: Attrs) -> tuple[int, ...]:
-    """The dimensions that are interpolated.
+    """Return the dimensions that are interpolated, from the attribute `axes`.
 
-    For each of them, positions and weights (taps, outputs) follow the image among the operands.
+    Raises:
+        InvalidModelError: if the number of operands does not fit them.
     """
     axes = ints(attrs, "axes", ())
     if len(types) != 1 + 2 * len(axes) or not axes:
@@ -60,7 +64,10 @@ def _expression(
     index: tuple[Affine, ...],
     fresh: Fresh,
 ) -> Expr:
-    """sum[a] v[a, i] * (sum[b] w[b, j] * x[..., p[a, i], q[b, j]]), with each sum unrolled."""
+    """Return sum[a] v[a, i] * (sum[b] w[b, j] * x[..., p[a, i], q[b, j]]), with each sum unrolled.
+
+    This is the case of two dimensions, with positions p and q, and weights v and w.
+    """
     axes = _axes(types, attrs)
     direct = tuple(Affine() if dim in axes else i for dim, i in enumerate(index))
 

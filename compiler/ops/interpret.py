@@ -30,12 +30,12 @@ def run_graph(
     computed in float32, and each result is rounded to its type; bfloat16 inputs and outputs are raw
     bits (uint16).
 
-    `chosen` is called for each node outside of bodies with the node, its operands and its result,
-    and returns the result to continue with.
+    `chosen` is called for each node outside of control-flow bodies, with the node, its operands and
+    its result. It returns the result with which the interpretation continues.
 
     Raises:
-        InvalidInputError: if an input is missing, unknown, or of another shape or type, or makes an
-            unbounded loop exceed its limit of steps.
+        InvalidInputError: if an input is missing, unknown, or of another shape or type, or if an
+            unbounded loop exceeds its limit of steps.
     """
     check_inputs(graph, inputs)
     # A generator, since a list would keep the inputs in float64 to the end.
@@ -50,9 +50,9 @@ def run_graph(
 def _run(
     graph: Graph, inputs: Iterable[np.ndarray], float64: bool, chosen: NodeHook | None = None
 ) -> list[np.ndarray]:
-    """The outputs; inputs and outputs have the types used for computation.
+    """Return the outputs of a graph; inputs and outputs have the types used for computation.
 
-    A value is kept from its definition, or the first use of an input, to its last use.
+    The memory of a value is released after its last use.
     """
     values = dict(zip(graph.inputs, inputs, strict=True))
     blocks: dict[str, Mapping[int, np.ndarray]] = {}
@@ -99,7 +99,7 @@ def _result(
     float64: bool,
     chosen: NodeHook | None,
 ) -> np.ndarray:
-    """The result of a node for its operands, rounded to its type."""
+    """Compute a node with its operator's reference; round the result to the node's type."""
     operator, kind = ops.get(node.op), graph.types[node.output]
     with np.errstate(all="ignore"):
         result = np.asarray(operator.reference(operands, node.attrs))

@@ -1,4 +1,4 @@
-"""The operator `iota`: arithmetic sequences, and dynamic sizes as data."""
+"""The operator `iota`: arithmetic sequences, and tensors computed from dynamic sizes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,10 @@ from tilewright.compiler.ops.shapes import operand_count, show
 
 
 def _infer(types: Sequence[TensorType], attrs: Attrs) -> TensorType:
-    """`start + i * step` for position i along dimension `axis` of `shape`; a scalar is `start`."""
+    """Infer the type from the attributes `dtype` and `shape`.
+
+    The element at position i along dimension `axis` is `start + i * step`; a scalar is `start`.
+    """
     operand_count(types, 0)
     name, shape = word(attrs, "dtype"), ints(attrs, "shape")
     if name not in set(DType) or any(extent < 0 for extent in shape):

@@ -1,11 +1,11 @@
-"""The operator `labelled`, which states that a tensor encodes text, dictionaries or part of a list.
+r"""The operator `labelled`, which states that a tensor encodes text, dictionaries or list elements.
 
-    %2: int64[8] = labelled(%1) {labels="{\\"columns\\": false, \\"keys\\": [\\"ash\\"]}"}
+    %2: int64[8] = labelled(%1) {labels="{\"columns\": false, \"keys\": [\"ash\"]}"}
     %boxes[0]: float32[8, 4] = labelled(%3) {list="boxes"}
 
 Kernels compute with int64 positions in a table of strings (`Labels`) instead of strings. A
-`labelled` node at an output of the graph has this table, or the name of the list that the output is
-an element of. It is a view, which runs no code, and is never folded. The executable converts
+`labelled` node at an output of the graph states this table. For an element of a list, it states the
+list's name. It is a view, which runs no code, and is never folded. The executable converts
 positions to strings (`compiler.runtime.labels`), and collects the elements of a list.
 """
 
@@ -29,16 +29,19 @@ from tilewright.compiler.runtime.labels import LABELLED, Key, Labels
 
 
 def labels_of(node: Node | None) -> Labels | None:
-    """Return the labels that a node of the operator `labelled` states; None for any other node."""
+    """Return the labels from a node of the operator `labelled`.
+
+    The result is None for other nodes, and for `labelled` nodes that state no labels.
+    """
     if node is None or node.op != LABELLED or node.attr("labels") is None:
         return None
     return Labels.from_json(json.loads(word(node.attrs, "labels")))
 
 
 def list_of(node: Node | None) -> str | None:
-    """Return the name of the list that a node of the operator `labelled` states.
+    """Return the list's name from a node of the operator `labelled`.
 
-    It is None for any other node.
+    The result is None for other nodes, and for `labelled` nodes that state no list.
     """
     if node is None or node.op != LABELLED or node.attr("list") is None:
         return None

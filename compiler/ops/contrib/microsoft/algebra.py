@@ -15,7 +15,10 @@ from tilewright.compiler.ops.shapes import show
 
 
 def _inverse(node: OnnxNode) -> str:
-    """(..., size, size), by elimination with row exchanges (Gauss and Jordan; partial pivoting)."""
+    """Import Inverse: invert matrices (..., size, size) by Gauss-Jordan elimination.
+
+    Partial pivoting exchanges rows.
+    """
     x, batch, size = square_matrices(node)
     shape, dtype = node.shape(x), node.type(x).dtype
     unit = np.broadcast_to(np.eye(size, dtype=dtype.numpy), (batch, size, size))
@@ -38,7 +41,10 @@ def _inverse(node: OnnxNode) -> str:
 
 
 def _distances(node: OnnxNode) -> str:
-    """(rows of a, rows of b): |a|^2 + |b|^2 - 2 a b, or its square root."""
+    """Import CDist: the Euclidean distance, or its square, of each row of a to each row of b.
+
+    The result is (rows of a, rows of b). The square is computed as |a|^2 + |b|^2 - 2 a b.
+    """
     a, b = node.input(0), node.input(1)
     left, right = node.shape(a), node.shape(b)
     if len(left) != 2 or len(right) != 2 or left[1] != right[1]:
@@ -65,7 +71,10 @@ def _distances(node: OnnxNode) -> str:
 
 
 def _is_all_finite(node: OnnxNode) -> str:
-    """Whether no tensor has an infinity or a NaN; attributes can exclude either check."""
+    """Import IsAllFinite: a boolean scalar, true if no input has an infinity or a NaN.
+
+    The attribute `isinf_only` or `isnan_only` restricts the test to infinities or to NaNs.
+    """
     only_infinities, only_nans = (node.integer(k, 0) for k in ("isinf_only", "isnan_only"))
     if only_infinities and only_nans:
         raise node.invalid("attributes 'isinf_only' and 'isnan_only' exclude each other")

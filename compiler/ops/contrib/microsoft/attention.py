@@ -1,8 +1,8 @@
 """Attention, QAttention and MultiHeadAttention of com.microsoft.
 
-ONNX Runtime's optimiser and quantiser emit them. Projection, heads, caches and masks become
-separate operators around `attention`. ONNX Runtime's docs/ContribOperators.md defines the operands;
-its CPU kernels define all details that are missing there.
+ONNX Runtime's optimiser and quantiser emit these operators. The import separates the projection,
+the split into heads, the caches and the masks from the operator `attention`. ONNX Runtime's
+docs/ContribOperators.md defines the operands; its CPU kernels define all details missing there.
 """
 
 from __future__ import annotations
@@ -40,12 +40,14 @@ _FILTER = -10000.0
 
 
 def _padding(node: OnnxNode, position: int, like: MaskedAttention) -> str | None:
-    """The mask for an int32 operand that marks the keys that are not padding; None without the
-    operand.
+    """Emit the additive mask for the padding operand at `position`; None if the operand is omitted.
 
-    (batch,): the number of keys; (2 * batch,): the end of each row's keys, then their starts;
-    (batch, keys), (batch, queries, keys) or (batch, 1, most, most), over past and new rows: 1 for a
-    visible key.
+    The shape of the int32 operand determines its meaning:
+
+        (batch,): the number of keys of each row of the batch
+        (2 * batch,): the end of each row's keys, followed by the start of each row's keys
+        (batch, keys), (batch, queries, keys) or (batch, 1, most, most): 1 for a visible key; keys
+            and queries include those of the cache
     """
     given = node.optional(position)
     if given is None:
@@ -82,7 +84,11 @@ def _padding(node: OnnxNode, position: int, like: MaskedAttention) -> str | None
 
 
 def _attention(node: OnnxNode) -> list[str]:
-    """x (batch, rows, width), weights (width, q + k + v), bias, mask, past, bias of scores"""
+    """Import Attention; returns the result and, if requested, the extended cache.
+
+    Inputs: x (batch, rows, width), weights (width, q + k + v), bias, padding mask, cache, bias of
+    scores.
+    """
     refuse(node, {6: "a shared cache"}, ("do_rotary", "past_present_share_buffer"))
     x, weights = node.input(0), node.input(1)
     shape, width = node.shape(x), node.shape(weights)
@@ -105,7 +111,7 @@ def _attention(node: OnnxNode) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    """Operand positions of the padding mask, the cache and the score bias of an attention node."""
+    """Input positions of padding mask, cache and bias of scores on an attention node."""
 
     mask: int
     past: int
@@ -115,7 +121,11 @@ class Places:
 def _of_projected(
     node: OnnxNode, projected: str, sizes: tuple[int, ...], places: Places
 ) -> list[str]:
-    """The outputs, from queries, keys and values that are concatenated along the last dimension."""
+    """Emit attention for `projected`, which concatenates queries, keys and values.
+
+    They are concatenated along the last dimension; `sizes` has their widths. Returns the node's
+    outputs: the result and, if requested, the cache extended by the new keys and values.
+    """
     heads = node.integer("num_heads")
     query, key, value = (
         split_heads(node, part(node, projected, 2, sum(sizes[:at]), sizes[at]), heads, name)
@@ -142,8 +152,14 @@ def _of_projected(
 
 
 def _masked(node: OnnxNode, plain: MaskedAttention, padding: int, bias: int) -> MaskedAttention:
-    """Add the padding mask and the bias of scores from these operands, and the node's causal
-    mask."""
+    """Add masks to an attention: padding, bias of scores, and the node's causal mask.
+
+    `padding` and `bias` are the input positions of the first two.
+
+    Raises:
+        UnsupportedOperatorError: if the causal mask is combined with another number of keys than
+            cached and new rows.
+    """
     causal, rows = node.integer("unidirectional", 0) != 0, node.shape(plain.query)[2]
     if causal and plain.keys != plain.past + rows:
         raise node.unsupported(
@@ -155,7 +171,11 @@ def _masked(node: OnnxNode, plain: MaskedAttention, padding: int, bias: int) -> 
 
 
 def _qattention(node: OnnxNode) -> list[str]:
-    """x and weights in bytes, bias, the scales of both, mask, the zero points of both, past"""
+    """Import QAttention, whose input and weights are 8-bit integers; returns the node's outputs.
+
+    Inputs: x, weights, bias, scale of x, scale of the weights, padding mask, zero point of x, zero
+    point of the weights, cache.
+    """
     refuse(node, {}, ("do_rotary", "past_present_share_buffer"))
     x, weights = require_int8(node, 0), require_int8(node, 1)
     shape, width = node.shape(x), node.shape(weights)
@@ -176,7 +196,11 @@ def _qattention(node: OnnxNode) -> list[str]:
 
 
 def _multi_head_attention(node: OnnxNode) -> list[str]:
-    """query, key, value, bias of the projections, padding, bias of scores, past key and value"""
+    """Import MultiHeadAttention; returns the result and, if requested, the extended caches.
+
+    Inputs: query, key, value, bias of the projections, padding mask, bias of scores, cached keys,
+    cached values.
+    """
     refuse(node, {8: "a shared cache", 9: "an indirection of the cache"})
     heads = node.integer("num_heads")
     query, key, value = _projected(node, heads)
@@ -189,8 +213,11 @@ def _multi_head_attention(node: OnnxNode) -> list[str]:
 
 
 def _projected(node: OnnxNode, heads: int) -> tuple[str, str, str]:
-    """Query, key and value by heads, with bias. They come from three operands; from two, of which
-    one packs keys and values; or from one. Keys and values may already be split by heads."""
+    """Return query, key and value of MultiHeadAttention with bias, as (batch, heads, rows, size).
+
+    The node has all three as separate operands, a query with packed keys and values, or one packed
+    operand. Keys and values that already have four dimensions are returned unchanged, without bias.
+    """
     query, (key, value) = node.input(0), (node.optional(1), node.optional(2))
     if key is None:
         parts = _unpacked(node, query, heads, 3)
@@ -222,7 +249,7 @@ def _projected(node: OnnxNode, heads: int) -> tuple[str, str, str]:
 
 
 def _unpacked(node: OnnxNode, value: str, heads: int, count: int) -> list[str]:
-    """(batch, rows, heads, count, size) as `count` values (batch, rows, heads * size)."""
+    """Split (batch, rows, heads, count, size) into `count` values (batch, rows, heads * size)."""
     shape = node.shape(value)
     if len(shape) != 5 or not same_extents(shape[2:4], (heads, count)):
         raise node.invalid(

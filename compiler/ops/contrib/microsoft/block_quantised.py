@@ -37,7 +37,12 @@ def _packing(node: OnnxNode, known: tuple[int, ...]) -> Packing:
 
 
 def _matmul_nbits(node: OnnxNode) -> str:
-    """A; B (N, blocks, bytes), scales (N, blocks), zero points, the block of each k, bias"""
+    """Import MatMulNBits: A times the transpose of a packed weight B, plus a bias.
+
+    Inputs: A (..., K), B (N, blocks, bytes), scales (N, blocks), zero points, g_idx (the
+    quantisation group of each k), bias (N). The result is (..., N). With `accuracy_level` 4, A is
+    quantised to int8.
+    """
     packing, columns, depth = _packing(node, BITS), node.integer("N"), node.integer("K")
     x = node.input(0)
     kind = node.type(x)
@@ -83,7 +88,7 @@ def _matmul_nbits(node: OnnxNode) -> str:
 
 
 def _weights(node: OnnxNode, packing: Packing, columns: int, blocks: int) -> np.ndarray:
-    """The elements (N, K) of the weight, as bytes; K ends with the last block."""
+    """Unpack the constant weight B to uint8 elements (N, K); K is padded to whole blocks."""
     stored = node.static(1, "B")
     if stored is None:
         raise node.invalid("B (input 1) is missing")
@@ -95,7 +100,7 @@ def _weights(node: OnnxNode, packing: Packing, columns: int, blocks: int) -> np.
 
 
 def _padded(node: OnnxNode, x: str, depth: int, whole: int) -> str:
-    """Rows of float32, padded with zeros to the end of the last block."""
+    """Emit x as a float32 matrix, its rows padded with zeros from `depth` to `whole` columns."""
     matrix = node.reshape(x, (node.type(x).elements // depth, depth))
     rows = cast_to(node, matrix, DType.FLOAT32)
     if depth == whole:
@@ -104,9 +109,10 @@ def _padded(node: OnnxNode, x: str, depth: int, whole: int) -> str:
 
 
 def _quantised(node: OnnxNode, rows: str, packing: Packing) -> list[str]:
-    """Rows as words of four bytes, with a scale and the sum of elements for each chunk.
+    """Quantise rows of floats to int8; the largest magnitude in a chunk becomes 127 or -127.
 
-    The largest element of a chunk becomes 127 or -127.
+    A chunk has `packing.chunk` elements. Returns three values: the int8 elements, packed by fours
+    into int32 words; the scale of each chunk; the sum of each chunk's dequantised elements.
     """
     count, depth = node.shape(rows)
     shape = (count, depth // packing.chunk)
@@ -126,7 +132,10 @@ def _quantised(node: OnnxNode, rows: str, packing: Packing) -> list[str]:
 
 
 def _per_block(node: OnnxNode, position: int, what: str, shape: tuple[int, ...]) -> str:
-    """A float for each block, as float32."""
+    """Return the operand at `position`, which has one float per block, as float32 of this shape.
+
+    `what` names the operand in errors.
+    """
     value = node.input(position)
     kind = node.type(value)
     if not equal(kind.elements, shape[0] * shape[1]) or not kind.dtype.is_float:
@@ -135,7 +144,10 @@ def _per_block(node: OnnxNode, position: int, what: str, shape: tuple[int, ...])
 
 
 def _zero_points(node: OnnxNode, packing: Packing, columns: int, blocks: int) -> str | None:
-    """One zero point per block, as bytes or floats; None if all are the default."""
+    """Return the zero points (columns, blocks), as uint8 or float32.
+
+    The result is None if the operand is omitted or has only the default value, `packing.middle`.
+    """
     value = node.optional(3)
     if value is None:
         return None
@@ -153,9 +165,9 @@ def _zero_points(node: OnnxNode, packing: Packing, columns: int, blocks: int) ->
 
 @dataclass(frozen=True, slots=True)
 class _Places:
-    """A permutation of K after which each block uses one group's parameters.
+    """A permutation of K after which the elements of each block belong to one quantisation group.
 
-    `elements` are positions of K, -1 for padding of a group's last block; `groups` has the group of
+    `elements` are positions along K; -1 pads the last block of a group. `groups` has the group of
     each block.
     """
 
@@ -163,7 +175,10 @@ class _Places:
     groups: np.ndarray
 
     def taken(self, node: OnnxNode, rows: str, width: int) -> str:
-        """Columns of rows of this width in the permuted order, zeros for padding."""
+        """Emit the columns of `rows` in the permuted order, with zeros for padding.
+
+        `width` is the number of columns of `rows`.
+        """
         elements = self.elements
         if (elements < 0).any():
             rows = node.emit("pad", [rows], pads=(0, 0, 0, 1), value=0.0)
@@ -172,10 +187,11 @@ class _Places:
 
 
 def _sorted_by_group(node: OnnxNode, depth: int, block: int) -> _Places | None:
-    """The operand g_idx, the group of each k (act-order GPTQ): the stable sort of K by it.
+    """Sort K by the operand g_idx, which has the quantisation group of each k (act-order GPTQ).
 
-    None if there is no such operand, or it states the default groups. A group may have fewer
-    elements than a block, or more.
+    The sort is stable. A group may have fewer elements than a block, or more; each group is padded
+    to whole blocks. The result is None if the operand is omitted, or if each group is one block of
+    consecutive elements, in order.
     """
     blocks = -(-depth // block)
     groups = node.static_ints(4, "g_idx")
@@ -199,7 +215,11 @@ def _sorted_by_group(node: OnnxNode, depth: int, block: int) -> _Places | None:
 
 
 def _gather_block_quantized(node: OnnxNode) -> str:
-    """Rows of data, whose last dimension is quantised in blocks: gathered, then dequantised."""
+    """Import GatherBlockQuantized: gather rows of quantised data, then dequantise them.
+
+    The data are quantised in blocks along the last dimension. Inputs: data, indices, scales, zero
+    points.
+    """
     data, indices, scales = node.input(0), node.input(1), node.input(2)
     packing, kind = _packing(node, (4, 8)), node.type(data)
     if kind.dtype is not DType.UINT8:
@@ -243,7 +263,10 @@ def _dimension(node: OnnxNode, key: str, default: int, rank: int) -> int:
 
 
 def _unpacked(node: OnnxNode, bytes_: str, packing: Packing) -> str:
-    """The elements of bytes along the last dimension."""
+    """Unpack bytes to elements, one per byte, along the last dimension.
+
+    With 4 bits, the first element is in a byte's low half.
+    """
     if packing.bits == 8:
         return bytes_
     shape = node.shape(bytes_)
@@ -255,7 +278,7 @@ def _unpacked(node: OnnxNode, bytes_: str, packing: Packing) -> str:
 
 
 def _cut(node: OnnxNode, value: str, size: int) -> str:
-    """The leading elements along the last dimension, without the padding of packed rows."""
+    """Emit the first `size` elements along the last dimension, without the padding of rows."""
     shape = node.shape(value)
     if shape[-1] == size:
         return value
@@ -265,7 +288,7 @@ def _cut(node: OnnxNode, value: str, size: int) -> str:
 
 
 def _repeated(node: OnnxNode, value: str, packing: Packing, size: int) -> str:
-    """Repeat the value of each block for all of its elements, up to `size`."""
+    """Repeat each block's value `packing.block` times along the last dimension, cut to `size`."""
     shape = node.shape(value)
     split = node.reshape(value, (*shape, 1))
     full = node.emit("expand", [split], shape=(*shape, packing.block))

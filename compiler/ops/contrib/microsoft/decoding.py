@@ -27,11 +27,14 @@ _FILTER = -10000.0
 
 
 def _masked_attention(node: OnnxNode) -> list[str]:
-    """query, key, value, mask, bias of scores, cached keys and values, how many are cached, beams,
-    their cache, bias of the projections.
+    """Import DecoderMaskedMultiHeadAttention, in which one query attends to cached keys.
 
-    One query attends to a cache, which holds the new key at its position, or to keys and values of
-    an encoder, which are already split by heads.
+    Inputs: query, key, value, mask, bias of scores, cached keys, cached values, number of cached
+    positions, beam width, beam indirection of the cache (unsupported), bias of the projections.
+
+    The new key and value are written into the caches at the next position. Without caches, the keys
+    and values are those of an encoder, which are already split by heads. Returns the result and, if
+    requested, the caches.
     """
     refuse(node, {9: "an indirection of the cache"}, ("output_qk",))
     if node.static_ints(8, "beam_width") not in (None, (1,)):
@@ -69,7 +72,10 @@ def _masked_attention(node: OnnxNode) -> list[str]:
 
 
 def _with_mask(node: OnnxNode, attention: MaskedAttention, length: int) -> MaskedAttention:
-    """Apply the mask (batch, keys so far), which marks hidden keys."""
+    """Add the node's mask (batch, keys so far), which is 0 for a hidden key, to the attention.
+
+    Keys after the mask's last column are hidden too. `length` is the number of all keys.
+    """
     given = node.optional(3)
     if given is None:
         return attention
@@ -85,7 +91,10 @@ def _with_mask(node: OnnxNode, attention: MaskedAttention, length: int) -> Maske
 
 
 def _projected(node: OnnxNode, heads: int) -> tuple[str, str, str]:
-    """Query, key and value by heads, with bias unless they are already split by heads."""
+    """Return query, key and value as (batch, heads, rows, size), with their bias.
+
+    Operands that are already split by heads are returned unchanged, without bias.
+    """
     bias, start = node.optional(10), 0
     made = []
     for position, what in enumerate(("the query", "the key", "the value")):
@@ -107,10 +116,11 @@ def _projected(node: OnnxNode, heads: int) -> tuple[str, str, str]:
 
 
 def _repeated_ngrams(node: OnnxNode) -> str:
-    """Scores (batch, tokens): tokens that would repeat an n-gram of the row's tokens are excluded.
+    """Import NGramRepeatBlock: exclude tokens that would repeat an n-gram of the row.
 
-    Wherever the last n - 1 tokens occur earlier in the row, the token after that occurrence gets
-    the score -inf.
+    Inputs: the tokens of each row, and the scores (batch, vocabulary) of the next token. Wherever
+    the last n - 1 tokens occur earlier in the row, the token after that occurrence gets the score
+    -inf.
     """
     ids, scores = node.input(0), node.input(1)
     size, shape = node.integer("ngram_size"), node.shape(ids)

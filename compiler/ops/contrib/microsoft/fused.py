@@ -1,6 +1,6 @@
 """Fused float operators of com.microsoft, which ONNX Runtime's optimiser emits.
 
-They are imported as the operators that the optimiser fused.
+The import replaces each by the separate operators from which the optimiser fused it.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _EPSILON = 1e-12
 
 
 def _sum(node: OnnxNode, first: str, *positions: int) -> str:
-    """A value plus the present operands at these positions."""
+    """Add the operands at `positions` to the value `first`; omitted operands are skipped."""
     for position in positions:
         other = node.optional(position)
         if other is not None:
@@ -50,7 +50,10 @@ def _quick_gelu(node: OnnxNode) -> str:
 
 
 def _skipped(node: OnnxNode, bias: int) -> str:
-    """input + skip + bias; a skip of lower rank is broadcast over the batch."""
+    """Emit input + skip + bias; `bias` is the position of the bias.
+
+    A skip of lower rank, or with a batch of 1, is broadcast over the batch.
+    """
     x, skip = node.input(0), node.input(1)
     shape, other = node.shape(x), node.shape(skip)
     own = shape[max(len(shape) - len(other), 0) :]
@@ -64,8 +67,13 @@ def _skipped(node: OnnxNode, bias: int) -> str:
 
 
 def _with_sum(node: OnnxNode, normalised: str, total: str) -> list[str]:
-    """The outputs: normalised values, their mean and deviation (unsupported), the normalisation's
-    input."""
+    """Return the outputs of a skip normalisation: result, mean, inverse deviation, `total`.
+
+    `total` is the input of the normalisation. Mean and inverse deviation are not supported.
+
+    Raises:
+        UnsupportedOperatorError: if the node has one of these two outputs.
+    """
     if any(node.outputs[1:3]):
         raise node.unsupported("the outputs mean and inv_std_var are not implemented")
     return [normalised, "", "", total][: max(len(node.outputs), 1)]
@@ -98,9 +106,11 @@ def _gemm_fast_gelu(node: OnnxNode) -> str:
 
 
 def _embed_layer_norm(node: OnnxNode) -> list[str]:
-    """Words, segments, the tables of words, positions and segments, gamma, beta, mask, positions
+    """Import EmbedLayerNormalization: the normalised sum of three embeddings.
 
-    Outputs: normalised, the number of words in each row of the mask, and the sum before it.
+    Inputs: token ids (batch, tokens), segment ids, tables of tokens, positions and segments, gamma,
+    beta, mask, position ids. Outputs: the normalised sum, the number of unmasked tokens per row,
+    and the sum.
     """
     words, segments, tables = node.input(0), node.optional(1), (node.input(2), node.input(3))
     shape = node.shape(words)
@@ -136,10 +146,10 @@ def _bias_add(node: OnnxNode) -> str:
 
 
 def _bias_softmax(node: OnnxNode) -> str:
-    """softmax(x + bias) over all dimensions from `axis` on.
+    """Import BiasSoftmax: softmax(x + bias), normalised over all dimensions from `axis` on.
 
-    The bias has the shape of the outer or of the inner dimensions before the axis, and is broadcast
-    over the others.
+    The bias covers only some of the dimensions before `axis`: the outer ones with
+    `is_inner_broadcast`, else the inner ones. It is broadcast over the others.
     """
     x, bias = node.input(0), node.input(1)
     shape, given = node.shape(x), node.shape(bias)
@@ -168,7 +178,7 @@ def _bias_softmax(node: OnnxNode) -> str:
 
 
 def _renamed(op_type: str, node: OnnxNode) -> str:
-    """An operator that ONNX defines too."""
+    """Import a node like the ONNX operator `op_type`, which has the same inputs and attributes."""
     return node.call(op_type, *node.inputs, **node.attrs)
 
 

@@ -31,11 +31,12 @@ from tilewright.compiler.sizes import larger, same_extents
 
 @dataclass(frozen=True, slots=True)
 class _Cache:
-    """Positions of a batch's new rows: after `past` rows, in a cache of `length` rows.
+    """The positions of new rows in a cache of keys or values with `length` rows.
 
-    `past` is None if it is known only at run time; `first` (batch,) is then its value for each row
-    of the batch. `last` (batch,) are the last keys of each row; None if the past of a single row is
-    known.
+    The new rows follow `past` old rows. `past` is None if it is known only at run time, or differs
+    within the batch. `first` then names a value (batch,) with the position of each batch row's
+    first new row. `last` names a value (batch,) with the position of each batch row's last key; it
+    is None if the batch is 1 and `past` is known.
     """
 
     node: OnnxNode
@@ -47,7 +48,10 @@ class _Cache:
     last: str | None
 
     def filled(self, cached: str | None, new: str, what: str) -> str:
-        """The cache (batch, heads, length, size) with the new rows at their positions."""
+        """Emit the cache (batch, heads, length, size) with the new rows at their positions.
+
+        `cached` is the old cache, None if omitted. `what` names it in errors.
+        """
         node = self.node
         if self.past is None:
             return self._scattered(cached, new, what)
@@ -76,11 +80,11 @@ class _Cache:
         return rows_replaced(node, cached, self.first, new, 2)
 
     def seen(self, *, causal: bool, reach: int) -> str | None:
-        """The keys visible to each query, a boolean (batch or 1, 1, rows or 1, keys); None if the
-        attention's `causal` suffices.
+        """Emit the mask of visible keys, a boolean (batch or 1, 1, rows or 1, keys).
 
-        A query sees `reach` keys up to its own, or all if `reach` is negative. Without `causal`, it
-        sees all keys of its row of the batch.
+        With `causal`, a query sees the last `reach` keys up to its own, or all of them if `reach`
+        is negative. Without `causal`, it sees all keys of its batch row. The result is None if the
+        attention needs no mask other than its attribute `causal`.
         """
         node, known = self.node, self.past is not None
         keys = counting(node, self.total if known else self.length)
@@ -102,11 +106,11 @@ class _Cache:
 
 
 def _cache(node: OnnxNode, batch: int, rows: int, cached: str | None) -> _Cache:
-    """The cache, from the numbers of keys of each row of the batch, and of the longest row (inputs
-    5 and 6).
+    """Read the positions of the new rows from seqlens_k and total_sequence_length (inputs 5, 6).
 
-    A batch of one is as long as its longest row. If that is known only at run time, the new rows
-    are written into a cache with free rows.
+    `rows` is the number of new rows, `cached` the old cache. With a batch of 1, the total length
+    determines the number of old rows. If the total is known only at run time, the new rows are
+    written into unused rows of the old cache.
     """
     old = 0 if cached is None else node.shape(cached)[2]
     longest = node.input(6)
@@ -136,7 +140,7 @@ def _cache(node: OnnxNode, batch: int, rows: int, cached: str | None) -> _Cache:
 
 
 def _last_keys(node: OnnxNode, batch: int) -> str:
-    """The number of each row's last key, (batch,), int64."""
+    """Return seqlens_k (input 5), the position of each batch row's last key, as int64 (batch,)."""
     lengths = node.input(5)
     if node.type(lengths).elements != batch:
         raise node.invalid(
@@ -151,8 +155,12 @@ _NOT_IN_GROUPS = {12: "k_scale", 13: "v_scale", 14: "q_norm_weight", 15: "k_norm
 
 
 def _group_query_attention(node: OnnxNode) -> list[str]:
-    """query, key, value, past key and value, the keys of each row minus 1, the keys of the longest,
-    cosines and sines, positions, bias of scores, a score per head without a value (sink)"""
+    """Import GroupQueryAttention; returns the result and the caches, which include the new rows.
+
+    Inputs: query, key, value, cached keys, cached values, position of each batch row's last key,
+    total length, cosines, sines, position ids, bias of scores, head_sink (heads,). The last is the
+    score of an additional key per head, whose value is zero.
+    """
     refuse(node, _NOT_IN_GROUPS, _QUANTISED_CACHE)
     heads, groups = node.integer("num_heads"), node.integer("kv_num_heads")
     query, key, value = _grouped(node, heads, groups)
@@ -208,7 +216,11 @@ def _group_query_attention(node: OnnxNode) -> list[str]:
 
 
 def _grouped(node: OnnxNode, heads: int, groups: int) -> tuple[str, str, str]:
-    """Query, key and value by heads, from separate operands or concatenated in the first."""
+    """Return query, key and value as (batch, heads or groups, rows, size).
+
+    `groups` is the number of key heads. The three are separate operands, or are concatenated in the
+    first operand.
+    """
     if heads < 1 or groups < 1 or heads % groups:
         raise node.invalid(
             f"attribute 'num_heads' is {heads}, expected a multiple of 'kv_num_heads', {groups}"

@@ -38,7 +38,8 @@ def merge_heads(node: OnnxNode, value: str) -> str:
 class MaskedAttention:
     """The operands of an attention: query, key and value, each (batch, heads, rows, size).
 
-    `masks` are added to the scores. If `causal`, query i does not attend to keys after `past + i`.
+    `masks` are values that are added to the scores. If `causal`, query i does not attend to keys
+    after `past + i`.
     """
 
     node: OnnxNode
@@ -117,7 +118,7 @@ def refuse(node: OnnxNode, inputs: Mapping[int, str], attrs: tuple[str, ...] = (
 
 
 def joined(node: OnnxNode, past: str | None, rows: str, what: str) -> str:
-    """Append `rows` to the cache `past` along dimension 2; None is an empty cache.
+    """Append `rows` to the cache `past` along dimension 2; if `past` is None, return `rows`.
 
     `what` names the cache in errors.
     """
@@ -133,7 +134,7 @@ def joined(node: OnnxNode, past: str | None, rows: str, what: str) -> str:
 
 
 def both(node: OnnxNode, first: int, second: int, what: str) -> tuple[str | None, str | None]:
-    """Return the operands at positions `first` and `second`, or None for both if they are omitted.
+    """Return the operands at positions `first` and `second`; both are None if both are omitted.
 
     `what` names them in errors.
 

@@ -1,6 +1,6 @@
-"""Operators of com.microsoft for image models, most of them with channels last.
+"""Operators of com.microsoft for image models, most of which have channels last.
 
-ONNX Runtime has no CPU kernels for them; docs/ContribOperators.md defines them.
+ONNX Runtime has no CPU kernels for these operators; docs/ContribOperators.md defines them.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def _channels_last(node: OnnxNode, value: str) -> str:
 
 
 def _normalised(node: OnnxNode, x: str, gamma: str, beta: str) -> str:
-    """GroupNormalization and, with `activation`, SiLU."""
+    """Emit GroupNormalization of `x`, followed by SiLU if the attribute `activation` is 1."""
     last = node.integer("channels_last", 1) != 0
     image = _channels_first(node, x) if last else x
     made = node.call(
@@ -58,7 +58,11 @@ def _group_norm(node: OnnxNode) -> str:
 
 
 def _skip_group_norm(node: OnnxNode) -> list[str]:
-    """x, gamma, beta, skip (shape of x; or one row of channels per image), bias of channels"""
+    """Import SkipGroupNorm: the sum x + skip + bias, group-normalised.
+
+    Inputs: x, gamma, beta, skip (the shape of x, or one row of channels per image), bias
+    (channels,). Returns the result and, if requested, the sum.
+    """
     x, skip = node.input(0), node.input(3)
     shape, other = _image(node, x), node.shape(skip)
     last = node.integer("channels_last", 1) != 0
@@ -84,8 +88,11 @@ def _skip_group_norm(node: OnnxNode) -> list[str]:
 
 
 def _nhwc_conv(node: OnnxNode) -> str:
-    """x: (batch, rows, columns, channels); weights: (filters, rows, columns, channels of a
-    group)"""
+    """Import NhwcConv, a convolution whose images and weights have their channels last.
+
+    x is (batch, rows, columns, channels). The weights are (filters, rows, columns, channels per
+    group).
+    """
     x, weights, bias = node.input(0), node.input(1), node.optional(2)
     _image(node, x)
     _image(node, weights)
@@ -100,7 +107,10 @@ def _nhwc_pool(node: OnnxNode) -> str:
 
 
 def _qlinear_conv(node: OnnxNode) -> str:
-    """Like ONNX's; with `channels_last`, images have their channels last, weights do not."""
+    """Import com.microsoft's QLinearConv as ONNX's QLinearConv.
+
+    With `channels_last`, input and output images have their channels last, but the weights do not.
+    """
     attrs = {key: value for key, value in node.attrs.items() if key != "channels_last"}
     if not node.integer("channels_last", 0):
         return node.call("QLinearConv", *node.inputs, **attrs)
@@ -114,7 +124,10 @@ def _grid_sample(node: OnnxNode) -> str:
 
 
 def _bias_split_gelu(node: OnnxNode) -> str:
-    """The first half of x + bias times the GELU of the second."""
+    """Import BiasSplitGelu: the first half of x + bias times the GELU of the second half.
+
+    The halves are along the last dimension.
+    """
     total = node.call("Add", node.input(0), node.input(1))
     shape = node.shape(total)
     if not shape or shape[-1] % 2:

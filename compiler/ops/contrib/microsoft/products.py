@@ -41,7 +41,13 @@ def integer_product(
 
 
 def _of_columns(node: OnnxNode, what: str, parameter: str | None, b: str) -> None:
-    """Raise InvalidModelError unless a parameter has one element, or one per column of b."""
+    """Check that a parameter of the matrix `b` has one element, or one per column of `b`.
+
+    `what` names the parameter in the error.
+
+    Raises:
+        InvalidModelError: if it has another number of elements.
+    """
     shape = node.shape(b)
     if parameter is None or node.type(parameter).elements == 1:
         return
@@ -90,7 +96,10 @@ def dynamically_quantised(node: OnnxNode, x: str) -> tuple[str, str, str]:
 
 
 def _dynamic_quantize_matmul(node: OnnxNode) -> str:
-    """A (float), B, its scale and zero point, bias"""
+    """Import DynamicQuantizeMatMul: A @ B + bias, where A is quantised at run time.
+
+    Inputs: A (float32), B (int8 or uint8), scale of B, zero point of B, bias.
+    """
     b = require_int8(node, 1)
     a, scale, zero = dynamically_quantised(node, node.input(0))
     zeros = zero, zero_point(node, 3, b)
@@ -100,7 +109,11 @@ def _dynamic_quantize_matmul(node: OnnxNode) -> str:
 
 
 def _matmul_integer_to_float(node: OnnxNode) -> str:
-    """A, B, their scales, their zero points, bias"""
+    """Import MatMulIntegerToFloat: the product of two dequantised 8-bit tensors, plus a bias.
+
+    Inputs: A, B, scale of A, scale of B, zero point of A, zero point of B, bias. The result is
+    float32.
+    """
     a, b = require_int8(node, 0), require_int8(node, 1)
     zeros = zero_point(node, 4, a), zero_point(node, 5, b)
     scale = column_scales(node, node.input(2), node.input(3), b)
@@ -108,7 +121,7 @@ def _matmul_integer_to_float(node: OnnxNode) -> str:
 
 
 def _transposed(node: OnnxNode, value: str, key: str) -> str:
-    """A matrix, transposed if the attribute says so."""
+    """Return a matrix, transposed if the attribute `key` is not 0."""
     if len(node.shape(value)) != 2:
         raise node.invalid(
             f"the operand of '{key}' is {show(node.shape(value))}, expected a matrix"
@@ -117,9 +130,10 @@ def _transposed(node: OnnxNode, value: str, key: str) -> str:
 
 
 def _qgemm(node: OnnxNode) -> str:
-    """alpha * a_scale * b_scale * (A @ B + C), in float32 or quantised.
+    """Import QGemm: alpha * a_scale * b_scale * (A @ B + C), in float32 or quantised.
 
-    Inputs: A, its scale and zero point; the same of B; C (int32); the scale and zero point of Y.
+    Inputs: A, scale and zero point of A, B, scale and zero point of B, C (int32), scale and zero
+    point of the result. Without the last two inputs, the result is float32.
     """
     a = _transposed(node, require_int8(node, 0), "transA")
     b = _transposed(node, require_int8(node, 3), "transB")
@@ -135,8 +149,11 @@ def _qgemm(node: OnnxNode) -> str:
 
 
 def _fused_matmul(node: OnnxNode) -> str:
-    """alpha * A @ B, with optional transpositions: of the matrices, or, with transBatch, of the
-    first dimension to the position before the last."""
+    """Import FusedMatMul: alpha * A @ B, with optional transpositions of A and B.
+
+    transA and transB exchange the last two dimensions. transBatchA and transBatchB move the first
+    dimension to the position before the last.
+    """
     left, right = (
         _turned(node, node.input(position), f"trans{key}", f"transBatch{key}")
         for position, key in enumerate("AB")
@@ -163,7 +180,11 @@ def _turned(node: OnnxNode, value: str, key: str, batch_key: str) -> str:
 
 
 def _activated(node: OnnxNode, value: str, parameters: tuple[float, ...]) -> str:
-    """A value after the activation that an attribute names."""
+    """Apply the activation that the attribute `activation` names, with its parameters, to a value.
+
+    Raises:
+        UnsupportedOperatorError: if the activation is unknown.
+    """
     name = node.word("activation", "")
     first = {"alpha": parameters[0]} if parameters else {}
     match name:
@@ -193,7 +214,7 @@ def _fused_gemm(node: OnnxNode) -> str:
 
 
 def _fused_conv(node: OnnxNode) -> str:
-    """Conv, plus the fourth input, then the activation"""
+    """Import FusedConv: Conv of the first three inputs, plus the fourth, then an activation."""
     attrs = {k: v for k, v in node.attrs.items() if not k.startswith("activation")}
     total = _biased(node, node.call("Conv", *node.inputs[:3], **attrs), 3)
     return _activated(node, total, tuple(node.numbers("activation_params")))

@@ -1,6 +1,6 @@
 """Operators of com.microsoft on uint8 and int8 tensors, with one scale and zero point per tensor.
 
-Each is imported as its float operator between DequantizeLinear and QuantizeLinear, as ONNX
+The import places each one's float operator between DequantizeLinear and QuantizeLinear, as ONNX
 Runtime's documentation defines it. Passes then convert it to integer arithmetic, as in QDQ models.
 """
 
@@ -83,20 +83,30 @@ def quantised(node: OnnxNode, value: str, position: int, like: str) -> str:
 
 
 def _binary(op_type: str, node: OnnxNode) -> str:
-    """A, its scale and zero; B, its scale and zero; the scale and zero of C"""
+    """Import an operator of two quantised operands, such as QLinearAdd, via its float operator.
+
+    Inputs: A, its scale and zero point; B, its scale and zero point; scale and zero point of the
+    result.
+    """
     result = node.call(op_type, dequantised(node, 0), dequantised(node, 3))
     return quantised(node, result, 6, node.input(0))
 
 
 def _unary(op_type: str, node: OnnxNode) -> str:
-    """X, its scale and zero; the scale and zero of Y"""
+    """Import an operator of one quantised operand, such as QLinearSigmoid, via its float operator.
+
+    Inputs: X, its scale and zero point; scale and zero point of the result.
+    """
     attrs = {"alpha": node.number("alpha", 0.01)} if op_type == "LeakyRelu" else {}
     return quantised(node, node.call(op_type, dequantised(node, 0), **attrs), 3, node.input(0))
 
 
 def _softmax(node: OnnxNode) -> str:
-    """`opset` is the version of the original Softmax: before 13, its axis splits the shape into a
-    matrix."""
+    """Import QLinearSoftmax.
+
+    The attribute `opset` is the version of ONNX's Softmax that was quantised. Before 13, Softmax
+    flattens the dimensions from `axis` on.
+    """
     opset = node.integer("opset")
     axis = node.integer("axis", -1 if opset >= 13 else 1)
     rows = node.call_at(opset, "Softmax", dequantised(node, 0), axis=axis)
@@ -109,7 +119,11 @@ def _where(node: OnnxNode) -> str:
 
 
 def _concat(node: OnnxNode) -> str:
-    """The scale and zero of Y come first, then each part with its own."""
+    """Import QLinearConcat.
+
+    Inputs: scale and zero point of the result, then three for each part: the part, its scale and
+    zero point.
+    """
     count = len(node.inputs) - 2
     if count < 3 or count % 3:
         raise node.invalid(f"it has {len(node.inputs)} inputs, expected 2 and then 3 for each part")
@@ -119,7 +133,10 @@ def _concat(node: OnnxNode) -> str:
 
 
 def _pool(op_type: str, node: OnnxNode) -> str:
-    """Pooling of N, C, ..., or of N, ..., C with `channels_last`."""
+    """Import pooling of a quantised tensor (N, C, ...), or (N, ..., C) with `channels_last`.
+
+    `op_type` is the ONNX operator that pools the dequantised tensor.
+    """
     x = require_int8(node, 0)
     rank = len(node.shape(x))
     if rank < 3:
@@ -133,7 +150,10 @@ def _pool(op_type: str, node: OnnxNode) -> str:
 
 
 def _standard(op_type: str, node: OnnxNode) -> str:
-    """An operator that ONNX now defines too, with one scale, or scales along `axis`."""
+    """Import a com.microsoft operator as the ONNX operator `op_type`, defined in the same way.
+
+    Scale and zero point have one element, or one element per index along `axis`.
+    """
     return node.call(op_type, *node.inputs, **node.attrs)
 
 

@@ -1,7 +1,7 @@
 """DynamicQuantizeLSTM of com.microsoft: an LSTM with 8-bit integer matrix products.
 
-ONNX Runtime's quantiser emits it. The inputs of all steps are quantised together. The state is
-quantised at each step, separately for each row of the batch.
+ONNX Runtime's quantiser emits this operator. The inputs of all steps are quantised with one common
+scale. The state is quantised at each step, with a scale for each row of the batch.
 """
 
 from __future__ import annotations
@@ -25,8 +25,11 @@ GATES = 4
 
 
 def _product(node: OnnxNode, value: str, matrix: Sequence[str]) -> str:
-    """Floats, quantised by their smallest and largest element, times bytes with scale and zero
-    point."""
+    """Emit the product of a float32 value, quantised at run time, and an 8-bit matrix.
+
+    `matrix` names the 8-bit elements, their scale and their zero point. The value's scale follows
+    from its smallest and largest element. The result is float32.
+    """
     bytes_, scale, zero = matrix
     quantised, own, centre = dynamically_quantised(node, value)
     factor = node.call("Mul", own, scale)
@@ -34,7 +37,7 @@ def _product(node: OnnxNode, value: str, matrix: Sequence[str]) -> str:
 
 
 def _state_product(node: OnnxNode, value: str, matrix: Sequence[str]) -> str:
-    """Like `_product`, with a scale and a zero point for each row of the floats."""
+    """Emit the product like `_product`, with a scale and zero point for each row of `value`."""
     bytes_, scale, zero = matrix
     none = node.scalar(0.0, DType.FLOAT32)
     low = node.emit("min", [node.emit("reduce_min", [value], axes=(1,), keepdims=1), none])
@@ -58,9 +61,10 @@ def _state_product(node: OnnxNode, value: str, matrix: Sequence[str]) -> str:
 
 
 def _held(node: OnnxNode, position: int, parameters: tuple[int, int]) -> list[list[str]]:
-    """Bytes, scale and zero point of each direction.
+    """Return the elements, scale and zero point of an 8-bit weight, for each direction of the LSTM.
 
-    Scales and zero points are one number per direction, or one for each column.
+    The weight (directions, rows, columns) is the input at `position`. `parameters` are the
+    positions of its scale and zero point, each with one number per direction or per column.
     """
     bytes_ = require_int8(node, position)
     shape = node.shape(bytes_)
@@ -84,8 +88,11 @@ def _held(node: OnnxNode, position: int, parameters: tuple[int, int]) -> list[li
 
 
 def _onnx_lstm(node: OnnxNode) -> list[str]:
-    """Like LSTM; W (directions, width, gates * hidden) and R (directions, hidden, gates * hidden)
-    are bytes, with their scales and zero points after the peepholes."""
+    """Import DynamicQuantizeLSTM; the outputs are those of ONNX's LSTM.
+
+    W (directions, width, gates * hidden) and R (directions, hidden, gates * hidden) are 8-bit. The
+    inputs after those of LSTM are the scale and zero point of W, then of R.
+    """
     inputs, states = _held(node, 1, (8, 9)), _held(node, 2, (10, 11))
     width, rows = node.shape(inputs[0][0])
     recurrent = node.shape(node.input(2))

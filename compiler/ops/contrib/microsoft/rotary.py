@@ -1,6 +1,8 @@
-"""Rotary position embedding of com.microsoft: pairs of elements are rotated by an angle
-proportional to the position (Su et al., "RoFormer", 2021). Tables hold the cosines and sines of the
-angles."""
+"""Rotary position embedding of com.microsoft.
+
+Pairs of elements are rotated by an angle proportional to the position (Su et al., "RoFormer",
+2021). Tables hold the cosines and sines of the angles.
+"""
 
 from __future__ import annotations
 
@@ -16,9 +18,9 @@ from tilewright.compiler.sizes import same_extents
 
 
 def positions(node: OnnxNode, first: str | None, batch: int, rows: int) -> str:
-    """Emit the positions of consecutive rows from `first` on, (batch, rows) or (1, rows).
+    """Emit the positions of consecutive rows, as int64 (batch, rows) or (1, rows).
 
-    `first` is (1,) or (batch,); None starts at 0.
+    `first` names the position of the first row, (1,) or (batch,). If it is None, rows start at 0.
     """
     count = table(node, counting(node, rows).reshape((1, rows)), DType.INT64)
     if first is None:
@@ -79,8 +81,13 @@ def rotated(
 
 
 def _rotary_embedding(node: OnnxNode) -> str:
-    """x: (batch, rows, heads * size) or (batch, heads, rows, size); positions: (1,), the first one,
-    or (batch, rows); cosines and sines: (positions, half)"""
+    """Import RotaryEmbedding of com.microsoft.
+
+    Inputs:
+        x: (batch, rows, heads * size) or (batch, heads, rows, size)
+        positions: that of the first row, (1,), or of every row, (batch, rows)
+        cosines and sines: (positions, half)
+    """
     x, where = node.input(0), node.input(1)
     if node.integer("is_packed_batching", 0):
         raise node.unsupported("attribute 'is_packed_batching' is not 0")

@@ -24,12 +24,12 @@ from tilewright.compiler.ops.registry import OnnxRule
 
 
 def _scores(node: OnnxNode, targets: int | None) -> str:
-    """(rows, targets): X times the coefficients of each target, which are stored one target after
-    the other.
+    """Emit the scores (rows, targets): X times the coefficients of each target, plus intercepts.
 
-    Without `targets`, their number is the number of intercepts, as in ONNX Runtime: of additional
-    coefficients, which onnxmltools wrote in 2018, only the first ones count. Without intercepts,
-    the number follows from the coefficients.
+    The attribute `coefficients` has one row of features per target. If `targets` is None, the
+    number of targets is the number of intercepts, as in ONNX Runtime, and additional coefficients,
+    which onnxmltools wrote in 2018, are ignored. Without intercepts, the number of targets follows
+    from the number of coefficients.
     """
     x = as_floats(node, rows_of(node, node.input(0)))
     features, dtype = node.shape(x)[1], node.type(x).dtype
@@ -60,10 +60,10 @@ def _onnx_regressor(node: OnnxNode) -> str:
 
 
 def _onnx_classifier(node: OnnxNode) -> tuple[str, str]:
-    """Labels (rows,) and scores (rows, classes).
+    """Import LinearClassifier; returns labels (rows,) and scores (rows, classes).
 
-    A single row of coefficients for two classes scores the second class. Labels depend on the
-    scores before the transform.
+    If two classes have a single row of coefficients, it is the score of the second class. Labels
+    depend on the scores before the post transform.
     """
     labels = class_labels(node, "classlabels_ints")
     scores = _scores(node, None)

@@ -19,7 +19,13 @@ from tilewright.compiler.sizes import equal
 
 
 def _check_features(node: OnnxNode, what: str, count: int, shape: tuple[int, ...]) -> None:
-    """Raise InvalidModelError unless there is one value, or one for each feature."""
+    """Check that an attribute has one value, or one value for each feature.
+
+    `count` is the number of values, and `shape` the input's shape (..., features).
+
+    Raises:
+        InvalidModelError: if there is another number of values.
+    """
     if count != 1 and (not shape or not equal(count, shape[-1])):
         raise node.invalid(
             f"attribute '{what}' has {count} values, expected one, or one for each feature of the "
@@ -28,7 +34,7 @@ def _check_features(node: OnnxNode, what: str, count: int, shape: tuple[int, ...
 
 
 def _onnx_scaler(node: OnnxNode) -> str:
-    """(x - offset) * scale"""
+    """Import Scaler: (x - offset) * scale, in float32."""
     x = as_floats(node, node.input(0))
     dtype = node.type(x).dtype
     for key, op in (("offset", "sub"), ("scale", "mul")):
@@ -41,7 +47,10 @@ def _onnx_scaler(node: OnnxNode) -> str:
 
 
 def _onnx_normalizer(node: OnnxNode) -> str:
-    """Each row divided by its norm, unless that is zero. MAX divides by the largest element."""
+    """Import Normalizer: divide each row by its norm; a row with the norm zero is unchanged.
+
+    The norms are L1, L2 and MAX, which is the largest element, not the largest magnitude.
+    """
     x = as_floats(node, node.input(0))
     dtype, rank = node.type(x).dtype, len(node.shape(x))
     if rank not in (1, 2):
@@ -64,7 +73,10 @@ def _onnx_normalizer(node: OnnxNode) -> str:
 
 
 def _onnx_imputer(node: OnnxNode) -> str:
-    """Replace one value of the input, which may be a NaN, by another."""
+    """Import Imputer: replace every element that equals a given value by another value.
+
+    The replaced value may be NaN. The new value may differ by feature.
+    """
     x = node.input(0)
     dtype, shape = node.type(x).dtype, node.shape(x)
     kind = "float" if dtype.is_float else "int64"
@@ -93,7 +105,7 @@ def _onnx_imputer(node: OnnxNode) -> str:
 
 
 def _onnx_binarizer(node: OnnxNode) -> str:
-    """1 above the threshold, else 0."""
+    """Import Binarizer: 1 for elements above the threshold, 0 for others."""
     x, threshold = node.input(0), node.number("threshold", 0.0)
     dtype = node.type(x).dtype
     if not dtype.is_float:  # an integer is above a number exactly if it is above its floor
@@ -106,7 +118,10 @@ def _onnx_binarizer(node: OnnxNode) -> str:
 
 
 def _onnx_array_feature_extractor(node: OnnxNode) -> str:
-    """The columns at the indices; a vector is treated as one row."""
+    """Import ArrayFeatureExtractor: select columns of X by index.
+
+    A vector is treated as one row. The result is (..., number of indices).
+    """
     x, indices = node.input(0), node.input(1)
     shape = node.shape(x)
     if not shape:
@@ -123,8 +138,11 @@ def _onnx_array_feature_extractor(node: OnnxNode) -> str:
 
 
 def _mapped(node: OnnxNode, what: str) -> np.ndarray | None:
-    """The numbers or texts of `keys_*` or `values_*` in their type; None if the attribute is
-    missing."""
+    """Return the keys or values of a LabelEncoder, as an array of numbers or strings.
+
+    `what` is "keys" or "values". They are read from the first attribute present among `*_strings`,
+    `*_tensor`, `*_int64s` and `*_floats`; the result is None if all are missing.
+    """
     texts = node.attrs.get(f"{what}_strings")
     if texts:
         return np.array(texts, np.object_)
@@ -140,7 +158,10 @@ def _mapped(node: OnnxNode, what: str) -> np.ndarray | None:
 
 
 def _default(node: OnnxNode, dtype: np.dtype[np.generic]) -> np.ndarray:
-    """The value for elements without a key, in the type of the values."""
+    """Return the value for elements that match no key, as an array of one element.
+
+    `dtype` is the type of the values; object stands for strings.
+    """
     tensor = node.tensor("default_tensor")
     if dtype.kind == "O":
         if tensor is None:
@@ -158,9 +179,9 @@ def _default(node: OnnxNode, dtype: np.dtype[np.generic]) -> np.ndarray:
 
 
 def _onnx_label_encoder(node: OnnxNode) -> str:
-    """The value for an element's key, gathered at the largest position of an equal key.
+    """Import LabelEncoder: replace each element by the value of the key that equals it.
 
-    NaNs are equal to each other; the last of equal keys counts.
+    If several keys are equal, the last one counts. A NaN equals a NaN key.
     """
     x = node.input(0)
     keys, values = _mapped(node, "keys"), _mapped(node, "values")
@@ -193,7 +214,10 @@ def _onnx_label_encoder(node: OnnxNode) -> str:
 
 
 def _picked(node: OnnxNode, table: np.ndarray, place: str) -> str:
-    """Elements of a table, which may be texts."""
+    """Emit the elements of a one-dimensional table at the positions `place`.
+
+    If the table holds strings, the result is their label encoding.
+    """
     if table.dtype.kind != "O":
         return node.emit("gather", [node.constant(table), place], axis=0)
     numbers, labels = text_places(table)
@@ -203,7 +227,10 @@ def _picked(node: OnnxNode, table: np.ndarray, place: str) -> str:
 
 
 def _onnx_one_hot_encoder(node: OnnxNode) -> str:
-    """One row per element: 1 at its category, or all zeros."""
+    """Import OneHotEncoder: each element becomes a vector with a 1 at the element's category.
+
+    The vector is zero if the element equals no category.
+    """
     x = node.input(0)
     texts = node.builder.labels.get(x)
     named, numbers = node.attrs.get("cats_strings", ()), node.ints("cats_int64s")

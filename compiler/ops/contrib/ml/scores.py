@@ -45,12 +45,12 @@ def floats(node: OnnxNode, values: object, dtype: DType) -> str:
 
 
 def post_transform(node: OnnxNode, scores: str, transform: str) -> str:
-    """Apply the formula of a `post_transform` to each row of scores (rows, classes).
+    """Apply the transform that `post_transform` names to each row of scores (rows, classes).
 
     SOFTMAX and SOFTMAX_ZERO are meaningless for a single column.
 
     Raises:
-        InvalidModelError: if there is no such transform.
+        InvalidModelError: if the name is unknown.
     """
     dtype = node.type(scores).dtype
     match transform:
@@ -69,11 +69,12 @@ def post_transform(node: OnnxNode, scores: str, transform: str) -> str:
 
 
 def target_transform(node: OnnxNode, scores: str, transform: str) -> str:
-    """Apply the formula of a `post_transform` to the targets of a regression (rows, targets).
+    """Apply the transform that `post_transform` names to a regression's targets (rows, targets).
 
     Raises:
-        InvalidModelError: if there is no such transform.
-        UnsupportedOperatorError: if there is one target, and ONNX Runtime omits the transform then.
+        InvalidModelError: if the name is unknown.
+        UnsupportedOperatorError: if there is one target, for which ONNX Runtime skips most
+            transforms.
     """
     if node.shape(scores)[1] == 1 and transform not in ("NONE", "PROBIT"):
         if transform not in TRANSFORMS:
@@ -85,9 +86,10 @@ def target_transform(node: OnnxNode, scores: str, transform: str) -> str:
 
 
 def _softmax_zero(node: OnnxNode, scores: str, dtype: DType) -> str:
-    """exp(x - max) if x is not zero, else x exp(-max), divided by the row's sum.
+    """Emit SOFTMAX_ZERO: softmax over each row, in which a score x of zero has the numerator 0.
 
-    A row of zeros becomes 0.5, as in ONNX's reference.
+    The numerator of other scores is exp(x - largest score); scores near zero have x exp(-largest
+    score). A row of zeros becomes 0.5, as in ONNX's reference.
     """
     largest = node.emit("reduce_max", [scores], axes=(1,), keepdims=1)
     powers = node.emit("exp", [node.emit("sub", [scores, largest])])
@@ -102,7 +104,10 @@ def _softmax_zero(node: OnnxNode, scores: str, dtype: DType) -> str:
 
 
 def _probit(node: OnnxNode, scores: str, dtype: DType) -> str:
-    """sqrt(2) erfinv(2 p - 1), infinite at 0 and 1."""
+    """Emit the probit of p, sqrt(2) erfinv(2 p - 1), by Winitzki's approximation.
+
+    It is infinite at 0 and 1.
+    """
 
     def number(value: float) -> str:
         return node.scalar(value, dtype)
@@ -128,9 +133,10 @@ TEXTS = "classlabels_strings"
 def with_texts(
     rule: Callable[[OnnxNode], tuple[str, str]],
 ) -> Callable[[OnnxNode], tuple[str, str]]:
-    """Wrap the rule of a classifier: string labels of classes become the labels of its output.
+    """Wrap a classifier's import rule so that its label output holds the string labels, if any.
 
-    The rule returns the positions of the classes, as `class_labels` numbers them, and the scores.
+    The rule returns labels and scores. If the node has string labels, the rule's labels are
+    positions in the list of strings (`class_labels`).
     """
 
     def emit(node: OnnxNode) -> tuple[str, str]:
@@ -149,7 +155,7 @@ def with_texts(
 def class_labels(node: OnnxNode, integers: str) -> list[int]:
     """Return the integer label of each class, from the attribute named `integers`.
 
-    If the node has string labels, the result is their positions 0, 1, ... (`with_texts`).
+    If the node has string labels instead, the result is their positions 0, 1, ... (`with_texts`).
     """
     named = node.attrs.get(TEXTS, ())
     if named:

@@ -1,9 +1,9 @@
 """SVMClassifier and SVMRegressor: kernel functions, pairwise scores, votes and probabilities.
 
-Platt's sigmoids give the probability of each pair of classes. Pairwise coupling combines them: Wu,
-Lin and Weng, "Probability estimates for multi-class classification by pairwise coupling" (2004),
-with libsvm's iteration. ONNX Runtime's kernels define the details that the specification leaves
-out.
+Platt's sigmoids give the probability of each pair of classes. Pairwise coupling turns these into
+one probability per class: Wu, Lin and Weng, "Probability estimates for multi-class classification
+by pairwise coupling" (2004), with libsvm's iteration. ONNX Runtime's kernels define details missing
+in the specification.
 """
 
 from __future__ import annotations
@@ -45,7 +45,11 @@ LEAST_SHARE = 1e-7
 
 
 def _array(node: OnnxNode, key: str, *shape: int) -> np.ndarray:
-    """A list of numbers reshaped to this shape; one extent may be -1."""
+    """Return the attribute `key` as a float32 array of this shape; one extent may be -1.
+
+    Raises:
+        InvalidModelError: if the number of values does not fit the shape.
+    """
     values = np.array(node.numbers(key), np.float32)
     try:
         return values.reshape(shape)
@@ -56,7 +60,10 @@ def _array(node: OnnxNode, key: str, *shape: int) -> np.ndarray:
 
 
 def _kernel(node: OnnxNode, x: str, vectors: np.ndarray, kind: str) -> str:
-    """(rows, vectors): the kernel function of each row and each vector."""
+    """Emit the kernel function of each row of x and each support vector, (rows, vectors).
+
+    `kind` is LINEAR, POLY, RBF or SIGMOID.
+    """
     params = node.numbers("kernel_params") or [0.0, 0.0, 0.0]
     if len(params) != 3:
         raise node.invalid(f"attribute 'kernel_params' has {len(params)} numbers, expected 3")
@@ -90,7 +97,10 @@ def _kernel(node: OnnxNode, x: str, vectors: np.ndarray, kind: str) -> str:
 
 
 def _regressor(node: OnnxNode) -> str:
-    """(rows, 1); one_class maps positive values to 1, others to -1."""
+    """Import SVMRegressor; the result is (rows, 1).
+
+    With the attribute `one_class`, positive results become 1 and others -1.
+    """
     x = cast_to(node, rows_of(node, node.input(0)), DType.FLOAT32)
     supports = node.integer("n_supports", 0)
     rho = _array(node, "rho", -1)
@@ -115,7 +125,7 @@ def _regressor(node: OnnxNode) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Pairs:
-    """All pairs of `count` classes, in the order of their scores."""
+    """All pairs of `count` classes, in the order in which an SVM's pairwise scores are stored."""
 
     count: int
 
@@ -124,7 +134,11 @@ class _Pairs:
         return list(combinations(range(self.count), 2))
 
     def weights(self, coefficients: np.ndarray, vectors: Sequence[int]) -> np.ndarray:
-        """(vectors, pairs) from (classes - 1, vectors), with zeros for vectors of other classes."""
+        """Return the weight of each support vector in each pairwise score, (vectors, pairs).
+
+        `coefficients` is (classes - 1, vectors), and `vectors` is the number of support vectors per
+        class. A vector of a class outside the pair has the weight zero.
+        """
         starts = np.cumsum([0, *vectors])
         result = np.zeros((int(starts[-1]), len(self.all)), np.float32)
         for column, (one, other) in enumerate(self.all):
@@ -134,8 +148,10 @@ class _Pairs:
         return result
 
     def signs(self) -> np.ndarray:
-        """(2 * pairs, classes): the class that each positive score votes for, and then each
-        negative score."""
+        """Return the votes that scores cast for classes, as zeros and ones (2 * pairs, classes).
+
+        Row i is the vote of a positive score i, and row pairs + i the vote of a negative score i.
+        """
         result = np.zeros((2, len(self.all), self.count), np.float32)
         for column, (one, other) in enumerate(self.all):
             result[0, column, one] = result[1, column, other] = 1
@@ -143,7 +159,11 @@ class _Pairs:
 
 
 def _classifier(node: OnnxNode) -> tuple[str, str]:
-    """Labels (rows,) and scores: of each class, of each pair of classes, or probabilities."""
+    """Import SVMClassifier; returns labels (rows,) and scores.
+
+    The scores are probabilities if the model has Platt's parameters; otherwise there is one per
+    pair of classes, or one per class if there are two classes or no support vectors.
+    """
     labels = class_labels(node, "classlabels_ints")
     vectors = node.ints("vectors_per_class", ()) or ()
     x = cast_to(node, rows_of(node, node.input(0)), DType.FLOAT32)
@@ -175,10 +195,10 @@ def _classifier(node: OnnxNode) -> tuple[str, str]:
 
 
 def _linear(node: OnnxNode, x: str, labels: list[int], transform: str) -> tuple[str, str]:
-    """A weight for each feature and class.
+    """Import an SVMClassifier without support vectors: one weight per feature and class.
 
-    Of two classes, ONNX Runtime selects the second if the largest score is positive, or at least
-    0.5 if no weight is negative.
+    With two classes, the label is the second class if the largest score is positive, as in ONNX
+    Runtime. If no weight is negative, the score must be at least 0.5.
     """
     rho = _array(node, "rho", -1)
     weights = _array(node, "coefficients", len(labels), -1)
@@ -199,7 +219,11 @@ def _linear(node: OnnxNode, x: str, labels: list[int], transform: str) -> tuple[
 
 
 def _probabilities(node: OnnxNode, scores: str, pairs: _Pairs) -> str:
-    """(rows, classes): the probabilities closest to those of the pairs, by Platt's sigmoids."""
+    """Emit the probability of each class, (rows, classes), from pairwise scores.
+
+    Platt's sigmoids turn the scores into probabilities of pairs. The result minimises the
+    differences from them (`_coupled`).
+    """
     a, b = (_array(node, key, len(pairs.all)) for key in ("prob_a", "prob_b"))
 
     def number(value: float) -> str:
@@ -230,9 +254,10 @@ def _probabilities(node: OnnxNode, scores: str, pairs: _Pairs) -> str:
 
 
 def _coupled(node: OnnxNode, form: str, begin: str) -> str:
-    """Minimise p' Q p over probabilities p, class by class, until all classes have converged.
+    """Minimise p' Q p over probabilities p, one class at a time, until convergence.
 
-    `form` is Q (rows, classes, classes), `begin` p (rows, classes). Each row stops separately.
+    `form` is Q (rows, classes, classes), and `begin` the first p (rows, classes). Each row stops
+    separately.
     """
     (rows, count), outside = node.shape(begin), node
     going = filled(node, 1, (rows, 1), DType.FLOAT32)
@@ -250,8 +275,11 @@ def _coupled(node: OnnxNode, form: str, begin: str) -> str:
 def _coupling_step(
     node: OnnxNode, form: str, states: Sequence[str], rows: int, count: int
 ) -> Sequence[str]:
-    """Whether another step follows, the next probabilities, and the rows that have not
-    converged."""
+    """Emit one step of the minimisation in `_coupled`.
+
+    `states` are the probabilities (rows, classes), and flags (rows, 1) of the rows that have not
+    converged. Returns whether another step is needed, and the next two states.
+    """
     share, going = states
 
     def number(value: float) -> str:

@@ -1,7 +1,8 @@
 """Conversion of decision trees to the tables of the operator `descend`, for all comparison modes.
 
-A record of a table tests x <= threshold, which is false for a NaN. Other modes become the same
-comparison with another threshold, with exchanged branches, or on -x:
+A record of a table tests x <= threshold, which is false for a NaN. Other modes are expressed by
+this
+comparison, with another threshold, with exchanged branches, or on -x:
 
     x < t       x <= the float before t
     x > t       -x <= the float before -t
@@ -43,8 +44,8 @@ class SplitMode(IntEnum):
 class SplitNode:
     """An inner node of a tree, which tests a feature and continues at node `yes` or `no`.
 
-    `values` holds the threshold, or the elements of the set for MEMBER. A NaN continues at `yes` if
-    `missing` is true.
+    `values` holds the threshold; for MEMBER it holds the elements of the set. A NaN continues at
+    `yes` if `missing` is true, else at `no`.
     """
 
     feature: int
@@ -57,9 +58,10 @@ class SplitNode:
 
 @dataclass(frozen=True, slots=True)
 class Tables:
-    """Trees as arrays in which position i describes record i.
+    """Decision trees as arrays of records; position i of each array describes record i.
 
-    The first records are the trees' roots. The last record is a leaf that belongs to no tree.
+    A record is a comparison or a leaf. The first records are the trees' roots. The last record is a
+    leaf that belongs to no tree.
 
     Attributes:
         columns: the column that each record compares.
@@ -80,7 +82,10 @@ class Tables:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Test:
-    """If x[column] <= threshold, `below`, else `other`; each is a node or a test."""
+    """A comparison: continue at `below` if x[column] <= threshold, else at `other`.
+
+    Each successor is the index of a tree node, or another comparison.
+    """
 
     column: int
     threshold: float
@@ -110,7 +115,13 @@ def tree_tables(
 
 
 def _check_trees(nodes: Sequence[SplitNode | None], roots: Sequence[int], features: int) -> None:
-    """Several nodes of a tree may lead to one node, as in exporters' sets of categories."""
+    """Check that the nodes below each root form an acyclic graph that no other root shares.
+
+    Several nodes may lead to the same node, as exporters write it for sets of categories.
+
+    Raises:
+        InvalidModelError: if they do not, or a node tests a missing feature or compares with NaN.
+    """
     for number, node in enumerate(nodes):
         if node is None:
             continue
@@ -158,7 +169,8 @@ class _Builder:
     def build(self, roots: Sequence[int]) -> Tables:
         """Build the records level by level, so that the records that most rows read are adjacent.
 
-        A node that several tests lead to has a record for each, and one shared pair of successors.
+        If several tests lead to a node, each has its own record of the node. These records share
+        one pair of successors.
         """
         items: list[int | _Test] = list(roots)
         pairs: dict[int, int] = {}
@@ -192,7 +204,10 @@ class _Builder:
         )
 
     def _test(self, item: int | _Test) -> _Test | None:
-        """The test of a node, cached; None for a leaf."""
+        """Return the first comparison of a tree node, or None for a leaf; the result is cached.
+
+        A comparison is returned unchanged.
+        """
         if isinstance(item, _Test):
             return item
         node = self.nodes[item]
@@ -244,14 +259,17 @@ class _Builder:
         return rest
 
     def _before(self, t: float) -> float:
-        """The next smaller number of the type; NaN if none exists, because nothing is below it."""
+        """Return the largest number of the type `self.dtype` below t.
+
+        For minus infinity, the result is NaN, because no number is smaller.
+        """
         if t == -np.inf:
             return float("nan")
         return float(np.nextafter(self.dtype.type(t), self.dtype.type(-np.inf)))
 
 
 def _longest(following: np.ndarray, roots: int) -> int:
-    """Number of steps on the longest path from a root to a leaf."""
+    """Return the number of comparisons on the longest path from a root to a leaf."""
     level = np.arange(roots)
     steps = 0
     while True:

@@ -1,4 +1,8 @@
-"""Tree ensembles of ai.onnx.ml: `descend` finds the leaves, whose votes are then aggregated."""
+"""Tree ensembles of ai.onnx.ml.
+
+The operator `descend` finds the leaf of each row in each tree. The leaves' votes are then
+aggregated.
+"""
 
 from __future__ import annotations
 
@@ -46,9 +50,9 @@ grouping is skipped if they would then hold more than this number times the tree
 class Forest:
     """A tree ensemble, as an ONNX node describes it.
 
-    `nodes` has None for each leaf, `roots` are positions in `nodes`. The arrays `leaves`, `targets`
-    and `weights` describe votes: a row that ends at leaf `leaves[i]` adds `weights[i]` to target
-    `targets[i]`.
+    `nodes` has None for each leaf, and `roots` are indices of `nodes`. The arrays `leaves`,
+    `targets` and `weights` describe votes: a row that ends at leaf `leaves[i]` adds `weights[i]` to
+    target `targets[i]`.
     """
 
     nodes: Sequence[SplitNode | None]
@@ -61,8 +65,10 @@ class Forest:
 
 
 def _scores(node: OnnxNode, forest: Forest, targets: int, aggregate: str) -> str:
-    """(rows, targets): each tree's leaf for the row votes for targets; without any vote, the score
-    is zero."""
+    """Emit the scores (rows, targets): the aggregated votes of the leaves that each row reaches.
+
+    `aggregate` is SUM, AVERAGE, MIN or MAX. A target without any vote has the score zero.
+    """
     if aggregate not in AGGREGATES:
         raise node.unknown("aggregate_function", aggregate, AGGREGATES)
     if targets < 1 or not len(forest.roots):
@@ -107,7 +113,10 @@ def _scores(node: OnnxNode, forest: Forest, targets: int, aggregate: str) -> str
 def _votes(
     node: OnnxNode, forest: Forest, targets: int, aggregate: str, neutral: float
 ) -> np.ndarray:
-    """(nodes + 1, targets): the combined votes of each node; the last row has none."""
+    """Return the combined votes of each tree node for each target, (nodes + 1, targets).
+
+    A node without votes, and the last row, have the value `neutral`.
+    """
     size = (len(forest.nodes) + 1) * targets
     node.reserve(f"votes of {len(forest.nodes)} nodes for {targets} targets", size * 8)
     votes = np.full((len(forest.nodes) + 1, targets), neutral)
@@ -119,9 +128,12 @@ def _votes(
 def _groups(
     forest: Forest, tables: Tables, targets: int, votes: np.ndarray, neutral: float
 ) -> np.ndarray | None:
-    """Roots grouped by the one target that each tree votes for. Groups are padded to one length
-    with the leaf that belongs to no tree. None if a tree votes for several targets, or groups would
-    be too long."""
+    """Group the trees by target if each tree votes for a single target.
+
+    Returns root records, group after group. All groups have the same length; shorter ones are
+    padded with the leaf that belongs to no tree. The result is None if a tree votes for several
+    targets, or if the padding would be too large.
+    """
     voted = votes != neutral
     if (voted.sum(1) > 1).any():
         return None
@@ -145,7 +157,7 @@ def _groups(
 
 
 def _trees_of(tables: Tables, roots: int) -> np.ndarray:
-    """The tree of each record; -1 for the leaf that belongs to no tree."""
+    """Return the index of each record's tree; -1 for the leaf that belongs to no tree."""
     found = np.full(len(tables.following), -1)
     level = np.arange(roots)
     found[level] = level
@@ -158,7 +170,10 @@ def _trees_of(tables: Tables, roots: int) -> np.ndarray:
 
 
 def _leaves(node: OnnxNode, x: str, tables: Tables, roots: np.ndarray) -> str:
-    """(rows, trees): the record of each tree's leaf for each row."""
+    """Emit the leaf record that each row of x reaches in each tree, (rows, trees).
+
+    `roots` are the root records of the trees.
+    """
     if tables.mirrored:
         x = node.emit("concat", [x, node.emit("neg", [x])], axis=1)
     dtype = node.type(x).dtype
@@ -168,7 +183,7 @@ def _leaves(node: OnnxNode, x: str, tables: Tables, roots: np.ndarray) -> str:
 
 
 def _with_base(node: OnnxNode, scores: str, targets: int) -> str:
-    """The scores plus base_values, if present."""
+    """Add the attribute `base_values` (targets,) to the scores if it is present."""
     given = node.tensor("base_values_as_tensor")
     base = np.array(node.numbers("base_values")) if given is None else given.array.reshape(-1)
     if not base.size:
@@ -183,7 +198,11 @@ def _with_base(node: OnnxNode, scores: str, targets: int) -> str:
 
 
 def _whole(node: OnnxNode, key: str, count: int | None = None) -> tuple[int, ...]:
-    """A list of `count` integers."""
+    """Return the attribute `key` as integers, empty if it is missing.
+
+    Raises:
+        InvalidModelError: if there are not `count` of them.
+    """
     found = node.ints(key, ())
     assert found is not None
     if count is not None and len(found) != count:
@@ -192,7 +211,13 @@ def _whole(node: OnnxNode, key: str, count: int | None = None) -> tuple[int, ...
 
 
 def _numbers(node: OnnxNode, key: str, count: int) -> tuple[np.ndarray, bool]:
-    """Numbers from the attribute or from its tensor variant, and whether they are float64."""
+    """Return the attribute `key`, or its variant `*_as_tensor`, as float64.
+
+    The second result is true if the tensor is float64.
+
+    Raises:
+        InvalidModelError: if there are not `count` numbers.
+    """
     tensor = node.tensor(f"{key}_as_tensor")
     found = np.array(node.numbers(key)) if tensor is None else tensor.array.reshape(-1)
     if len(found) != count:
@@ -206,8 +231,11 @@ def _dtype(node: OnnxNode, double: bool) -> DType:
 
 
 def _forest(node: OnnxNode, votes: str) -> Forest:
-    """The trees of TreeEnsembleRegressor and TreeEnsembleClassifier; the first node of each is its
-    root. `votes` is the prefix of the attributes of votes."""
+    """Read the trees of a TreeEnsembleRegressor or TreeEnsembleClassifier.
+
+    The first node of each tree is its root. `votes` is the prefix of the attributes with the
+    leaves' votes: "target" or "class".
+    """
     ids = _whole(node, "nodes_nodeids")
     count = len(ids)
     trees = _whole(node, "nodes_treeids", count)
@@ -266,10 +294,11 @@ def _onnx_regressor(node: OnnxNode) -> str:
 
 
 def _onnx_classifier(node: OnnxNode) -> tuple[str, str]:
-    """Labels (rows,) and scores (rows, classes).
+    """Import TreeEnsembleClassifier; returns labels (rows,) and scores (rows, classes).
 
-    If all votes are for the first of two classes, they are the score of the second: exporters write
-    binary classifiers in this way. The label belongs to the larger score before the transform.
+    The label belongs to the larger score before the transform. If there are two classes and all
+    votes are for the first, their sum is the score of the second class: exporters write binary
+    classifiers in this way.
     """
     labels = class_labels(node, "classlabels_int64s")
     forest = _forest(node, "class")
@@ -288,8 +317,10 @@ def _onnx_classifier(node: OnnxNode) -> tuple[str, str]:
 
 
 def _onnx_ensemble(node: OnnxNode) -> str:
-    """TreeEnsemble: branches and leaves are separate lists. Positions of leaves follow those of
-    branches."""
+    """Import TreeEnsemble, whose attributes list branches and leaves separately.
+
+    In the resulting `Forest`, the leaves follow the branches.
+    """
     splits, modes, weights = (
         node.tensor(key) for key in ("nodes_splits", "nodes_modes", "leaf_weights")
     )
@@ -344,7 +375,11 @@ def _onnx_ensemble(node: OnnxNode) -> str:
 
 
 def _members(node: OnnxNode, count: int) -> Iterator[tuple[float, ...]]:
-    """The members of each set; a NaN ends a set."""
+    """Yield the elements of each set in `membership_values`, in which a NaN ends each set.
+
+    Raises:
+        InvalidModelError: if there are not `count` sets.
+    """
     tensor = node.tensor("membership_values")
     values = np.empty(0) if tensor is None else tensor.array.reshape(-1).astype(np.float64)
     ends = np.flatnonzero(np.isnan(values))
