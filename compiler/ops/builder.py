@@ -144,7 +144,7 @@ class GraphBuilder:
         return name
 
     def reserve(self, label: str, size: int) -> None:
-        """Count the `size` bytes of a generated constant before it is allocated.
+        """Add `size` bytes to the total of generated constants, before the constant is allocated.
 
         `label` names the node in errors.
 

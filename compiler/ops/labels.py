@@ -73,7 +73,10 @@ def _reference(arrays: Sequence[np.ndarray], _attrs: Attrs) -> np.ndarray:
 
 
 def _zip_map(node: OnnxNode) -> str:
-    """A dictionary for each row of scores, or for the only one."""
+    """Import ZipMap: a dictionary from class label to score for each row of scores.
+
+    A vector of scores is treated as one row. The result is the scores, with the labels attached.
+    """
     x = node.input(0)
     shape = node.shape(x)
     if len(shape) not in (1, 2):

@@ -82,7 +82,7 @@ def _logical(
 
 
 def _onnx_trilu(node: OnnxNode) -> str:
-    """Zeros beyond a diagonal: a selection by a constant mask."""
+    """Import Trilu: keep the upper or lower triangle of each matrix; set other elements to 0."""
     x = node.input(0)
     shape, dtype = node.shape(x), node.type(x).dtype
     if len(shape) < 2:
@@ -99,7 +99,11 @@ def _onnx_trilu(node: OnnxNode) -> str:
 
 
 def _counted_triangle(node: OnnxNode, shape: tuple[int, ...], offset: int) -> str:
-    """True if column j is at or after row i + offset, or for the lower part at or before it."""
+    """Emit the mask of a triangle with dynamic extents (rows, columns).
+
+    In the upper triangle, element (i, j) is true if j >= i + offset; in the lower, if j <= i +
+    offset.
+    """
     rows, columns = shape
     row = node.reshape(counted(node, columns), (1, columns))
     column = node.reshape(counted(node, rows, start=offset), (rows, 1))

@@ -39,7 +39,7 @@ def _expression(
     index: tuple[Affine, ...],
     _fresh: Fresh,
 ) -> Expr:
-    """table[x[...]]; int8 is indexed by its byte in memory."""
+    """Return the expression table[x[...]]; an int8 element is reinterpreted as uint8."""
     x = operands[0](index)
     position = x if types[0].dtype is DType.UINT8 else Cast(x, DType.UINT8)
     return operands[1]((Affine(),), ((0, position),))

@@ -61,18 +61,18 @@ class Looped:
 def looped(
     node: OnnxNode, trips: int | str | None, begin: str, states: Sequence[str], body: BodyBuilder
 ) -> Looped:
-    """Emit a loop at run time, and return its results.
+    """Emit a loop that runs a body at run time, and return its results.
 
     Args:
         node: the ONNX node that is imported.
         trips: the maximum number of steps, the value that holds it, or None for an unbounded loop.
-        begin: a boolean value that is true if a first step follows.
+        begin: a boolean value that is true if the loop takes a first step.
         states: the initial states.
-        body: builds the body.
+        body: builds the graph of one step.
 
     Raises:
-        UnsupportedOperatorError: if the body's shapes depend on the step, or if there are rows to
-            stack and no number known at import bounds the steps.
+        UnsupportedOperatorError: if the body's shapes depend on the step, or if the loop stacks
+            values and no number known at import bounds the steps.
         InvalidModelError: if the body contradicts itself.
     """
     trips = None if isinstance(trips, int) and trips >= NO_LIMIT else trips
@@ -159,7 +159,10 @@ def looped(
 
 
 def _affordable(steps: int, rows: Sequence[TensorType]) -> bool:
-    """Whether memory for all rows of a bound that comes from a condition is affordable."""
+    """Whether the stacked `rows` of `steps` steps need at most COLLECTED_BYTES.
+
+    Dynamic sizes count as affordable. The bound `steps` was derived from the loop's condition.
+    """
     if is_dynamic(steps):
         return True
     each = sum(kind.bytes for kind in rows)
@@ -167,7 +170,11 @@ def _affordable(steps: int, rows: Sequence[TensorType]) -> bool:
 
 
 def _fewer(most: int | None, counted: int) -> tuple[int, bool]:
-    """The smaller number of steps, and whether it is known which one that is."""
+    """Return the smaller of two bounds on the number of steps.
+
+    If dynamic sizes determine which one is smaller, the result is `most`. The second result is
+    whether the smaller bound is known.
+    """
     if most is None:
         return counted, True
     fewer = always_smaller(most, counted)
@@ -177,10 +184,10 @@ def _fewer(most: int | None, counted: int) -> tuple[int, bool]:
 def branched(
     node: OnnxNode, condition: str, then: BranchBuilder, otherwise: BranchBuilder
 ) -> list[str]:
-    """Emit a branch at run time, and return the outputs of the selected body; only this body runs.
+    """Emit a branch, of which a run executes only the selected body; return its outputs.
 
-    If both bodies are cheap, they are computed and their results selected, without a branch. A body
-    that contradicts itself for the given sizes is an error only in runs that select it.
+    If both bodies are cheap, both are computed instead, and their results selected. A body that
+    contradicts itself for the given sizes is an error only in runs that select it.
 
     Raises:
         InvalidModelError: if both branches contradict themselves.
@@ -204,8 +211,8 @@ def branch_of(
 ) -> list[str]:
     """Emit a branch that runs the first body if `condition` is true, else the second.
 
-    `pairs` has the enclosure and the graph of each body; both have the same output types. Returns
-    the outputs of the branch.
+    `pairs` has the enclosure and the graph of each body; the two graphs have the same output types.
+    Returns the outputs of the branch.
     """
     enclosures, graphs = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
     kinds = [graphs[0].types[value] for value in graphs[0].outputs]
@@ -228,7 +235,9 @@ def branch_of(
 def _made_branches(
     node: OnnxNode, condition: str, then: BranchBuilder, otherwise: BranchBuilder
 ) -> list[tuple[Enclosure, Graph]]:
-    """The bodies of both branches; one that contradicts itself is replaced by an error at run time.
+    """Build the bodies of both branches.
+
+    If one contradicts itself, it is replaced by a body that ends the run with an error.
 
     Raises:
         InvalidModelError: if both contradict themselves.
@@ -256,8 +265,10 @@ def _made_branches(
 def _refused(
     node: OnnxNode, condition: str, error: InvalidModelError, like: Graph
 ) -> tuple[Enclosure, Graph]:
-    """A body that ends the run, in place of an invalid branch; it has the outputs of the other
-    branch."""
+    """Build a body that ends the run with `error`, in place of an invalid branch; warn about it.
+
+    The body has outputs of the same types as `like`, the graph of the other branch.
+    """
     message = f"If '{node.name}': the branch that is chosen contradicts itself: {error}"
     warnings.warn(
         f"If '{node.name}': a branch contradicts itself, and is an error if it is chosen: {error}",
@@ -288,7 +299,10 @@ def _both(
 
 
 def _taking(graph: Graph, own: Sequence[str], captured: Sequence[str], node: OnnxNode) -> Graph:
-    """The body with an input for each value that either branch captures."""
+    """Return the body with one input for each value in `captured`, which either branch reads.
+
+    `own` are the values that this body reads; it ignores the other inputs.
+    """
     renamed = dict(zip(own, graph.inputs, strict=True))
     inputs = [renamed.get(value, f"unread.{k}") for k, value in enumerate(captured)]
     types = {**graph.types, **{i: node.type(v) for i, v in zip(inputs, captured, strict=True)}}
@@ -313,7 +327,7 @@ def _empty(node: OnnxNode, kind: TensorType) -> str:
 
 
 def truth(node: OnnxNode, value: str) -> str:
-    """Reshape a condition to a scalar.
+    """Reshape a condition to a boolean scalar.
 
     Raises:
         InvalidModelError: if it is not a single boolean.

@@ -13,7 +13,7 @@ from tilewright.compiler.ops.wide_rules import in_wide_type
 
 
 def _power(node: OnnxNode, x: str, p: int) -> str:
-    """|x| ** p"""
+    """Emit |x| ** p."""
     match p:
         case 1:
             return node.emit("abs", [x])
@@ -25,7 +25,7 @@ def _power(node: OnnxNode, x: str, p: int) -> str:
 
 
 def _root(node: OnnxNode, total: str, p: int) -> str:
-    """total ** (1 / p)"""
+    """Emit total ** (1 / p)."""
     match p:
         case 1:
             return total
@@ -36,7 +36,7 @@ def _root(node: OnnxNode, total: str, p: int) -> str:
 
 
 def _order(node: OnnxNode) -> int:
-    """p: an integer, up to opset 1 a float."""
+    """Return the attribute `p`, which must be a positive integer; opset 1 states it as a float."""
     p = node.number("p", 2)
     if p < 1 or p != int(p):
         raise node.invalid(f"p is {p}, not a positive integer")
@@ -44,7 +44,10 @@ def _order(node: OnnxNode) -> int:
 
 
 def _onnx_lp_pool(node: OnnxNode) -> str:
-    """The p-th root of the sum over each window: an average with divisor 1."""
+    """Import LpPool: the p-th root of the sum of |x| ** p over each window.
+
+    The sum is an average pooling with the divisor 1.
+    """
     x, p = node.input(0), _order(node)
     dtype = node.type(x).dtype
     attrs, _, spatial = window_attrs(node)
@@ -67,7 +70,7 @@ def _onnx_global_lp_pool(node: OnnxNode) -> str:
 
 
 def _onnx_lp_normalization(node: OnnxNode) -> str:
-    """x divided by the norm along an axis; zeros stay zeros."""
+    """Import LpNormalization: x divided by its norm along an axis; a zero vector is unchanged."""
     x, p = node.input(0), _order(node)
     rank, axis = len(node.shape(x)), node.integer("axis", -1)
     if not -rank <= axis < rank:

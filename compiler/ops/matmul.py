@@ -60,7 +60,7 @@ def _matmul_expression(
     index: tuple[Affine, ...],
     fresh: Fresh,
 ) -> Expr:
-    """sum over k of a[..., m, k] * b[..., k, n], + bias."""
+    """Return the expression: sum over k of a[..., m, k] * b[..., k, n], plus the bias if any."""
     dtype = computed_type(types, attrs)
     a, b = types[0].shape, types[1].shape
     outer = list(index)
@@ -111,7 +111,10 @@ def _gemm_expression(
     index: tuple[Affine, ...],
     fresh: Fresh,
 ) -> Expr:
-    """alpha * sum over k of a[m, k] * b[k, n], + beta * c."""
+    """Return the expression: alpha * sum over k of a[m, k] * b[k, n], plus beta * c if present.
+
+    The attributes `trans_a` and `trans_b` exchange the indices of a and b.
+    """
     row, column = index
     trans_a, trans_b = integer(attrs, "trans_a", 0), integer(attrs, "trans_b", 0)
     k = fresh("k", types[0].shape[0 if trans_a else 1])
@@ -135,7 +138,7 @@ def _onnx_matmul(node: OnnxNode) -> str:
 
 
 def product(node: OnnxNode, a: str, b: str, accumulator: DType | None = None) -> str:
-    """Emit `np.matmul(a, b)`, also for vector operands, and return its value.
+    """Emit `np.matmul(a, b)`, also for vector operands, and return the name of the result.
 
     `accumulator` is the type of products and sums, if it differs from the operands' type.
     """

@@ -53,7 +53,11 @@ def _onnx_transpose(node: OnnxNode) -> str:
 
 
 def _slice_parts(attrs: Attrs, shape: Shape) -> tuple[Shape, Shape, Shape]:
-    """starts, steps and sizes, one for each dimension; every element read is within the operand."""
+    """Return the attributes `starts`, `steps` and `sizes` of a slice, one element per dimension.
+
+    Raises:
+        InvalidModelError: if the slice reads elements outside the operand.
+    """
     rank = len(shape)
     starts, sizes = ints(attrs, "starts"), ints(attrs, "sizes")
     steps = ints(attrs, "steps", (1,) * rank)
@@ -68,7 +72,10 @@ def _slice_parts(attrs: Attrs, shape: Shape) -> tuple[Shape, Shape, Shape]:
 
 
 def _lies_within(extent: int, start: int, step: int, size: int) -> bool:
-    """Whether every element read lies in the operand; a size of 0 reads none."""
+    """Whether a slice along one dimension reads only elements in [0, extent).
+
+    A slice of size 0 reads none.
+    """
     if step == 0 or size < 0:
         return False
     if step == 1 and (is_dynamic(size) or is_dynamic(start)):  # the size may be 0 in some runs
@@ -105,7 +112,10 @@ def _slice_expression(
 
 
 def _onnx_slice(node: OnnxNode) -> str:
-    """ONNX's ends, negative positions and clamping become starts and sizes."""
+    """Import Slice: convert ONNX's starts and ends to starts and sizes.
+
+    Negative positions count from the end, and positions beyond an end are clamped.
+    """
     x = node.input(0)
     shape = node.shape(x)
     rank = len(shape)
@@ -150,14 +160,18 @@ def _onnx_slice(node: OnnxNode) -> str:
 
 
 def _may_end_beyond(extent: int, start: int, end: int) -> bool:
-    """Whether a slice that begins within the extent ends beyond it for some sizes only."""
+    """Whether a slice ends beyond the extent for some, but not all, values of the dynamic sizes.
+
+    The start must not be negative, and the end must not be before the start.
+    """
     low, high = bounds(end - extent)
     return low <= 0 < high < inf and bounds(start)[0] >= 0 and bounds(end - start)[0] >= 0
 
 
 def _guarded_part(node: OnnxNode, table: str, dim: int, start: int, end: int) -> str:
-    """A slice of a table of the model: positions, a causal mask. A slice that ends beyond the table
-    is an error of the input, and such a run is refused.
+    """Emit a slice of a constant table, such as position embeddings or a causal mask.
+
+    A run in which the slice ends beyond the table is refused as invalid input.
 
     Raises:
         DynamicSizeError: if a single dimension makes the slice end beyond the table.
@@ -170,10 +184,12 @@ def _guarded_part(node: OnnxNode, table: str, dim: int, start: int, end: int) ->
 
 
 def _open_part(extent: int, start: int, end: int, step: int) -> tuple[int, int]:
-    """Start and size of ONNX's Slice; an end beyond all extents is the end of the dimension.
+    """Convert start and end of ONNX's Slice along a dynamic dimension to start and size.
+
+    A very large position, which exporters write for "to the end", becomes the end of the dimension.
 
     Raises:
-        DynamicSizeError: if the ranges do not decide where an end lies.
+        DynamicSizeError: if the ranges do not determine whether a position is in the dimension.
     """
     low, high = (0, extent) if step > 0 else (-1, extent - 1)
 
@@ -195,7 +211,7 @@ _ENDLESS = (1 << 31) - 1
 
 
 def _onnx_split(node: OnnxNode) -> list[str]:
-    """One slice for each output."""
+    """Import Split as one slice per output."""
     x = node.input(0)
     shape = node.shape(x)
     axis = node.integer("axis", 0)
@@ -265,7 +281,7 @@ def _onnx_expand(node: OnnxNode) -> str:
 
 
 def _onnx_tile(node: OnnxNode) -> str:
-    """(a, b) repeated (m, n) times: (1, a, 1, b) expanded to (m, a, n, b)."""
+    """Import Tile: reshape (a, b) to (1, a, 1, b), expand it to (m, a, n, b), merge the pairs."""
     x = node.input(0)
     shape = node.shape(x)
     repeats = node.static_ints(1, "repeats")

@@ -1,5 +1,7 @@
-"""Helpers for operators of kind NATIVE, and the operator `trim`, which shortens a value to an
-extent that the data determine."""
+"""Helpers for operators of kind NATIVE, and the operator `trim`.
+
+`trim` shortens a value to an extent that data determine.
+"""
 
 from __future__ import annotations
 
@@ -61,11 +63,11 @@ def split_at(shape: Sequence[int], axis: int) -> tuple[int, int, int]:
 
 
 def trimmed(node: OnnxNode, value: str, chosen: str, axis: int = 0) -> str:
-    """Emit the first positions of `value` along an axis, as many as elements of `chosen` are true.
+    """Emit the first n positions of `value` along an axis, where n is the number of true elements.
 
-    `value` must have the selected elements first; `chosen` is a boolean vector. If `chosen` is
-    known at import, the result is a slice. Otherwise, it is a `trim`, which only nodes that do not
-    combine positions along the axis may read (`frontend/trimmed_operands.py`).
+    The boolean vector `chosen` has these elements. If it is known at import, the result is a slice.
+    Otherwise, the result is a `trim`, which only nodes that do not combine positions along the axis
+    may read (`frontend/trimmed_operands.py`).
     """
     known = node.builder.known(chosen)
     if known is not None:
@@ -76,7 +78,7 @@ def trimmed(node: OnnxNode, value: str, chosen: str, axis: int = 0) -> str:
 
 
 def _infer_trim(types: Sequence[TensorType], attrs: Attrs) -> TensorType:
-    """The type with the largest extent that the result can have."""
+    """Infer the type of a trimmed value: the operand's, with the largest possible extent."""
     operand_count(types, 2)
     axis_of(attrs, len(types[0].shape), 0)
     if types[1] != TensorType(DType.INT64, ()):

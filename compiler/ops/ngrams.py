@@ -1,4 +1,4 @@
-"""TfIdfVectorizer: counts of listed n-grams in a sequence of integers."""
+"""TfIdfVectorizer: the number of occurrences of listed n-grams in a sequence of integers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tilewright.compiler.ops.registry import OnnxRule
 
 
 def _pools(node: OnnxNode) -> list[np.ndarray]:
-    """The n-grams for n = 1, 2, ...: (count, n) each."""
+    """Return the listed n-grams: an array (count, n) for each n = 1, 2, ..."""
     starts, items = node.ints("ngram_counts"), node.ints("pool_int64s")
     if starts is None or items is None:
         raise node.unsupported(
@@ -32,7 +32,10 @@ def _pools(node: OnnxNode) -> list[np.ndarray]:
 
 
 def _counts(node: OnnxNode, rows: str, grams: np.ndarray, distances: range) -> str:
-    """(batch, grams): occurrences with neighbours at any of the distances."""
+    """Emit the number of occurrences of each n-gram in each row, (batch, grams).
+
+    An occurrence has its elements at positions i, i + d, i + 2 * d, ... for a d in `distances`.
+    """
     batch, length = node.shape(rows)
     count, n = grams.shape
     total = ""
@@ -56,7 +59,11 @@ def _counts(node: OnnxNode, rows: str, grams: np.ndarray, distances: range) -> s
 
 
 def _onnx_tf_idf(node: OnnxNode) -> str:
-    """Counts, weights of the n-grams that occur, or their product, each in its own column."""
+    """Import TfIdfVectorizer.
+
+    The mode TF counts each n-gram, IDF is the weight of each n-gram that occurs, and TFIDF is count
+    times weight. Each n-gram adds to the column that `ngram_indexes` states.
+    """
     x = node.input(0)
     shape = node.shape(x)
     if len(shape) not in (1, 2) or node.type(x).dtype.is_float:

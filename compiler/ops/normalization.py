@@ -60,7 +60,7 @@ def _batch_norm_expression(
     index: tuple[Affine, ...],
     fresh: Fresh,
 ) -> Expr:
-    """(x - mean) * scale / sqrt(var + epsilon) + bias."""
+    """Return the expression (x - mean) * (scale / sqrt(variance + epsilon)) + bias."""
     x = operands[0](index)
     scale, bias, mean, variance = (operand((index[1],)) for operand in operands[1:])
     deviation = maths.sqrt(variance + number(attrs, "epsilon", 1e-5))
@@ -68,9 +68,10 @@ def _batch_norm_expression(
 
 
 def _trained_batch_norm(node: OnnxNode) -> list[str]:
-    """With the mean and variance of this batch, which update the running ones.
+    """Import BatchNormalization in training mode, with the mean and variance of the batch.
 
-    Before opset 14 the mean and variance of the batch are outputs, too.
+    The outputs are the normalised values and the updated running mean and variance. Before opset
+    14, the mean and variance of the batch are further outputs.
     """
     x, scale, bias, mean, variance = (node.input(i) for i in range(5))
     kind, momentum = node.type(x), node.number("momentum", 0.9)
@@ -97,8 +98,11 @@ def _trained_batch_norm(node: OnnxNode) -> list[str]:
 
 
 def _elementwise_batch_norm(node: OnnxNode, x: str, parameters: Sequence[str]) -> str:
-    """(x - mean) * (scale / sqrt(var + epsilon)) + bias, with parameters of the shape of `x`
-    without its batch: `spatial` is 0, up to opset 8."""
+    """Import BatchNormalization with `spatial=0` (up to opset 8): parameters differ by element.
+
+    The result is (x - mean) * (scale / sqrt(variance + epsilon)) + bias. Parameters have the shape
+    of `x` without the batch.
+    """
     shape = node.shape(x)[1:]
     for parameter in parameters:
         if node.shape(parameter) != shape:
@@ -162,7 +166,10 @@ def _layer_norm_expression(
     index: tuple[Affine, ...],
     fresh: Fresh,
 ) -> Expr:
-    """(x - mean(x)) / sqrt(mean((x - mean(x))**2) + epsilon) * scale + bias."""
+    """Return the expression (x - mean(x)) / sqrt(mean((x - mean(x))**2) + epsilon) * scale + bias.
+
+    Scale and bias are omitted if the node has no such operands.
+    """
     shape = types[0].shape
     first = axis_of(attrs, len(shape), -1)
     dtype = types[0].dtype
@@ -171,7 +178,7 @@ def _layer_norm_expression(
     share = one / constant(count, dtype) if is_dynamic(count) else Const(1.0 / count, dtype)
 
     def row() -> tuple[tuple[Axis, ...], Expr]:
-        """New axes over the row, and its element there."""
+        """Create reduction axes over a row; return them and the element at their position."""
         axes = tuple(fresh("k", extent) for extent in shape[first:])
         return axes, operands[0]((*index[:first], *map(affine, axes)))
 
@@ -190,7 +197,7 @@ def _layer_norm_expression(
 
 
 def _onnx_layer_norm(node: OnnxNode) -> list[str]:
-    """The normalised rows, their means and the inverses of their deviations."""
+    """Import LayerNormalization; returns the normalised rows, means and inverse deviations."""
     operands = [node.input(0), node.input(1)]
     bias = node.optional(2)
     if bias is not None:
@@ -210,8 +217,11 @@ def _onnx_layer_norm(node: OnnxNode) -> list[str]:
 
 
 def _moments(node: OnnxNode, x: str, axes: tuple[int, ...]) -> tuple[str, str]:
-    """Mean and variance. The variance uses the deviations: mean(x**2) - mean(x)**2 would consist of
-    rounding errors if the mean is far from zero."""
+    """Emit mean and variance of x over the axes.
+
+    The variance is the mean of squared deviations. mean(x**2) - mean(x)**2 would consist of
+    rounding errors if the mean is far from zero.
+    """
     mean = node.emit("reduce_mean", [x], axes=axes, keepdims=1)
     centred = node.emit("sub", [x, mean])
     square = node.emit("mul", [centred, centred])
@@ -223,7 +233,7 @@ def _shifted(node: OnnxNode, value: str, by: float) -> str:
 
 
 def _onnx_mean_variance(node: OnnxNode) -> str:
-    """(x - mean) / (deviation + 1e-9)"""
+    """Import MeanVarianceNormalization: (x - mean) / (deviation + 1e-9)."""
     x = node.input(0)
     rank = len(node.shape(x))
     axes = node.ints("axes", (0, 2, 3)) or ()
@@ -236,7 +246,10 @@ def _onnx_mean_variance(node: OnnxNode) -> str:
 
 
 def _onnx_instance_norm(node: OnnxNode) -> str:
-    """Layer normalisation over the pixels of each channel, with a scale and shift per channel."""
+    """Import InstanceNormalization as layer normalisation over the pixels of each channel.
+
+    Scale and bias have one element per channel.
+    """
     x = node.input(0)
     shape = node.shape(x)
     if len(shape) < 3:
@@ -248,8 +261,10 @@ def _onnx_instance_norm(node: OnnxNode) -> str:
 
 
 def _onnx_group_norm(node: OnnxNode) -> str:
-    """Layer normalisation over groups of channels; from opset 21 on, scale and bias are per
-    channel."""
+    """Import GroupNormalization as layer normalisation over groups of channels.
+
+    Scale and bias have one element per channel from opset 21 on, and one per group before.
+    """
     x = node.input(0)
     shape, groups = node.shape(x), node.integer("num_groups")
     if len(shape) < 3 or groups < 1 or shape[1] % groups:
@@ -274,7 +289,10 @@ def _onnx_group_norm(node: OnnxNode) -> str:
 
 
 def _onnx_rms_norm(node: OnnxNode) -> str:
-    """x / sqrt(mean(x**2) + epsilon) * scale."""
+    """Import RMSNormalization: x / sqrt(mean(x**2) + epsilon) * scale.
+
+    The mean is over the dimensions from `axis` on.
+    """
     x, scale = node.input(0), node.input(1)
     rank = len(node.shape(x))
     axis = node.integer("axis", -1)
@@ -300,7 +318,7 @@ def _infer_lrn(types: Sequence[TensorType], attrs: Attrs) -> TensorType:
 
 
 def _reach(size: int) -> tuple[int, int]:
-    """Channels before and after the middle one."""
+    """Return how many channels before and after a channel its window of `size` covers."""
     return (size - 1) // 2, size // 2
 
 
@@ -326,7 +344,7 @@ def _lrn_expression(
     index: tuple[Affine, ...],
     fresh: Fresh,
 ) -> Expr:
-    """x / (bias + alpha / size * sum over neighbouring channels of x**2) ** beta."""
+    """Return x / (bias + alpha / size * sum of x**2 over `size` neighbouring channels) ** beta."""
     size = integer(attrs, "size")
     before, _ = _reach(size)
     axis = fresh("kc", size)
@@ -338,7 +356,10 @@ def _lrn_expression(
 
 
 def _power(base: Expr, exponent: float) -> Expr:
-    """Square roots if they suffice: cheaper than a power, and closer to the exact result."""
+    """Return base ** exponent; square roots replace the power for exponents 0.5 and 0.75.
+
+    Square roots cost less, and are closer to the exact result.
+    """
     root = maths.sqrt(base)
     match exponent:
         case 1.0:

@@ -17,7 +17,7 @@ from tilewright.compiler.sizes import is_dynamic, same_extents
 
 
 def _onnx_one_hot(node: OnnxNode) -> str:
-    """`on` if the position along the new axis equals the index, else `off`."""
+    """Import OneHot: `on` where the position along the new axis equals the index, else `off`."""
     indices, values = node.input(0), node.input(2)
     depths = node.static(1, "depth")
     if depths is None or depths.size != 1 or depths.item() < 1:
@@ -49,7 +49,7 @@ def _onnx_one_hot(node: OnnxNode) -> str:
 
 
 def _onnx_hardmax(node: OnnxNode) -> str:
-    """1 at the first of the largest elements of each row, else 0."""
+    """Import Hardmax: 1 at the first of the largest elements along an axis, else 0."""
     x = node.input(0)
     shape, dtype = node.shape(x), node.type(x).dtype
     rank = len(shape)
@@ -73,7 +73,7 @@ def _onnx_hardmax(node: OnnxNode) -> str:
 
 
 def _onnx_eye_like(node: OnnxNode) -> str:
-    """Ones on a diagonal, in the shape of the operand."""
+    """Import EyeLike: a matrix of the operand's shape with ones on a diagonal, else zeros."""
     x = node.input(0)
     shape = node.shape(x)
     if len(shape) != 2:

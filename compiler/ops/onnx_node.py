@@ -49,7 +49,8 @@ OnnxAttr = int | float | str | OnnxTensor | tuple[int, ...] | tuple[float, ...] 
 class OnnxNode:
     """An ONNX node that is being imported.
 
-    `inputs` are the names of its operands in the graph under construction; None for an omitted one.
+    `inputs` are the names of its operands in the graph under construction; an omitted operand is
+    None.
     """
 
     name: str
@@ -111,10 +112,13 @@ class OnnxNode:
         return array
 
     def static_ints(self, position: int, what: str) -> tuple[int, ...] | None:
-        """Return the elements of an operand like `static`, as a flat tuple of integers.
+        """Return the operand at `position`, known at import, as a flat tuple of integers.
+
+        The result is None if the operand is omitted. An element may be a dynamic size.
 
         Raises:
             InvalidModelError: if the operand is not an integer tensor.
+            UnsupportedOperatorError, DynamicSizeError: as for `static`.
         """
         array = self.static(position, what)
         if array is None:
@@ -144,7 +148,11 @@ class OnnxNode:
         return value
 
     def choice(self, key: str, known: Iterable[str], default: str | None = None) -> str:
-        """Return the attribute `key`; raises InvalidModelError if it is none of the known words."""
+        """Return the attribute `key`, which must be one of the words in `known`.
+
+        Raises:
+            InvalidModelError: if it is another word, or missing without a default.
+        """
         value, words = self.word(key, default), tuple(known)
         if value not in words:
             raise self.unknown(key, value, words)
@@ -180,7 +188,7 @@ class OnnxNode:
         return value
 
     def ints_or_input(self, key: str, position: int) -> tuple[int, ...] | None:
-        """Return the integers in the attribute `key`, or else those in the operand at `position`.
+        """Return the integers in the attribute `key`, or else in the operand at `position`.
 
         Newer opsets replaced many attributes by operands. The result is None if both are omitted.
         """
@@ -188,9 +196,10 @@ class OnnxNode:
         return given if given is not None else self.static_ints(position, key)
 
     def emit(self, op: str, inputs: Sequence[str], **attrs: AttrValue | None) -> str:
-        """Add a node to the graph and return its output, or the constant that it folds to.
+        """Add a node of the operator `op` to the graph, and return the name of its output.
 
-        Attributes that are None are omitted.
+        If the result can be computed at import, it is the name of a constant instead, without a
+        node. Attributes that are None are omitted.
 
         Raises:
             UnsupportedOperatorError: if the data determine an extent of an operand.
@@ -200,30 +209,34 @@ class OnnxNode:
         return self.builder.emit(op, inputs, present, self._hint(), self.label)
 
     def keep(self, op: str, inputs: Sequence[str], **attrs: AttrValue) -> str:
-        """Add a node to the graph, and return its output.
+        """Add a node to the graph and return the name of its output.
 
-        Unlike a node that `emit` adds, it is never folded, because a pass needs its operands.
+        Unlike `emit`, it never computes the result at import, because a pass needs the operands.
         """
         return self.builder.emit(op, inputs, attrs, self._hint(), self.label, keep=True)
 
     def call(self, op_type: str, *inputs: str | None, **attrs: OnnxAttr) -> str:
-        """Import an application of another ONNX operator by its rule; returns its first output.
+        """Import an application of the ONNX operator `op_type` by its rule.
 
-        Errors name this node.
+        Returns its first output. Errors name this node.
         """
         return self.call_at(CALLED_OPSET, op_type, *inputs, **attrs)
 
     def call_at(self, version: int, op_type: str, *inputs: str | None, **attrs: OnnxAttr) -> str:
-        """Import an application of an ONNX operator as defined in the opset `version`.
+        """Import an application of an ONNX operator as the opset `version` defines it.
 
-        It returns the first output, like `call`.
+        Returns the first output, like `call`.
         """
         called = replace(self, opset=version, inputs=inputs, outputs=self.outputs[:1], attrs=attrs)
         made = ops.onnx_rules()["", op_type].emit(called)
         return made if isinstance(made, str) else made[0]
 
     def constant(self, array: np.ndarray, dtype: DType | None = None) -> str:
-        """Add a constant; raises DynamicSizeError if dynamic sizes are among its elements."""
+        """Add a constant to the graph and return its name.
+
+        Raises:
+            DynamicSizeError: if dynamic sizes are among the elements.
+        """
         if array.dtype.kind == "O":
             raise DynamicSizeError("it needs a table computed from dynamic sizes").by(self.label)
         return self.builder.constant(array, f"{self._hint()}.constant", dtype)
@@ -238,7 +251,7 @@ class OnnxNode:
         return self.builder.numbers(array, dtype, f"{self._hint()}.constant")
 
     def reserve(self, what: str, size: int) -> None:
-        """Count the `size` bytes of a constant that the node generates, before it is allocated.
+        """Add `size` bytes to the total of generated constants, before the constant is allocated.
 
         `what` names the constant in errors.
 
@@ -248,37 +261,40 @@ class OnnxNode:
         self.builder.reserve(f"{self.label}: {what}", size)
 
     def scalar(self, value: float, dtype: DType) -> str:
-        """Add a constant of shape (), or a dynamic size."""
+        """Add a scalar, which may be a dynamic size, to the graph; return its name."""
         if is_dynamic(value):
             return self.sizes(value, dtype)
         return self.constant(to_memory(np.asarray(value), dtype), dtype)
 
     def reshape(self, value: str, shape: Sequence[int]) -> str:
-        """Reshape a value; a value that has the shape is returned unchanged."""
+        """Reshape a value and return the name of the result.
+
+        A value that already has this shape is returned unchanged.
+        """
         if self.shape(value) == tuple(shape):
             return value
         return self.emit("reshape", [value], shape=tuple(shape))
 
     def invalid(self, reason: str) -> InvalidModelError:
-        """Return the error for a node that violates the ONNX specification, with this reason."""
+        """Return an error that states why the node violates the ONNX specification."""
         return InvalidModelError(f"{self.label}: {reason}")
 
     def unknown(self, key: str, value: object, known: Iterable[str]) -> InvalidModelError:
-        """Return the error for an attribute with a value that ONNX does not define."""
+        """Return an error for the attribute `key`, whose value is not among the `known` ones."""
         return self.invalid(unknown_choice(f"attribute '{key}'", value, known))
 
     def unsupported(self, reason: str) -> UnsupportedOperatorError:
-        """Return the error for a node that is not supported, with this reason."""
+        """Return an error that states why the node is not supported."""
         return UnsupportedOperatorError(self.name, self.op_type, self.domain, self.opset, reason)
 
     def refuse_trimmed(self, operands: Sequence[str | None]) -> None:
-        """Raise UnsupportedOperatorError if the data determine an extent of an operand."""
+        """Raise UnsupportedOperatorError if data determine an extent of one of the operands."""
         for value in operands:
             if value is not None and self.builder.trim(value) is not None:
                 raise self.data_dependent(value)
 
     def data_dependent(self, operand: str) -> UnsupportedOperatorError:
-        """Return the error for an operand of which the data determine an extent."""
+        """Return an error for an operand with an extent that data determine."""
         reason = f"an extent of operand '{operand}' depends on the data"
         return UnsupportedOperatorError(
             self.name, self.op_type, self.domain, self.opset, reason, waits_for=(operand,)
