@@ -302,7 +302,7 @@ class OnnxNode:
 
     @property
     def label(self) -> str:
-        """The node's name in messages: MatMul 'fc1'."""
+        """The operator and name by which messages refer to the node, such as "MatMul 'fc1'"."""
         return f"{self.op_type} '{self.name}'"
 
     def _hint(self) -> str:

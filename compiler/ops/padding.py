@@ -1,4 +1,4 @@
-"""Padding of convolutions and pools, from ONNX's attributes."""
+"""Padding of convolutions and pooling operators, computed from ONNX's attributes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ AUTO_PADS = ("NOTSET", "VALID", "SAME_UPPER", "SAME_LOWER")
 def resolve_pads(
     node: OnnxNode, spatial: Shape, kernel: Shape, strides: Shape, dilations: Shape
 ) -> Shape:
-    """Return the padding that a node's `pads` or `auto_pad` states: all begins, then all ends.
+    """Return the padding from a node's attributes `pads` or `auto_pad`.
+
+    The result has the padding before each spatial dimension, and then the padding after each.
 
     Raises:
         InvalidModelError: if the attributes contradict each other or the input.
@@ -48,7 +50,7 @@ def resolve_pads(
 def ceil_pads(
     spatial: Shape, kernel: Shape, strides: Shape, dilations: Shape, pads: Shape
 ) -> Shape:
-    """Enlarge `pads` so that a window without ceil_mode has the outputs of ceil_mode.
+    """Enlarge `pads` so that pooling without ceil_mode has as many outputs as with ceil_mode.
 
     A last window that would start beyond the input and its leading padding is left out, as in ONNX
     and PyTorch.
@@ -69,10 +71,11 @@ def ceil_pads(
 
 
 def cut_pads(spatial: Shape, kernel: Shape, strides: Shape, dilations: Shape, pads: Shape) -> Shape:
-    """Enlarge `pads` along dimensions that are shorter than the window, by less than a stride.
+    """Enlarge `pads` along dimensions that are shorter than the window by less than a stride.
 
-    ONNX defines no output for them. ONNX Runtime computes one output, because its integer division
-    rounds towards zero. MXNet's exporter, which drops ceil_mode, relies on this output.
+    ONNX defines no output for such dimensions. ONNX Runtime computes one output, because its
+    integer division rounds towards zero. MXNet's exporter, which drops ceil_mode, relies on this
+    output.
     """
     rank = len(spatial)
     before, after = list(pads[:rank]), list(pads[rank:])

@@ -1,4 +1,4 @@
-"""Concat and Pad, whose output is assembled from boxes (`Piece`)."""
+"""Concat and Pad, whose outputs are assembled from rectangular boxes (`Piece`)."""
 
 from __future__ import annotations
 
@@ -30,7 +30,10 @@ def _no_expression(
     index: tuple[Affine, ...],
     fresh: Fresh,
 ) -> Expr:
-    """Raises ValueError: an element depends on the box that it lies in; see `pieces`."""
+    """Raise ValueError: the operator has no single expression for all elements.
+
+    How an element is computed depends on its box (`Operator.pieces`).
+    """
     raise ValueError("an operator in pieces has no single expression")
 
 
@@ -95,7 +98,7 @@ def _infer_pad(types: Sequence[TensorType], attrs: Attrs) -> TensorType:
 
 
 def _pad_pieces(types: Sequence[TensorType], attrs: Attrs) -> tuple[Piece, ...]:
-    """The edges as boxes that do not overlap, then the operand."""
+    """Return the padding as boxes that do not overlap, followed by the box of the operand."""
     shape = types[0].shape
     before, after = _pads(attrs, len(shape))
     full = _infer_pad(types, attrs).shape
@@ -154,13 +157,17 @@ def _onnx_pad(node: OnnxNode) -> str:
 
 
 def _fill(node: OnnxNode) -> float:
-    """The value of the padding."""
+    """Return the constant with which the node pads: input 2, the attribute `value`, or 0."""
     value = node.static(2, "constant_value")
     return node.number("value", 0.0) if value is None or value.size == 0 else float(value.item())
 
 
 def _check_source(node: OnnxNode, mode: str, shape: Shape, sizes: Shape, pads: Shape) -> None:
-    """Raise InvalidModelError if a padded dimension has no element to repeat."""
+    """Check that a dimension padded with elements of the operand has at least one element.
+
+    Raises:
+        InvalidModelError: if it has none.
+    """
     padded = (low != 0 or high != 0 for low, high in zip(pads, pads[len(sizes) :], strict=False))
     if mode != "constant" and any(p and size == 0 for p, size in zip(padded, sizes, strict=True)):
         raise node.invalid(
@@ -169,7 +176,11 @@ def _check_source(node: OnnxNode, mode: str, shape: Shape, sizes: Shape, pads: S
 
 
 def _onnx_pads(node: OnnxNode, rank: int) -> tuple[int, ...]:
-    """Begins, then ends, one for each dimension."""
+    """Return the node's padding: the padding before each dimension, then the padding after each.
+
+    Raises:
+        InvalidModelError: if the padding is missing or does not fit the axes.
+    """
     pads = node.ints("pads") or node.static_ints(1, "pads")
     axes = node.static_ints(3, "axes")
     axes = tuple(range(rank)) if axes is None else axes
@@ -193,8 +204,10 @@ _MOST_BOXES = 32
 
 
 def _places(places: Any, extent: int, mode: str) -> Any:
-    """The elements of a dimension for positions that may lie outside it. Positions are numbers, or
-    values of the graph."""
+    """Map positions, which may be outside a dimension, to positions of the elements to copy there.
+
+    `places` is an array or a `Computed`. The modes are edge, reflect and wrap.
+    """
     match mode:
         case "edge":
             return np.clip(places, 0, extent - 1)
@@ -207,7 +220,11 @@ def _places(places: Any, extent: int, mode: str) -> Any:
 
 
 class _Run(NamedTuple):
-    """Neighbours in the output that are `step` apart in the operand, along one dimension."""
+    """A run of neighbouring output elements whose sources in the operand are evenly spaced.
+
+    Along one dimension, output element `offset + i` is operand element `start + i * step`, for i
+    from 0 to `size - 1`.
+    """
 
     offset: int
     size: int
@@ -216,8 +233,10 @@ class _Run(NamedTuple):
 
 
 def _runs(extent: int, before: int, after: int, mode: str) -> list[_Run]:
-    """The runs of a padded dimension; empty if its padding does not consist of runs for all
-    sizes."""
+    """Return the runs of which a padded dimension consists.
+
+    The result is empty if, for some dynamic sizes, it does not consist of a fixed number of runs.
+    """
     middle = _Run(before, extent, 0, 1)
     if before == 0 and after == 0:
         return [middle]
@@ -240,8 +259,10 @@ def _runs(extent: int, before: int, after: int, mode: str) -> list[_Run]:
 
 
 def _split(offset: int, places: np.ndarray) -> list[_Run]:
-    """Divide positions of the operand into runs, at most one more than the limit of boxes; the
-    first is at `offset` in the output."""
+    """Divide a sequence of operand positions into runs; the first starts at `offset` in the output.
+
+    It stops after _MOST_BOXES + 1 runs, because a result with more is not used.
+    """
     found: list[_Run] = []
     first, steps = 0, np.diff(places)
     turns = np.flatnonzero(np.diff(steps)) + 2  # positions at which the step changes
@@ -255,8 +276,10 @@ def _split(offset: int, places: np.ndarray) -> list[_Run]:
 
 
 def _boxes(shape: Shape, pads: Shape, mode: str) -> tuple[Piece, ...]:
-    """All combinations of the dimensions' runs; empty if they are too many, or a dimension has
-    none."""
+    """Return the boxes of a padded tensor: all combinations of the dimensions' runs.
+
+    The result is empty if a dimension has no runs, or if there are more than _MOST_BOXES boxes.
+    """
     rank = len(shape)
     sides = zip(shape, pads[:rank], pads[rank:], strict=True)
     runs = [_runs(extent, before, after, mode) for extent, before, after in sides]
@@ -292,7 +315,7 @@ def _infer_extend(types: Sequence[TensorType], attrs: Attrs) -> TensorType:
 def _gathered(
     node: OnnxNode, x: str, mode: str, before: tuple[int, ...], after: tuple[int, ...]
 ) -> str:
-    """Padding with elements of the operand: a gather along each padded axis."""
+    """Emit padding with elements of the operand as one gather along each padded axis."""
     for dim, (b, a) in enumerate(zip(before, after, strict=True)):
         if b == 0 and a == 0:
             continue
@@ -305,7 +328,10 @@ def _gathered(
 
 
 def _too_few(padding: int, extent: int) -> str:
-    """The error for a reflection of a dynamic extent, with a range that `--dim` may state."""
+    """Return the error message for a reflection of more elements than a dynamic extent has.
+
+    If one dimension determines the extent, the message suggests a range for `--dim`.
+    """
     said = f"padding of {padding} reflects {extent} elements"
     if is_dynamic(padding) or len(named := dimensions(extent)) != 1:
         return said

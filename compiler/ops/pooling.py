@@ -1,4 +1,4 @@
-"""Pooling over windows; global pooling is a reduction."""
+"""Pooling over sliding windows; global pooling is imported as a reduction."""
 
 from __future__ import annotations
 
@@ -90,10 +90,10 @@ def _counts(
     before: Shape,
     after: Shape,
 ) -> np.ndarray:
-    """For each output, the number of taps in its window that lie within the input and this much
-    padding.
+    """Return the number of taps of each output's window that an average counts.
 
-    `counting` returns 0, 1, ... for a count.
+    These are the taps within the input, or within `before` and `after` elements of padding around
+    it. `counting(n)` returns 0, ..., n - 1 as an array or a `Computed`.
     """
     counts: np.ndarray = np.ones((1, 1), np.float64)
     rank = len(spatial)
@@ -125,7 +125,7 @@ def _max_expression(
     index: tuple[Affine, ...],
     fresh: Fresh,
 ) -> Expr:
-    """max over (kh, kw) of x[n, c, oh*s + kh*d - p, ...]; padding is ignored."""
+    """Return the maximum over (kh, kw) of x[n, c, oh*s + kh*d - p, ...]; padding is ignored."""
     return _pool(Combiner.MAX, operands[0], attrs, index, fresh)
 
 
@@ -136,7 +136,11 @@ def _average_expression(
     index: tuple[Affine, ...],
     fresh: Fresh,
 ) -> Expr:
-    """sum over (kh, kw) of x[n, c, oh*s + kh*d - p, ...], times the reciprocal count."""
+    """Return the mean over (kh, kw) of x[n, c, oh*s + kh*d - p, ...].
+
+    The sum is multiplied by the second operand, which has the reciprocal counts of elements.
+    Without this operand, the count is that of the window's taps.
+    """
     total = _pool(Combiner.SUM, operands[0], attrs, index, fresh)
     if len(operands) == 2:
         return total * operands[1](broadcast_index(index, types[1].shape))
@@ -150,10 +154,10 @@ def window_attrs(node: OnnxNode) -> tuple[dict[str, Shape], Shape, Shape]:
     """Read the window of an ONNX pooling node.
 
     Returns:
-        The attributes `kernel`, `strides`, `dilations` and `pads`; the part of `pads` that averages
-        count with `count_include_pad`; and the spatial extents of the input. The counted part
-        excludes the padding that ceil_mode adds. If a dimension is shorter than the window, it
-        includes the missing elements up to opset 18, and not from 19 on, as in ONNX Runtime.
+        The attributes `kernel`, `strides`, `dilations` and `pads`; the padding that averages count
+        with `count_include_pad`; and the spatial extents of the input. The counted padding excludes
+        the padding that ceil_mode adds. If a dimension is shorter than the window, it includes the
+        missing elements up to opset 18, and excludes them from 19 on, as in ONNX Runtime.
     """
     spatial = node.shape(node.input(0))[2:]
     kernel = node.ints("kernel_shape")
@@ -186,9 +190,10 @@ def _onnx_max(node: OnnxNode) -> list[str]:
 
 
 def _first_place(node: OnnxNode, result: str, attrs: dict[str, Shape]) -> str:
-    """The position of each maximum in the whole operand: the first tap that equals it.
+    """Emit the index of each maximum's element in the flattened operand.
 
-    The taps are compared one after the other, from the last to the first.
+    Of several equal elements in a window, the first one counts. The taps are compared one after the
+    other, from the last to the first.
     """
     x = node.input(0)
     shape, outputs = node.shape(x), node.shape(result)[2:]
@@ -229,7 +234,11 @@ def _first_place(node: OnnxNode, result: str, attrs: dict[str, Shape]) -> str:
 
 
 def _onnx_average(node: OnnxNode) -> str:
-    """Windows that are cropped at the edge divide by their own count, a constant operand."""
+    """Import AveragePool.
+
+    If windows are cropped at the edges, the reciprocal of each window's element count is a second
+    operand of `average_pool`, constant for fixed extents.
+    """
     attrs, pads, spatial = window_attrs(node)
     x = node.input(0)
     rank = len(spatial)

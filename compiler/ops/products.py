@@ -53,9 +53,9 @@ def computed_type(types: Sequence[TensorType], attrs: Attrs, operands: int = 2) 
 def exactly(arrays: Sequence[np.ndarray], attrs: Attrs) -> list[np.ndarray]:
     """Convert the operands of a NumPy reference to a type that is wide enough for sums of products.
 
-    Integers are converted to float64, because BLAS does not support integers. It is exact up to
-    2**53: for 2**37 products of 8 bits, or 2**23 of 16 bits. 16-bit floats are converted to
-    float32.
+    Integers are converted to float64, because BLAS does not support integers. Sums in float64 are
+    exact up to 2**53: for 2**37 products of 8 bits, or 2**23 of 16 bits. 16-bit floats are
+    converted to float32.
     """
     match word(attrs, "accumulator", ""):
         case DType.INT32:

@@ -21,8 +21,11 @@ WIDE = DType.FLOAT32
 
 
 def _along(node: OnnxNode, parameter: str, x: str, block: int) -> str:
-    """A scale or zero point that broadcasts with x: a single one, one per position along an axis,
-    or one per block along it."""
+    """Emit a scale or zero point so that it broadcasts with x.
+
+    It is a single number, or has one element per position along the node's attribute `axis`. If
+    `block` is not 0, it has one per block of positions, and is repeated.
+    """
     shape, given = node.shape(x), node.shape(parameter)
     if given in ((), (1,)):
         return node.reshape(parameter, ())
@@ -59,8 +62,11 @@ def _along(node: OnnxNode, parameter: str, x: str, block: int) -> str:
 def _aligned(
     node: OnnxNode, x: str, scale: str, zero: str | None, block: int
 ) -> tuple[str, str, str | None]:
-    """x, and a scale and a zero point that broadcast with it. Blocks that divide x become an
-    additional dimension, so that nothing is repeated."""
+    """Return x, scale and zero point, reshaped so that the latter two broadcast with x.
+
+    If whole blocks cover the extent of x, blocks become an additional dimension, so that no scale
+    is repeated.
+    """
     shape, axis = node.shape(x), node.integer("axis", 1)
     dim = axis % max(1, len(shape))
     count = (
@@ -80,8 +86,10 @@ def _aligned(
 
 
 def _quantise(node: OnnxNode, scaled: str, zero: str | None, dtype: DType) -> str:
-    """Round float32 numbers to the nearest integers, ties to even, add the zero point and
-    saturate."""
+    """Round float32 numbers to the nearest integers, add the zero point, and saturate to `dtype`.
+
+    Ties round to even.
+    """
     value = node.emit("round", [scaled])
     if zero is not None:
         value = node.emit("add", [value, cast_to(node, zero, WIDE)])
@@ -128,9 +136,11 @@ def _onnx_dequantize(node: OnnxNode) -> str:
 def _in_blocks(
     node: OnnxNode, x: str, scale: str, zero: str | None, block: int
 ) -> tuple[str, str | None, str] | None:
-    """A matrix with its blocks as an additional dimension, and zero points and factors that
-    broadcast with it; None if blocks do not divide it. The pass `block_quantised_products` matches
-    it."""
+    """Reshape a block-quantised matrix so that its blocks form an additional dimension.
+
+    Returns the matrix, and the zero point and float32 scale that broadcast with it. The result is
+    None if blocks do not divide the extent. The pass `block_quantised_products` matches this form.
+    """
     shape, axis = node.shape(x), node.integer("axis", 1)
     if len(shape) != 2 or not -2 <= axis < 2 or shape[axis] % block:
         return None
@@ -145,7 +155,10 @@ def _in_blocks(
 
 
 def _is_weight(node: OnnxNode, x: str) -> bool:
-    """Whether these are constant bytes that may be a factor of a product, not a number or shape."""
+    """Whether `x` is a constant, non-empty 8-bit tensor with at least two dimensions.
+
+    Such a tensor may be a weight matrix; a scalar or a vector is not.
+    """
     known = node.builder.known(x)
     return (
         known is not None
@@ -155,8 +168,10 @@ def _is_weight(node: OnnxNode, x: str) -> bool:
 
 
 def _kept(node: OnnxNode, x: str, zero: str | None, factor: str) -> str:
-    """float32(int32(x) - zero) * factor, without folding, because the pass `integer_products`
-    matches it."""
+    """Emit float32(int32(x) - zero) * factor without folding.
+
+    The pass `integer_products` matches this form.
+    """
     value = node.keep("cast", [x], to=DType.INT32.value)
     if zero is not None:
         value = node.keep("sub", [value, cast_to(node, zero, DType.INT32)])
@@ -164,14 +179,16 @@ def _kept(node: OnnxNode, x: str, zero: str | None, factor: str) -> str:
 
 
 def _centred(node: OnnxNode, x: str, zero: str | None) -> str:
-    """x - zero_point in int32."""
+    """Emit x - zero point in int32."""
     wide = cast_to(node, x, DType.INT32)
     return wide if zero is None else node.emit("sub", [wide, cast_to(node, zero, DType.INT32)])
 
 
 def _column(node: OnnxNode, parameter: str, rank: int, dim: int) -> str:
-    """A parameter that broadcasts with values of this rank, if it is one number, or one per
-    position along a dimension."""
+    """Reshape a scale or zero point so that it broadcasts along dimension `dim` of a tensor.
+
+    `rank` is the tensor's rank. A parameter that is not a vector is returned unchanged.
+    """
     extents = node.shape(parameter)
     if len(extents) != 1:
         return parameter
@@ -185,7 +202,10 @@ def _optional_column(node: OnnxNode, position: int, rank: int, dim: int) -> str 
 
 
 def _rescaled(node: OnnxNode, total: str, scales: tuple[str, str, str], zero: str) -> str:
-    """Requantise an int32 product: times a_scale * b_scale / y_scale."""
+    """Requantise an int32 product: multiply by a_scale * b_scale / y_scale, and quantise.
+
+    `scales` names the three scales. The result has the type of the zero point `zero`.
+    """
     a, b, y = (cast_to(node, scale, WIDE) for scale in scales)
     factor = node.emit("div", [node.emit("mul", [a, b]), y])
     scaled = node.emit("mul", [cast_to(node, total, WIDE), factor])

@@ -1,12 +1,12 @@
 """Random numbers without a seed, which differ between runs.
 
     %1: uint32[2] = random_key() {number=7}         64 bits, different at each call
-    element i of a tensor = hash(%1, i)             an expression of its own
+    element i of a tensor = hash(%1, i)             computed independently of other elements
 
 The hash is the finaliser of MurmurHash3, applied twice. Such a generator is called counter-based
-(Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", 2011): the expression fuses with its
-readers, and gives the same numbers for any number of threads. Normal numbers use the transform of
-Box and Muller (1958).
+(Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", 2011): its expression fuses with the
+nodes that read it, and gives the same numbers for any number of threads. Normal numbers use the
+transform of Box and Muller (1958).
 
 Runs that are compared with NumPy's outputs fix the keys (`compiler.runtime.native`,
 `pinned_random_keys`): a key is then a hash of the attribute `number`, as in the NumPy reference.
@@ -45,7 +45,10 @@ def _infer_key(types: Sequence[TensorType], attrs: Attrs) -> TensorType:
 
 
 def _key_reference(_arrays: Sequence[np.ndarray], attrs: Attrs) -> np.ndarray:
-    """The pinned key: the finaliser of SplitMix64, as in `native/random.c`."""
+    """Compute a fixed key from the attribute `number`, for runs that are compared with NumPy.
+
+    It applies the finaliser of SplitMix64, as in `native/random.c`.
+    """
     key = integer(attrs, "number") + 1
     for shift, factor in _SPLITMIX:
         key = (key ^ (key >> shift)) * factor & _ALL
@@ -60,7 +63,7 @@ def _key_work(_types: Sequence[TensorType], attrs: Attrs) -> tuple[str, tuple[in
 class RandomTensor:
     """A generator of random tensors of one shape, which may be dynamic, for one ONNX node.
 
-    Each call emits nodes for another tensor.
+    Each method call emits the nodes of a new tensor.
     """
 
     def __init__(self, node: OnnxNode, shape: Shape) -> None:
@@ -92,12 +95,14 @@ class RandomTensor:
         return self._node.emit("mul", [value, number])
 
     def _bits(self, count: int) -> str:
-        """The leading bits of a new word, at most 31, as int32, which converts in one
-        instruction."""
+        """Emit `count` random bits per element, at most 31, as int32.
+
+        The conversion from int32 to float takes one instruction.
+        """
         return cast_to(self._node, self._shifted(self._word(), 32 - count), DType.INT32)
 
     def _word(self) -> str:
-        """32 bits for each element."""
+        """Emit 32 random bits per element, as uint32."""
         node, (low, high) = self._node, self._key
         self._words += 1
         place = node.emit("add", [self._times(self._index, _GOLDEN), low])
@@ -106,7 +111,7 @@ class RandomTensor:
         return self._hashed(node.emit("bit_xor", [again, salt]))
 
     def _hashed(self, word: str) -> str:
-        """A word in which each bit depends on all bits of the operand."""
+        """Emit a hash of uint32 words, each bit of which depends on all bits of the operand."""
         for shift, factor in _MURMUR:
             word = self._node.emit("bit_xor", [word, self._shifted(word, shift)])
             word = self._times(word, factor)

@@ -29,7 +29,10 @@ _MODULUS, _FACTOR = 2**31 - 1, 16807
 
 
 class Engine:
-    """The pseudo-random number generator of one node with a seed; calls continue its sequence."""
+    """The pseudo-random number generator of a node with a seed.
+
+    Each call continues the sequence of numbers.
+    """
 
     def __init__(self, seed: int) -> None:
         self._state = seed % _MODULUS or 1
@@ -71,7 +74,9 @@ class Engine:
 
 
 def _drawn(node: OnnxNode, shape: Shape, dtype: DType, normal: bool) -> str:
-    """Random numbers of the node's distribution, generated from its seed if it states one.
+    """Emit random numbers of the node's normal or uniform distribution.
+
+    With the attribute `seed`, they are a constant generated from it.
 
     Raises:
         InvalidModelError: if the type is not a float, the constant is too large, or an extent is
@@ -117,8 +122,10 @@ def _drawn(node: OnnxNode, shape: Shape, dtype: DType, normal: bool) -> str:
 
 
 def _largest_below(end: float, dtype: DType) -> np.ndarray:
-    """The largest number of a type that is below `end`: rounding could reach the excluded end of an
-    interval."""
+    """Return the largest number of a type that is less than `end`, the excluded end of an interval.
+
+    It bounds random numbers, which rounding could otherwise move to `end`.
+    """
     with np.errstate(over="ignore"):
         nearest = to_memory(np.asarray(end), dtype)
     if float(from_memory(nearest, dtype)) < end:
@@ -132,7 +139,7 @@ def _largest_below(end: float, dtype: DType) -> np.ndarray:
 
 
 def _of_type(node: OnnxNode, default: DType) -> DType:
-    """The type that the attribute `dtype` states.
+    """Return the type that the attribute `dtype` states, or `default` if the attribute is missing.
 
     Raises:
         InvalidModelError: if it states an unknown type.
@@ -150,16 +157,19 @@ def _stated(node: OnnxNode, normal: bool) -> str:
 
 
 def _like(node: OnnxNode, normal: bool) -> str:
-    """Random numbers with the operand's shape, and its type if the node states none."""
+    """Import a random operator whose operand states the shape.
+
+    The operand's element type is that of the result, unless the node has the attribute `dtype`.
+    """
     kind = node.type(node.input(0))
     return _drawn(node, kind.shape, _of_type(node, kind.dtype), normal)
 
 
 def _bernoulli(node: OnnxNode) -> str:
-    """1 if a random number in [0, 1) is below the probability.
+    """Import Bernoulli: 1 if a random number in [0, 1) is below the probability x, else 0.
 
-    As in the standard's text and its reference, 1 has the stated probability. In the function body
-    of the schema, which ONNX Runtime runs, 0 has it.
+    This is the definition in ONNX's text and reference. In the function body of the schema, which
+    ONNX Runtime runs, x is the probability of 0.
     """
     x = node.input(0)
     kind = node.type(x)
@@ -170,11 +180,11 @@ def _bernoulli(node: OnnxNode) -> str:
 
 
 def _multinomial(node: OnnxNode) -> str:
-    """The class of a random number: the count of cumulative probabilities, without the last, that
-    are at most the number. The number is below the last cumulative probability.
+    """Import Multinomial: the class whose interval of cumulative probabilities has a random number.
 
-    The last one differs from 1 by the rounding error of a sum. A number above it would select the
-    last class, even if its probability is 0.
+    It is computed as the count of cumulative probabilities, without the last, that are at most the
+    number. The number is scaled to be below the last one, which differs from 1 by rounding errors.
+    Otherwise, a class with the probability 0 could be selected.
     """
     shape = node.shape(node.input(0))
     if len(shape) != 2:

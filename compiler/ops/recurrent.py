@@ -1,8 +1,8 @@
 """Recurrent layers: RNN, GRU and LSTM.
 
 The product of all inputs with W is computed before the first step. A step multiplies the state with
-R and applies the gates; all steps use the same kernels. A few steps are unrolled, many become a
-loop. A sequence that is shorter than others keeps its state after its end.
+R and applies the gates; all steps use the same kernels. A few steps are unrolled; many become a
+loop. Once a sequence that is shorter than others has ended, its state does not change.
 """
 
 from __future__ import annotations
@@ -51,20 +51,20 @@ _OWN = ("Affine", "ScaledTanh")
 
 @dataclass(frozen=True, slots=True)
 class _Layer:
-    """One direction of a recurrent layer.
+    """One step of one direction of a recurrent layer.
 
     Attributes:
-        node: the imported node, which emits a step's nodes.
-        given: (batch, gates * hidden) at this step: input times W, plus biases.
+        node: the imported node, through which nodes are added.
+        given: (batch, gates * hidden): this step's input times W, plus biases.
         product: multiplies the state by `recurrence`.
         recurrence: the values that represent R transposed, (hidden, gates * hidden).
         state: the hidden state before the step.
         factor: the hidden state, converted to the type of the weights.
-        recurrence_bias: (gates * hidden,), if it is not included in the steps' biases.
+        recurrence_bias: (gates * hidden,), if it is not included in `given`.
         peepholes: (3 * hidden,), the weights with which gates i, o and f read an LSTM's cell; or
             None.
-        activations: in ONNX's order.
-        active: (batch, 1) at this step: whether the sequence has not ended; None if no sequence
+        activations: the activation functions, in ONNX's order.
+        active: (batch, 1): whether the sequence has not ended at this step; None if no sequence
             ends early.
     """
 
@@ -81,7 +81,7 @@ class _Layer:
     active: str | None
 
     def gate(self, value: str, number: int) -> str:
-        """Emit the slice of a value that belongs to one gate: its columns in the last dimension."""
+        """Emit the columns of a value (..., gates * hidden) that belong to gate `number`."""
         dim = len(self.node.shape(value)) - 1
         return part(self.node, value, dim, number * self.hidden, self.hidden)
 
@@ -90,7 +90,10 @@ class _Layer:
         return self._times(state, self.recurrence)
 
     def gate_recurrent(self, state: str, number: int) -> str:
-        """The state times the columns of one gate, with their bias; R is a plain matrix."""
+        """Emit the state times the columns of R for gate `number`, plus their bias.
+
+        R must be a single value, not quantised.
+        """
         (recurrence,) = self.recurrence
         product = self._times(state, [self.gate(recurrence, number)])
         if self.recurrence_bias is None:
@@ -98,7 +101,11 @@ class _Layer:
         return self.node.emit("add", [product, self.gate(self.recurrence_bias, number)])
 
     def _times(self, state: str, matrix: Sequence[str]) -> str:
-        """Factors have the type of the weights, sums the type of the state."""
+        """Emit the product of a state and a matrix.
+
+        The state is converted to the type of the weights before, and the result to the state's
+        type.
+        """
         node, factor = self.node, self.factor
         if state != self.state:
             factor = cast_to(node, state, node.type(factor).dtype)
@@ -111,7 +118,7 @@ class _Layer:
         return self.node.emit("clip", [value], min=-float(limit), max=float(limit))
 
     def kept(self, new: str, old: str) -> str:
-        """The new state for sequences that have not ended, the old state for the others."""
+        """Emit the new state for sequences that have not ended, and the old state for others."""
         active = self.active
         return new if active is None else self.node.emit("where", [active, new, old])
 
@@ -121,15 +128,18 @@ _Step = Callable[[_Layer, tuple[str, ...]], tuple[str, ...]]
 
 
 def _rnn_step(layer: _Layer, states: tuple[str, ...]) -> tuple[str, ...]:
-    """h = f(x W + h R + b)"""
+    """Emit a step of an RNN: h = f(x W + h R + b). Returns the new state."""
     node, (h,) = layer.node, states
     total = node.emit("add", [layer.given, layer.recurrent(h)])
     return (layer.activations[0](layer.clipped(total)),)
 
 
 def _gru_step(layer: _Layer, states: tuple[str, ...]) -> tuple[str, ...]:
-    """z, r gates; h~ = g(x Wh + (r * h) Rh) or, before the reset, g(x Wh + r * (h Rh));
-    h = (1 - z) h~ + z h"""
+    """Emit a step of a GRU; returns the new state h = (1 - z) h~ + z h.
+
+    z and r are the update and reset gates. The candidate h~ is g(x Wh + (r * h) Rh), or g(x Wh + r
+    * (h Rh)) with `linear_before_reset`.
+    """
     node, (h,) = layer.node, states
     f, g = layer.activations
     given, recurrent = layer.given, layer.gate_recurrent
@@ -147,7 +157,10 @@ def _gru_step(layer: _Layer, states: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _lstm_step(layer: _Layer, states: tuple[str, ...]) -> tuple[str, ...]:
-    """i, o, f, c gates; C = f C + i c, h = o * h(C)"""
+    """Emit a step of an LSTM; returns the new states h = o * h(C) and C = f C + i c.
+
+    i, o and f are the input, output and forget gates, and c is the candidate for the cell C.
+    """
     node, (h, cell) = layer.node, states
     peepholes = layer.peepholes
     f, g, last = layer.activations
@@ -173,7 +186,14 @@ def _lstm_step(layer: _Layer, states: tuple[str, ...]) -> tuple[str, ...]:
 def _activations(
     node: OnnxNode, names: tuple[str, ...], directions: int, direction: int = 0
 ) -> list[_Activation]:
-    """Activations of one direction; `names` are the default activations."""
+    """Return the activation functions of one direction, from the node's attributes.
+
+    `names` are the default activations of a direction.
+
+    Raises:
+        InvalidModelError: if the number of names does not fit the directions.
+        UnsupportedOperatorError: if a name is unknown.
+    """
     given = node.attrs.get("activations")
     chosen = names * directions
     if isinstance(given, tuple) and given:
@@ -204,7 +224,7 @@ def _activation(node: OnnxNode, name: str, parameters: dict[str, float]) -> _Act
         return lambda value: node.call(name, value, **parameters)
 
     def linear(value: str) -> str:
-        """alpha * f(beta * x), or alpha * x + beta"""
+        """Emit alpha * tanh(beta * x) for ScaledTanh, or alpha * x + beta for Affine."""
         alpha, beta = (
             node.scalar(parameters[key], node.type(value).dtype) for key in ("alpha", "beta")
         )
@@ -219,7 +239,7 @@ def _activation(node: OnnxNode, name: str, parameters: dict[str, float]) -> _Act
 class Weights:
     """The weight matrices W and R of a recurrent layer, and functions that multiply by them.
 
-    A matrix is one value, or several if it is quantised.
+    A matrix is one value of the graph, or several if it is quantised (elements, scale, zero point).
 
     Attributes:
         width: number of elements of an input.
@@ -265,7 +285,15 @@ def _plain_weights(node: OnnxNode, gates: int) -> Weights:
 def _recurrent(
     node: OnnxNode, gates: int, names: tuple[str, ...], step: _Step, weights: Weights | None = None
 ) -> list[str]:
-    """Y, Y_h and, for two states, Y_c."""
+    """Import a recurrent layer; returns Y, Y_h and, for an LSTM, Y_c.
+
+    Args:
+        node: the ONNX node.
+        gates: number of gates.
+        names: default activations.
+        step: emits one step.
+        weights: replaces the node's inputs 1 and 2 (W and R).
+    """
     x, bias = node.input(0), node.optional(3)
     swapped = node.integer("layout", 0) == 1
     if len(node.shape(x)) != 3:
@@ -294,8 +322,10 @@ def _recurrent(
     dtype = node.type(x).dtype
 
     def wide(value: str) -> str:
-        """A value for the steps, which compute 16-bit floats as float32 and round their results
-        once: rounding the state would accumulate errors."""
+        """Cast a 16-bit float to float32, in which steps compute.
+
+        Results are rounded once, at the end, because rounding the state would accumulate errors.
+        """
         return cast_to(node, value, DType.FLOAT32) if dtype in HALVES else value
 
     count = 2 if step is _lstm_step else 1
@@ -338,14 +368,17 @@ def _recurrent(
 
 @dataclass(frozen=True, slots=True)
 class _Sequence:
-    """All steps of one direction.
+    """All steps of one direction of a recurrent layer.
 
     Attributes:
-        steps: (length, batch, gates * hidden): the input of each step.
+        steps: (length, batch, gates * hidden): the input of each step times W, plus biases.
         ends: (batch, 1), the length of each sequence; None if all have full length.
-        product, recurrence, factors: as in `_Layer`.
-        parameters: recurrence bias, peepholes of `_Layer`.
-        activations: as in `_Layer`, for the node that emits them.
+        backward: whether the steps run from the last input to the first.
+        product, recurrence: as in `_Layer`.
+        factors: the element type of `_Layer.factor`.
+        parameters: `recurrence_bias` and `peepholes` of `_Layer`.
+        activations: returns `_Layer.activations` for the node through which nodes are added.
+        step: emits one step.
     """
 
     node: OnnxNode
@@ -364,8 +397,10 @@ class _Sequence:
         return self.node.shape(self.steps)[0]
 
     def spelled(self, states: Sequence[str]) -> tuple[str, Sequence[str]]:
-        """The outputs (length, batch, hidden) and the states after the last step, with unrolled
-        steps."""
+        """Emit all steps, unrolled; return the outputs and the states after the last step.
+
+        The outputs are one value (length, batch, hidden).
+        """
         if self.length == 0:
             return _nothing(self.node, self.steps, states[0]), states
         outputs = [""] * self.length
@@ -378,9 +413,11 @@ class _Sequence:
         return _stacked(self.node, outputs), states
 
     def looped(self, states: Sequence[str]) -> tuple[str, Sequence[str]]:
-        """The outputs and the states after the last step, with a loop at run time over the steps.
+        """Emit a run-time loop over the steps; return the outputs and the last states.
 
-        A 16-bit factor is a separate state, because bodies keep their inputs as stored.
+        The outputs are one value (length, batch, hidden). With 16-bit weights, the converted state
+        is a state of the loop, too, because a body reads its inputs in the type in which they are
+        stored.
         """
         apart = self.factors is not self.node.type(states[0]).dtype
 
@@ -412,8 +449,16 @@ class _Sequence:
         factor: str,
         outside: Callable[[str], str],
     ) -> list[str]:
-        """Output and states after a step; `outside` makes a value available to the emitting
-        node."""
+        """Emit one step; return its output, followed by the new states.
+
+        Args:
+            node: the node through which nodes are added, perhaps to the body of a loop.
+            given: this step's row of `steps`.
+            place: the index of the step.
+            states: the states before the step.
+            factor: the first state, converted to the type of the weights.
+            outside: makes a value of the enclosing graph available to `node`.
+        """
         active = None
         if self.ends is not None:
             active = node.emit("less", [place, outside(self.ends)])
@@ -445,7 +490,7 @@ def _here(value: str) -> str:
 
 
 def row_of(node: OnnxNode, value: str, number: int) -> str:
-    """Emit `value[number]`: the parameter of direction `number`."""
+    """Emit `value[number]`, the parameters of direction `number`."""
     return node.reshape(part(node, value, 0, number, 1), node.shape(value)[1:])
 
 
@@ -462,7 +507,7 @@ def _initial(
 
 
 def _ends(node: OnnxNode, length: int, batch: int) -> str | None:
-    """The length of each sequence, (batch, 1); None if all have full length."""
+    """Return the length of each sequence, (batch, 1), or None if all have full length."""
     lengths = node.optional(4)
     if lengths is None:
         return None
@@ -473,13 +518,13 @@ def _ends(node: OnnxNode, length: int, batch: int) -> str | None:
 
 
 def _nothing(node: OnnxNode, steps: str, state: str) -> str:
-    """The outputs without steps: (0, batch, hidden)."""
+    """Emit the outputs of a sequence of length 0: an empty tensor (0, batch, hidden)."""
     zero = node.scalar(0, node.type(steps).dtype)
     return node.emit("expand", [zero], shape=(0, *node.shape(state)))
 
 
 def _stacked(node: OnnxNode, values: Sequence[str]) -> str:
-    """The values along a new first dimension."""
+    """Emit the values stacked along a new first dimension."""
     rows = [node.reshape(value, (1, *node.shape(value))) for value in values]
     return rows[0] if len(rows) == 1 else node.emit("concat", rows, axis=0)
 
@@ -487,7 +532,11 @@ def _stacked(node: OnnxNode, values: Sequence[str]) -> str:
 def _results(
     node: OnnxNode, wholes: Sequence[str], finals: Sequence[Sequence[str]], swapped: bool
 ) -> list[str]:
-    """Y: (length, directions, batch, hidden); the final states: (directions, batch, hidden)."""
+    """Combine the outputs and final states of all directions to the node's outputs.
+
+    The first is Y (length, directions, batch, hidden); the others are final states (directions,
+    batch, hidden). If `swapped`, the batch is the first dimension instead.
+    """
     y = transposed(node, _stacked(node, wholes), (2, 1, 0, 3) if swapped else (1, 0, 2, 3))
     last = [_stacked(node, values) for values in zip(*finals, strict=True)]
     if swapped:
@@ -508,7 +557,7 @@ def _onnx_lstm(node: OnnxNode) -> list[str]:
 
 
 def lstm(node: OnnxNode, weights: Weights | None = None) -> list[str]:
-    """Emit an LSTM, and return its outputs Y, Y_h and Y_c.
+    """Import an LSTM; return its outputs Y, Y_h and Y_c.
 
     `weights` replaces the node's inputs 1 and 2 (W and R).
     """

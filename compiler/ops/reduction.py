@@ -42,9 +42,10 @@ def _reduction(
     finish: Callable[[Expr, int], Expr],
     *onnx: OnnxRule,
 ) -> Operator:
-    """`finish` computes the result from the reduction and the number of reduced elements.
+    """Declare the operator `name`, which reduces its operand along axes.
 
-    Without elements, the result is the combiner's initial value.
+    `function` is the NumPy reference. `finish` computes the result from the combined elements and
+    their number. A reduction of no elements gives the combiner's neutral element.
     """
 
     def reference(arrays: Sequence[np.ndarray], attrs: Attrs) -> np.ndarray:
@@ -113,7 +114,10 @@ def _onnx(op_name: str) -> Callable[[OnnxNode], str]:
 
 
 def _around(before: str | None, op_name: str, after: str | None) -> Callable[[OnnxNode], str]:
-    """Reductions with an elementwise operator before and after."""
+    """Return an import rule for a reduction with an elementwise operator before or after it.
+
+    For example, ReduceSumSquare is "square" before `reduce_sum`. None omits an operator.
+    """
 
     def emit(node: OnnxNode) -> str:
         value = node.input(0)
@@ -128,7 +132,10 @@ def _around(before: str | None, op_name: str, after: str | None) -> Callable[[On
 
 
 def _onnx_log_sum_exp(node: OnnxNode) -> str:
-    """m + log(sum(exp(x - m))), m the largest element, so that nothing overflows."""
+    """Import ReduceLogSumExp as m + log(sum(exp(x - m))), where m is the largest element.
+
+    Subtracting m prevents an overflow.
+    """
     x = node.input(0)
     rank = len(node.shape(x))
     axes = node.ints_or_input("axes", 1) or tuple(range(rank))

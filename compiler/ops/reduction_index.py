@@ -64,9 +64,10 @@ def _reference(largest: bool) -> Callable[[Sequence[np.ndarray], Attrs], np.ndar
 
 
 def _fold(dtype: DType, *, largest: bool, last: bool) -> Fold:
-    """(value, position): the better value; of equal ones the first, or last, position.
+    """Return the reduction of (value, position) pairs to the best value and its position.
 
-    NaN is better than any number, as in NumPy.
+    The best value is the largest or the smallest one. Of equal values, the first position is
+    returned, or the last one if `last`. NaN is better than any number, as in NumPy.
     """
     combiner = Combiner.MAX if largest else Combiner.MIN
     value, position = Accumulator(dtype, 0), Accumulator(DType.INT32, 1)

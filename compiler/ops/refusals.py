@@ -1,8 +1,10 @@
 """Run-time checks of conditions on dynamic sizes; a run that violates one ends with an error.
 
-%1 = less_or_equal(iota() {start=<past+tokens>}, 1024)
-%2 = branch(%1) {then: 0, otherwise: refuse {message="past+tokens is more than 1024 ..."}}
-%3 = add(positions, field(%2))
+    %1 = less_or_equal(iota() {start=<past+tokens>}, 1024)
+    %2 = branch(%1) {then: 0, otherwise: refuse {message="past+tokens is more than 1024 ..."}}
+    %3 = add(positions, field(%2))
+
+`%3` equals `positions`. Nodes that read `%3` run after the check.
 """
 
 from __future__ import annotations

@@ -34,7 +34,7 @@ FLOATS = tuple(dtype for dtype in DType if dtype.is_float)
 
 
 class OpKind(StrEnum):
-    """The kind of an operator, by which fusion and schedule templates treat it."""
+    """The kind of an operator, which determines how fusion and schedule templates handle it."""
 
     ELEMENTWISE = "elementwise"
     """At most three operands with NumPy broadcasting; any of them may be read in place."""
@@ -63,8 +63,8 @@ class OpKind(StrEnum):
 class Source(Protocol):
     """A function that returns the expression of an operand's element at a logical index.
 
-    `indirect` has positions known only at run time: pairs of a dimension and an integer expression,
-    which is added to the index in that dimension.
+    `indirect` has the coordinates that are known only at run time: pairs of a dimension and an
+    integer expression, which is added to the index in this dimension.
     """
 
     def __call__(
@@ -76,11 +76,11 @@ class Source(Protocol):
 class Piece:
     """A box in the output of a PIECES operator, copied from an operand or filled with a constant.
 
-    Later pieces overwrite earlier ones.
+    Pieces that come later in an operator's list overwrite earlier ones.
 
     Attributes:
         operand: the index of the operand; None for the fill value.
-        offset, extents: the box, in elements of the output.
+        offset, extents: the position and size of the box in the output, in elements.
         starts: the first element in each dimension of the operand; `()` for the whole operand.
         steps: the stride in each dimension of the operand; `()` for the whole operand.
     """
@@ -92,9 +92,9 @@ class Piece:
     steps: tuple[int, ...] = ()
 
     def moves(self, dim: int) -> bool:
-        """Whether the box has a start or a stride in the operand along a dimension.
+        """Whether the box has a start or a stride in the operand along dimension `dim`.
 
-        If not, element i of the box is element i of the operand.
+        Otherwise, element i of the box is element i of the operand.
         """
         return bool(self.starts) and (self.starts[dim], self.steps[dim]) != (0, 1)
 
@@ -139,10 +139,11 @@ class OnnxRule:
     """A rule that imports the nodes of one ONNX operator.
 
     Attributes:
+        op_type, domain: the ONNX operator; the domain of ai.onnx is "".
         emit: adds nodes to the graph through an OnnxNode, and returns the value for each output.
         limits: a phrase that names unsupported attributes or operands.
-        types: the element types of the first operand, if the onnx package has no schema of the
-            operator.
+        types: the element types of the first operand; read only if the onnx package has no schema
+            of the operator.
     """
 
     op_type: str
