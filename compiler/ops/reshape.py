@@ -35,10 +35,11 @@ def _expression(
     index: tuple[Affine, ...],
     fresh: Fresh,
 ) -> Expr:
-    """The operand's element at the same row-major position.
+    """Return the element of the operand at the same row-major position.
 
     Raises:
-        ValueError: if that index is not affine, because a dimension is split across others.
+        ValueError: if the operand's index is not affine, because a dimension is split across
+            others.
     """
     position = Affine()
     for extent, i in zip(ints(attrs, "shape"), index, strict=True):

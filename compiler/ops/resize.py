@@ -1,4 +1,4 @@
-"""Resizing by interpolation, one dimension after the other.
+"""Import of Resize and Upsample: interpolation along one dimension after the other.
 
 Along a dimension, each output is a weighted sum of a few inputs (taps). Their positions and weights
 are constants; if an extent is dynamic, each run computes them. The operator `interpolate` handles
@@ -38,9 +38,13 @@ images."""
 
 @dataclass(frozen=True, slots=True)
 class _Line:
-    """One dimension: extents before and after, their ratio, and the part of the input to show.
+    """The resizing of one dimension.
 
-    Without a scale, the ratio is the quotient of the extents, which is known at run time only.
+    Attributes:
+        inputs, outputs: the extents before and after.
+        scale: the ratio of the extents; None if it is `outputs / inputs`, which is known at run
+            time only.
+        start, end: the crop of the input for `tf_crop_and_resize`, as fractions of its extent.
     """
 
     inputs: int
@@ -66,10 +70,12 @@ def _in_float64(value: Floats) -> Floats:
 
 @dataclass(frozen=True, slots=True)
 class _Taps:
-    """(taps, outputs): the input positions that each output reads, and their weights.
+    """The input positions that each output reads along a dimension, and their weights.
 
-    `outside` marks outputs whose coordinate lies beyond the input. Without weights, each output is
-    a single input.
+    Attributes:
+        positions: (taps, outputs).
+        weights: (taps, outputs); None if each output is a copy of one input.
+        outside: whether the coordinate of each output lies beyond the input.
     """
 
     positions: np.ndarray
@@ -82,7 +88,10 @@ class _Taps:
 
 
 def _coordinates(node: OnnxNode, mode: str, line: _Line, rounded: Rounded) -> Floats:
-    """The input coordinate of each output; `rounded` is applied to each step."""
+    """Return the input coordinate of each output, for a `coordinate_transformation_mode`.
+
+    `rounded` is applied to the result of each arithmetic operation.
+    """
     x = counting(node, line.outputs).astype(np.float64)
     inputs, outputs = number(node, line.inputs), number(node, line.outputs)
     scale: Floats = outputs / inputs if line.scale is None else np.asarray(line.scale)
@@ -150,8 +159,11 @@ def _nearest(node: OnnxNode, places: Floats) -> np.ndarray:
 
 
 def _earlier_nearest(places: Floats, line: _Line) -> np.ndarray:
-    """Before opset 11, the specification is silent, and ONNX Runtime rounds up if the dimension
-    shrinks."""
+    """Round coordinates for `nearest` before opset 11.
+
+    ONNX does not define the rounding there. As in ONNX Runtime, it is upwards if the dimension
+    shrinks, else downwards.
+    """
     assert line.scale is not None, "sizes are of opset 11"
     found: np.ndarray = np.ceil(places) if line.scale < 1 else np.floor(places)
     return found.astype(np.int64)
@@ -163,7 +175,10 @@ def _triangle(distance: Floats) -> Floats:
 
 
 def _cubic(a: float) -> Callable[[Floats], Floats]:
-    """Keys, "Cubic convolution interpolation for digital image processing" (1981)."""
+    """Return the weight of cubic interpolation as a function of distance; `a` is its coefficient.
+
+    Source: Keys, "Cubic convolution interpolation for digital image processing" (1981).
+    """
 
     def coefficient(distance: Floats) -> Floats:
         d = np.abs(distance)
@@ -221,7 +236,10 @@ def _taps(node: OnnxNode, mode: str, line: _Line) -> _Taps:
 
 
 def _applied(node: OnnxNode, x: str, lines: Mapping[int, _Taps]) -> str:
-    """Interpolate dimensions, one after the other or several at once."""
+    """Emit the interpolation of x along the dimensions in `lines`.
+
+    Consecutive dimensions with few taps are interpolated at once, and others one after the other.
+    """
     together: list[int] = []
     for dim, taps in lines.items():
         if taps.weights is None:
@@ -238,7 +256,7 @@ def _applied(node: OnnxNode, x: str, lines: Mapping[int, _Taps]) -> str:
 
 
 def _interpolated(node: OnnxNode, x: str, lines: Mapping[int, _Taps], dims: Sequence[int]) -> str:
-    """Interpolate all of these dimensions at once."""
+    """Emit one `interpolate` node for the dimensions `dims` of x."""
     if not dims:
         return x
     dtype, operands = node.type(x).dtype, [x]
@@ -249,7 +267,11 @@ def _interpolated(node: OnnxNode, x: str, lines: Mapping[int, _Taps], dims: Sequ
 
 
 def _summed(node: OnnxNode, x: str, dim: int, taps: _Taps) -> str:
-    """Interpolate one dimension, tap by tap; for few taps and a scale that is known at import."""
+    """Emit the interpolation of one dimension as a weighted sum of one gather per tap.
+
+    Raises:
+        DynamicSizeError: if the weights are known only at run time.
+    """
     shape, dtype = node.shape(x), node.type(x).dtype
     column = (-1, *(1,) * (len(shape) - 1 - dim))
     total = ""
@@ -267,8 +289,10 @@ def _summed(node: OnnxNode, x: str, dim: int, taps: _Taps) -> str:
 
 
 def _picked(node: OnnxNode, x: str, dim: int, positions: np.ndarray) -> str:
-    """Gather positions (1, outputs) along a dimension; a constant integer repetition is a
-    broadcast."""
+    """Emit the elements at `positions` (1, outputs) along a dimension.
+
+    If each position is repeated equally often, the result is a broadcast, else a gather.
+    """
     extent, outputs = node.shape(x)[dim], positions.shape[1]
     if not is_computed(positions):
         times = outputs // extent
@@ -280,7 +304,7 @@ def _picked(node: OnnxNode, x: str, dim: int, positions: np.ndarray) -> str:
 
 
 def _repeated(node: OnnxNode, x: str, dim: int, times: int) -> str:
-    """Repeat each position along a dimension."""
+    """Emit x with each position along a dimension repeated `times` times."""
     shape = node.shape(x)
     column = node.reshape(x, (*shape[: dim + 1], 1, *shape[dim + 1 :]))
     wide = node.emit("expand", [column], shape=(*shape[: dim + 1], times, *shape[dim + 1 :]))
@@ -292,8 +316,10 @@ _PROBE = 8
 
 
 def _repeats(node: OnnxNode, mode: str, line: _Line) -> int | None:
-    """The number of repetitions of each position of a dynamic extent in the result; None if they
-    differ."""
+    """Return how often each position of a dynamic dimension occurs in the result.
+
+    The result is None if the interpolation does not repeat all positions equally often.
+    """
     times = exact_quotient(line.outputs, line.inputs)
     depends = ("align_corners", "tf_crop_and_resize")
     whole = mode == "nearest" and times is not None and not is_dynamic(times)
@@ -306,7 +332,7 @@ def _repeats(node: OnnxNode, mode: str, line: _Line) -> int | None:
 
 
 def _scaled(extent: int, scale: float) -> int:
-    """The extent times the scale, rounded to float32 and then down."""
+    """Return extent * scale, computed in float32 and rounded down."""
     if not is_dynamic(extent):
         return floor(np.float32(extent) * np.float32(scale))
     # 2.3 is a little less in float32, and yet 10 times it is 23 there.
@@ -317,7 +343,7 @@ def _scaled(extent: int, scale: float) -> int:
 
 
 def _rounded(extent: int, scale: float) -> int:
-    """The extent times the scale, rounded to the nearest."""
+    """Return extent * scale, rounded to the nearest integer."""
     if not is_dynamic(extent):
         return floor(scale * extent + 0.5)
     exact = Fraction(scale)
@@ -371,9 +397,10 @@ def _lines(node: OnnxNode, shape: Shape, scale_position: int) -> list[_Line]:
 
 
 def _fitted(node: OnnxNode, extents: Shape, sizes: Shape) -> list[tuple[int, float | None]]:
-    """Extents and scales for the requested sizes; a policy may require one scale for all.
+    """Return the extent and scale of each axis for the requested `sizes`.
 
-    A scale that is known at run time only is None.
+    With `keep_aspect_ratio_policy`, all axes have one scale, so that extents may differ from
+    `sizes`. A scale is None if it is known at run time only.
     """
     if len(sizes) != len(extents):
         raise node.invalid(

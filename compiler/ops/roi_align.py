@@ -1,8 +1,8 @@
-"""RoiAlign: averages, or maxima, of samples spread evenly over the cells of image regions.
+"""RoiAlign: averages, or maxima, of samples that are evenly spaced in the cells of image regions.
 
-With `sampling_ratio` 0, a cell has one sample per element of its length, rounded up, along each
-dimension. A loop at run time then takes one sample of all cells per step, up to the number of
-samples for the largest region; smaller regions ignore the surplus steps.
+With `sampling_ratio` 0, the number of samples of a cell along a dimension is the cell's length in
+elements, rounded up. A loop at run time then takes one sample of all cells per step, up to the
+number of samples for the largest region; smaller regions ignore the surplus steps.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from tilewright.compiler.sizes import same_extents
 
 @dataclass(frozen=True, slots=True)
 class _Regions:
-    """The regions of a node.
+    """The image regions of a RoiAlign node.
 
     Attributes:
         count: number of regions.
-        cells: cells per region, along both dimensions.
-        lows, sizes: (count, 1), start and length of each, along both dimensions.
-        images: (count,), the image of each.
+        cells: number of cells per region along each of the two dimensions.
+        lows, sizes: for each dimension, the start and length of each region, (count, 1).
+        images: (count,), the index of each region's image.
         is_average: whether samples are averaged; otherwise the result is their maximum.
     """
 
@@ -73,9 +73,11 @@ def _regions(node: OnnxNode, at: Coordinates) -> _Regions:
 
 
 def _read(at: Coordinates, x: str, regions: _Regions, axes: Sequence[str]) -> str:
-    """(count, C, rows * columns): the image at the coordinates (count, rows) and (count, columns).
+    """Emit the values of x at a grid of points per region, (count, C, rows * columns).
 
-    For maxima, the largest of the weighted elements, because the specification does not sum them.
+    `axes` are the coordinates of the grid: (count, rows) and (count, columns). Each value is a
+    weighted sum of the four elements around the point. For maxima it is the largest of the four
+    products, as the specification defines it.
     """
     node, count = at.node, regions.count
     rows, columns = (node.shape(axis)[1] for axis in axes)
@@ -100,7 +102,7 @@ def _read(at: Coordinates, x: str, regions: _Regions, axes: Sequence[str]) -> st
 
 
 def _stated(node: OnnxNode, at: Coordinates, regions: _Regions, samples: int) -> str:
-    """Take `samples` samples per cell along each dimension, all at once."""
+    """Emit the result with `samples` samples per cell along each dimension, all taken at once."""
     axes = []
     for cells, low, size in zip(regions.cells, regions.lows, regions.sizes, strict=True):
         steps = (np.arange(cells * samples) + 0.5) / (samples * cells)
@@ -114,8 +116,10 @@ def _stated(node: OnnxNode, at: Coordinates, regions: _Regions, samples: int) ->
 
 
 def _asked(node: OnnxNode, at: Coordinates, regions: _Regions) -> str:
-    """Take as many samples as the sizes of the regions require, one sample of all cells per
-    step."""
+    """Emit the result with a number of samples that depends on the sizes of the regions.
+
+    A loop takes one sample of all cells per step.
+    """
     x = node.input(0)
     dtype, channels = node.type(x).dtype, node.shape(x)[1]
     rows, columns = regions.cells

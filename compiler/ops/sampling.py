@@ -1,8 +1,8 @@
 """GridSample and DeformConv: interpolation in images at coordinates known at run time.
 
-A point has one coordinate per spatial dimension, in elements. Its value is a weighted sum of the
-elements around it, the product of a few taps along each dimension. A tap is a position and a
-weight.
+A point has one coordinate per spatial dimension, in elements. Its value is a weighted sum of nearby
+elements. A tap is the position and weight of an element along one dimension; the weight of an
+element is the product of its taps' weights.
 """
 
 from __future__ import annotations
@@ -30,10 +30,11 @@ _CUBIC = -0.75
 
 @dataclass(frozen=True, slots=True)
 class Tap:
-    """One of the elements that each sampled point reads along a dimension.
+    """An element along one dimension that each sampled point reads, and the element's weight.
 
-    `position` is the index of the element (int64), `weight` its factor; None stands for 1. Both
-    have the shape (R, P), as in `sampled`.
+    Attributes:
+        position: the index of the element for each point, int64 (R, P), as in `sampled`.
+        weight: the factor for each point, (R, P); None stands for 1.
     """
 
     position: str
@@ -125,8 +126,11 @@ def sampled(
 
 
 def _kernel(mode: str, at: Coordinates, fraction: str) -> list[tuple[int, str | float]]:
-    """Offsets from the element at or before a coordinate, and their weights; `fraction` is the
-    distance."""
+    """Return the taps of an interpolation along a dimension: pairs of an offset and a weight.
+
+    Offsets are relative to the element at or before the coordinate, and `fraction` is the distance
+    from this element. `mode` is "nearest", "linear" or "cubic".
+    """
     match mode:
         case "nearest":
             return [(0, 1.0)]
@@ -183,8 +187,11 @@ def taps_along(
 
 
 def _onnx_grid_sample(node: OnnxNode) -> str:
-    """x at the coordinates of a grid, from -1 to 1 along every dimension, the last dimension
-    first."""
+    """Import GridSample: interpolate x at the points of a grid.
+
+    Coordinates range from -1 to 1 along every dimension. A point states its coordinate along the
+    last dimension first.
+    """
     x, grid = node.input(0), node.input(1)
     shape, given = node.shape(x), node.shape(grid)
     rank = len(shape) - 2
@@ -215,7 +222,10 @@ def _onnx_grid_sample(node: OnnxNode) -> str:
 
 
 def _onnx_deform_conv(node: OnnxNode) -> str:
-    """A convolution whose taps each read at an individual offset, between the elements."""
+    """Import DeformConv, a convolution in which each tap reads the image at an individual offset.
+
+    Offsets may be fractions; the image is interpolated linearly.
+    """
     x, w, offset = node.input(0), node.input(1), node.input(2)
     bias, mask = node.optional(3), node.optional(4)
     (batch, channels, *spatial), (filters, inner, *kernel) = node.shape(x), node.shape(w)

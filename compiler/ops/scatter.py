@@ -1,9 +1,9 @@
 """Scatter operators: updates of elements or rows at given positions.
 
 The operator `scatter` overwrites data with updates, or combines them. It works in place if no other
-node needs the data; the cost of updating a cache is then proportional to the new rows. Updates at
-consecutive positions known at import become a concatenation instead, which fuses with its
-producers.
+node needs the data; the cost of updating a cache is then proportional to the number of new rows.
+Updates at consecutive positions known at import become a concatenation instead, which fuses with
+the nodes that compute the updates.
 """
 
 from __future__ import annotations
@@ -35,10 +35,11 @@ _OF_TRUTHS = {"add": "max", "mul": "min"}
 
 
 def _infer(types: Sequence[TensorType], attrs: Attrs) -> TensorType:
-    """The first `depth` dimensions of the data count its rows; returns the type of the result.
+    """Infer the type of `scatter`, which is that of the data.
 
-    data: any shape; places: (updates,), int64; updates: one row of the data's type per place.
-    Updates at invalid places are ignored. Of several updates for one place, the last one counts.
+    The attribute `depth` states how many leading dimensions count the rows of the data. The
+    operands are the data, the indices of rows, int64 (updates,), and one row per index. Updates at
+    invalid indices are ignored. If an index occurs several times, the last update counts.
     """
     operand_count(types, 3)
     data, places, updates = types
@@ -124,7 +125,7 @@ def rows_replaced(
 
 
 def _within(node: OnnxNode, value: str, place: str, length: int) -> str:
-    """The value if 0 <= place < length, else -1."""
+    """Emit `value` where 0 <= place < length, and -1 elsewhere."""
     zero, end = (node.scalar(each, DType.INT64) for each in (0, length))
     above = node.emit("greater_or_equal", [place, zero])
     inside = node.emit("logical_and", [above, node.emit("less", [place, end])])
@@ -134,9 +135,10 @@ def _within(node: OnnxNode, value: str, place: str, length: int) -> str:
 def _written(
     node: OnnxNode, data: str, places: str, updates: str, depth: int, reduction: str
 ) -> str:
-    """The data with rows of `depth` dimensions replaced by updates, or combined with them.
+    """Emit the data with rows replaced by updates, or combined with them by `reduction`.
 
-    places: (updates,), int64. 16-bit elements are combined in float32 and rounded once.
+    The first `depth` dimensions of the data count its rows; `places` are indices of rows, int64
+    (updates,). 16-bit elements are combined in float32 and rounded once.
     """
     dtype = node.type(data).dtype
     if reduction == "none":
@@ -152,10 +154,10 @@ def _written(
 
 
 def _pieces(node: OnnxNode, data: str, places: np.ndarray, updates: str, depth: int) -> str | None:
-    """The data with its middle part along one dimension replaced; None if the places do not form
-    such a part.
+    """Emit the scatter as a concatenation: the data before, the updates, the data after.
 
-    Pieces fuse with the producers of the updates, and need no table of places.
+    The result is None if the places are not, in order, a range of positions along one dimension. A
+    concatenation fuses with the nodes that compute the updates, and needs no table of places.
     """
     shape = node.shape(data)
     if any(map(is_dynamic, shape[:depth])) or places.min() < 0:
@@ -187,7 +189,7 @@ def _reduction(node: OnnxNode) -> str:
 
 
 def _onnx_scatter_elements(node: OnnxNode) -> str:
-    """The position of each update along one axis is an index."""
+    """Import ScatterElements: the indices replace each update's coordinate along one axis."""
     data, indices, updates = node.input(0), node.input(1), node.input(2)
     shape, picked = node.shape(data), node.shape(indices)
     rank, axis = len(shape), node.integer("axis", 0)
@@ -218,7 +220,7 @@ def _onnx_scatter_elements(node: OnnxNode) -> str:
 
 
 def _onnx_scatter_nd(node: OnnxNode) -> str:
-    """The last axis of the indices holds coordinates of a row of the data."""
+    """Import ScatterND, whose indices hold the coordinates of rows along their last axis."""
     data, indices, updates = node.input(0), node.input(1), node.input(2)
     shape, picked = node.shape(data), node.shape(indices)
     depth = picked[-1] if picked else 0
@@ -240,7 +242,10 @@ def _onnx_scatter_nd(node: OnnxNode) -> str:
 
 
 def _onnx_max_unpool(node: OnnxNode) -> str:
-    """Write maxima to their original positions, counted over the tensor that was pooled."""
+    """Import MaxUnpool: write maxima to their original positions, and zeros elsewhere.
+
+    The positions are indices of the flattened tensor that was pooled.
+    """
     x, indices = node.input(0), node.input(1)
     shape = node.shape(x)
     rank = len(shape) - 2
@@ -280,7 +285,10 @@ def _onnx_max_unpool(node: OnnxNode) -> str:
 
 
 def _onnx_tensor_scatter(node: OnnxNode) -> str:
-    """An update from a position per batch on, in a ring buffer if the mode is circular."""
+    """Import TensorScatter: write new rows into a cache from a start position on.
+
+    The position differs by batch element. With the mode "circular", the cache is a ring buffer.
+    """
     past, update = node.input(0), node.input(1)
     shape, given = node.shape(past), node.shape(update)
     rank, axis = len(shape), node.integer("axis", -2)

@@ -1,4 +1,4 @@
-"""NonZero and Compress: selection of as many elements as the data determine."""
+"""NonZero and Compress, which select elements; the data determine how many."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def _infer_positions(types: Sequence[TensorType], _attrs: Attrs) -> TensorType:
 
 
 def _positions_reference(arrays: Sequence[np.ndarray], _attrs: Attrs) -> np.ndarray:
-    """The positions of true elements, then zeros."""
+    """Return the positions of true elements, padded with zeros to the operand's length."""
     found = np.flatnonzero(arrays[0])
     return np.pad(found, (0, arrays[0].size - found.size))
 
@@ -37,7 +37,10 @@ def _positions_work(types: Sequence[TensorType], _attrs: Attrs) -> tuple[str, tu
 
 
 def _onnx_non_zero(node: OnnxNode) -> str:
-    """Positions in the flat data, converted to coordinates; a scalar has none."""
+    """Import NonZero: convert positions in the flattened operand to coordinates.
+
+    The result is (rank, count); a scalar has no coordinates.
+    """
     x = node.input(0)
     shape, dtype = node.shape(x), node.type(x).dtype
     count = prod(shape)
@@ -63,10 +66,10 @@ def _onnx_non_zero(node: OnnxNode) -> str:
 
 
 def _quotient(node: OnnxNode, number: str, divisors: str) -> str:
-    """number / divisors, rounded down: integers below 2**50 as float64.
+    """Emit number / divisors, rounded down, for integers below 2**50 in float64.
 
-    No vector instruction divides integers. With 0.5 added, a quotient is so far from the next
-    integer that rounding does not reach it.
+    Vector instructions do not divide integers. 0.5 is added to the number before, so that no
+    rounding error moves the quotient to another integer.
     """
     half, one = (node.scalar(each, DType.FLOAT64) for each in (0.5, 1.0))
     middle, shares = node.emit("add", [number, half]), node.emit("div", [one, divisors])
@@ -74,7 +77,7 @@ def _quotient(node: OnnxNode, number: str, divisors: str) -> str:
 
 
 def _onnx_compress(node: OnnxNode) -> str:
-    """A gather at the positions where the condition holds."""
+    """Import Compress as a gather at the positions where the condition is true."""
     x, condition = node.input(0), node.input(1)
     axis = 0
     if "axis" in node.attrs:

@@ -69,7 +69,11 @@ def same_dtype(types: Sequence[TensorType]) -> DType:
 
 
 def operand_count(types: Sequence[TensorType], low: int, high: int | None = None) -> None:
-    """Raise InvalidModelError unless there are `low` to `high` operands."""
+    """Check that a node has `low` to `high` operands, or exactly `low` without `high`.
+
+    Raises:
+        InvalidModelError: if it has another number.
+    """
     limit = low if high is None else high
     if not low <= len(types) <= limit:
         wanted = str(low) if limit == low else f"{low} to {limit}"
@@ -97,7 +101,7 @@ FEW_TAPS = 25
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """A sliding window over the spatial dimensions; `before` and `after` are its padding."""
+    """A sliding window over the spatial dimensions; `before` and `after` are the padding."""
 
     kernel: Shape
     strides: Shape
@@ -107,7 +111,7 @@ class Window:
 
     @staticmethod
     def of(attrs: Attrs, kernel: Shape) -> Window:
-        """Return the window of the attributes `strides`, `dilations` and `pads`.
+        """Return the window with this kernel and the attributes `strides`, `dilations` and `pads`.
 
         Raises:
             InvalidModelError: if their lengths do not fit the kernel or a value is out of range.
@@ -144,7 +148,10 @@ class Window:
         return tuple(result)
 
     def index(self, outer: Sequence[Affine], taps: Sequence[Affine]) -> tuple[Affine, ...]:
-        """Return the index in the unpadded input that tap `taps` reads for output `outer`."""
+        """Return the index in the unpadded input that a tap reads for an output.
+
+        `outer` is the spatial index of the output, and `taps` the position in the window.
+        """
         return tuple(
             o * s + t * d - p
             for o, t, s, d, p in zip(
@@ -153,7 +160,10 @@ class Window:
         )
 
     def read(self, tap: Shape, outputs: Shape) -> tuple[Any, ...]:
-        """Return the slices of a padded array that one tap reads for all `outputs` positions."""
+        """Return the slices of a padded array that one tap reads for all output positions.
+
+        `outputs` are the spatial extents of the output.
+        """
         return (
             ...,
             *(
@@ -163,9 +173,9 @@ class Window:
         )
 
     def pads(self) -> list[tuple[int, int]]:
-        """Return the padding (before, after) of every dimension of (batch, channels, ...).
+        """Return the padding in the form of `numpy.pad`: (before, after) for every dimension.
 
-        `numpy.pad` takes it in this form.
+        The first two dimensions, batch and channels, have no padding.
         """
         return [(0, 0), (0, 0), *zip(self.before, self.after, strict=True)]
 

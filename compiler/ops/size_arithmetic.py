@@ -1,8 +1,8 @@
-"""Folding of shape arithmetic at import, on dynamic sizes.
+"""Computation of shape arithmetic at import, on dynamic sizes.
 
-Values are object arrays of integers, sizes, booleans and integral floats. An operator raises
-`DynamicSizeError`, and remains a node of the graph, if the ranges of the sizes do not decide its
-result, or if the result's element type might wrap or round it.
+Values are object arrays of integers, sizes, booleans and integral floats. Functions raise
+`DynamicSizeError` if the ranges of the sizes do not determine the result of an operator, or if its
+element type might wrap or round the result. The operator then remains a node of the graph.
 """
 
 from __future__ import annotations
@@ -39,13 +39,14 @@ Item = Any
 def folded(
     op: str, operands: Sequence[np.ndarray], attrs: Attrs, dtype: DType
 ) -> np.ndarray | None:
-    """Evaluate an operator on arrays of sizes; None if the operator is not supported.
+    """Evaluate an operator on arrays of integers and dynamic sizes.
 
-    `dtype` is the element type of the result, which is an object array.
+    `dtype` is the element type of the result, which is an object array. The result is None if the
+    operator is not supported, or an operand is too large.
 
     Raises:
-        DynamicSizeError: if the ranges do not decide the result, or it may not be exact in its
-            type.
+        DynamicSizeError: if the ranges of the sizes do not determine the result, or it may not be
+            exact in its type.
     """
     if any(array.size > ELEMENTS_LIMIT for array in operands):
         return None
@@ -73,7 +74,7 @@ def folded(
 
 
 def items(array: np.ndarray) -> np.ndarray:
-    """Convert an array to an object array, in which integral floats become Python integers."""
+    """Convert an array to an object array, and its integral floats to Python integers."""
     whole = np.frompyfunc(lambda x: int(x) if isinstance(x, float) and x.is_integer() else x, 1, 1)
     return np.asarray(whole(array.astype(object)), object)
 
@@ -93,7 +94,7 @@ _EXACT = {
 
 
 def exact_integers(dtype: DType) -> tuple[int, int]:
-    """Return the ends of the range of integers that an element type represents exactly."""
+    """Return the first and last integer of the range that an element type represents exactly."""
     if dtype.is_float:
         return -_EXACT[dtype], _EXACT[dtype]
     limits = np.iinfo(dtype.numpy)
@@ -101,10 +102,10 @@ def exact_integers(dtype: DType) -> tuple[int, int]:
 
 
 def _held(array: np.ndarray, dtype: DType) -> np.ndarray:
-    """Results as elements of their type.
+    """Convert results to elements of the type `dtype`.
 
     Raises:
-        DynamicSizeError: if one may be a number that the type wraps or rounds.
+        DynamicSizeError: if the type may wrap or round an element.
     """
     if dtype is DType.BOOL:
         return array
@@ -148,7 +149,11 @@ def _product(a: Item, b: Item) -> Item:
 
 
 def _fraction(a: Item, b: Item) -> Item:
-    """The quotient of two sizes; raises DynamicSizeError unless it is always an integer."""
+    """Return the quotient of two sizes.
+
+    Raises:
+        DynamicSizeError: if it is dynamic and not always an integer.
+    """
     if not is_dynamic(a) and not is_dynamic(b):
         return a / b
     if isinstance(b, float):
@@ -170,13 +175,13 @@ def _exact(factor: float) -> Fraction:
 
 
 def _quotient(a: Item, b: Item) -> Item:
-    """Integers are rounded towards zero, as in C and ONNX."""
+    """Return the integer quotient, rounded towards zero, as in C and ONNX."""
     negative = (a < 0) != (b < 0)
     return -(abs(a) // abs(b)) if negative else abs(a) // abs(b)
 
 
 def _remainder(a: Item, b: Item) -> Item:
-    """The remainder of a division; its sign is that of the dividend, as in C."""
+    """Return the remainder of an integer division, with the sign of the dividend, as in C."""
     return a - b * _quotient(a, b)
 
 

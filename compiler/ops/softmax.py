@@ -44,7 +44,11 @@ def _log_softmax_reference(arrays: Sequence[np.ndarray], attrs: Attrs) -> np.nda
 
 
 def _expression(logarithm: bool) -> Callable[..., Expr]:
-    """exp(x - m) / sum(exp(x - m)), or x - m - log(sum(exp(x - m))), m the row's maximum."""
+    """Return the function that builds the expression of softmax, or of its logarithm.
+
+    Softmax is exp(x - m) / sum(exp(x - m)), and its logarithm x - m - log(sum(exp(x - m))), where m
+    is the row's maximum.
+    """
 
     def expression(
         operands: Sequence[Source],
@@ -75,7 +79,10 @@ def _expression(logarithm: bool) -> Callable[..., Expr]:
 
 
 def _onnx(op_name: str) -> Callable[[OnnxNode], str]:
-    """Before opset 13 all dimensions from `axis` (default 1) on form one row."""
+    """Return the import rule of Softmax or LogSoftmax.
+
+    Before opset 13, all dimensions from `axis` (default 1) on form one row.
+    """
 
     def emit(node: OnnxNode) -> str:
         x = node.input(0)

@@ -35,7 +35,10 @@ def _infer_top_k(types: Sequence[TensorType], attrs: Attrs) -> TensorType:
 
 
 def _top_k_reference(arrays: Sequence[np.ndarray], attrs: Attrs) -> np.ndarray:
-    """Equal elements keep their order; NaN is larger than every number."""
+    """Compute the positions of the k largest or smallest elements along an axis.
+
+    Equal elements keep their order. NaN counts as larger than every number.
+    """
     x = arrays[0]
     axis, k = axis_of(attrs, x.ndim, -1), integer(attrs, "k")
     if integer(attrs, "largest", 1):
@@ -54,9 +57,9 @@ def _top_k_work(types: Sequence[TensorType], attrs: Attrs) -> tuple[str, tuple[i
 
 
 def _onnx_top_k(node: OnnxNode) -> list[str]:
-    """The positions of the elements, and a gather of them; sorted even if `sorted` is 0.
+    """Import TopK; returns the elements and their positions, sorted even if `sorted` is 0.
 
-    If k is known only at run time, the axis bounds it: all elements are sorted, and the first k are
+    If k is known only at run time, all elements along the axis are sorted, and the first k are
     kept.
     """
     x = node.input(0)
@@ -100,9 +103,11 @@ def _infer_unique(types: Sequence[TensorType], attrs: Attrs) -> TensorType:
 
 
 def _unique_reference(arrays: Sequence[np.ndarray], attrs: Attrs) -> np.ndarray:
-    """The first row of each group of equal rows, the group of each row, the groups' sizes.
+    """Group equal rows; return an int64 array of three lines.
 
-    Rows are compared lexicographically; NaN equals NaN.
+    They are the index of each group's first row, the group of each row, and the size of each group,
+    padded with zeros. Groups are in lexicographic order of their rows, or in the order of their
+    first rows without `sorted`. NaN equals NaN.
     """
     x = arrays[0]
     count = len(x)
@@ -130,7 +135,11 @@ def _unique_work(types: Sequence[TensorType], attrs: Attrs) -> tuple[str, tuple[
 
 
 def _onnx_unique(node: OnnxNode) -> list[str]:
-    """The groups of equal slices along the axis, and a gather of the first of each."""
+    """Import Unique, along an axis or on the flattened operand.
+
+    Returns one slice of each group of equal slices, its position, the group of each slice, and the
+    sizes of the groups.
+    """
     x = node.input(0)
     rank, axis = len(node.shape(x)), 0
     if "axis" in node.attrs:

@@ -1,4 +1,4 @@
-"""NonMaxSuppression: keeps the box with the best score of each group of overlapping boxes."""
+"""NonMaxSuppression, which keeps the box with the best score of each group of overlapping boxes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,12 @@ _LIMITS = (DType.INT64, DType.FLOAT32, DType.FLOAT32)
 
 
 def _infer(types: Sequence[TensorType], attrs: Attrs) -> TensorType:
-    """boxes (B, N, 4), scores (B, C, N), maximum boxes per class, overlap and score limits."""
+    """Infer the type of the selected boxes, int64 (batches * classes * room, 3).
+
+    The operands are boxes (batches, boxes, 4), scores (batches, classes, boxes), the maximum number
+    of boxes per class, the overlap limit and the score limit. The attribute `room` is an upper
+    bound of the number of boxes per class.
+    """
     operand_count(types, 5)
     boxes, scores = types[0].shape, types[1].shape
     if len(boxes) != 3 or len(scores) != 3 or not same_extents(boxes, (scores[0], scores[2], 4)):
@@ -42,7 +47,7 @@ def _infer(types: Sequence[TensorType], attrs: Attrs) -> TensorType:
 
 
 def _reference(arrays: Sequence[np.ndarray], attrs: Attrs) -> np.ndarray:
-    """Batch, class and box of each selected box, then -1."""
+    """Return the indices (batch, class, box) of the selected boxes, followed by rows of -1."""
     boxes, scores = arrays[:2]
     limit, most, least = (array.reshape(-1)[0] for array in arrays[2:])
     batches, classes, _ = scores.shape
@@ -72,7 +77,10 @@ def _reference(arrays: Sequence[np.ndarray], attrs: Attrs) -> np.ndarray:
 
 
 def _corners(boxes: np.ndarray, centred: bool) -> np.ndarray:
-    """(..., 4): minimum and maximum of one coordinate, then of the other."""
+    """Convert boxes (..., 4) to the minimum and maximum of one coordinate, then of the other.
+
+    Boxes are two opposite corners, or centre and size if `centred`.
+    """
     a, b, c, d = np.moveaxis(boxes, -1, 0)
     if centred:
         half = boxes.dtype.type(2)
@@ -83,8 +91,10 @@ def _corners(boxes: np.ndarray, centred: bool) -> np.ndarray:
 
 
 def _overlaps(box: np.ndarray, others: np.ndarray) -> np.ndarray:
-    """Intersection over union of a box with each other one; 0 if they do not overlap. Boxes are
-    given by corners."""
+    """Return the intersection over union of a box with each of the others, minus infinity if empty.
+
+    Boxes are minima and maxima (`_corners`) along the first dimension.
+    """
     low, high = np.maximum(box, others), np.minimum(box, others)
     tall, wide = high[1] - low[0], high[3] - low[2]
     shared = np.where((tall > 0) & (wide > 0), tall * wide, 0)

@@ -58,8 +58,10 @@ class State:
 
 @dataclass(frozen=True, slots=True)
 class _Counter:
-    """A counter, whose value in step k is `first + each * k`. It is relative to a state that is
-    still unknown if `states` is 1."""
+    """A counter, whose value in step k is `first + each * k`.
+
+    If `states` is 1, the value is relative to a state of the loop whose own value is still unknown.
+    """
 
     first: int
     each: int = 0
@@ -101,9 +103,9 @@ def trip_count(
 
 
 def known_integer(builder: GraphBuilder, value: str) -> int | None:
-    """Return the element of a value with one element, if it is an integer or size, else None.
+    """Return the integer or dynamic size in a value of one element that is known at import.
 
-    The element must be known at import.
+    The result is None for any other value.
     """
     kind, known = builder.types[value], builder.known(value)
     if kind.elements != 1:
@@ -116,7 +118,7 @@ def known_integer(builder: GraphBuilder, value: str) -> int | None:
 
 
 class _Analysis:
-    """The counters of one body, and the element types that hold them."""
+    """The analysis of one loop body, which finds counters and their element types."""
 
     def __init__(self, body: GraphBuilder, step: str, states: Mapping[str, State]) -> None:
         self._body = body
@@ -129,10 +131,10 @@ class _Analysis:
         self._seen: list[tuple[_Counter, DType]] = []
 
     def ends(self, condition: str) -> tuple[list[int], bool]:
-        """The number of steps after which each comparison of a conjunction is first false, and
-        whether the condition has no other parts.
+        """Return when each comparison in a conjunction is first false, as numbers of steps.
 
-        A number of steps is an upper bound if the ranges of sizes do not decide it.
+        If the ranges of sizes do not determine such a number, it is an upper bound. The second
+        result is whether the numbers are exact, and the condition has no other terms.
         """
         found: list[int] = []
         whole = True
@@ -157,7 +159,7 @@ class _Analysis:
         return found, whole
 
     def _compared(self, node: Node) -> tuple[list[int], bool]:
-        """Like `ends`, for a single comparison."""
+        """Return the results of `ends` for the single comparison `node`."""
         match node.op:
             case "less" | "less_or_equal":
                 left, right = map(self._counter, node.inputs)
@@ -180,7 +182,7 @@ class _Analysis:
         return ([(over - int(low) + pace - 1) // pace + 1] if low > -inf else []), False
 
     def holds(self, steps: int) -> bool:
-        """Whether the element types represent all values of the counters in these steps exactly."""
+        """Whether the element types represent all counters exactly in the first `steps` steps."""
         for counter, dtype in self._seen:
             first, last = exact_integers(dtype)
             for value in (counter.first, counter.first + counter.each * steps):
@@ -192,7 +194,7 @@ class _Analysis:
         return True
 
     def _counter(self, value: str) -> _Counter | None:
-        """The value as a counter; None if it is not one, or has more than one element.
+        """Return the value as a counter; None if it is not a counter, or has more than one element.
 
         Operands are visited first, each once, and without recursion, because a body may be deep.
         """
@@ -211,7 +213,10 @@ class _Analysis:
         return found[value]
 
     def _operands(self, value: str) -> tuple[str, ...]:
-        """The operands of a value that may be a counter if its operands are."""
+        """Return the values that must be counters so that `value` is one.
+
+        The result is empty if its node is not an operator that preserves counters, such as `add`.
+        """
         node = self._maker(value)
         if (
             value in (self._symbols[-1], self._step)
@@ -228,7 +233,7 @@ class _Analysis:
         return kind.elements == 1 and kind.dtype is not DType.BOOL
 
     def _made(self, value: str) -> _Counter | None:
-        """Like `_counter`, for a value whose operands have been visited."""
+        """Return the value as a counter, like `_counter`; its operands must have been visited."""
         if not self._counts(value):
             return None
         if value == self._symbols[-1]:
@@ -252,7 +257,7 @@ class _Analysis:
         return total
 
     def _state(self, name: str) -> _Counter | None:
-        """A state whose next value differs from it by a constant."""
+        """Return a loop state as a counter; None unless each step adds the same integer to it."""
         if name in self._resolved:
             return self._resolved[name]
         # placeholder: two states that update each other are not counters
