@@ -24,7 +24,11 @@ Function = Callable[[np.ndarray], np.ndarray]
 
 
 def infer_float(types: Sequence[TensorType], _attrs: Attrs) -> TensorType:
-    """Return the type of the single operand, which must be a float."""
+    """Return the type of the single operand.
+
+    Raises:
+        InvalidModelError: if it is not a float, or there is another number of operands.
+    """
     operand_count(types, 1)
     floats_only(types)
     return types[0]
@@ -51,10 +55,10 @@ def plain(
     """Declare an elementwise float operator with one operand and no attributes.
 
     Args:
-        name: its name.
-        op_type: the ONNX operator that it imports.
-        function: computes it on a NumPy array.
-        scalar: returns its expression for one element.
+        name: the operator's name.
+        op_type: the ONNX operator that is imported as this operator.
+        function: computes the operator on a NumPy array.
+        scalar: returns the operator's expression for one element.
         cost, idempotent: as in `Operator`.
     """
     return pointwise(
@@ -72,7 +76,11 @@ def plain(
 def _any_type(
     name: str, op_type: str, function: Function, operation: Operation, *, idempotent: bool = False
 ) -> Operator:
-    """A native operation that also supports integers."""
+    """Declare an elementwise operator with one operand that also supports integers.
+
+    It is computed by a single `operation` of the expression language; the other arguments are those
+    of `plain`.
+    """
     return pointwise(
         name,
         1,
@@ -101,7 +109,10 @@ def _sign(values: Sequence[Expr], _attrs: Attrs) -> Expr:
 
 
 def _bound(attrs: Attrs, key: str, dtype: np.dtype[Any]) -> float | None:
-    """A bound of clip, limited to the type's range; exact for integers."""
+    """Return the attribute `key` ("min" or "max") of a clip; None if it is missing.
+
+    For an integer type, the bound is an exact integer, limited to the type's range.
+    """
     value = attr(attrs, key)
     if value is None:
         return None
@@ -169,7 +180,7 @@ _ERF = np.frompyfunc(math.erf, 1, 1)
 def erf(x: np.ndarray) -> np.ndarray:
     """Return the error function of each element, in float64.
 
-    NumPy lacks it, so that `math.erf` is called for each element.
+    It calls `math.erf` for each element, because NumPy has no error function.
     """
     return np.asarray(_ERF(np.asarray(x, np.float64)), np.asarray(x).dtype)
 

@@ -1,7 +1,8 @@
 """Import rules that compute in float32 or float64 if the operands are 16-bit floats.
 
 A rule that expands a norm into other operators emits constants, such as an epsilon or the
-reciprocal of a count. In float16 or bfloat16 they would be rounded; 1e-12 is zero in float16.
+reciprocal of a count. In float16 or bfloat16, these constants would be rounded; 1e-12 is zero in
+float16.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ def stash_type(node: OnnxNode) -> DType:
 
 
 def in_wide_type(rule: Rule) -> Rule:
-    """Wrap a rule so that it computes in float32, or in float64 if `stash_type` states that.
+    """Wrap an import rule so that it computes in float32, or in float64 if `stash_type` is float64.
 
     Operands of shorter float types are converted first. The first result is converted back to the
     type of the first operand.

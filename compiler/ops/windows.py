@@ -1,6 +1,6 @@
 """Sliding windows for NumPy references, without padded arrays and without copies of windows.
 
-References loop over taps, the elements of a window. Memory is therefore proportional to the
+References loop over taps, the positions in a window. Memory is therefore proportional to the
 operands and the result, not to the extents of the window. Taps that read only padding are skipped.
 """
 
@@ -18,7 +18,7 @@ from tilewright.compiler.ops.shapes import Shape, Window
 class WindowLine:
     """One dimension of a window that slides over `extent` elements.
 
-    `outputs` is the number of positions of the window, `before` the padding before the elements.
+    `outputs` is the number of positions of the window. `before` is the padding before the elements.
     """
 
     extent: int
@@ -30,9 +30,9 @@ class WindowLine:
 
     @property
     def taps(self) -> range:
-        """A range of taps that includes every tap which reads an element.
+        """The range of taps that may read an element; all other taps read only padding.
 
-        A tap outside the range reads only padding. A tap inside it may read only padding too.
+        A tap in the range may also read only padding.
         """
         last_start = (self.outputs - 1) * self.stride - self.before
         first = max(0, -(last_start // self.dilation))
@@ -42,7 +42,7 @@ class WindowLine:
     def read(self, tap: int) -> tuple[slice, slice]:
         """Return the outputs for which a tap reads an element, and the elements that it reads.
 
-        The first slice is in outputs, the second in input elements. Both may be empty.
+        The first slice indexes the outputs, the second the input elements. Both may be empty.
         """
         start = tap * self.dilation - self.before
         first = max(0, -(start // self.stride))
@@ -60,7 +60,7 @@ class WindowLine:
 
 
 def _every(start: int, count: int, step: int) -> slice:
-    """`count` elements from `start` on, `step` apart."""
+    """Return the slice of `count` elements from `start` on, with a distance of `step`."""
     return slice(start, start + (count - 1) * step + 1, step) if count > 0 else slice(0, 0)
 
 
@@ -85,9 +85,10 @@ def lines(window: Window, spatial: Shape) -> list[WindowLine]:
 
 
 def reads(dims: list[WindowLine]) -> Iterator[tuple[Shape, tuple[slice, ...], tuple[slice, ...]]]:
-    """Yield, for each tap that reads elements, its index, the outputs and the elements as slices.
+    """Yield (tap, outputs, elements) for each tap that reads elements.
 
-    The three tuples have one entry per dimension.
+    `tap` is the tap's index in the window. `outputs` and `elements` are the slices of the outputs
+    and of the input elements that the tap reads for them. Each tuple has one entry per dimension.
     """
     if not dims:
         yield (), (), ()

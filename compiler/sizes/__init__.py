@@ -1,15 +1,16 @@
 """Dynamic sizes: integers that are known at run time, with ranges.
 
-A `Size` replaces an integer extent, stride or offset, and is an `int` to the type checker: code
-that adds, multiplies and divides extents works on either. It is a polynomial with integer
-coefficients over dynamic dimensions and floor quotients of other sizes, in a normal form, so that
-equal sizes are equal values and terms cancel: `n + 1 - n` is the `int` 1.
+A `Size` replaces an integer extent, stride or offset. Type checkers see it as an `int`, so that the
+same code adds, multiplies and divides fixed and dynamic extents. A `Size` is a polynomial with
+integer coefficients; its variables are dynamic dimensions and floor quotients of other sizes. A
+normal form makes equal sizes equal values, and cancels terms: `n + 1 - n` is the `int` 1.
 
-An ordering (`<`, `<=`) holds for every size of the ranges or for none; if the ranges do not decide
-it, it raises `DynamicSizeError`. Operations that need an integer (`range(n)`, an array's shape)
-raise it too. `==` compares normal forms, and never raises. Passes, plans and code generation use
-functions such as `always_less`, which return False or None if the ranges do not prove the relation.
-Importers let `DynamicSizeError` propagate, and the code that chose the ranges tries others.
+`<` and `<=` return True if the relation holds for every size of the ranges, and False if it holds
+for none. Otherwise they raise `DynamicSizeError`. Operations that need an integer (`range(n)`, an
+array's shape) raise it too. `==` compares normal forms, and never raises. Passes, plans and code
+generation use functions such as `always_less`, which return False or None if the ranges do not
+prove the relation. Importers let `DynamicSizeError` propagate; the caller that chose the ranges
+then tries other ranges.
 """
 
 from tilewright.compiler.sizes.atoms import (

@@ -1,7 +1,7 @@
 """Atoms, the variables of the polynomial `Size`: dynamic dimensions, and floor quotients of sizes.
 
-A dimension's class states its origin. Users name the dimensions of a model (`Dimension`), workloads
-number their own (`WorkloadDimension`), and the compiler adds others (`SlackDimension`,
+The class of a dimension states who defines it. Users name the dimensions of a model (`Dimension`),
+workloads number their own (`WorkloadDimension`), and the compiler adds others (`SlackDimension`,
 `SlotDimension`, `ValueDimension`). Dimensions of different classes are never equal, even if their
 names are.
 """
@@ -24,7 +24,7 @@ class Dimension:
     """A dynamic dimension, whose size is `multiple` times an integer in [low, high].
 
     It is unbounded if `high` is None. An instance of this class, not of a subclass, is a dimension
-    of a model, with the name that users see.
+    of a model; `name` is the name that users see.
     """
 
     name: str
@@ -56,7 +56,7 @@ class Dimension:
 
     @property
     def range_text(self) -> str:
-        """The range in users' notation: `1..512`, `32..640:32`, `1..`."""
+        """The range in users' notation, such as `1..512`, `32..640:32` or `1..`."""
         last = "" if self.high is None else str(self.high * self.multiple)
         steps = f":{self.multiple}" if self.multiple > 1 else ""
         return f"{self.low * self.multiple}..{last}{steps}"
@@ -84,7 +84,8 @@ class WorkloadDimension(Dimension):
 class SlackDimension(Dimension):
     """The slack capacity of a growing cache: the number of unused rows at the end of its buffer.
 
-    No input determines it. It is 0 unless a session reserves memory for more rows.
+    The slack is 0 unless a session reserves memory for more rows; no input of the model determines
+    it.
     """
 
 
@@ -108,12 +109,12 @@ class SlotDimension(Dimension):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ValueDimension(Dimension):
-    """A dimension whose size generated code computes; its name is that of the SSA value."""
+    """A dimension whose size generated code computes as an SSA value with the dimension's name."""
 
 
 @dataclass(frozen=True, slots=True)
 class Quotient:
-    """`dividend // divisor`, rounded down, in a form that cannot be simplified."""
+    """The floor quotient `dividend // divisor`, which arithmetic could not simplify further."""
 
     dividend: Size
     divisor: int
@@ -138,7 +139,8 @@ Monomial = tuple[Atom, ...]
 def factor_text(atom: Atom) -> str:
     """Return the text of an atom as a factor of a monomial.
 
-    A dimension whose `Dimension.multiple` exceeds 1 occurs divided by it: `(n//32)`.
+    A dimension whose `Dimension.multiple` exceeds 1 is written as a quotient: `(n//32)` for
+    multiples of 32.
     """
     match atom:
         case Dimension(multiple=1):
@@ -150,19 +152,22 @@ def factor_text(atom: Atom) -> str:
 
 
 def _origin(atom: Atom) -> str:
-    """The origins of an atom's dimensions, which its text does not state."""
+    """Return the class names of an atom's dimensions, separated by commas.
+
+    Dimensions of different classes may have the same text; the class names distinguish them.
+    """
     if isinstance(atom, Dimension):
         return type(atom).__name__
     return ",".join(_origin(a) for monomial, _ in atom.dividend.terms for a in monomial)
 
 
 def factor_order(atom: Atom) -> tuple[str, str]:
-    """Return the sort key of a factor: its text, then the classes of its dimensions."""
+    """Return the sort key of a factor: its text, then the class names of its dimensions."""
     return factor_text(atom), _origin(atom)
 
 
 @memo(8192)
 def order(monomial: Monomial) -> tuple[int, str, str]:
-    """Return the sort key of a monomial: higher degree first, then the factors' texts."""
+    """Return the sort key of a monomial: higher degrees first, then by the texts of the factors."""
     texts = "*".join(map(factor_text, monomial))
     return -len(monomial), texts, "*".join(map(_origin, monomial))

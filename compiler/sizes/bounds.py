@@ -25,8 +25,8 @@ MOST_FACTORS = 6
 def bounds(size: int | Size) -> tuple[float, float]:
     """Return a lower and an upper bound of a size; infinite if the size is unbounded.
 
-    Floor quotients are bounded twice: as independent variables, and by the fraction before
-    rounding. The result is the tighter of both. The size need not reach its bounds.
+    Floor quotients are bounded in two ways: as independent variables, and by the fraction before
+    rounding. The result is the tighter of the two. The size need not reach its bounds.
     """
     if isinstance(size, int | np.integer):
         return size, size
@@ -44,7 +44,11 @@ def bounds(size: int | Size) -> tuple[float, float]:
 
 
 def _interval(terms: Sequence[tuple[Monomial, int]], constant: int = 0) -> tuple[float, float]:
-    """The tighter of two bounds: the sum of each term's, and those of `_shifted`."""
+    """Return bounds of the sum of `terms` and `constant`.
+
+    They are the sums of the bounds of each term, or the bounds of `_shifted` where these are
+    tighter.
+    """
     low: float = constant
     high: float = constant
     for monomial, coefficient in terms:
@@ -63,10 +67,10 @@ def _interval(terms: Sequence[tuple[Monomial, int]], constant: int = 0) -> tuple
 
 
 def _shifted(terms: Sequence[tuple[Monomial, int]]) -> tuple[float, float]:
-    """Bounds of terms with each atom written as its minimum plus the excess over it.
+    """Return bounds of a sum of terms after replacing each atom by its minimum plus an excess.
 
-    For 5 * m * n - 10 * m - 10 * n + 20, separate terms allow negative values; with m = 2 + a and n
-    = 2 + b it is 5 * a * b, which is not negative.
+    For 5 * m * n - 10 * m - 10 * n + 20, the sum of each term's bounds would allow negative values.
+    With m = 2 + a and n = 2 + b, the sum is 5 * a * b, which is not negative.
     """
     more: dict[Atom, float] = {}
     least: dict[Atom, int] = {}
@@ -97,11 +101,17 @@ def _shifted(terms: Sequence[tuple[Monomial, int]]) -> tuple[float, float]:
 
 
 def _relaxed(size: Size, *, upward: bool, paired: bool) -> float:
-    """A bound with each separate quotient q = x // d between (x - d + 1) / d and x / d.
+    """Return a bound of a size in which quotients are replaced by bounds of the fraction.
 
-    Outermost quotients come first: parts of a dividend that cancel are not rounded. If `paired`,
-    the difference of two quotients with one divisor, whose dividends differ by a number, is rounded
-    once.
+    A quotient q = x // d lies between (x - d + 1) / d and x / d. It is replaced if it is a whole
+    term, outermost quotients first, so that terms of dividends that cancel are not rounded. If
+    `paired`, the difference of two quotients with the same divisor, whose dividends differ by a
+    constant, is bounded as one number.
+
+    Args:
+        size: the size.
+        upward: whether the result is an upper bound; otherwise it is a lower bound.
+        paired: whether differences of two quotients are bounded together.
     """
     terms = {monomial: Fraction(c) for monomial, c in size.terms}
     constant = Fraction(size.constant)
@@ -143,8 +153,10 @@ def _partner(
     others: Iterable[Quotient],
     terms: Mapping[Monomial, Fraction],
 ) -> Quotient | None:
-    """Another quotient with the same divisor that is subtracted from this one, and whose dividend
-    differs by a number."""
+    """Return a quotient with the same divisor as `quotient` that is subtracted from it, or None.
+
+    The dividends of the two must differ by a constant.
+    """
     for other in others:
         if other != quotient and other.divisor == quotient.divisor:
             apart = other.dividend - quotient.dividend
@@ -154,7 +166,7 @@ def _partner(
 
 
 def _nesting(atom: Atom) -> int:
-    """The nesting depth of quotients."""
+    """Return the depth to which quotients are nested in an atom; 0 for a dimension."""
     if isinstance(atom, Dimension):
         return 0
     return 1 + max(_nesting(inner) for monomial, _ in atom.dividend.terms for inner in monomial)

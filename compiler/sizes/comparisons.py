@@ -1,4 +1,4 @@
-"""Comparisons of dynamic sizes that hold for all sizes of the ranges."""
+"""Comparisons of dynamic sizes, with results that hold for all sizes of the ranges."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tilewright.compiler.sizes.size import Size, dimensions, divided, dynamic_si
 
 
 def equal(first: int, second: int) -> bool:
-    """Whether two sizes are always equal; False if they are never equal.
+    """Return True if two sizes are equal in every run, and False if they differ in every run.
 
     Raises:
         SizesDifferError: if equality depends on the run.
@@ -27,7 +27,7 @@ def equal(first: int, second: int) -> bool:
 
 
 def same_extents(first: Sequence[int], second: Sequence[int]) -> bool:
-    """Whether two shapes are always equal; False if they are never equal.
+    """Return True if two shapes are equal in every run, and False if they differ in every run.
 
     Raises:
         SizesDifferError: if equality depends on the run.
@@ -40,7 +40,7 @@ def same_extents(first: Sequence[int], second: Sequence[int]) -> bool:
 def larger(first: int, second: int) -> int:
     """Return the larger of two sizes.
 
-    The built-in function `max` compares with `<`, which is undecided if the sizes may be equal.
+    The built-in function `max` would raise if the sizes may be equal, because it compares with `<`.
 
     Raises:
         DynamicSizeError: if either size may be the larger one, depending on the run.
@@ -53,32 +53,38 @@ def smaller(first: int, second: int) -> int:
     """Return the smaller of two sizes.
 
     Raises:
-        DynamicSizeError: if the answer depends on the run.
+        DynamicSizeError: if either size may be the smaller one, depending on the run.
     """
     found = always_smaller(first, second)
     return found if found is not None else first if first <= second else second
 
 
 def always_larger(first: int, second: int) -> int | None:
-    """Return the larger of two sizes; None if the ranges do not decide."""
+    """Return the size that is the larger one in every run.
+
+    The result is None if the ranges do not prove this of either size.
+    """
     if always_at_most(first, second):
         return second
     return first if always_at_most(second, first) else None
 
 
 def always_smaller(first: int, second: int) -> int | None:
-    """Return the smaller of two sizes; None if the ranges do not decide."""
+    """Return the size that is the smaller one in every run.
+
+    The result is None if the ranges do not prove this of either size.
+    """
     if always_at_most(first, second):
         return first
     return second if always_at_most(second, first) else None
 
 
 def solved(first: int, second: int) -> tuple[Dimension, int] | None:
-    """Solve `first == second` for one dimension: return the dimension and its size.
+    """Solve `first == second` for one dimension; return the dimension and its size.
 
-    Only a dimension that occurs linearly, with a coefficient of 1 or -1, is solved for. Its size is
-    an expression of other dimensions, and never below its range. Among several solutions, one that
-    never exceeds the range is preferred. The result is None if no solution is found.
+    The dimension must occur linearly, with a coefficient of 1 or -1. Its size is an expression of
+    other dimensions, and never below its range. If there are several solutions, one that never
+    exceeds the dimension's range is preferred. The result is None if no solution is found.
     """
     difference = first - second
     if not isinstance(difference, Size):
@@ -96,23 +102,23 @@ def solved(first: int, second: int) -> tuple[Dimension, int] | None:
 
 
 def always_less(first: int, second: int) -> bool:
-    """Whether the ranges prove first < second for all sizes."""
+    """Whether the ranges of the dimensions prove first < second in every run."""
     difference = first - second
     return (bounds(difference)[1] if isinstance(difference, Size) else difference) < 0
 
 
 def always_at_most(first: int, second: int) -> bool:
-    """Whether the ranges prove first <= second for all sizes."""
+    """Whether the ranges of the dimensions prove first <= second in every run."""
     return always_less(first - 1, second)
 
 
 def disjoint(first: tuple[int, int], second: tuple[int, int]) -> bool:
-    """Whether the ranges prove that two spans (start, exclusive end) do not overlap."""
+    """Whether two spans (start, exclusive end) provably do not overlap in any run."""
     return always_at_most(first[1], second[0]) or always_at_most(second[1], first[0])
 
 
 def exact_quotient(size: int, divisor: int) -> int | None:
-    """Return `size / divisor` if it is an integer for all sizes; None if that is not proven."""
+    """Return `size / divisor` if it is provably an integer in every run, else None."""
     if size == 0:
         return 0
     if isinstance(divisor, Size):

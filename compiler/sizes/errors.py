@@ -1,4 +1,4 @@
-"""Errors of operations that need the number of a dynamic size before a run."""
+"""Errors of operations that need the value of a dynamic size before it is known."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tilewright.compiler.errors import CompilerError
 
 
 class DynamicSizeError(CompilerError):
-    """A dynamic size has no number before a run, or its range does not decide a condition."""
+    """A dynamic size has no value before a run, or its range does not decide a condition."""
 
     asker = ""
     """The origin of the condition, if known: an operator and its node, a pass."""
@@ -32,16 +32,16 @@ class DynamicSizeError(CompilerError):
         return f"{self.asker}: {text}" if self.asker else text
 
     def by(self, who: str) -> Self:
-        """Set the origin of the condition, such as a node or a pass, and return the error.
+        """Set the origin of the condition, such as a node or a pass; return the error.
 
-        An origin that is already set is kept, because it is the innermost one.
+        An origin that is already set is not replaced, because it is the innermost one.
         """
         self.asker = self.asker or who
         return self
 
 
 class SizesDifferError(DynamicSizeError):
-    """Two sizes must be equal, but the ranges do not decide whether they are."""
+    """Two sizes must be equal, but the ranges decide neither that they are nor that they differ."""
 
     def __init__(self, what: str, first: int, second: int) -> None:
         super().__init__(what)
@@ -51,7 +51,7 @@ class SizesDifferError(DynamicSizeError):
 
 @dataclass(frozen=True, slots=True)
 class SizeErrorContext(AbstractContextManager[None]):
-    """A context that adds details to a `DynamicSizeError` raised in it.
+    """A context manager that adds details to a `DynamicSizeError` raised within it.
 
     Attributes:
         who: the origin of the condition, such as a node or a pass.

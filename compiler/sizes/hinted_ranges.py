@@ -1,4 +1,4 @@
-"""Ranges of sizes with size hints, in users' notation: `1..512@32:0.5,128:0.3`; or `@32,128`.
+"""Ranges of sizes with size hints, in users' notation: `1..512@32:0.5,128:0.3`, or only `@32,128`.
 
 Hints are the sizes at which a dimension is planned, measured and shown (`compiler.profile`). The
 number after the colon is the fraction of all runs that have this size, relative to the numbers of
@@ -61,14 +61,15 @@ class HintedRange:
 
 
 def as_hinted(name: str, given: SizeRange) -> HintedRange:
-    """Convert a text with optional hints, or a range of a type that `ranges.as_range` accepts.
+    """Convert a user's range to a HintedRange.
 
-    `name` is the name of the dimension.
+    `name` is the name of the dimension. `given` is a text for `parse_hinted`, or a value of another
+    type that `ranges.as_range` accepts.
 
     Raises:
         InvalidArgumentError: if the text is malformed, a hint is not a size of the range, a
-            fraction is not positive, too small or too large, or the range has no possible size.
-            The message names the dimension.
+            fraction is not positive, too small or too large, or the range has no possible size. The
+            message names the dimension.
     """
     if isinstance(given, str):
         return parse_hinted(name, given)
@@ -120,7 +121,9 @@ def parse_hinted(name: str, text: str) -> HintedRange:
 
 
 def hinted_shares(dims: Mapping[str, Iterable[SizeRange]]) -> Shares:
-    """Return the fraction of each size hint, by dimension; dimensions without hints are left out.
+    """Return the fraction of runs for each size hint: a mapping per dimension name.
+
+    Dimensions without hints are left out.
 
     Raises:
         InvalidArgumentError: if a range is malformed.
@@ -133,13 +136,14 @@ def hinted_shares(dims: Mapping[str, Iterable[SizeRange]]) -> Shares:
 
 
 def size_choices(name: str, listed: Iterable[int | str]) -> tuple[int | str, ...]:
-    """Check and return the distinct sizes that a user lists for one dimension.
+    """Check the sizes that a user lists for one dimension; return them without duplicates.
 
-    One of them may be a range. It is returned as text, or as an integer if it has one size.
+    One entry may be a range or hints. It is returned as text, or as an integer if the range has
+    only one size.
 
     Raises:
-        InvalidArgumentError: if an entry is malformed or 0, there are two ranges, or hints without
-            a range are listed together with sizes. The message names the dimension.
+        InvalidArgumentError: if an entry is malformed or 0, if there are two ranges, or if hints
+            without a range are listed together with sizes. The message names the dimension.
     """
     ranges = [as_hinted(name, given) for given in listed]
     if any(each.dimension is not None and each.dimension.high == 0 for each in ranges):

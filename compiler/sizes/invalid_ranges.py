@@ -1,4 +1,4 @@
-"""Ranges of sizes in which a model is invalid at every size."""
+"""Detection of models that are invalid at every size of their ranges."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ Sizes = Mapping[str, int | Dimension]
 def invalid_everywhere(
     ranges: Mapping[str, Dimension], attempt: Callable[[Sizes], object]
 ) -> InvalidModelError | None:
-    """Return the error of a model that is invalid at every size of its ranges.
+    """Return an error if a model is invalid at every size of its ranges, else None.
 
     The model is imported with the ranges. If the ranges leave a condition undecided, the model is
-    imported at each combination of sizes. Of more than `MOST_SIZES` combinations, evenly spaced
-    sizes of one dimension are imported, provided that the condition is an equality that holds for
-    no size of this dimension.
+    imported at each combination of sizes. If there are more than `MOST_SIZES` combinations, only
+    evenly spaced sizes of one dimension are tried, provided that the condition is an equality that
+    holds for no size of this dimension.
 
     Args:
         ranges: the range of each dynamic dimension, by name.
-        attempt: imports the model at sizes and at ranges.
+        attempt: imports the model; its argument has a size or a range for each dimension, by name.
 
     Returns:
         An error that names the ranges, the node and the reason; None if the model may be valid at
@@ -65,17 +65,17 @@ def refused_ranges(
     sizes: Mapping[str, int] | None = None,
     count: int = 0,
 ) -> InvalidModelError:
-    """Return the error for ranges without a valid size.
+    """Return an error that reports ranges without a valid size.
 
     Args:
         ranges: the ranges.
-        error: the contradiction, which names the node.
-        sizes: the sizes at which it was found; None if it holds for all sizes of the ranges.
+        error: the error of the import, which names the node.
+        sizes: the sizes at which the import failed; None if it fails for all sizes of the ranges.
         count: the number of combinations of sizes that were tried, if `sizes` is given.
 
     Returns:
-        An error that names the ranges; `error` itself if it holds for all sizes and mentions none
-        of the dimensions, such as a wrong attribute.
+        An error that names the ranges. If `sizes` is None and `error` mentions no dimension, as for
+        a wrong attribute, it is `error` itself.
     """
     known = sorted(ranges, key=lambda d: d.name)
     if sizes is None and not any(_names(error, d.name) for d in known):
@@ -90,7 +90,7 @@ def refused_ranges(
 
 
 def _names(error: InvalidModelError, dimension: str) -> bool:
-    """Whether an error mentions a dimension, as a word of its own."""
+    """Whether the message of an error contains the name of a dimension as a separate word."""
     return re.search(rf"(?<!\w){re.escape(dimension)}(?!\w)", str(error)) is not None
 
 
@@ -107,7 +107,10 @@ def sizes_of(dimension: Dimension) -> range:
 
 
 def _sizes(ranges: Mapping[str, Dimension], question: DynamicSizeError) -> Iterator[dict[str, int]]:
-    """Yield the sizes at which the model must be invalid; none if that would prove nothing."""
+    """Yield the sizes at which the model is to be imported (`invalid_everywhere`).
+
+    Nothing is yielded if failures at a limited number of sizes would not prove the model invalid.
+    """
     if combinations(ranges.values()) <= MOST_SIZES:
         for sizes in product(*map(sizes_of, ranges.values())):
             yield dict(zip(ranges, sizes, strict=True))

@@ -117,9 +117,9 @@ def default_ranges(
 
 
 def attempted(attempt: Callable[[], T]) -> T | DynamicSizeError | InvalidModelError:
-    """Call `attempt`; return its result, or an error that narrower ranges of sizes may avoid.
+    """Call `attempt`; return its result, or its error if narrower ranges of sizes may avoid it.
 
-    Other errors propagate.
+    These errors are DynamicSizeError and InvalidModelError. Other errors propagate.
     """
     try:
         return attempt()
@@ -134,10 +134,10 @@ def within_defaults(
 ) -> T:
     """Call `attempt` with the default ranges, narrowed until they decide all conditions of a model.
 
-    A table of 512 positions limits the length of a sequence to 512. A model that halves and doubles
-    its images limits their sides to even extents. If several narrower ranges decide a condition,
-    those with the most sizes are tried first. Others follow if the model is invalid in them:
-    reflecting 64 samples requires a length of at least 65.
+    For example, a table of 512 positions limits the length of a sequence to 512, and a model that
+    halves and doubles its images limits their extents to even numbers. If several narrower ranges
+    decide a condition, the range with the most sizes is tried first. The next one is tried if the
+    model is invalid in it: reflecting 64 samples requires a length of at least 65.
 
     Args:
         defaults: the range of each dimension, by name.
@@ -150,8 +150,8 @@ def within_defaults(
         The result of `attempt`.
 
     Raises:
-        DynamicSizeError: if no narrower ranges decide a condition. An error of a condition that
-            single sizes satisfy is preferred.
+        DynamicSizeError: if no narrower ranges decide a condition. Of several such errors, one
+            whose condition single sizes satisfy is preferred.
         InvalidModelError: if the model is invalid in all ranges that were tried.
     """
     ranges = {name: replace(d, low=0) if name in empty else d for name, d in defaults.items()}
@@ -181,7 +181,7 @@ def within_defaults(
 
 
 def _has_solutions(error: DynamicSizeError) -> bool:
-    """Whether two sizes must be equal, which single sizes may satisfy."""
+    """Whether the undecided condition is an equality of sizes, which single sizes may satisfy."""
     return is_dynamic(error.unequal) and not error.may_differ
 
 
@@ -190,10 +190,10 @@ def refinements(
 ) -> list[dict[str, Dimension]]:
     """Return narrower ranges that decide the condition of an error, largest ranges first.
 
-    Each result restricts one dimension, or all dimensions of the condition together. For an
-    ordering, it keeps the first sizes or the last sizes of a range. For an equality, it keeps the
-    multiples of a power of two. If the sizes may also differ everywhere (`error.may_differ`), it
-    may also keep first sizes, last sizes, or neighbouring sizes with equal floor quotients.
+    Each result restricts one dimension, or all dimensions of the condition together. To decide an
+    ordering, a range is cut at its start or at its end. To decide an equality, only multiples of a
+    power of two remain. If inequality is acceptable, too (`error.may_differ`), the range may also
+    be cut at its start or end, or to neighbouring sizes with equal floor quotients.
     """
     found: list[dict[str, Dimension] | None] = []
     for question in filter(is_dynamic, (error.undecided, error.unequal)):
@@ -217,7 +217,10 @@ def refinements(
 
 
 def _choices(ranges: Mapping[str, Dimension]) -> float:
-    """The number of remaining sizes, in orders of magnitude: 1 to 512 are more than 513 to 4096."""
+    """Return a measure of how many sizes remain: the sum of the logarithms of end / start.
+
+    By this measure, 1 to 512 is more than 513 to 4096.
+    """
     return sum(
         log((d.high + 1 if d.high is not None else LARGEST_SIZE) / max(d.low, 1))
         for d in ranges.values()
@@ -227,7 +230,7 @@ def _choices(ranges: Mapping[str, Dimension]) -> float:
 def _bounds_within(
     chosen: Mapping[str, Dimension], changed: Mapping[str, Dimension], size: int
 ) -> tuple[float, float]:
-    """The bounds of a size if the chosen dimensions have other ranges."""
+    """Return the bounds of `size` if the dimensions in `chosen` had the ranges in `changed`."""
     own = {chosen[name]: d for name, d in changed.items()}
 
     def other(dimension: Dimension) -> int:
@@ -238,7 +241,10 @@ def _bounds_within(
 
 
 def _first(chosen: Mapping[str, Dimension], difference: int) -> dict[str, Dimension] | None:
-    """The longest range of first sizes for which a difference is never above 0."""
+    """Cut ranges at their ends so that `difference` is never above 0.
+
+    Returns the longest such ranges, or None if no cut suffices.
+    """
     least, most = _span(chosen)
 
     def first(last: int) -> dict[str, Dimension]:
@@ -252,7 +258,10 @@ def _first(chosen: Mapping[str, Dimension], difference: int) -> dict[str, Dimens
 
 
 def _last(chosen: Mapping[str, Dimension], difference: int) -> dict[str, Dimension] | None:
-    """The longest range of last sizes for which a difference is always above 0."""
+    """Cut ranges at their starts so that `difference` is always above 0.
+
+    Returns the longest such ranges, or None if no cut suffices.
+    """
     least, most = _span(chosen)
 
     def later(start: int) -> dict[str, Dimension]:
@@ -272,7 +281,11 @@ def _span(chosen: Mapping[str, Dimension]) -> tuple[int, int]:
 
 
 def _turning(low: int, high: int, holds: Callable[[int], bool]) -> int:
-    """The last number from `low` on for which a predicate holds; `low` if it holds for none."""
+    """Return the last number in (low, high) for which a predicate holds, by binary search.
+
+    If the predicate holds for a number, it must hold for all smaller ones. If it holds for none,
+    the result is `low`.
+    """
     low, high = low + 1, high
     while low < high:
         middle = (low + high) // 2
@@ -281,7 +294,10 @@ def _turning(low: int, high: int, holds: Callable[[int], bool]) -> int:
 
 
 def _multiples(chosen: Mapping[str, Dimension], difference: int) -> dict[str, Dimension] | None:
-    """The dimensions in the smallest power of two for which the difference is always 0."""
+    """Restrict dimensions to multiples of the smallest power of two with `difference` always 0.
+
+    The result is None if no power of two suffices.
+    """
     for factor in _FACTORS:
         changed = {}
         for name, d in chosen.items():
@@ -296,8 +312,11 @@ def _multiples(chosen: Mapping[str, Dimension], difference: int) -> dict[str, Di
 
 
 def _between(chosen: Mapping[str, Dimension], difference: int) -> dict[str, Dimension] | None:
-    """The sizes of one dimension, more than one, at which the difference is always 0: for example,
-    192 to 703 samples are one window of 512."""
+    """Restrict one dimension to two or more neighbouring sizes at which `difference` is always 0.
+
+    For example, 192 to 703 samples are one window of 512. The result is None if no such sizes
+    exist, or if `chosen` has several dimensions.
+    """
     if len(chosen) != 1:
         return None
     found = (_where_zero(chosen, side) for side in (difference, -difference))
@@ -305,8 +324,11 @@ def _between(chosen: Mapping[str, Dimension], difference: int) -> dict[str, Dime
 
 
 def _where_zero(chosen: Mapping[str, Dimension], difference: int) -> dict[str, Dimension] | None:
-    """The last of the first sizes of one dimension for which a difference is never above 0, as far
-    as it is 0."""
+    """Return the longest range of neighbouring sizes at which `difference` is always 0.
+
+    It ends at the last size up to which the difference is never above 0. The result is None if it
+    has fewer than two sizes.
+    """
     ((name, dimension),) = (_first(chosen, difference) or chosen).items()
     if dimension.high is None:
         return None
@@ -324,7 +346,7 @@ def _where_zero(chosen: Mapping[str, Dimension], difference: int) -> dict[str, D
 
 
 def turning_point(difference: int) -> tuple[Dimension, int] | None:
-    """Find the size at which a difference changes between positive and not positive.
+    """Find where a difference changes between positive and not positive.
 
     Returns the dimension and its first size after the change. The result is None if the difference
     does not depend on exactly one dimension, or has the same sign at both ends of the range.

@@ -31,9 +31,9 @@ else:
 class Size(_Integer):
     """A polynomial of dynamic dimensions, used like an integer that is unknown until run time.
 
-    It is `sum(coefficient * product(atoms)) + constant`, with at least one term, in a sorted normal
-    form; an `Atom` is a dimension or a floor quotient. `dynamic_size` and arithmetic create sizes;
-    arithmetic returns an `int` if no dynamic dimension remains.
+    Its value is `sum(coefficient * product(atoms)) + constant`, with at least one term, in a sorted
+    normal form; an `Atom` is a dimension or a floor quotient. `dynamic_size` and arithmetic create
+    sizes. Arithmetic returns an `int` if no dynamic dimension remains.
     """
 
     terms: tuple[tuple[Monomial, int], ...]
@@ -214,7 +214,11 @@ def known_divisor(size: int) -> int:
 
 
 def _decided(difference: int, size: Size, relation: str, other: int) -> bool:
-    """Whether a difference is never above 0 (True), or always above 0 (False)."""
+    """Return True if `difference` is never above 0, and False if it is always above 0.
+
+    Raises:
+        DynamicSizeError: if its ranges decide neither; the message states `size relation other`.
+    """
     low, high = bounds(difference)
     if high <= 0:
         return True
@@ -228,7 +232,7 @@ def _decided(difference: int, size: Size, relation: str, other: int) -> bool:
 
 @memo(8192)
 def _quotient(size: Size, divisor: int) -> int:
-    """The quotient by a positive number."""
+    """Return the floor quotient of a size and a positive number, in its simplest form."""
     # The parts that the divisor divides go to the quotient; the rest keeps its sign.
     parts = [(m, abs(c) // divisor * (1 if c > 0 else -1)) for m, c in size.terms]
     whole = _collect(parts, size.constant // divisor)
@@ -250,7 +254,7 @@ def _quotient(size: Size, divisor: int) -> int:
 
 
 def divided(size: Size, divisor: Size) -> int | None:
-    """Divide a size by a divisor that is a factor of it: `(4*n*m + 2*m) // (2*n + 1)` is `2*m`.
+    """Divide a size by another size that is a factor of it: `(4*n*m + 2*m) // (2*n + 1)` is `2*m`.
 
     Returns None if polynomial long division leaves a remainder.
     """
@@ -296,7 +300,11 @@ def _product(first: Size, second: Size) -> int:
 
 
 def _collect(terms: Iterable[tuple[Monomial, int]], constant: int) -> int:
-    """The normal form: equal monomials combined, none with a coefficient of 0, sorted."""
+    """Build a size in normal form from terms.
+
+    Equal monomials are combined, terms with a coefficient of 0 are removed, and the others are
+    sorted.
+    """
     sums: dict[Monomial, int] = {}
     for monomial, coefficient in terms:
         sums[monomial] = sums.get(monomial, 0) + coefficient

@@ -18,7 +18,9 @@ _TOKEN = re.compile(r'\s*(//|\d+|[A-Za-z_]\w*|"[^"]*"|[-+*()])')
 
 
 def parse_size(text: str, known: Mapping[str, Dimension]) -> int:
-    """Parse the text of a size (`str(size)`); `known` has its dimensions by name.
+    """Parse the text of a size, as `str(size)` returns it.
+
+    `known` has the dimensions that may occur in the text, by name.
 
     Raises:
         ValueError: if the text is malformed, or names an unknown dimension.

@@ -57,9 +57,9 @@ _PLAIN = (int, str, bool, float, type(None))
 def replaced(value: _T, change: Callable[[Any], Any], kind: type | tuple[type, ...] = Size) -> _T:
     """Return a frozen dataclass, such as a workload, with `change` applied to every size in it.
 
-    With `kind`, `change` is applied to instances of that type, or of those types, and not to
-    `Size`; their fields are not searched. Tuples, mappings and dataclasses that contain no change
-    are returned unchanged; a dataclass that occurs several times is rebuilt once.
+    If `kind` is another type, or several types, `change` is applied to their instances instead of
+    to sizes; the fields of these instances are not searched. Tuples, mappings and dataclasses that
+    contain no change are returned unchanged. A dataclass that occurs several times is rebuilt once.
     """
     done: dict[int, tuple[Any, Any]] = {}  # the object is stored too, so that its id is not reused
     # calling the function for each of these values would take most of the time
@@ -96,16 +96,20 @@ def replaced(value: _T, change: Callable[[Any], Any], kind: type | tuple[type, .
 
 @cache
 def _names(kind: type[Any]) -> tuple[str, ...] | None:
-    """The field names of a class; empty for unnamed items, None for a value without parts."""
+    """Return the names of a dataclass's fields.
+
+    The result is empty for a mapping, and None for any other class, whose instances are not
+    searched.
+    """
     if issubclass(kind, Mapping):
         return ()
     return (tuple(f.name for f in fields(kind) if f.init) or None) if is_dataclass(kind) else None
 
 
 def with_dimensions(value: _T, others: Mapping[Dimension, Dimension]) -> _T:
-    """Replace dimensions in a frozen dataclass, such as a workload, by those that `others` states.
+    """Replace dimensions in a frozen dataclass, such as a workload.
 
-    Dimensions without an entry in `others` stay.
+    `others` maps a dimension to its replacement. Dimensions without an entry are not replaced.
     """
 
     def unit(dimension: Dimension) -> int:
@@ -143,7 +147,7 @@ def typical_sizes(*sizes: int) -> dict[str, int]:
 def upper_hints(*sizes: int) -> dict[str, int]:
     """Return a large size of each dimension that occurs in the sizes, by name.
 
-    It is the largest size of the range, but at most the larger of 128 and the typical size.
+    It is the largest size of the range, but not above 128 or the typical size, whichever is larger.
     """
     return {d.name: _largest(d) * d.multiple for d in dimensions(*sizes)}
 
