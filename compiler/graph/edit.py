@@ -91,8 +91,8 @@ class Edit:
     def finish(self, outputs: Sequence[str] | None = None) -> Graph:
         """Return the new graph, without dead nodes and values.
 
-        It has the inputs of the source. `outputs` are the names of its outputs; by default those of
-        the source.
+        The inputs are those of the source. `outputs` are the names of the outputs; None means those
+        of the source.
         """
         source = self.source
         outputs = source.outputs if outputs is None else outputs

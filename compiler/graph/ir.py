@@ -32,7 +32,10 @@ def attr(attrs: Attrs, key: str, default: AttrValue | None = None) -> AttrValue 
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """One application of an operator to values, given by name. Attributes are sorted by name."""
+    """One application of an operator; inputs and outputs are names of values.
+
+    Attributes are sorted by name.
+    """
 
     name: str
     op: str
@@ -45,12 +48,12 @@ class Node:
 
     @property
     def output(self) -> str:
-        """The name of the node's output; operators of the canonical set have exactly one."""
+        """The name of the node's output; every operator of the graph IR has exactly one."""
         return self.outputs[0]
 
     @property
     def bodies(self) -> tuple[Graph, ...]:
-        """The graphs among the node's attributes, in their order; empty except for control flow."""
+        """The body graphs of a control-flow node, in attribute order; empty for other nodes."""
         return tuple(value for _, value in self.attrs if isinstance(value, Graph))
 
 
@@ -189,5 +192,5 @@ def dynamic_sizes(graph: Graph) -> tuple[int, ...]:
 
 
 def _same(a: np.ndarray, b: np.ndarray) -> bool:
-    """Equal bit for bit, so that NaN equals itself and 0.0 is not -0.0."""
+    """Whether two arrays are equal bit for bit: NaN equals itself, and 0.0 differs from -0.0."""
     return a.dtype == b.dtype and a.shape == b.shape and a.tobytes() == b.tobytes()

@@ -30,7 +30,7 @@ def _activation(
 
 
 def _with_numbers(op_name: str, **defaults: float) -> Callable[[OnnxNode], str]:
-    """Return an import rule from an ONNX operator of one operand to the operator `op_name`.
+    """Return an import rule for an ONNX operator of one operand, which becomes `op_name`.
 
     `defaults` has the ONNX operator's float attributes and their default values. They become
     attributes of the same names.

@@ -117,7 +117,7 @@ def _scores(
 ) -> np.ndarray:
     """Return the scores after scale, softcap and mask; the softmax exponentiates them.
 
-    `query` holds the queries from index `start` on, which the causal mask depends on.
+    `start` is the index of the first query in `query`, on which the causal mask depends.
     """
     scores: np.ndarray = np.matmul(query, key.swapaxes(2, 3))
     scores = scores * query.dtype.type(number(attrs, "scale"))

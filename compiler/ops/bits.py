@@ -48,8 +48,8 @@ def _bitwise(
 def _shift(name: str, function: np.ufunc, scalar: Callable[[Expr, Expr], Expr]) -> Operator:
     """Return the operator that shifts integers by a number of bits per element.
 
-    If the amount is negative, or at least the width of the type, the result is 0. For an arithmetic
-    right shift of a negative number it is -1.
+    If the number is negative, or at least the width of the type, the result is 0, or -1 for the
+    right shift of a negative element.
     """
 
     def reference(arrays: Sequence[np.ndarray], _attrs: Attrs) -> np.ndarray:

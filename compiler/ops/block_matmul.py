@@ -77,17 +77,17 @@ class Packing:
 
     @property
     def chunk(self) -> int:
-        """Number of consecutive elements of the left operand that share a scale when quantised."""
+        """Number of consecutive elements of `x` that share a scale if `x` is quantised."""
         return min(self.block, _CHUNK)
 
     @property
     def middle(self) -> int:
-        """The zero point of weights without a zero-point operand."""
+        """The zero point of weights without a zero-point operand, `2**(bits - 1)`."""
         return 1 << (self.bits - 1)
 
     @property
     def fields(self) -> range:
-        """Offsets of the elements in a byte, in bits, lowest first."""
+        """The bit offsets of a byte's elements, such as 0 and 4 for elements of 4 bits."""
         return range(0, 8, self.bits)
 
     def elements(self, rows: np.ndarray) -> np.ndarray:
@@ -119,7 +119,10 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Operands(Generic[T]):
-    """The operands of a block product by name; `zero`, `x_scale` and `x_sum` are None if absent."""
+    """The operands of a `block_matmul` node by name.
+
+    `zero`, `x_scale` and `x_sum` are None if the node has no such operand.
+    """
 
     x: T
     weight: T

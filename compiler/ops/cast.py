@@ -1,4 +1,4 @@
-"""Conversion between element types, and `identity`."""
+"""Conversion between element types, and the operator `identity`."""
 
 from __future__ import annotations
 

@@ -171,7 +171,7 @@ def filled(node: OnnxNode, value: float, shape: Sequence[int], dtype: DType) -> 
 
 
 def grid(node: OnnxNode, steps: Mapping[int, int], shape: Sequence[int]) -> np.ndarray:
-    """Return a tensor with the sum of coordinate * step over the dimensions in `steps`.
+    """Return a tensor in which each element is the sum of coordinate * step over its dimensions.
 
     `shape` is the tensor's shape, and `steps` has the step of each dimension by the dimension's
     index. The result broadcasts to `shape`: a dimension without a step has extent 1.

@@ -67,7 +67,7 @@ def _reference(arrays: Sequence[np.ndarray], attrs: Attrs) -> np.ndarray:
 
 
 def _unfolded(x: np.ndarray, w: np.ndarray, window: Window, rows: int, result: np.ndarray) -> None:
-    """Add the convolution of x and w to `result`, with one matrix product for each `rows` rows.
+    """Add the convolution of x and w to `result`, by one matrix product per `rows` output rows.
 
     The factors are the weights and the unfolded image (im2col).
     """
@@ -92,7 +92,7 @@ def _unfolded(x: np.ndarray, w: np.ndarray, window: Window, rows: int, result: n
 def _tap_by_tap(
     x: np.ndarray, w: np.ndarray, window: Window, group: int, result: np.ndarray
 ) -> None:
-    """Add the convolution of x and w to `result`, with one matrix product for each tap."""
+    """Add the convolution of x and w to `result`, by one matrix product per tap of the kernel."""
     batch, channels, filters = x.shape[0], w.shape[1], w.shape[0]
     weights = w.reshape(group, filters // group, channels, *window.kernel)
     grouped = x.reshape(batch, group, channels, *x.shape[2:])
@@ -114,9 +114,10 @@ def _expression(
     index: tuple[Affine, ...],
     fresh: Fresh,
 ) -> Expr:
-    """Return sum over (ic, kh, kw) of x[n, g*ICg + ic, oh*s + kh*d - p, ...] * w[oc, ic, kh, kw].
+    """Return the expression of a convolution.
 
-    The bias is added if present. The group g is oc // OCg; ICg and OCg are the input and output
+    It is the sum over (ic, kh, kw) of x[n, g*ICg + ic, oh*s + kh*d - p, ...] * w[oc, ic, kh, kw],
+    plus the bias if present. The group g is oc // OCg; ICg and OCg are the input and output
     channels per group. The channel axis is omitted if a group has one channel.
     """
     weight = types[1].shape

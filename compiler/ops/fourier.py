@@ -62,7 +62,7 @@ def _half_matrix(given: int, length: int) -> np.ndarray:
 def _constant(
     node: OnnxNode, shape: tuple[int, ...], dtype: DType, made: Callable[[], np.ndarray]
 ) -> str:
-    """Add a constant after reserving its size, so that `made` does not compute a too large array.
+    """Add a constant, which `made` computes only after its size is known to be within the limit.
 
     Raises:
         InvalidModelError: if all generated constants together exceed the limit.

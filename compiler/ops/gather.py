@@ -143,7 +143,7 @@ def elements_along(node: OnnxNode, data: str, places: str, axis: int) -> str:
 
 
 def _onnx_gather_elements(node: OnnxNode) -> str:
-    """Import GatherElements, as `elements_along`."""
+    """Import GatherElements, which selects elements along one axis (`elements_along`)."""
     data, indices = node.input(0), node.input(1)
     shape, picked = node.shape(data), node.shape(indices)
     axis, rank = node.integer("axis", 0), len(shape)
@@ -200,7 +200,7 @@ def _onnx_gather_nd(node: OnnxNode) -> str:
 def _onnx_reverse_sequence(node: OnnxNode) -> str:
     """Import ReverseSequence: reverse the first `length` elements of each batch element's sequence.
 
-    The lengths are an operand; the elements after them are unchanged.
+    The lengths are the second operand. Elements after the first `length` ones are unchanged.
     """
     x, lengths = node.input(0), node.input(1)
     shape, rank = node.shape(x), len(node.shape(x))

@@ -92,7 +92,7 @@ if nothing is known; False if it fails for fixed integers, which are not analyse
 class _Question:
     """A condition on the indices along a dimension of `extent` elements.
 
-    The condition is that they are all before the end, or that none is before the start.
+    The condition is either "every index is before the end" or "no index is before the start".
 
     Attributes:
         always: whether an index satisfies the condition for all sizes of the ranges.
@@ -131,9 +131,9 @@ def _holds(question: _Question, value: str, depth: int) -> _Answer:
 
 
 def _ends(builder: GraphBuilder, value: str, depth: int) -> tuple[int, ...] | None:
-    """Return sizes between which all elements of a value lie; None if unknown.
+    """Return sizes that bound the elements of a value; None if unknown.
 
-    Each element is at least one of the sizes, and at most another.
+    In each run, every element lies between the smallest and the largest of these sizes.
     """
     sizes, known = builder.sizes.get(value), builder.known(value)
     if sizes is not None:

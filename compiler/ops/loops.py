@@ -47,7 +47,8 @@ class Looped:
 
     Attributes:
         states: the states after the last step.
-        rows: the stacked rows of all steps. Their first extent is the maximum number of steps.
+        rows: the values that the loop stacks over all steps. Their first extent is the maximum
+            number of steps.
         steps: the number of steps taken.
         exact: whether the loop always takes its maximum number of steps.
     """

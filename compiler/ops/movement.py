@@ -114,7 +114,7 @@ def _slice_expression(
 def _onnx_slice(node: OnnxNode) -> str:
     """Import Slice: convert ONNX's starts and ends to starts and sizes.
 
-    Negative positions count from the end, and positions beyond an end are clamped.
+    Negative positions count from the end; positions outside the dimension are clamped.
     """
     x = node.input(0)
     shape = node.shape(x)

@@ -49,8 +49,9 @@ def flip(node: OnnxNode, value: str, dims: Sequence[int]) -> str:
 def spread(node: OnnxNode, value: str, first: int, distances: Sequence[int]) -> str:
     """Emit `value` with zeros inserted between neighbouring elements.
 
-    The distance of elements along dimension `first + i` is then `distances[i]`. Before: (2, 3),
-    distances (2,) along dimension 1. After: (2, 5), with zeros at positions 1 and 3.
+    Elements along dimension `first + i` are then `distances[i]` positions from each other. For
+    example, a value (2, 3) with `first` 1 and distances (2,) becomes (2, 5), with zeros at
+    positions 1 and 3.
     """
     for dim, distance in enumerate(distances, first):
         if distance == 1:

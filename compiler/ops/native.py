@@ -58,16 +58,20 @@ def no_expression(
 
 
 def split_at(shape: Sequence[int], axis: int) -> tuple[int, int, int]:
-    """Return the product of the extents before an axis, its extent, and the product after it."""
+    """Split a shape at an axis into three numbers.
+
+    They are the product of the extents before the axis, the extent of the axis, and the product of
+    the extents after it.
+    """
     return prod(shape[:axis]), shape[axis], prod(shape[axis + 1 :])
 
 
 def trimmed(node: OnnxNode, value: str, chosen: str, axis: int = 0) -> str:
-    """Emit the first n positions of `value` along an axis, where n is the number of true elements.
+    """Emit the first n positions of `value` along an axis.
 
-    The boolean vector `chosen` has these elements. If it is known at import, the result is a slice.
-    Otherwise, the result is a `trim`, which only nodes that do not combine positions along the axis
-    may read (`frontend/trimmed_operands.py`).
+    n is the number of true elements of the boolean vector `chosen`. If `chosen` is known at import,
+    the result is a slice. Otherwise, the result is a `trim`, which only nodes that do not combine
+    positions along the axis may read (`frontend/trimmed_operands.py`).
     """
     known = node.builder.known(chosen)
     if known is not None:

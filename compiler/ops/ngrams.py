@@ -61,8 +61,8 @@ def _counts(node: OnnxNode, rows: str, grams: np.ndarray, distances: range) -> s
 def _onnx_tf_idf(node: OnnxNode) -> str:
     """Import TfIdfVectorizer.
 
-    The mode TF counts each n-gram, IDF is the weight of each n-gram that occurs, and TFIDF is count
-    times weight. Each n-gram adds to the column that `ngram_indexes` states.
+    The result is the count of each n-gram (mode TF), the weight of each n-gram that occurs (IDF),
+    or the count times the weight (TFIDF). `ngram_indexes` has the result's column for each n-gram.
     """
     x = node.input(0)
     shape = node.shape(x)

@@ -291,7 +291,7 @@ def _onnx_group_norm(node: OnnxNode) -> str:
 def _onnx_rms_norm(node: OnnxNode) -> str:
     """Import RMSNormalization: x / sqrt(mean(x**2) + epsilon) * scale.
 
-    The mean is over the dimensions from `axis` on.
+    The dimensions from `axis` on are averaged.
     """
     x, scale = node.input(0), node.input(1)
     rank = len(node.shape(x))
@@ -318,7 +318,7 @@ def _infer_lrn(types: Sequence[TensorType], attrs: Attrs) -> TensorType:
 
 
 def _reach(size: int) -> tuple[int, int]:
-    """Return how many channels before and after a channel its window of `size` covers."""
+    """Return the numbers of channels before and after the centre of a window of `size` channels."""
     return (size - 1) // 2, size // 2
 
 

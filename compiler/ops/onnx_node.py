@@ -88,7 +88,8 @@ class OnnxNode:
 
         Raises:
             UnsupportedOperatorError: if the operand depends on a graph input.
-            DynamicSizeError: if the operand depends on dynamic sizes in an unsupported way.
+            DynamicSizeError: if the operand depends on dynamic sizes and is computed only at run
+                time.
         """
         value = self.optional(position)
         if value is None:
@@ -198,11 +199,11 @@ class OnnxNode:
     def emit(self, op: str, inputs: Sequence[str], **attrs: AttrValue | None) -> str:
         """Add a node of the operator `op` to the graph, and return the name of its output.
 
-        If the result can be computed at import, it is the name of a constant instead, without a
-        node. Attributes that are None are omitted.
+        If the result can be computed at import, no node is added, and the returned name is that of
+        a constant. Attributes that are None are omitted.
 
         Raises:
-            UnsupportedOperatorError: if the data determine an extent of an operand.
+            UnsupportedOperatorError: if an operand has a data-dependent extent.
         """
         self.refuse_trimmed(inputs)
         present = {key: value for key, value in attrs.items() if value is not None}
@@ -216,16 +217,16 @@ class OnnxNode:
         return self.builder.emit(op, inputs, attrs, self._hint(), self.label, keep=True)
 
     def call(self, op_type: str, *inputs: str | None, **attrs: OnnxAttr) -> str:
-        """Import an application of the ONNX operator `op_type` by its rule.
+        """Apply the ONNX operator `op_type` to `inputs` by its import rule.
 
-        Returns its first output. Errors name this node.
+        Returns the first output. Errors name this node.
         """
         return self.call_at(CALLED_OPSET, op_type, *inputs, **attrs)
 
     def call_at(self, version: int, op_type: str, *inputs: str | None, **attrs: OnnxAttr) -> str:
-        """Import an application of an ONNX operator as the opset `version` defines it.
+        """Apply an ONNX operator as the opset `version` defines it.
 
-        Returns the first output, like `call`.
+        Returns the first output. Errors name this node.
         """
         called = replace(self, opset=version, inputs=inputs, outputs=self.outputs[:1], attrs=attrs)
         made = ops.onnx_rules()["", op_type].emit(called)
@@ -288,13 +289,13 @@ class OnnxNode:
         return UnsupportedOperatorError(self.name, self.op_type, self.domain, self.opset, reason)
 
     def refuse_trimmed(self, operands: Sequence[str | None]) -> None:
-        """Raise UnsupportedOperatorError if data determine an extent of one of the operands."""
+        """Raise UnsupportedOperatorError if one of the operands has a data-dependent extent."""
         for value in operands:
             if value is not None and self.builder.trim(value) is not None:
                 raise self.data_dependent(value)
 
     def data_dependent(self, operand: str) -> UnsupportedOperatorError:
-        """Return an error for an operand with an extent that data determine."""
+        """Return the error that `operand` has a data-dependent extent."""
         reason = f"an extent of operand '{operand}' depends on the data"
         return UnsupportedOperatorError(
             self.name, self.op_type, self.domain, self.opset, reason, waits_for=(operand,)

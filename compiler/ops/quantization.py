@@ -21,10 +21,10 @@ WIDE = DType.FLOAT32
 
 
 def _along(node: OnnxNode, parameter: str, x: str, block: int) -> str:
-    """Emit a scale or zero point so that it broadcasts with x.
+    """Reshape `parameter`, a scale or zero point, so that it broadcasts with x.
 
-    It is a single number, or has one element per position along the node's attribute `axis`. If
-    `block` is not 0, it has one per block of positions, and is repeated.
+    It has a single element, one element per position along the node's attribute `axis`, or, if
+    `block` is not 0, one element per block of positions, which is repeated.
     """
     shape, given = node.shape(x), node.shape(parameter)
     if given in ((), (1,)):
@@ -62,7 +62,7 @@ def _along(node: OnnxNode, parameter: str, x: str, block: int) -> str:
 def _aligned(
     node: OnnxNode, x: str, scale: str, zero: str | None, block: int
 ) -> tuple[str, str, str | None]:
-    """Return x, scale and zero point, reshaped so that the latter two broadcast with x.
+    """Return x, scale and zero point, reshaped so that scale and zero point broadcast with x.
 
     If whole blocks cover the extent of x, blocks become an additional dimension, so that no scale
     is repeated.

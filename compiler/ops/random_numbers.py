@@ -180,11 +180,11 @@ def _bernoulli(node: OnnxNode) -> str:
 
 
 def _multinomial(node: OnnxNode) -> str:
-    """Import Multinomial: the class whose interval of cumulative probabilities has a random number.
+    """Import Multinomial: sample classes from their unnormalised log-probabilities.
 
-    It is computed as the count of cumulative probabilities, without the last, that are at most the
-    number. The number is scaled to be below the last one, which differs from 1 by rounding errors.
-    Otherwise, a class with the probability 0 could be selected.
+    A random number selects the class: the count of cumulative probabilities, without the last, that
+    are at most the number. The number is scaled to be below the last one, which differs from 1 by
+    rounding errors. Otherwise, a class with the probability 0 could be selected.
     """
     shape = node.shape(node.input(0))
     if len(shape) != 2:

@@ -137,8 +137,8 @@ def _rnn_step(layer: _Layer, states: tuple[str, ...]) -> tuple[str, ...]:
 def _gru_step(layer: _Layer, states: tuple[str, ...]) -> tuple[str, ...]:
     """Emit a step of a GRU; returns the new state h = (1 - z) h~ + z h.
 
-    z and r are the update and reset gates. The candidate h~ is g(x Wh + (r * h) Rh), or g(x Wh + r
-    * (h Rh)) with `linear_before_reset`.
+    z and r are the update and reset gates. The candidate h~ is g(x Wh + (r * h) Rh). With
+    `linear_before_reset`, it is g(x Wh + r * (h Rh)).
     """
     node, (h,) = layer.node, states
     f, g = layer.activations

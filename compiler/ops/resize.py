@@ -59,7 +59,7 @@ Rounded = Callable[[Floats], Floats]
 
 
 def _in_float32(value: Floats) -> Floats:
-    """Round to float32, like a single operation on two float32 numbers."""
+    """Round to float32, as float32 arithmetic rounds the result of one operation."""
     narrow: Floats = value.astype(np.float32).astype(np.float64)
     return narrow
 
@@ -161,8 +161,8 @@ def _nearest(node: OnnxNode, places: Floats) -> np.ndarray:
 def _earlier_nearest(places: Floats, line: _Line) -> np.ndarray:
     """Round coordinates for `nearest` before opset 11.
 
-    ONNX does not define the rounding there. As in ONNX Runtime, it is upwards if the dimension
-    shrinks, else downwards.
+    ONNX did not define this rounding. As in ONNX Runtime, it is upwards if the dimension shrinks,
+    else downwards.
     """
     assert line.scale is not None, "sizes are of opset 11"
     found: np.ndarray = np.ceil(places) if line.scale < 1 else np.floor(places)
@@ -175,9 +175,10 @@ def _triangle(distance: Floats) -> Floats:
 
 
 def _cubic(a: float) -> Callable[[Floats], Floats]:
-    """Return the weight of cubic interpolation as a function of distance; `a` is its coefficient.
+    """Return the function that maps a distance to its weight in cubic interpolation.
 
-    Source: Keys, "Cubic convolution interpolation for digital image processing" (1981).
+    `a` is the coefficient of the formula. Source: Keys, "Cubic convolution interpolation for
+    digital image processing" (1981).
     """
 
     def coefficient(distance: Floats) -> Floats:
@@ -238,7 +239,8 @@ def _taps(node: OnnxNode, mode: str, line: _Line) -> _Taps:
 def _applied(node: OnnxNode, x: str, lines: Mapping[int, _Taps]) -> str:
     """Emit the interpolation of x along the dimensions in `lines`.
 
-    Consecutive dimensions with few taps are interpolated at once, and others one after the other.
+    Consecutive dimensions with few taps share one `interpolate` node. Others are interpolated one
+    after the other.
     """
     together: list[int] = []
     for dim, taps in lines.items():

@@ -102,7 +102,10 @@ def _read(at: Coordinates, x: str, regions: _Regions, axes: Sequence[str]) -> st
 
 
 def _stated(node: OnnxNode, at: Coordinates, regions: _Regions, samples: int) -> str:
-    """Emit the result with `samples` samples per cell along each dimension, all taken at once."""
+    """Emit the result of RoiAlign with `samples` samples per cell along each dimension.
+
+    All samples are taken at once, without a loop.
+    """
     axes = []
     for cells, low, size in zip(regions.cells, regions.lows, regions.sizes, strict=True):
         steps = (np.arange(cells * samples) + 0.5) / (samples * cells)
@@ -116,7 +119,7 @@ def _stated(node: OnnxNode, at: Coordinates, regions: _Regions, samples: int) ->
 
 
 def _asked(node: OnnxNode, at: Coordinates, regions: _Regions) -> str:
-    """Emit the result with a number of samples that depends on the sizes of the regions.
+    """Emit the result of RoiAlign with more samples for larger regions.
 
     A loop takes one sample of all cells per step.
     """

@@ -287,7 +287,8 @@ def _onnx_max_unpool(node: OnnxNode) -> str:
 def _onnx_tensor_scatter(node: OnnxNode) -> str:
     """Import TensorScatter: write new rows into a cache from a start position on.
 
-    The position differs by batch element. With the mode "circular", the cache is a ring buffer.
+    Each batch element has its own start position. With the mode "circular", the cache is a ring
+    buffer.
     """
     past, update = node.input(0), node.input(1)
     shape, given = node.shape(past), node.shape(update)

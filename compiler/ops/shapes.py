@@ -69,7 +69,7 @@ def same_dtype(types: Sequence[TensorType]) -> DType:
 
 
 def operand_count(types: Sequence[TensorType], low: int, high: int | None = None) -> None:
-    """Check that a node has `low` to `high` operands, or exactly `low` without `high`.
+    """Check that a node has `low` to `high` operands, or exactly `low` if `high` is None.
 
     Raises:
         InvalidModelError: if it has another number.

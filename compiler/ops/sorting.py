@@ -103,11 +103,11 @@ def _infer_unique(types: Sequence[TensorType], attrs: Attrs) -> TensorType:
 
 
 def _unique_reference(arrays: Sequence[np.ndarray], attrs: Attrs) -> np.ndarray:
-    """Group equal rows; return an int64 array of three lines.
+    """Group equal rows of a matrix; return an int64 array (3, rows).
 
-    They are the index of each group's first row, the group of each row, and the size of each group,
-    padded with zeros. Groups are in lexicographic order of their rows, or in the order of their
-    first rows without `sorted`. NaN equals NaN.
+    Its rows are the index of each group's first row, the group of each row, and the size of each
+    group, padded with zeros. Groups are in lexicographic order, or, without `sorted`, in the order
+    of their first rows. NaN equals NaN.
     """
     x = arrays[0]
     count = len(x)
@@ -137,8 +137,8 @@ def _unique_work(types: Sequence[TensorType], attrs: Attrs) -> tuple[str, tuple[
 def _onnx_unique(node: OnnxNode) -> list[str]:
     """Import Unique, along an axis or on the flattened operand.
 
-    Returns one slice of each group of equal slices, its position, the group of each slice, and the
-    sizes of the groups.
+    Equal slices along the axis form a group. Returns the first slice of each group, that slice's
+    position, the group of each slice, and the sizes of the groups.
     """
     x = node.input(0)
     rank, axis = len(node.shape(x)), 0

@@ -91,9 +91,10 @@ def _corners(boxes: np.ndarray, centred: bool) -> np.ndarray:
 
 
 def _overlaps(box: np.ndarray, others: np.ndarray) -> np.ndarray:
-    """Return the intersection over union of a box with each of the others, minus infinity if empty.
+    """Return the intersection over union of a box with each of the others.
 
-    Boxes are minima and maxima (`_corners`) along the first dimension.
+    It is minus infinity if two boxes do not overlap. Boxes are minima and maxima (`_corners`) along
+    the first dimension.
     """
     low, high = np.maximum(box, others), np.minimum(box, others)
     tall, wide = high[1] - low[0], high[3] - low[2]

@@ -60,7 +60,7 @@ class WindowLine:
 
 
 def _every(start: int, count: int, step: int) -> slice:
-    """Return the slice of `count` elements from `start` on, with a distance of `step`."""
+    """Return the slice of `count` elements from `start` on, `step` positions from each other."""
     return slice(start, start + (count - 1) * step + 1, step) if count > 0 else slice(0, 0)
 
 

@@ -64,7 +64,7 @@ class Dimension:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class WorkloadDimension(Dimension):
-    """A dimension of a workload, and of its loop nests and kernels: s0, s1, ..."""
+    """A dimension of a workload, and of its loop nests and kernels, named s0, s1, ..."""
 
     @staticmethod
     def numbered(number: int, sizes: Dimension) -> WorkloadDimension:

@@ -230,7 +230,8 @@ def _choices(ranges: Mapping[str, Dimension]) -> float:
 def _bounds_within(
     chosen: Mapping[str, Dimension], changed: Mapping[str, Dimension], size: int
 ) -> tuple[float, float]:
-    """Return the bounds of `size` if the dimensions in `chosen` had the ranges in `changed`."""
+    """Return the bounds of `size` after giving the dimensions in `chosen` the ranges in `changed`.
+    """
     own = {chosen[name]: d for name, d in changed.items()}
 
     def other(dimension: Dimension) -> int:
@@ -294,9 +295,9 @@ def _turning(low: int, high: int, holds: Callable[[int], bool]) -> int:
 
 
 def _multiples(chosen: Mapping[str, Dimension], difference: int) -> dict[str, Dimension] | None:
-    """Restrict dimensions to multiples of the smallest power of two with `difference` always 0.
+    """Restrict dimensions to multiples of a power of two so that `difference` is always 0.
 
-    The result is None if no power of two suffices.
+    The smallest such power is used. The result is None if no power of two suffices.
     """
     for factor in _FACTORS:
         changed = {}

@@ -207,7 +207,10 @@ def dimensions(*sizes: int) -> tuple[Dimension, ...]:
 
 
 def known_divisor(size: int) -> int:
-    """Return the greatest common divisor of a size's coefficients, which divides every value."""
+    """Return the greatest common divisor of a size's coefficients.
+
+    It divides the size in every run.
+    """
     if not isinstance(size, Size):
         return size
     return gcd(size.constant, *(c for _, c in size.terms))

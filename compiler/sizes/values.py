@@ -139,7 +139,7 @@ def typical(size: int) -> int:
 def typical_sizes(*sizes: int) -> dict[str, int]:
     """Return the typical size of each dimension that occurs in the sizes, by name.
 
-    It lies near the middle of the dimension's range (`typical`).
+    A dimension's typical size lies near the middle of its range (`typical`).
     """
     return {d.name: _middle(d) * d.multiple for d in dimensions(*sizes)}
 
@@ -147,7 +147,8 @@ def typical_sizes(*sizes: int) -> dict[str, int]:
 def upper_hints(*sizes: int) -> dict[str, int]:
     """Return a large size of each dimension that occurs in the sizes, by name.
 
-    It is the largest size of the range, but not above 128 or the typical size, whichever is larger.
+    It is the largest size of the dimension's range, but not above 128 or the typical size,
+    whichever is larger.
     """
     return {d.name: _largest(d) * d.multiple for d in dimensions(*sizes)}
 

@@ -44,10 +44,10 @@ def _padding(node: OnnxNode, position: int, like: MaskedAttention) -> str | None
 
     The shape of the int32 operand determines its meaning:
 
-        (batch,): the number of keys of each row of the batch
-        (2 * batch,): the end of each row's keys, followed by the start of each row's keys
-        (batch, keys), (batch, queries, keys) or (batch, 1, most, most): 1 for a visible key; keys
-            and queries include those of the cache
+        (batch,): the number of keys of each batch row
+        (2 * batch,): the end of the keys of each batch row, followed by the start of each
+        (batch, keys) or (batch, queries, keys): 1 for a visible key
+        (batch, 1, most, most): 1 for a visible key; most is the longest possible sequence
     """
     given = node.optional(position)
     if given is None:
@@ -111,7 +111,7 @@ def _attention(node: OnnxNode) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    """Input positions of padding mask, cache and bias of scores on an attention node."""
+    """Input positions of padding mask, cache and bias of scores for an attention node."""
 
     mask: int
     past: int
@@ -157,8 +157,8 @@ def _masked(node: OnnxNode, plain: MaskedAttention, padding: int, bias: int) -> 
     `padding` and `bias` are the input positions of the first two.
 
     Raises:
-        UnsupportedOperatorError: if the causal mask is combined with another number of keys than
-            cached and new rows.
+        UnsupportedOperatorError: if the node is causal, and the number of keys differs from the
+            number of cached and new rows.
     """
     causal, rows = node.integer("unidirectional", 0) != 0, node.shape(plain.query)[2]
     if causal and plain.keys != plain.past + rows:

@@ -178,7 +178,7 @@ def _bias_softmax(node: OnnxNode) -> str:
 
 
 def _renamed(op_type: str, node: OnnxNode) -> str:
-    """Import a node like the ONNX operator `op_type`, which has the same inputs and attributes."""
+    """Import a node as the ONNX operator `op_type`, which has the same inputs and attributes."""
     return node.call(op_type, *node.inputs, **node.attrs)
 
 

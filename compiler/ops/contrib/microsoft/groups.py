@@ -34,7 +34,7 @@ class _Cache:
     """The positions of new rows in a cache of keys or values with `length` rows.
 
     The new rows follow `past` old rows. `past` is None if it is known only at run time, or differs
-    within the batch. `first` then names a value (batch,) with the position of each batch row's
+    within the batch. `first` names a value, (batch,) or (1,), with the position of each batch row's
     first new row. `last` names a value (batch,) with the position of each batch row's last key; it
     is None if the batch is 1 and `past` is known.
     """

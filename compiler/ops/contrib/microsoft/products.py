@@ -1,7 +1,7 @@
 """Matrix products of com.microsoft, with quantised operands or with fused operations.
 
-Each is imported as several ONNX operators. ONNX Runtime's docs/ContribOperators.md defines the
-operands and attributes; details that it leaves out follow ONNX Runtime's kernels.
+Each operator is imported as several ONNX operators. ONNX Runtime's docs/ContribOperators.md defines
+the operands and attributes; details that it leaves out follow ONNX Runtime's kernels.
 """
 
 from __future__ import annotations
@@ -59,9 +59,9 @@ def _of_columns(node: OnnxNode, what: str, parameter: str | None, b: str) -> Non
 
 
 def column_scales(node: OnnxNode, a: str, b: str, matrix: str) -> str:
-    """Emit the product of two scales, the scalar `a` and `b`.
+    """Emit the product of two scales, `a` and `b`.
 
-    `b` has one element, or one element per column of the operand `matrix`.
+    `a` is a scalar. `b` has one element, or one element per column of the operand `matrix`.
     """
     if node.type(a).elements != 1:
         raise node.invalid(f"the scale of A is {show(node.shape(a))}, expected a scalar")

@@ -1,7 +1,8 @@
 """Operators of com.microsoft on uint8 and int8 tensors, with one scale and zero point per tensor.
 
-The import places each one's float operator between DequantizeLinear and QuantizeLinear, as ONNX
-Runtime's documentation defines it. Passes then convert it to integer arithmetic, as in QDQ models.
+The import replaces each operator by DequantizeLinear, the corresponding float operator and
+QuantizeLinear, as ONNX Runtime's documentation defines it. Passes then convert this form to integer
+arithmetic, as in QDQ models.
 """
 
 from __future__ import annotations

@@ -37,7 +37,7 @@ def _product(node: OnnxNode, value: str, matrix: Sequence[str]) -> str:
 
 
 def _state_product(node: OnnxNode, value: str, matrix: Sequence[str]) -> str:
-    """Emit the product like `_product`, with a scale and zero point for each row of `value`."""
+    """Emit the same product as `_product`, but with one scale and zero point per row of `value`."""
     bytes_, scale, zero = matrix
     none = node.scalar(0.0, DType.FLOAT32)
     low = node.emit("min", [node.emit("reduce_min", [value], axes=(1,), keepdims=1), none])

@@ -45,12 +45,12 @@ def floats(node: OnnxNode, values: object, dtype: DType) -> str:
 
 
 def post_transform(node: OnnxNode, scores: str, transform: str) -> str:
-    """Apply the transform that `post_transform` names to each row of scores (rows, classes).
+    """Apply a post transform, such as "SOFTMAX", to each row of scores (rows, classes).
 
     SOFTMAX and SOFTMAX_ZERO are meaningless for a single column.
 
     Raises:
-        InvalidModelError: if the name is unknown.
+        InvalidModelError: if ONNX does not define the transform.
     """
     dtype = node.type(scores).dtype
     match transform:
@@ -69,10 +69,10 @@ def post_transform(node: OnnxNode, scores: str, transform: str) -> str:
 
 
 def target_transform(node: OnnxNode, scores: str, transform: str) -> str:
-    """Apply the transform that `post_transform` names to a regression's targets (rows, targets).
+    """Apply a post transform, such as "SOFTMAX", to the targets of a regression (rows, targets).
 
     Raises:
-        InvalidModelError: if the name is unknown.
+        InvalidModelError: if ONNX does not define the transform.
         UnsupportedOperatorError: if there is one target, for which ONNX Runtime skips most
             transforms.
     """
@@ -86,10 +86,10 @@ def target_transform(node: OnnxNode, scores: str, transform: str) -> str:
 
 
 def _softmax_zero(node: OnnxNode, scores: str, dtype: DType) -> str:
-    """Emit SOFTMAX_ZERO: softmax over each row, in which a score x of zero has the numerator 0.
+    """Emit SOFTMAX_ZERO, a softmax over each row in which a score of zero stays zero.
 
-    The numerator of other scores is exp(x - largest score); scores near zero have x exp(-largest
-    score). A row of zeros becomes 0.5, as in ONNX's reference.
+    A score x has the numerator exp(x - m), or x exp(-m) if x is near zero, where m is the row's
+    largest score. Elements of a row of zeros become 0.5, as in ONNX's reference.
     """
     largest = node.emit("reduce_max", [scores], axes=(1,), keepdims=1)
     powers = node.emit("exp", [node.emit("sub", [scores, largest])])
@@ -188,8 +188,8 @@ def positive_label(node: OnnxNode, score: str, threshold: float, labels: list[in
 def both_scores(node: OnnxNode, score: str, transform: str, *, shares: bool) -> str:
     """Emit the scores of two classes, (rows, 2), from the score of the second class, (rows, 1).
 
-    The formulas are those of ONNX Runtime. Without a transform, the score s of the second class
-    gives the first class 1 - s if `shares` is true (probabilities), else -s.
+    The formulas are those of ONNX Runtime. Without a transform, the first class has the score 1 - s
+    if `shares` is true (probabilities), else -s, where s is the score of the second class.
     """
     negative = node.emit("neg", [score])
     match transform:

@@ -1,8 +1,7 @@
 """Conversion of decision trees to the tables of the operator `descend`, for all comparison modes.
 
 A record of a table tests x <= threshold, which is false for a NaN. Other modes are expressed by
-this
-comparison, with another threshold, with exchanged branches, or on -x:
+this comparison: with another threshold, with exchanged branches, or on -x.
 
     x < t       x <= the float before t
     x > t       -x <= the float before -t
@@ -120,7 +119,8 @@ def _check_trees(nodes: Sequence[SplitNode | None], roots: Sequence[int], featur
     Several nodes may lead to the same node, as exporters write it for sets of categories.
 
     Raises:
-        InvalidModelError: if they do not, or a node tests a missing feature or compares with NaN.
+        InvalidModelError: if the graph is cyclic or shared, or a node tests a missing feature or
+            compares with NaN.
     """
     for number, node in enumerate(nodes):
         if node is None:
