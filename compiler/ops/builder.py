@@ -241,9 +241,9 @@ class GraphBuilder:
         return self.constants.get(value, empty)
 
     def undecided(self, value: str) -> DynamicSizeError | None:
-        """Return why a value that depends only on dynamic sizes could not be computed at import.
+        """Return the error that explains why a value is unknown at import.
 
-        The result is None if the value depends on a graph input.
+        The value depends only on dynamic sizes. The result is None if it depends on a graph input.
         """
         found = self._computed_from(value)
         reasons = [self._undecided[each] for each in found if each in self._undecided]
@@ -394,7 +394,7 @@ class GraphBuilder:
     ) -> np.ndarray | None:
         """Compute a node at import by arithmetic on integers and dynamic sizes.
 
-        The result is None if an operand is unknown or too large.
+        The result is None if the operator is not supported, or an operand is unknown or too large.
 
         Raises:
             DynamicSizeError: if the result can be computed only at run time.

@@ -128,17 +128,21 @@ _Step = Callable[[_Layer, tuple[str, ...]], tuple[str, ...]]
 
 
 def _rnn_step(layer: _Layer, states: tuple[str, ...]) -> tuple[str, ...]:
-    """Emit a step of an RNN: h = f(x W + h R + b). Returns the new state."""
+    """Emit a step of an RNN; returns the new state f(x W + h R + b).
+
+    h is the state before the step, and f the activation.
+    """
     node, (h,) = layer.node, states
     total = node.emit("add", [layer.given, layer.recurrent(h)])
     return (layer.activations[0](layer.clipped(total)),)
 
 
 def _gru_step(layer: _Layer, states: tuple[str, ...]) -> tuple[str, ...]:
-    """Emit a step of a GRU; returns the new state h = (1 - z) h~ + z h.
+    """Emit a step of a GRU; returns the new state (1 - z) h~ + z h.
 
-    z and r are the update and reset gates. The candidate h~ is g(x Wh + (r * h) Rh). With
-    `linear_before_reset`, it is g(x Wh + r * (h Rh)).
+    h is the state before the step; z and r are the update and reset gates. The candidate h~ is g(x
+    Wh + (r * h) Rh), where g is the second activation. With `linear_before_reset`, it is g(x Wh + r
+    * (h Rh)).
     """
     node, (h,) = layer.node, states
     f, g = layer.activations
@@ -157,9 +161,10 @@ def _gru_step(layer: _Layer, states: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _lstm_step(layer: _Layer, states: tuple[str, ...]) -> tuple[str, ...]:
-    """Emit a step of an LSTM; returns the new states h = o * h(C) and C = f C + i c.
+    """Emit a step of an LSTM; returns the new hidden state o * a(C) and the new cell C.
 
-    i, o and f are the input, output and forget gates, and c is the candidate for the cell C.
+    The new cell is f times the old cell, plus i * c. i, o and f are the input, output and forget
+    gates, c is the candidate, and a is the third activation.
     """
     node, (h, cell) = layer.node, states
     peepholes = layer.peepholes

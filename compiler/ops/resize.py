@@ -401,8 +401,8 @@ def _lines(node: OnnxNode, shape: Shape, scale_position: int) -> list[_Line]:
 def _fitted(node: OnnxNode, extents: Shape, sizes: Shape) -> list[tuple[int, float | None]]:
     """Return the extent and scale of each axis for the requested `sizes`.
 
-    With `keep_aspect_ratio_policy`, all axes have one scale, so that extents may differ from
-    `sizes`. A scale is None if it is known at run time only.
+    Unless `keep_aspect_ratio_policy` is "stretch", all axes have the same scale, so that extents
+    may differ from `sizes`. A scale is None if it is known at run time only.
     """
     if len(sizes) != len(extents):
         raise node.invalid(

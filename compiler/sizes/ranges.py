@@ -230,7 +230,9 @@ def _choices(ranges: Mapping[str, Dimension]) -> float:
 def _bounds_within(
     chosen: Mapping[str, Dimension], changed: Mapping[str, Dimension], size: int
 ) -> tuple[float, float]:
-    """Return the bounds of `size` after giving the dimensions in `chosen` the ranges in `changed`.
+    """Return the bounds of `size` with the dimensions in `chosen` restricted as in `changed`.
+
+    Both mappings have the name of a dimension as the key.
     """
     own = {chosen[name]: d for name, d in changed.items()}
 

@@ -181,7 +181,8 @@ def _default(node: OnnxNode, dtype: np.dtype[np.generic]) -> np.ndarray:
 def _onnx_label_encoder(node: OnnxNode) -> str:
     """Import LabelEncoder: replace each element by the value of the key that equals it.
 
-    If several keys are equal, the last one counts. A NaN equals a NaN key.
+    An element that equals no key gets the default value. If several keys are equal, the last one
+    counts. A NaN equals a NaN key.
     """
     x = node.input(0)
     keys, values = _mapped(node, "keys"), _mapped(node, "values")
