@@ -1,4 +1,4 @@
 """Tilewright's compiler: ONNX models to native code through searched schedules.
 
-Importing this package loads neither LLVM nor onnx: a device that runs artifacts has neither.
+Importing this package does not import LLVM or onnx, so devices without them can run artifacts.
 """

@@ -36,13 +36,14 @@ def compile_model(
 ) -> Model:
     """Compile an ONNX model for this machine; `CompileOptions` documents the options.
 
-    If dimensions stay dynamic, one program serves all sizes of their ranges; the default range is 1
-    to 4096. If different sizes need different code, their range is split into intervals, and the
-    interval that holds the size hints is compiled. A program for another interval, or for a size
-    outside a default range, is compiled when a run first needs it, and stays in memory.
+    If dimensions stay dynamic, one program serves all sizes of their ranges; a dimension without a
+    range in `dims` gets 1 to 4096. If different sizes need different code, each range is split into
+    intervals. At first, only the program for the intervals that contain the typical sizes (the size
+    hints) is compiled. Programs for other intervals, or for sizes outside a default range, are
+    compiled when a run first needs them, and are kept in memory.
 
-    If data determine a size or a branch that other nodes need, the model is divided into segments
-    at the node that computes it. A run then executes one program per segment.
+    If a tensor size or a branch depends on computed data, the model is divided into segments after
+    the node that computes that data. A run then executes one program per segment.
 
     Args:
         model: a path, the bytes of a model, or a ModelProto.
@@ -50,7 +51,8 @@ def compile_model(
             (`CompilationCache`).
 
     Raises:
-        CompilerError: naming the fault of the model or the options.
+        CompilerError: if the model or an option is invalid or unsupported; the message names the
+            reason.
     """
     options = CompileOptions(
         Mode(resolve_target(target), threads, numerics, precision),

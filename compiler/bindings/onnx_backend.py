@@ -31,14 +31,17 @@ _MODE = ("threads", "numerics", "precision")
 class TilewrightRep(BackendRep):  # type: ignore[misc]  # onnx ships no types for its backend
     """A compiled model, with the interface of `onnx.backend.base.BackendRep`.
 
-    Dynamic dimensions work as in a `GuardedModel`. Ranks, and the values of operands such as axes,
-    sizes and pads, are fixed in the code. If such an operand is an input of the model, or the model
-    states no rank of an input, it is compiled at the first run for the inputs of that run, and
-    again if they change. The last EXECUTABLE_LIMIT executables are kept.
+    Dynamic dimensions work as in a `GuardedModel`. The compiled code fixes the rank of each input
+    and the values of shape operands such as axes, sizes and pads. If an input has no declared rank,
+    or serves as such an operand, compilation waits for the first run and uses the inputs of that
+    run. A run with another rank or operand value compiles again. At most EXECUTABLE_LIMIT results
+    of compilation are kept; the oldest is dropped first.
     """
 
     def __init__(self, model: ModelProto, options: Mapping[str, Any]) -> None:
-        """Compile the model, unless ranks or values of its inputs are needed for that.
+        """Compile the model, unless compilation needs ranks or values that only a run provides.
+
+        `options` are fields of `CompileOptions` and `Mode` by name.
 
         Raises:
             CompilerError: if the model does not compile.
@@ -94,7 +97,10 @@ class TilewrightRep(BackendRep):  # type: ignore[misc]  # onnx ships no types fo
 
     @property
     def decisive(self) -> tuple[str, ...]:
-        """The names of the inputs that are compiled into the code as constants."""
+        """The names of the inputs whose values are compiled into the code as constants.
+
+        They are shape operands, such as axes or pads.
+        """
         return self._decisive
 
     def executable(self, arrays: Mapping[str, np.ndarray]) -> Executable:
@@ -131,7 +137,12 @@ class TilewrightRep(BackendRep):  # type: ignore[misc]  # onnx ships no types fo
     def _compiled(
         self, ranks: Mapping[str, int], values: Mapping[str, np.ndarray]
     ) -> Executable | GuardedModel:
-        """Compile the model for these ranks of inputs, with these inputs as constants."""
+        """Compile the model, or return the earlier result for the same ranks and values.
+
+        Args:
+            ranks: the rank of each input that declares none, by name.
+            values: the inputs that become constants, by name.
+        """
         key: _Key = (
             tuple(ranks.items()),
             tuple((v.shape, v.dtype.str, v.tobytes()) for v in values.values()),
@@ -185,7 +196,7 @@ class TilewrightBackend(Backend):  # type: ignore[misc]  # as above
     def run_model(
         cls, model: ModelProto, inputs: Any, device: str = "CPU", **kwargs: Any
     ) -> tuple[Any, ...]:
-        """Compile a model and run it once."""
+        """Compile a model, run it once and return its outputs; `kwargs` are those of `prepare`."""
         return cls.prepare(model, device, **kwargs).run(inputs)
 
     @classmethod
@@ -197,7 +208,10 @@ class TilewrightBackend(Backend):  # type: ignore[misc]  # as above
         outputs_info: Sequence[tuple[Any, tuple[int, ...]]] | None = None,
         **kwargs: Any,
     ) -> tuple[Any, ...]:
-        """Compile a model with one node, and run it once on the node's inputs, in order."""
+        """Compile a model that consists of one node, run it once and return its outputs.
+
+        `inputs` are the node's inputs in order.
+        """
         arrays = [np.asarray(array) for array in inputs]
         names = [name for name in node.input if name]
         if len(arrays) != len(names):

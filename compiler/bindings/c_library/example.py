@@ -12,9 +12,9 @@ _SHOWN = 4
 
 
 def example(interface: Interface, *, weights_inside: bool) -> str:
-    """Return the text of main.c (C11 and C++17), which runs the model once on zeros.
+    """Return the text of main.c (C11 and C++17), which runs the model once on inputs of zeros.
 
-    A dynamic dimension has the smallest size of its range, except 0.
+    main.c sets each dynamic dimension to the smallest size above 0 in its range.
     """
     name, upper = interface.name, interface.upper
     given = "&sizes, " if interface.sizes else ""
@@ -134,7 +134,10 @@ def _longest(interface: Interface) -> int:
 
 
 def _printed(member: str, port: Port) -> list[str]:
-    """C lines that print the first elements of an output; 16-bit floats are printed as bits."""
+    """Return C lines that print the first elements of an output; 16-bit floats are printed as bits.
+
+    `member` is the name of the output's struct member.
+    """
     form, cast = "%lld", "long long"
     if port.dtype in (DType.FLOAT32, DType.FLOAT64):
         form, cast = "%.7g", "double"

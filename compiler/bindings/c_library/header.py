@@ -27,7 +27,11 @@ _PORT_SUFFIXES = ("_rank", "_elements", "_shape", "_count")
 
 
 class Statement(NamedTuple):
-    """Information for the header's comments: model, target, version, code size and weights."""
+    """Facts about a library that comments in its header state.
+
+    These are the model, target, version, size of the code, and whether the library contains the
+    weights.
+    """
 
     model: str
     target: str
@@ -58,7 +62,8 @@ class Interface:
         """Choose the C names for a program's dimensions, inputs and outputs.
 
         Raises:
-            InvalidArgumentError: if `name` is not a C identifier, or ports have slack capacity.
+            InvalidArgumentError: if `name` is not a C identifier, or the program has caches that
+                grow in place, which C libraries do not support.
         """
         if identifier(name) != name:
             raise InvalidArgumentError(
@@ -83,12 +88,15 @@ class Interface:
 
     @property
     def sizes_parameter(self) -> str:
-        """Text of the C parameter that passes sizes, with a comma; empty without dynamic sizes."""
+        """C text of the parameter that passes dynamic sizes, with the comma after it.
+
+        It is empty if the model has no dynamic dimensions.
+        """
         return f"const {self.name}_sizes *sizes, " if self.sizes else ""
 
     @property
     def arena_bytes(self) -> int | None:
-        """Memory for the values between inputs and outputs, in bytes; None with dynamic sizes."""
+        """Bytes of memory for all intermediate values; None if they depend on dynamic sizes."""
         return None if self.sizes else self.program.at({}).arena_bytes
 
     @property
@@ -102,7 +110,9 @@ SHORT_VECTORS = "the processor's vector registers are too short for the code"
 
 
 def c_type(dtype: DType) -> str:
-    """Return the C type of an element; 16-bit floats are passed as their bits."""
+    """Return the C type of an element, such as `float`; for 16-bit floats, an integer type of 16
+    bits.
+    """
     return _TYPES.get(dtype, f"{dtype.value}_t")
 
 

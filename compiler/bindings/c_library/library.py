@@ -50,7 +50,7 @@ INCLUDE = (f"-I{_RUNTIME}", f"-I{NATIVE}")
 
 
 class WeightPlace(StrEnum):
-    """The location of a C library's weights."""
+    """Where the weights of a C library are stored: in the library, or in a separate file."""
 
     SECTION = "section"
     """In the library itself."""
@@ -113,14 +113,13 @@ def write_c_library(
 
 @contextmanager
 def staged(destination: Path, what: str) -> Iterator[Path]:
-    """Yield a temporary folder, and move it to `destination` if the context ends without an error.
+    """Context manager: yield a temporary folder, and move it to `destination` on success.
 
-    After an error, the temporary folder is removed.
-
-    `what` names the result in errors.
+    If the `with` block raises, the temporary folder is removed. `what` names the result in error
+    messages.
 
     Raises:
-        ArtifactError: from the context, if a file cannot be written.
+        ArtifactError: if a file cannot be written, in the `with` block or by the move.
     """
     staging = destination.parent / f".{destination.name}.{secrets.token_hex(4)}"
     try:
@@ -242,7 +241,10 @@ def compile_objects(
 
 
 def _own_names(interface: Interface) -> list[str]:
-    """Compiler options that rename the runtime's functions for this library."""
+    """Return compiler options that prefix the runtime's function names with the library's name.
+
+    Several libraries can then be linked into one program.
+    """
     return [f"-Dtw_{each}={interface.name}_tw_{each}" for each in _OWN_NAMES.split()]
 
 
@@ -301,7 +303,7 @@ def _packages(interface: Interface, folder: Path, target: Target) -> None:
 def describe(kind: str, interface: Interface, folder: Path, target: Target) -> None:
     """Write manifest.json with the digests of a folder's files, and flush all files to disk.
 
-    `kind` names the format of the folder.
+    `kind` is stored in the manifest as the format of the folder, such as `tilewright-c-library`.
     """
     files = sorted(path for path in folder.iterdir() if path.is_file())
     manifest = {

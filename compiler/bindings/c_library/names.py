@@ -34,9 +34,9 @@ LONGEST = 60
 def identifier(name: str) -> str:
     """Convert a name to a C identifier of at most LONGEST characters.
 
-    An underscore replaces other characters than letters and digits. Leading and trailing
-    underscores are removed, because C reserves names that begin with one. `x_` is prepended to
-    reserved words and to names that begin with a digit.
+    Each run of characters that are not letters or digits becomes one underscore. Leading and
+    trailing underscores are removed, because C reserves names that begin with one. `x_` is
+    prepended to reserved words and to names that begin with a digit.
     """
     made = re.sub(r"[^0-9A-Za-z]+", "_", name).strip("_")[:LONGEST].rstrip("_")
     taken = made in _KEYWORDS or made in _HEADERS or f"{made}_".lower().startswith("tw_")
@@ -48,8 +48,8 @@ def identifier(name: str) -> str:
 def identifiers(names: Iterable[str], suffixes: Iterable[str] = ()) -> tuple[str, ...]:
     """Return a unique identifier for each name, with a number appended if necessary.
 
-    The identifiers are unique without regard to case, because macros are in upper case, and also
-    with each of the `suffixes` appended.
+    Uniqueness ignores case, because macros use the names in upper case. The identifiers also stay
+    unique when any of the `suffixes` is appended to any of them.
     """
     made: list[str] = []
     taken: set[str] = set()
@@ -66,7 +66,7 @@ def identifiers(names: Iterable[str], suffixes: Iterable[str] = ()) -> tuple[str
 
 
 def quoted(text: str) -> str:
-    """Quote a string as a C string literal; other characters than ASCII become escaped UTF-8."""
+    """Quote a string as a C string literal; characters outside ASCII become escaped UTF-8 bytes."""
     parts = []
     for byte in text.encode("utf-8", "surrogateescape"):
         char = chr(byte)

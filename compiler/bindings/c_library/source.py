@@ -25,7 +25,8 @@ def source(interface: Interface, *, weights_inside: bool, register_bits: int = 0
     Args:
         interface: the C names and the program.
         weights_inside: whether the library contains the weights.
-        register_bits: the length of scalable registers that the kernels rely on (`Target`).
+        register_bits: the length of scalable vector registers that the kernels assume, in bits;
+            NAME.c checks it at run time. 0 if the kernels assume none.
     """
     program = interface.program
     encoded = encode(program)
@@ -72,7 +73,10 @@ def _functions(encoded: EncodedProgram) -> list[str]:
 
 
 def _words(name: str, words: Sequence[int]) -> list[str]:
-    """An array of words; never empty, which C does not allow."""
+    """Return C lines that define the constant array `tw_NAME` of 64-bit integers.
+
+    An empty array gets one 0, because C does not allow arrays without elements.
+    """
     return [f"static const int64_t tw_{name}[] = {{", *_rows(map(_word, words or [0])), "};", ""]
 
 
@@ -92,7 +96,9 @@ def _pairs(name: str, pairs: Sequence[Sequence[int]]) -> list[str]:
 
 
 def _references(encoded: EncodedProgram, space: BufferSpace) -> list[tuple[int, int]]:
-    """Pairs (reference, offset) for all arguments of the code in a space."""
+    """Return (index, offset) of each buffer reference in `space`; the index is its place in
+    `encoded.refs`.
+    """
 
     def within(ref: BufferRef) -> bool:
         return ref.space is space

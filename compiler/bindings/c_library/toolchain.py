@@ -36,8 +36,8 @@ class Toolchain:
         archiver: packs objects into a static library.
         static: options of `compiler` that link an executable statically.
         helpers: options that link the helper functions of the target family's ABI
-            (`Family.helpers`). A shared library gets its own copy, because the loading program
-            does not export its copy.
+            (`Family.helpers`). A shared library contains its own copy of them, because the program
+            that loads it does not export the functions.
         linker: links WebAssembly modules.
     """
 

@@ -110,7 +110,7 @@ def write_wasm_module(
 
 
 def _thread_object(name: str, folder: Path, tools: Toolchain) -> str:
-    """Compile the entry point of threads to an object file; returns its name."""
+    """Compile the code that starts worker threads of a module; return the object file's name."""
     own = [f"-Dtw_{each}={name}_{each}" for each in _THREAD_NAMES]
     tools.compile(folder, NATIVE / "module_threads.c", f"{name}_threads.o", [*own, *INCLUDE])
     return f"{name}_threads.o"

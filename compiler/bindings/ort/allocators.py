@@ -42,10 +42,10 @@ class OrtMemoryInfo:
 
 
 class OrtArenaCfg:
-    """The growth settings of an arena.
+    """The growth settings of an arena; stored and ignored, because this runtime has no arenas.
 
-    They are given as the first four numbers in order, or as a mapping from names to numbers.
-    0 for `max_mem` and -1 for the others select defaults.
+    The settings are passed either as four numbers, or as a mapping from names to numbers. 0 for
+    `max_mem` and -1 for the others select defaults.
 
     Raises:
         InvalidArgumentError: if a name is unknown.
@@ -80,4 +80,4 @@ class OrtArenaCfg:
 def create_and_register_allocator(
     mem_info: OrtMemoryInfo, arena_cfg: OrtArenaCfg | None = None
 ) -> None:
-    """Accepted and ignored."""
+    """Do nothing: this runtime has no allocators. The arguments are not used."""

@@ -147,7 +147,11 @@ def with_initializers(source: Path | bytes, arrays: Mapping[str, np.ndarray]) ->
 
 
 def of_model(source: Path | bytes) -> SessionDescription:
-    """Return the description of a model; raises InvalidModelError if `source` is not a model."""
+    """Return the description of a model.
+
+    Raises:
+        InvalidModelError: if `source` is not a model.
+    """
     from tilewright.compiler.frontend.model_file import read_model
 
     model = read_model(source).proto
@@ -169,7 +173,7 @@ def of_model(source: Path | bytes) -> SessionDescription:
 
 
 def of_artifact(artifact: Artifact) -> SessionDescription:
-    """Return the description of an artifact."""
+    """Return the description of an artifact: its inputs, outputs and metadata."""
 
     def described(names: Mapping[str, Dims], types: Mapping[str, str]) -> tuple[NodeArg, ...]:
         return tuple(
@@ -221,7 +225,9 @@ def tensor_type(dtype: np.dtype) -> str:
 
 
 def stored_type(dtype: np.dtype) -> np.dtype:
-    """Return the NumPy type in which elements are stored: uint16 for bfloat16, else `dtype`."""
+    """Return the NumPy type in which elements are stored: uint16 for bfloat16, otherwise `dtype`
+    itself.
+    """
     return np.dtype(np.uint16) if dtype.name == DType.BFLOAT16 else dtype
 
 

@@ -11,27 +11,29 @@ from tilewright.compiler.errors import (
 
 
 class Fail(CompilerError):
-    """A run was stopped by `RunOptions.terminate`."""
+    """The error of a run that was stopped by `RunOptions.terminate`."""
 
 
 class InvalidArgument(InvalidInputError, ValueError):
-    """An argument of `InferenceSession.run` does not fit the model."""
+    """The error for an argument of `InferenceSession.run` that does not fit the model."""
 
 
 class NoSuchFile(InvalidModelError):
-    """The model's file does not exist."""
+    """The error for a model file that does not exist."""
 
 
 class InvalidProtobuf(InvalidModelError):
-    """The bytes are not an ONNX model."""
+    """The error for bytes that are not an ONNX model."""
 
 
 class InvalidGraph(InvalidModelError, Fail):
-    """The model contradicts itself, or violates ONNX."""
+    """The error for a model that is inconsistent or violates ONNX."""
 
 
 class NotImplemented(UnsupportedOperatorError):
-    """An operator of the model, or its combination of attributes and operands, is not supported."""
+    """The error for an operator, or a combination of its attributes and operands, that is not
+    supported.
+    """
 
     def __init__(self, error: UnsupportedOperatorError) -> None:
         super().__init__(

@@ -15,11 +15,11 @@ if TYPE_CHECKING:
 
 
 class NoEntryError(InvalidArgumentError, RuntimeError):
-    """No configuration entry has this name."""
+    """The error for a configuration entry that does not exist."""
 
 
 class GraphOptimizationLevel(IntEnum):
-    """Accepted and ignored: every model is optimised."""
+    """Level of graph optimisation; accepted and ignored, because every model is fully optimised."""
 
     ORT_DISABLE_ALL = 0
     ORT_ENABLE_BASIC = 1
@@ -28,14 +28,16 @@ class GraphOptimizationLevel(IntEnum):
 
 
 class ExecutionMode(IntEnum):
-    """Accepted and ignored: operators run one after the other, each on all threads."""
+    """Order of execution; accepted and ignored, because operators run sequentially, each on all
+    threads.
+    """
 
     ORT_SEQUENTIAL = 0
     ORT_PARALLEL = 1
 
 
 class ExecutionOrder(IntEnum):
-    """Accepted and ignored: the memory plan determines the order."""
+    """Order of operators; accepted and ignored, because the memory plan determines the order."""
 
     DEFAULT = 0
     PRIORITY_BASED = 1
@@ -49,9 +51,11 @@ class SessionOptions:
     Attributes:
         intra_op_num_threads: threads per run; 0 for as many as the process has cores.
         enable_profiling: whether the session writes a trace.
-        profile_file_prefix: the beginning of the path of the trace.
-        optimized_model_filepath: rejected: a compiled model is not an ONNX file.
-        sizes, denoted_sizes: fixed sizes of dynamic dimensions, by name and by denotation.
+        profile_file_prefix: the start of the trace file's path; date, time and `.json` are
+            appended.
+        optimized_model_filepath: must be empty, because a compiled model is not an ONNX file.
+        sizes, denoted_sizes: fixed sizes of dynamic dimensions, by name and by ONNX denotation
+            (such as `DATA_BATCH`).
         initializers: values that replace the model's initializers, by name.
     """
 
@@ -85,7 +89,7 @@ class SessionOptions:
         self.denoted_sizes[denotation] = size
 
     def add_initializer(self, name: str, ortvalue: OrtValue) -> None:
-        """Replace an initializer of the model by a value."""
+        """Replace the model's initializer `name` by another value."""
         self.initializers[name] = ortvalue
 
     def add_external_initializers(self, names: Sequence[str], values: Sequence[OrtValue]) -> None:
@@ -108,11 +112,15 @@ class SessionOptions:
         )
 
     def add_session_config_entry(self, key: str, value: str) -> None:
-        """Accepted and ignored."""
+        """Store an entry, which `get_session_config_entry` returns; it has no other effect."""
         self.entries[key] = value
 
     def get_session_config_entry(self, key: str) -> str:
-        """Return an entry's value; raises NoEntryError, a RuntimeError, if it does not exist."""
+        """Return the value of a configuration entry.
+
+        Raises:
+            NoEntryError: if the entry does not exist.
+        """
         return _entry(self.entries, "SessionOptions", key)
 
 
@@ -133,9 +141,10 @@ class RunOptions:
 
     @property
     def terminate(self) -> bool:
-        """Whether runs with these options end with a `Fail`. Another thread may set it.
+        """Whether runs with these options are stopped with the exception `Fail`.
 
-        New runs end at once, and a run in progress ends after its current kernel.
+        Another thread may set this property. A run in progress then stops after its current kernel,
+        and a new run stops before its first kernel.
         """
         return self.stop.is_set
 
@@ -144,11 +153,15 @@ class RunOptions:
         self.stop.is_set = value
 
     def add_run_config_entry(self, key: str, value: str) -> None:
-        """Accepted and ignored."""
+        """Store an entry, which `get_run_config_entry` returns; it has no other effect."""
         self.entries[key] = value
 
     def get_run_config_entry(self, key: str) -> str:
-        """Return an entry's value; raises NoEntryError, a RuntimeError, if it does not exist."""
+        """Return the value of a configuration entry.
+
+        Raises:
+            NoEntryError: if the entry does not exist.
+        """
         return _entry(self.entries, "RunOptions", key)
 
 
@@ -159,16 +172,16 @@ def _entry(entries: Mapping[str, str], what: str, key: str) -> str:
 
 
 def set_default_logger_severity(severity: int) -> None:
-    """Accepted and ignored."""
+    """Do nothing: the setting is accepted for compatibility with ONNX Runtime."""
 
 
 def set_default_logger_verbosity(verbosity: int) -> None:
-    """Accepted and ignored."""
+    """Do nothing: the setting is accepted for compatibility with ONNX Runtime."""
 
 
 def enable_telemetry_events() -> None:
-    """Does nothing: there is no telemetry."""
+    """Do nothing: this package sends no telemetry."""
 
 
 def disable_telemetry_events() -> None:
-    """Does nothing: there is no telemetry."""
+    """Do nothing: this package sends no telemetry."""

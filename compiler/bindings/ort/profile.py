@@ -1,7 +1,7 @@
 """The trace of a profiled session, in the format of Chrome and Perfetto.
 
-It has an event for the creation of the session, and one per run. `tilewright show time` reports the
-time of a run kernel by kernel.
+The trace has one event for the creation of the session, and one per run. `tilewright show time`
+reports the time of each kernel in a run.
 """
 
 from __future__ import annotations
@@ -34,9 +34,11 @@ class SessionTrace:
 
     @contextmanager
     def event(self, name: str, **args: str) -> Iterator[None]:
-        """Return a context manager that records its duration as an event with this name.
+        """Context manager that records the duration of its block as an event.
 
-        `args` are the event's details.
+        Args:
+            name: the name of the event.
+            args: details of the event, by name.
         """
         began = time.perf_counter_ns()
         try:

@@ -14,13 +14,17 @@ def normalized(
     provider_options: Sequence[Mapping[Any, Any]] | None,
     available: Sequence[str] = (PROVIDER,),
 ) -> tuple[list[str], list[dict[str, str]]]:
-    """Return the names of the usable providers in a list, and the options of each as strings.
+    """Return the names of the available providers, and the options of each with values as strings.
 
-    A provider that is not in `available`, or is repeated, is left out with a warning.
+    Providers that are not in `available`, and repeated ones, are left out with a warning.
+
+    Args:
+        providers: names, or pairs (name, options).
+        provider_options: options of each provider, if `providers` are names only.
 
     Raises:
-        ValueError: if `providers` has other items than names, or pairs of a name and options, or if
-            the options do not match the providers.
+        ValueError: if an item of `providers` is neither a name nor a pair, or if the number of
+            options differs from the number of providers.
     """
     given = _sequence(providers, "providers")
     options: list[Any] = [{} for _ in given]

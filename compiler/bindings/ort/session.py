@@ -54,7 +54,10 @@ if TYPE_CHECKING:
 
 
 def _named(error: InvalidModelError, source: Path | bytes) -> InvalidModelError:
-    """The error as the exception class that ONNX Runtime raises."""
+    """Return the exception that ONNX Runtime would raise for an invalid model.
+
+    This is `NoSuchFile`, `InvalidProtobuf` or `InvalidGraph`, with the same message.
+    """
     if isinstance(source, Path) and not source.is_file():
         return NoSuchFile(str(error))
     try:
@@ -66,7 +69,10 @@ def _named(error: InvalidModelError, source: Path | bytes) -> InvalidModelError:
 
 
 def _as_given(output: Any) -> Any:
-    """Text outputs as arrays of objects, as ONNX Runtime returns them."""
+    """Convert a text output to an array of Python objects, as in ONNX Runtime.
+
+    Other outputs are returned unchanged.
+    """
     is_text = isinstance(output, np.ndarray) and output.dtype.kind == "U"
     return output.astype(object) if is_text else output
 
@@ -79,7 +85,7 @@ class InferenceSession:
     Args:
         path_or_bytes: an ONNX file, its bytes, or the folder of an artifact.
         sess_options: the number of threads, sizes of fixed dimensions, and replaced initializers.
-        providers: only the CPU's provider is available; others are left out with a warning.
+        providers: names of execution providers; all but the CPU's are ignored with a warning.
         provider_options: options of each provider; accepted and ignored.
         options: options of `compile_model`, such as `dims`, `numerics`, `precision`.
 
@@ -147,44 +153,45 @@ class InferenceSession:
 
     @property
     def _model_path(self) -> str | None:
-        """The file; None if the model was given as bytes. Optimum reads this attribute."""
+        """The path of the model, or None for a model passed as bytes; read by Hugging Face
+        Optimum."""
         return None if isinstance(self._source, bytes) else str(self._source)
 
     @property
     def _description(self) -> SessionDescription:
-        """The model's metadata, read on first use."""
+        """The model's inputs, outputs and metadata, read on first use."""
         if self._described is None:
             self._described = of_model(self._source).at(self._sizes)
         return self._described
 
     def get_inputs(self) -> list[NodeArg]:
-        """Name, type and shape of each input."""
+        """Return name, type and shape of each input."""
         return list(self._description.inputs)
 
     def get_outputs(self) -> list[NodeArg]:
-        """Name, type and shape of each output."""
+        """Return name, type and shape of each output."""
         return list(self._description.outputs)
 
     def get_overridable_initializers(self) -> list[NodeArg]:
-        """Always empty: initializers are compiled in as constants."""
+        """Return an empty list: initializers are compiled in as constants."""
         return []
 
     def get_modelmeta(self) -> ModelMetadata:
-        """The producer of the model, and the metadata in its file."""
+        """Return the producer of the model, and the metadata in its file."""
         return self._description.metadata
 
     def get_session_options(self) -> SessionOptions:
-        """The session's options."""
+        """Return the options with which the session was created."""
         return self._options
 
     def get_providers(self) -> list[str]:
-        """The CPU's provider."""
+        """Return a list with the name of the CPU's provider."""
         return [PROVIDER]
 
     def get_provider_options(self) -> dict[str, dict[str, str]]:
-        """Return the provider options of the session, under the name of the CPU's provider.
+        """Return the stored provider options, with the CPU provider's name as the only key.
 
-        The session ignores them.
+        The options have no effect.
         """
         return {PROVIDER: dict(self._provider_options)}
 
@@ -193,10 +200,12 @@ class InferenceSession:
         providers: Sequence[Any] | None = None,
         provider_options: Sequence[Mapping[str, Any]] | None = None,
     ) -> None:
-        """Check the providers, and store the provider options of the CPU's provider.
+        """Check the providers, and store the options of the CPU's provider; they have no effect.
 
-        Other providers are left out with a warning. Raises ValueError if the providers are not a
-        list of names, or the options do not match them.
+        Other providers are ignored with a warning.
+
+        Raises:
+            ValueError: if the providers are not a list of names, or the options do not match them.
         """
         names, options = normalized(providers, provider_options)
         self._provider_options = dict(zip(names, options, strict=True)).get(PROVIDER, {})
@@ -208,13 +217,16 @@ class InferenceSession:
         """Does nothing: there is only one provider."""
 
     def get_profiling_start_time_ns(self) -> int:
-        """Start time of a profiled session, in ns on a monotonic clock; 0 without profiling."""
+        """Return the time at which a profiled session started, in ns of a monotonic clock.
+
+        Without profiling, it is 0.
+        """
         return 0 if self._trace is None else self._trace.start_ns
 
     def end_profiling(self) -> str:
         """Write the trace of a profiled session, and return the name of its file.
 
-        Without profiling, the result is empty.
+        Without profiling, return an empty string.
         """
         trace, self._trace = self._trace, None
         return "" if trace is None else trace.write()
@@ -225,17 +237,18 @@ class InferenceSession:
         input_feed: Mapping[str, Any],
         run_options: RunOptions | None = None,
     ) -> list[Any]:
-        """Run the model once.
+        """Run the model once, and return the outputs.
 
         Args:
-            output_names: the wanted outputs, in this order; all outputs if it is None or empty.
-            input_feed: by name: arrays, lists, OrtValues, or objects with `__dlpack__` on a CPU.
-            run_options: can end the run early.
+            output_names: the outputs to return, in this order; None or an empty list selects all.
+            input_feed: the inputs by name: arrays, lists, OrtValues, or objects with `__dlpack__`
+                on a CPU.
+            run_options: options by which another thread can stop the run (`RunOptions.terminate`).
 
         Raises:
-            InvalidArgument: if an input is missing, unknown or of another type or shape, or an
-                output name is unknown.
-            Fail: if the options stop the run.
+            InvalidArgument: if an input is missing or unknown, an input has another type or shape,
+                or an output name is unknown.
+            Fail: if the run was stopped by `RunOptions.terminate`.
         """
         if missing := [name for name in self._input_names if name not in input_feed]:
             raise InvalidArgument(
@@ -261,7 +274,9 @@ class InferenceSession:
         return [port.name for port in self._compiled.inputs]
 
     def _type(self, name: str) -> np.dtype | None:
-        """The element type of an input; None if there is no such input, or it is not a tensor."""
+        """Return the element type of the input `name`; None if it does not exist or is not a
+        tensor.
+        """
         kinds = {each.name: each.type for each in self._description.inputs}
         return numpy_type(kinds.get(name, ""))
 
@@ -306,7 +321,7 @@ class InferenceSession:
     ) -> list[OrtValue]:
         """Run the model once with OrtValues as inputs, and return the outputs as OrtValues.
 
-        The arguments and errors are otherwise those of `InferenceSession.run`.
+        Apart from the type of the inputs, arguments and errors are those of `InferenceSession.run`.
         """
         found = self.run(output_names, input_dict_ort_values, run_options)
         return [OrtValue(each) for each in found]
@@ -318,6 +333,10 @@ class InferenceSession:
     def run_with_iobinding(
         self, iobinding: IOBinding, run_options: RunOptions | None = None
     ) -> None:
-        """Run on the bound inputs and outputs. Raises InvalidArgument like `run`, or if an output
-        does not fit its bound value, and Fail if the options stop the run."""
+        """Run the model on the bound inputs, and write the bound outputs.
+
+        Raises:
+            InvalidArgument: as in `run`, or if an output does not fit the value bound to it.
+            Fail: if the run was stopped by `RunOptions.terminate`.
+        """
         iobinding._run(run_options)

@@ -24,12 +24,12 @@ if TYPE_CHECKING:
 
 
 class OrtValue:
-    """An array for an input or output, or the list of tensors of a sequence.
+    """An input or output value of a run: an array, or a list of arrays for an ONNX sequence.
 
     Args:
-        array: the array, which is not copied.
-        element_type: ONNX's integer code of the element type, if the array's type does not
-            determine it: bfloat16 in uint16.
+        array: the array or the list, which is not copied.
+        element_type: ONNX's integer code of the element type. It is needed only for an array whose
+            type does not determine it, such as bfloat16 stored as uint16.
     """
 
     def __init__(self, array: Array | list[Array], element_type: int | None = None) -> None:
@@ -38,7 +38,11 @@ class OrtValue:
 
     @property
     def _array(self) -> Array:
-        """The array; raises InvalidArgument for a sequence."""
+        """The value as an array.
+
+        Raises:
+            InvalidArgument: if the value is a sequence.
+        """
         if isinstance(self._value, list):
             raise InvalidArgument("the value is a sequence, expected a tensor")
         return self._value
@@ -55,9 +59,13 @@ class OrtValue:
 
     @staticmethod
     def ortvalue_from_numpy_with_onnx_type(data: Array, onnx_element_type: int) -> OrtValue:
-        """Create a value that shares the array's memory, of an ONNX type that NumPy may lack.
+        """Create a value of an ONNX type that NumPy may lack, such as bfloat16.
 
-        Raises InvalidArgumentError if the array cannot hold the type.
+        The value shares the array's memory.
+
+        Raises:
+            InvalidArgumentError: if `data` is not of the NumPy type that stores the ONNX type, such
+                as uint16 for bfloat16.
         """
         array = as_array(data)
         if array.dtype != stored_type(element_type_of(onnx_element_type)):
@@ -68,10 +76,10 @@ class OrtValue:
 
     @staticmethod
     def from_dlpack(data: Any) -> OrtValue:
-        """Create a value that shares the memory of another library.
+        """Create a value that shares memory with a tensor of another library.
 
-        `data` is an object with `__dlpack__`, or that method's result. Raises InvalidArgument if
-        the memory is not the CPU's.
+        `data` is an object with a `__dlpack__` method, or the result of that method. Raises
+        InvalidArgument if the tensor is not in the CPU's memory.
         """
         if isinstance(data, OrtValue):
             return OrtValue(data._value, data._element_type)
@@ -87,6 +95,8 @@ class OrtValue:
     ) -> OrtValue:
         """Create a value with uninitialised memory.
 
+        `element_type` is a NumPy type, or ONNX's integer code of an element type.
+
         Raises:
             InvalidArgumentError: if the device is not the CPU, or the type is unknown.
         """
@@ -94,12 +104,17 @@ class OrtValue:
         return OrtValue(np.empty(tuple(shape), element_type_of(element_type)))
 
     def numpy(self) -> Any:
-        """The array, or the list of arrays."""
+        """Return the array itself, not a copy; for a sequence, the list of arrays."""
         return self._value
 
     def update_inplace(self, array: Array) -> None:
-        """Copy an array into this value; bfloat16 also as raw bits. Raises InvalidArgument if shape
-        or type differ."""
+        """Copy an array into the memory of this value.
+
+        A bfloat16 value also accepts its raw bits as uint16.
+
+        Raises:
+            InvalidArgument: if the shapes or the types differ.
+        """
         if isinstance(array, list):
             raise InvalidArgument("a tensor cannot hold a sequence")
         into, found = _bits(self._array), _bits(array)
@@ -111,17 +126,17 @@ class OrtValue:
         into[...] = found
 
     def data_ptr(self) -> int:
-        """The address of the first element in memory."""
+        """Return the address of the first element in memory."""
         return int(self._array.ctypes.data)
 
     def data_type(self) -> str:
-        """The type in ONNX Runtime's notation, such as `tensor(float)`."""
+        """Return the type in ONNX Runtime's notation, such as `tensor(float)`."""
         if self._element_type is not None:
             return f"tensor({ELEMENT_TYPES[self._element_type]})"
         return tensor_type(self._array.dtype)
 
     def element_type(self) -> int:
-        """ONNX's integer code of the element type."""
+        """Return ONNX's integer code of the element type."""
         name = self.data_type().removeprefix("tensor(").removesuffix(")")
         return next(number for number, known in ELEMENT_TYPES.items() if known == name)
 
@@ -130,23 +145,23 @@ class OrtValue:
         return int(self._array.nbytes)
 
     def shape(self) -> list[int]:
-        """The number of elements along each dimension."""
+        """Return the size of each dimension."""
         return list(self._array.shape)
 
     def device_name(self) -> str:
-        """`cpu`."""
+        """Return `cpu`."""
         return "cpu"
 
     def has_value(self) -> bool:
-        """Always true."""
+        """Return true: every OrtValue has a value."""
         return True
 
     def is_tensor(self) -> bool:
-        """Whether the value is an array; otherwise it is a sequence, a list of arrays."""
+        """Return whether the value is an array; otherwise, it is a sequence (a list of arrays)."""
         return isinstance(self._value, np.ndarray)
 
     def is_tensor_sequence(self) -> bool:
-        """Whether the value is a list of arrays; the method `numpy` then returns the list."""
+        """Return whether the value is a sequence, for which `numpy` returns a list of arrays."""
         return isinstance(self._value, list)
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
@@ -161,7 +176,10 @@ class OrtValue:
 
 
 class _Capsule:
-    """The result of `__dlpack__`, as an object that has this method."""
+    """Adapter for `np.from_dlpack`, which accepts objects with a `__dlpack__` method, not capsules.
+
+    Its `__dlpack__` returns the given capsule.
+    """
 
     def __init__(self, capsule: Any) -> None:
         self._capsule = capsule
@@ -174,10 +192,15 @@ class _Capsule:
 
 
 def as_array(given: Any, kind: Callable[[], np.dtype | None] = lambda: None) -> Array:
-    """Convert an input to an array; bfloat16 becomes raw bits.
+    """Convert an input of a run to an array; bfloat16 elements become their bits as uint16.
 
-    A list becomes an array of the dtype that `kind` returns. `kind` is called for lists only,
-    because it may have to read a model.
+    Args:
+        given: an array, an OrtValue, an object with `__dlpack__`, or a list.
+        kind: returns the element type of the array that a list becomes. It is called for lists
+            only, because it may have to read the model.
+
+    Raises:
+        InvalidArgument: if a list cannot be converted.
     """
     return _bits(_any_array(given, kind))
 
@@ -201,9 +224,9 @@ def _bits(array: Array) -> Array:
 
 
 def element_type_of(given: Any) -> np.dtype:
-    """Convert a NumPy type, or ONNX's integer code of an element type, to a NumPy type.
+    """Return the NumPy type for a NumPy type or for ONNX's integer code of an element type.
 
-    bfloat16 becomes uint16, for raw bits, if ml_dtypes is not installed.
+    bfloat16 is ml_dtypes' type; without ml_dtypes, it is uint16, for the raw bits.
     """
     if isinstance(given, int):
         if given not in ELEMENT_TYPES:

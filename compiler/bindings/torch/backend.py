@@ -34,14 +34,17 @@ def tilewright(
         with torch.no_grad():
             model(x)
 
-    A graph that needs gradients runs in PyTorch's eager mode. So does an operator that cannot be
-    compiled, between compiled parts of its graph. A warning reports both cases.
+    A graph that needs gradients runs in PyTorch's eager mode. An operator that cannot be compiled
+    also runs in PyTorch, and the rest of its graph is compiled. A warning reports each case.
 
     Args:
         graph: the graph that dynamo captured.
         example_inputs: the arguments of the first call.
         options: the fields of `BackendOptions` by name.
         mode: accepted and ignored.
+
+    Returns:
+        A function with the graph's inputs as arguments and its outputs as results.
 
     Raises:
         InvalidArgumentError: if an option is unknown, or its value is invalid.
@@ -77,9 +80,9 @@ def tilewright(
 
 @cache
 def decompositions() -> Mapping[Any, Callable[..., Any]]:
-    """Return the decompositions for ATen operators: PyTorch's, and this package's own.
+    """Return decomposition functions for ATen operators: PyTorch's, and those of this package.
 
-    Operators that have a translation rule are not decomposed.
+    The keys are operators. Operators with a translation rule to ONNX have no decomposition.
     """
     known = rules()
     theirs = {op: way for op, way in core_aten_decompositions().items() if op not in known}

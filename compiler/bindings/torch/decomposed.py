@@ -36,9 +36,11 @@ def _encoder_layer(
     mask: torch.Tensor | None = None,
     mask_type: int | None = None,
 ) -> torch.Tensor:
-    """`nn.TransformerEncoderLayer` in evaluation mode, whose fast path is one operator.
+    """Decompose PyTorch's fused operator for a `nn.TransformerEncoderLayer` in evaluation mode.
 
-    source: (batch, tokens, width); mask: see `_additive`.
+    Args:
+        source: the input, of shape (batch, tokens, width).
+        mask, mask_type: the attention mask, as in `_additive`.
     """
     size = source.shape[-1] // heads
 
@@ -67,13 +69,16 @@ def _encoder_layer(
 
 
 def _additive(mask: torch.Tensor, mask_type: int | None, dtype: torch.dtype) -> torch.Tensor:
-    """The term that is added to scores (batch, heads, queries, keys): -inf where a boolean mask is
-    true, or a numeric mask itself, like the layer's slow path.
+    """Return the term that is added to attention scores of shape (batch, heads, queries, keys).
+
+    For a boolean mask, it is -inf where the mask is true and 0 elsewhere. A numeric mask is the
+    term itself.
 
     Args:
-        mask: its shape depends on `mask_type`: 0 (queries, keys), 1 (batch, keys), 2 as the scores.
-        mask_type: PyTorch's number of the kind.
-        dtype: of the scores.
+        mask: its shape depends on `mask_type`: for 0 (queries, keys), for 1 (batch, keys), for 2
+            that of the scores.
+        mask_type: PyTorch's code for the kind of mask.
+        dtype: the type of the scores.
     """
     if mask_type == 1:
         mask = mask[:, None, None]
@@ -83,8 +88,10 @@ def _additive(mask: torch.Tensor, mask_type: int | None, dtype: torch.dtype) -> 
 
 
 def _histogram(x: torch.Tensor, bins: int = 100, low: float = 0, high: float = 0) -> torch.Tensor:
-    """Counts of elements in each of `bins` equal intervals from `low` to `high`, or from the
-    smallest to the largest element."""
+    """Count the elements in each of `bins` equal intervals between `low` and `high`.
+
+    If `low` equals `high`, the intervals lie between the smallest and the largest element.
+    """
     flat = x.reshape(-1)
     least, most = flat.new_full((), low), flat.new_full((), high)
     if low == high:
@@ -100,8 +107,12 @@ def _histogram(x: torch.Tensor, bins: int = 100, low: float = 0, high: float = 0
 def _solved(
     a: torch.Tensor, b: torch.Tensor, *, upper: bool, left: bool = True, unitriangular: bool = False
 ) -> torch.Tensor:
-    """Solve a x = b, or x a = b, for a triangular matrix: recursively, one half of the triangle
-    after the other."""
+    """Solve a x = b for a triangular matrix a; solve x a = b if `left` is false.
+
+    The triangle is divided recursively into halves, and only the operators for products, sums and
+    concatenation are needed. Return NotImplemented if a has a dynamic size or more than
+    LARGEST_TRIANGLE rows.
+    """
     size = a.shape[-1]
     if not isinstance(size, int) or not 0 < size <= LARGEST_TRIANGLE:
         return NotImplemented
@@ -112,7 +123,10 @@ def _solved(
     b = b.expand(*batch, *b.shape[-2:])
 
     def solved(first: int, last: int, given: torch.Tensor) -> torch.Tensor:
-        """Solve for the rows and columns from `first` to `last` of the triangle."""
+        """Solve for rows `first` to `last` of the unknowns with that diagonal block of the matrix.
+
+        `given` is the right-hand side of these rows.
+        """
         if last - first == 1:
             return given if unitriangular else given / a[..., first:last, first:last]
         middle = (first + last) // 2

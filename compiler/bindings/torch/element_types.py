@@ -29,7 +29,7 @@ ELEMENT_TYPES: Mapping[Any, tuple[int, DType]] = {
 
 
 def part_type(dtype: Any) -> Any:
-    """Return the type of real and imaginary part of a complex type; other types are unchanged."""
+    """Return the type of a complex type's real and imaginary parts; other types are unchanged."""
     return dtype.to_real() if dtype.is_complex else dtype
 
 

@@ -1,4 +1,4 @@
-"""The path under which programs import ONNX Runtime's exceptions."""
+"""The subpackage from which programs import ONNX Runtime's exceptions."""
 
 from tilewright.compiler.bindings.ort.capi import onnxruntime_pybind11_state
 
