@@ -34,9 +34,10 @@ def part_type(dtype: Any) -> Any:
 
 
 def as_numpy(tensor: torch.Tensor) -> np.ndarray:
-    """Return a tensor as an array that shares its memory if possible.
+    """Convert a tensor to an array, which shares the tensor's memory if possible.
 
-    bfloat16 becomes raw bits. Complex elements become pairs in an additional last dimension.
+    bfloat16 becomes raw bits (uint16). A complex tensor becomes a real array with an additional
+    last dimension (real part, imaginary part).
     """
     if tensor.is_complex():
         tensor = torch.view_as_real(tensor.detach().resolve_conj())

@@ -33,20 +33,22 @@ def export(
 
     Args:
         module: the module, exported in its current mode: call `module.eval()` first for inference.
-        args, kwargs: example inputs; the model's inputs have the names of the parameters.
-        path: a file if it ends in `.onnx`, else the folder of an artifact, which must not exist.
-        dynamic_shapes: the dynamic dimensions, in the format of `torch.export.export`. In an
-            artifact, a dimension with an upper bound in PyTorch has that range.
+        args, kwargs: example inputs; the model's inputs are named after the parameters of
+            `module.forward`.
+        path: where to write. A path that ends in `.onnx` selects an ONNX file; any other path is
+            the new folder of an artifact.
+        dynamic_shapes: the dynamic dimensions, in the format of `torch.export.export`. An artifact
+            supports the sizes within the bounds that PyTorch states for a dimension.
         output_names: names of the output tensors; by default `output_0` and so on.
         options: compile options of an artifact, such as threads and precision.
 
     Returns:
-        The path.
+        `path` as a Path.
 
     Raises:
         InvalidArgumentError: if one tensor is passed twice.
-        NotTranslatedError: naming an operator without a translation to ONNX.
-        ArtifactError: if the folder exists, or cannot be linked or written.
+        NotTranslatedError: if an operator has no translation to ONNX; the message names it.
+        ArtifactError: if the artifact's folder already exists, or if linking or writing it fails.
         CompilerError: if the model does not compile.
     """
     translated = exported(module, args, kwargs, dynamic_shapes, output_names)
@@ -78,7 +80,7 @@ def exported(
 
     Raises:
         InvalidArgumentError: if one tensor is passed twice.
-        NotTranslatedError: naming an operator without a translation to ONNX.
+        NotTranslatedError: if an operator has no translation to ONNX; the message names it.
     """
     leaves = torch.utils._pytree.tree_leaves((args, kwargs))
     tensors = [id(each) for each in leaves if isinstance(each, torch.Tensor)]

@@ -1,9 +1,9 @@
 """The function that `torch.compile` calls in place of a captured graph; it runs a compiled model.
 
-Weights are constants of the model. The graph is compiled on the first call, with the weights of
-that call. It is compiled again for other weight tensors (a layer that a network repeats), or if
-weights were modified. Operators that cannot be compiled run in PyTorch, between compiled parts of
-the graph.
+Weights are constants of the model. The first call compiles the graph with the weights of that call.
+A later call compiles the graph again if it passes other weight tensors (as for a layer that a
+network repeats), or if weights were modified in place. Operators that cannot be compiled run in
+PyTorch, and the parts of the graph between them are compiled.
 """
 
 from __future__ import annotations
@@ -62,11 +62,13 @@ _NODE_NAME = re.compile(r"'([^'./]+)(?:\.\d+)?[/']")
 
 @dataclass(slots=True)
 class _Program:
-    """A compiled model, and the weights that it was compiled with.
+    """A compiled model, and the weights that are compiled into it as constants.
 
     Attributes:
-        weights: for each weight its position, a weak reference, its address and its version
-            counter.
+        compiled: the model.
+        translated: the ONNX model from which it was compiled.
+        weights: for each weight, its position among the arguments, a weak reference to the tensor,
+            its address, and its version counter at compilation.
     """
 
     compiled: Model
@@ -74,9 +76,10 @@ class _Program:
     weights: tuple[tuple[int, Any, int, int], ...]
 
     def has(self, arguments: list[Any]) -> bool:
-        """Whether a call passes the weights of this program, unchanged since its compilation.
+        """Return whether a call's weights are the tensors of this program, unmodified since
+        compilation.
 
-        `arguments` are all arguments of the call. Only those that are weights are compared.
+        `arguments` are all arguments of the call; only the weights among them are compared.
         """
         for position, tensor, address, version in self.weights:
             given = arguments[position]
@@ -86,7 +89,8 @@ class _Program:
         return True
 
     def serves(self, arguments: list[Any]) -> bool:
-        """Whether index arguments lie within the bounds that PyTorch accepts."""
+        """Return whether the elements of all index arguments lie within the bounds that PyTorch
+        accepts."""
         return all(
             are_within(arguments[place], bounds)
             for place, bounds in self.translated.positions.items()
@@ -104,7 +108,11 @@ class _Program:
 
 @dataclass(frozen=True, slots=True)
 class _Step:
-    """An executable piece of a graph: a list of arguments -> a list of results."""
+    """One step of a graph that runs in parts: a function, and the nodes whose values it reads and
+    returns.
+
+    `run` takes the values of `inputs` as a list, and returns those of `outputs`.
+    """
 
     run: Callable[[list[Any]], Sequence[Any]]
     inputs: tuple[fx.Node, ...]
@@ -112,7 +120,10 @@ class _Step:
 
 
 class _Pieces:
-    """Runs the pieces of a graph one after the other. A value is freed after its last reader."""
+    """Callable that runs a graph step by step, partly in PyTorch and partly compiled.
+
+    A value is freed after the last step that reads it.
+    """
 
     def __init__(self, graph: fx.Graph, steps: Sequence[_Step]) -> None:
         (output,) = graph.find_nodes(op="output")
@@ -141,16 +152,18 @@ def _run_by_pytorch(module: fx.GraphModule) -> Callable[[list[Any]], Sequence[An
 
 
 class GraphFunction:
-    """The function that dynamo calls for a graph, with a list of tensors and numbers.
+    """The function that dynamo calls for a captured graph, with a list of tensors and numbers.
 
-    It returns such a list. Operators that cannot be compiled run in PyTorch, and a warning names
-    them; the other parts of the graph are compiled. Several threads may call the function at once.
+    It returns the graph's results as a list. Operators that cannot be compiled run in PyTorch, and
+    a warning names them; the other parts of the graph are compiled. Several threads may call the
+    function at the same time.
 
     Args:
         graph: a graph of ATen operators without in-place operators.
-        weights: the positions of the arguments that are weights, which become constants.
+        weights: the positions of the arguments that are weights; they become constants of the
+            model.
         ranges: bounds of PyTorch's symbolic sizes.
-        options: compile options.
+        options: options of the backend, such as threads and precision.
     """
 
     _boxed_call = True  # dynamo passes a list, which is emptied to free its items
@@ -181,7 +194,7 @@ class GraphFunction:
 
     @property
     def computes(self) -> bool:
-        """Whether the graph does more than create views of its arguments."""
+        """Whether the graph computes values; false if it only creates views of its arguments."""
         return self._computing is not None
 
     def __call__(self, given: list[Any]) -> Any:
@@ -205,7 +218,10 @@ class GraphFunction:
             return self._graph(*arguments)
 
     def _found(self, arguments: list[Any]) -> _Program | None:
-        """The program for these weights, compiled if necessary; None if PyTorch runs the graph."""
+        """Return the program for the weights in `arguments`, compiled if necessary.
+
+        Return None if PyTorch runs the graph, or if the graph runs in parts.
+        """
         with self._lock:
             if self._eager or self._pieces is not None:
                 return None
@@ -256,7 +272,8 @@ class GraphFunction:
         return program
 
     def _refused(self, error: Exception) -> Mapping[fx.Node, str]:
-        """The nodes of the graph that an error names, with the reasons."""
+        """Return the nodes that cannot be translated or compiled according to an error, with the
+        reasons."""
         if isinstance(error, NotTranslatedError):
             return error.refused
         if self._computing is None or not isinstance(error, CompilerError):
@@ -266,8 +283,11 @@ class GraphFunction:
         return {node: f"{operator_name(node.target)}: {error}" for node in named[:1]}
 
     def _cut_around(self, refused: Mapping[fx.Node, str]) -> bool:
-        """Let PyTorch run these nodes from now on, and compile the pieces between them; false if no
-        such piece computes anything."""
+        """Run `refused` nodes in PyTorch from now on, and the parts of the graph between them
+        compiled.
+
+        Return false, and change nothing, if no compiled part would compute anything.
+        """
         if not refused or self._computing is None:
             return False
         steps: list[_Step] = []
@@ -294,8 +314,10 @@ class GraphFunction:
         return True
 
     def _give_up(self, error: Exception) -> None:
-        """Let PyTorch run the whole graph from now on, and warn why; a defect's traceback goes to
-        the log."""
+        """Run the whole graph in PyTorch from now on, and warn with the reason.
+
+        If the error is not a `CompilerError`, it is a defect, and its traceback is logged.
+        """
         with self._lock:
             self._eager = True
             self._current = None
@@ -311,15 +333,19 @@ class GraphFunction:
         )
 
     def _is_constant(self, position: int, weight: torch.Tensor) -> bool:
-        """Whether a weight is compiled in. A lookup table is read in place instead, and so is a
-        weight without a version counter."""
+        """Return whether a weight becomes a constant of the compiled model.
+
+        Other weights are inputs, which each call passes. These are aligned embedding tables, which
+        a program reads in place, and inference tensors, because they have no version counter by
+        which a modification could be noticed.
+        """
         if weight.is_inference():
             return False
         is_read_in_place = weight.is_contiguous() and weight.data_ptr() % ALIGNMENT == 0
         return not (position in self._tables and is_read_in_place)
 
     def _tuned_before(self, translated: Translated, options: CompileOptions) -> Model | None:
-        """The tuned program that the tuner stored for this model, if any."""
+        """Return the tuned model that the tuner stored in an earlier process, or None."""
         kept = getattr(self._options.tuner, "kept", None)
         if kept is None or not self._options.keep:
             return None
@@ -327,7 +353,7 @@ class GraphFunction:
         return found
 
     def _tuned(self, program: _Program) -> None:
-        """Tune a program's model, and use the tuned program from then on."""
+        """Tune a program's model, and replace the untuned model when the tuner returns a result."""
         assert self._options.tuner is not None
         options = self._options.compile_options(program.translated.ranges)
         tuned = self._options.tuner(program.translated.model, options)
@@ -336,7 +362,11 @@ class GraphFunction:
 
 
 def _check_tensor(given: Any) -> None:
-    """Raise NotTranslatedError for a tensor that is not a dense array on the CPU."""
+    """Check that a tensor argument is a plain dense tensor in the CPU's memory.
+
+    Raises:
+        NotTranslatedError: if it is not.
+    """
     if not isinstance(given, torch.Tensor):
         return
     if type(given) not in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer):

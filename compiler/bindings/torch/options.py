@@ -30,12 +30,13 @@ class BackendOptions:
     Attributes:
         threads: threads per run; 0 for as many as PyTorch uses (`torch.get_num_threads`).
         numerics, precision: as in `Mode`.
-        keep: whether programs are stored in the compilation cache, for other processes.
+        keep: whether compiled programs are stored in the compilation cache on disk, where other
+            processes find them.
         schedules: the source of tuned schedules, such as a tuning database's records.
         tuner: a callable, such as `service.background.BackgroundTuner`, that is called in a
             separate thread for each compiled model and returns a tuned program, which replaces the
-            untuned one. If it has a method `kept` with the same arguments, that method is called
-            first, and returns a program that was tuned before.
+            untuned one. If the callable has a method `kept` with the same arguments, that method is
+            called first; it returns a model tuned earlier, or None.
     """
 
     threads: int = 0

@@ -1,7 +1,7 @@
 """Bounds checks of index arguments before a compiled graph runs.
 
-PyTorch rejects an index that is out of bounds. A compiled program would read the nearest element
-instead, so that it never reads other memory.
+PyTorch raises an error for an index out of bounds. A compiled program clamps such an index instead,
+so that it never reads other memory. Calls with such indices therefore run in PyTorch.
 """
 
 from __future__ import annotations
@@ -33,14 +33,17 @@ _MOVES = {
 
 
 def source_of(node: fx.Node) -> fx.Node:
-    """Return the node whose elements a node has, reached through operators that only move them."""
+    """Return the node from which all elements of a node's value come.
+
+    It is found by following operators that only move elements, such as `view` or `permute`.
+    """
     while node.target in _MOVES and isinstance(node.args[0], fx.Node):
         node = node.args[0]
     return node
 
 
 def intersection(one: range, other: range) -> range:
-    """Return the intersection of two ranges."""
+    """Return the range of integers that lie in both ranges (with step 1)."""
     return range(max(one.start, other.start), min(one.stop, other.stop))
 
 

@@ -1,4 +1,5 @@
-"""Conversion of a compiled model's outputs to the tensors that PyTorch expects from a graph."""
+"""Conversion of a compiled model's outputs to the tensors that PyTorch expects as results of a
+graph."""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ from tilewright.compiler.errors import CompilerError
 
 
 class ResultMismatchError(CompilerError):
-    """A compiled model's output differs from the type or shape in PyTorch's trace."""
+    """The error for an output whose type or shape differs from the one that PyTorch traced."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +39,10 @@ class OutputSpec:
 
     @classmethod
     def of(cls, position: int, traced: torch.Tensor) -> OutputSpec:
-        """Build the specification of output `position` from the fake tensor that PyTorch traced."""
+        """Build the specification of a result that is output `position` of the model.
+
+        Type, shape and memory order are those of `traced`, PyTorch's fake tensor.
+        """
         sizes = [expression(size) for size in traced.shape]
         shape = tuple(size if isinstance(size, int) else None for size in sizes)
         return cls(position, None, traced.dtype, shape, memory_order(traced))

@@ -1,7 +1,8 @@
 """Translation rules of operators on complex tensors, which become pairs of real ONNX values.
 
-Operators that move or sum elements apply to both parts. Fourier transforms are products with
-matrices, whose columns for the real and imaginary part are adjacent.
+A pair holds the real and the imaginary parts. An operator that only moves or sums elements is
+applied to each value of the pair. A Fourier transform becomes a product with a constant matrix,
+whose columns compute real and imaginary parts in one multiplication.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ LONGEST_EXPORTED = 2048
 
 
 def _both(target: Any) -> Rule:
-    """Apply an operator on real values to each part."""
+    """Return a rule that applies the rule for real tensors to the real and the imaginary parts."""
 
     def rule(t: Translator, node: fx.Node, *args: Any, **kwargs: Any) -> Any:
         found = []
@@ -55,7 +56,10 @@ def _is_complex(node: fx.Node) -> bool:
 
 
 def _parts(t: Translator, node: fx.Node, given: Given | complex) -> tuple[str, str | None]:
-    """The parts of an operand in the type of the result; the second is None for a real operand."""
+    """Return the real and imaginary parts of an operand, cast to the result's type.
+
+    The imaginary part of a real operand is None.
+    """
     dtype = t.dtype(node)
     if isinstance(given, fx.Node):
         if _is_complex(given):
@@ -87,7 +91,11 @@ def _sum(sign: str) -> Rule:
 
 
 def _spread(t: Translator, node: fx.Node, value: str, *operands: Any) -> str:
-    """Broadcast a value to the shape of the result, which only the real operand may have."""
+    """Broadcast one part of a complex result to the result's shape, if an operand is a real tensor.
+
+    A real operand may have a larger shape than the complex one, but has no imaginary part to
+    broadcast with.
+    """
     shape = t.shape(node)
     for each in operands:
         real = isinstance(each, fx.Node) and not _is_complex(each)
@@ -97,7 +105,7 @@ def _spread(t: Translator, node: fx.Node, value: str, *operands: Any) -> str:
 
 
 def _product(kind: str) -> Rule:
-    """A product of numbers or of matrices."""
+    """Return a rule for complex products; `kind` is `Mul` for elements or `MatMul` for matrices."""
 
     def rule(t: Translator, node: fx.Node, left: Any, right: Any) -> ComplexPair:
         (a, b), (c, d) = _parts(t, node, left), _parts(t, node, right)
@@ -113,7 +121,11 @@ def _product(kind: str) -> Rule:
 
 
 def _quotient(t: Translator, node: fx.Node, left: Any, right: Any) -> ComplexPair:
-    """Complex division; the divisor is scaled first, so that its squares do not overflow."""
+    """Translate complex division: (a + bi) / (c + di), where b or d may be absent.
+
+    c and d are first divided by the larger absolute value of the two, so that their squares do not
+    overflow.
+    """
     (a, b), (c, d) = _parts(t, node, left), _parts(t, node, right)
     if d is None:
         assert b is not None
@@ -149,7 +161,11 @@ def _conjugate(t: Translator, node: fx.Node, x: fx.Node) -> ComplexPair:
 
 
 def _size(t: Translator, node: fx.Node, x: fx.Node) -> str:
-    """The absolute value, scaled so that squared values are at most 1."""
+    """Translate the absolute value of complex numbers.
+
+    Both parts are first divided by the larger absolute value of the two, so that their squares do
+    not overflow.
+    """
     dtype = t.dtype(node)
     first, second = (t.op("Abs", each) for each in _pair(t, node, x))
     largest = t.op("Max", first, second)
@@ -240,14 +256,18 @@ def _transform(
     after: int,
     matrix: torch.Tensor,
 ) -> list[str]:
-    """Multiply values along a dimension by a matrix.
+    """Emit the product of a matrix with the vectors along one dimension of a value.
+
+    A complex value has two parts, which are concatenated along the dimension before the product.
+    Return the names of one real result, or of the two parts of a complex result.
 
     Args:
-        parts: the values, or the two parts of complex values.
+        parts: the names of the real value, or of the two parts of a complex value.
         dim: the dimension, not negative.
-        rank: of the values.
-        after: elements along the dimension of a result.
-        matrix: (elements of all parts, elements of all results), float64.
+        rank: the rank of the values.
+        after: the extent of the dimension in each result.
+        matrix: the matrix in float64; its rows are the elements of all parts, its columns the
+            elements of all results.
     """
     order = [*(axis for axis in range(rank) if axis != dim), dim]
     back = [order.index(axis) for axis in range(rank)]
@@ -262,14 +282,20 @@ def _transform(
 
 
 def _waves(rows: int, columns: int, length: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Cosine and sine of 2 pi r c / length, float64."""
+    """Return the matrices cos(2 pi r c / length) and sin(2 pi r c / length) in float64.
+
+    r is the row and c the column.
+    """
     turns = torch.arange(rows)[:, None] * torch.arange(columns) % length
     angles = turns.double() * (2 * math.pi / length)
     return angles.cos(), angles.sin()
 
 
 def _scale(normalization: int, count: int) -> float:
-    """The factor for PyTorch's normalization number: 1, 1 / sqrt(count), 1 / count."""
+    """Return the factor by which the result of a Fourier transform is multiplied.
+
+    `normalization` is PyTorch's code: 0 for 1, 1 for 1 / sqrt(count), 2 for 1 / count.
+    """
     return (1.0, 1 / math.sqrt(count), 1 / count)[normalization]
 
 
@@ -311,8 +337,15 @@ def _scaled(t: Translator, node: fx.Node, parts: Sequence[str], factor: float) -
 def _real_fft(
     t: Translator, node: fx.Node, x: fx.Node, dims: Sequence[int], scale: int, onesided: bool
 ) -> ComplexPair:
-    """The last of the dimensions is transformed first, from real elements; the others are then
-    complex."""
+    """Translate the Fourier transform of a real tensor along `dims`.
+
+    The transform along the last of `dims` comes first and turns real elements into complex ones.
+    Complex transforms along the other dimensions follow.
+
+    Args:
+        scale: PyTorch's code of the normalisation (`_scale`).
+        onesided: whether the result omits the redundant half of the last dimension.
+    """
     shape, rank = t.shape(x), len(t.shape(x))
     axes = [dim % rank for dim in dims]
     sizes = _known(t, [shape[axis] for axis in axes])
@@ -329,7 +362,10 @@ def _real_fft(
 def _inverse_real_fft(
     t: Translator, node: fx.Node, x: fx.Node, dims: Sequence[int], scale: int, last: Any
 ) -> str:
-    """Inverse transform from the half of the coefficients that is stored for real elements."""
+    """Translate the inverse Fourier transform whose result is real.
+
+    The operand holds the non-redundant half of the coefficients along the last of `dims`.
+    """
     shape, rank = t.shape(x), len(t.shape(x))
     axes = [dim % rank for dim in dims]
     sizes = _known(t, [shape[axis] for axis in axes[:-1]])

@@ -14,7 +14,8 @@ aten = torch.ops.aten
 
 
 def filled(t: Translator, node: fx.Node, value: Any) -> str:
-    """Emit a tensor filled with `value`, with the shape and type of the node's result."""
+    """Emit a tensor filled with `value`, with the shape and type of the node's result; return its
+    name."""
     shape = t.shape(node)
     element = t.value(value, t.dtype(node)) if isinstance(value, fx.Node) else None
     if element is None:
@@ -55,7 +56,7 @@ def _arange(t: Translator, node: fx.Node, *bounds: Any, **_: Any) -> str:
 
 
 def counted(t: Translator, size: Any) -> str:
-    """Emit the int64 vector 0, 1, 2, ... with `size` elements."""
+    """Emit the int64 vector 0, 1, 2, ... with `size` elements, and return its name."""
     return t.op("Range", t.constant(0), t.number(size), t.constant(1))
 
 

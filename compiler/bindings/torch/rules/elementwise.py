@@ -17,8 +17,10 @@ Given: TypeAlias = "fx.Node | float"
 
 
 def _unary(kind: str, **attributes: Any) -> Rule:
-    """A rule whose operand is cast to the result's type: an integer becomes a float before its
-    sine."""
+    """Return a rule for a unary ONNX operator, whose operand is cast to the result's type.
+
+    For example, an integer is converted to a float before its sine.
+    """
 
     def rule(t: Translator, node: fx.Node, x: fx.Node) -> str:
         return t.op(kind, t.value(x, t.dtype(node)), **attributes)
@@ -31,8 +33,11 @@ _TRUTHS = {"Add": "Or", "Max": "Or", "Mul": "And", "Min": "And"}
 
 
 def _binary(kind: str) -> Rule:
-    """A rule whose operands are cast to the result's type; `alpha` multiplies the second
-    operand."""
+    """Return a rule for a binary ONNX operator, whose operands are cast to the result's type.
+
+    The rule multiplies the second operand by PyTorch's argument `alpha`. For booleans, it uses `Or`
+    and `And` in place of arithmetic.
+    """
 
     def rule(t: Translator, node: fx.Node, left: Given, right: Given, alpha: float = 1) -> str:
         dtype = t.dtype(node)
@@ -97,7 +102,7 @@ def _divided(
 
 
 def truncated(t: Translator, value: str, dtype: Any) -> str:
-    """Round a float value towards zero; returns the name of the result."""
+    """Emit the rounding of a float value towards zero, and return the name of the result."""
     below = t.op("Less", value, t.constant(0, dtype))
     return t.op("Where", below, t.op("Ceil", value), t.op("Floor", value))
 
@@ -116,16 +121,23 @@ def _remainder(t: Translator, node: fx.Node, left: Given, right: Given) -> str:
 
 
 def _rest(t: Translator, dtype: Any, first: str, second: str) -> tuple[str, str]:
-    """The remainder of a float division, with the dividend's sign, and whether that differs from
-    the divisor's sign. It is exact, unlike `x - floor(x / y) * y`: 1 by 0.1 leaves almost 0.1."""
+    """Emit the remainder of a float division, with the sign of the dividend.
+
+    Return the names of the remainder, and of a boolean: whether the remainder is not 0 and its sign
+    differs from the divisor's. The remainder is exact, unlike `x - floor(x / y) * y`: for 1 and 0.1
+    it is almost 0.1, as in PyTorch.
+    """
     rest, zero = t.op("Mod", first, second, fmod=1), t.constant(0, dtype)
     differ = t.op("Xor", t.op("Less", rest, zero), t.op("Less", second, zero))
     return rest, t.op("And", differ, t.op("Not", t.op("Equal", rest, zero)))
 
 
 def _whole_quotient(t: Translator, dtype: Any, first: str, second: str, quotient: str) -> str:
-    """The floor of a float quotient as PyTorch computes it: the remainder is subtracted before the
-    division."""
+    """Emit the floor of a float quotient in the same way as PyTorch.
+
+    The remainder is subtracted from the dividend before the division, and the result is rounded to
+    an integer. For a divisor of 0, the result is `quotient`, the plain quotient.
+    """
     rest, moved = _rest(t, dtype, first, second)
     whole = t.op("Round", t.op("Div", t.op("Sub", first, rest), second))
     found = t.op("Sub", whole, t.cast(moved, dtype))
@@ -227,7 +239,7 @@ def _softplus(
 
 
 def _prelu(t: Translator, node: fx.Node, x: fx.Node, weight: fx.Node) -> str:
-    """The slopes have as many dimensions as x."""
+    """Translate PReLU. `weight` has the same rank as x, so ONNX broadcasts it in the same way."""
     return t.op("PRelu", t.value(x), t.value(weight))
 
 
@@ -327,7 +339,8 @@ _ARITHMETIC: dict[str, Callable[..., Any]] = {
 
 
 def overloads(name: str) -> list[Any]:
-    """Return all overloads of an ATen operator that return a new tensor."""
+    """Return all overloads of an ATen operator that return a new tensor, such as
+    `aten.add.Tensor`."""
     packet = getattr(aten, name)
     forms: tuple[str, ...] = (
         "default",

@@ -1,4 +1,5 @@
-"""Translation rules of elementwise functions that ONNX lacks, to several ONNX operators."""
+"""Translation rules of elementwise functions that ONNX lacks; each becomes several ONNX
+operators."""
 
 from __future__ import annotations
 
@@ -21,7 +22,7 @@ def _trunc(t: Translator, node: fx.Node, x: fx.Node) -> str:
 
 
 def _expm1(t: Translator, node: fx.Node, x: fx.Node) -> str:
-    """tanh(x / 2) (exp(x) + 1), which loses no precision near 0."""
+    """Translate exp(x) - 1 as tanh(x / 2) (exp(x) + 1), which loses no precision near 0."""
     dtype = t.dtype(node)
     value = t.value(x, dtype)
     half = t.op("Tanh", t.op("Mul", value, t.constant(0.5, dtype)))
@@ -29,7 +30,10 @@ def _expm1(t: Translator, node: fx.Node, x: fx.Node) -> str:
 
 
 def _log1p(t: Translator, node: fx.Node, x: fx.Node) -> str:
-    """2 atanh(x / (x + 2)) near 0, where 1 + x would lose precision."""
+    """Translate log(1 + x).
+
+    Near 0, where 1 + x would lose precision, it becomes 2 atanh(x / (x + 2)).
+    """
     dtype = t.dtype(node)
     value, one = t.value(x, dtype), t.constant(1, dtype)
     part = t.op("Div", value, t.op("Add", value, t.constant(2, dtype)))
@@ -52,7 +56,7 @@ def _exp2(t: Translator, node: fx.Node, x: fx.Node) -> str:
 
 
 def _is_negative(t: Translator, value: str, dtype: Any) -> str:
-    """Whether a float has the sign bit set; true for -0 too."""
+    """Emit whether a float has its sign bit set, which is also true for -0."""
     zero = t.constant(0, dtype)
     return t.op("Or", t.op("Less", value, zero), t.op("Less", t.op("Reciprocal", value), zero))
 
@@ -79,7 +83,7 @@ def _atan2(t: Translator, node: fx.Node, y: Given, x: Given) -> str:
 
 
 def _angle(t: Translator, node: fx.Node, x: fx.Node) -> str:
-    """Pi for negative numbers, 0 for others; NaN stays NaN."""
+    """Translate the angle of a real number: pi if it is negative, 0 otherwise, and NaN for NaN."""
     dtype = t.dtype(node)
     value = t.value(x, dtype)
     zero, half = t.constant(0, dtype), t.constant(math.pi, dtype)
@@ -88,9 +92,9 @@ def _angle(t: Translator, node: fx.Node, x: fx.Node) -> str:
 
 
 def angle_of(t: Translator, first: str, second: str, dtype: Any) -> str:
-    """Emit atan2(first, second): the angle of the point (second, first).
+    """Emit atan2(first, second), and return its name: the angle of the point (x=second, y=first).
 
-    It is the arctangent of the quotient, plus or minus pi where `second` is negative.
+    The angle is atan(first / second), plus or minus pi if `second` is negative.
     """
     endless = t.op("And", t.op("IsInf", first), t.op("IsInf", second))
     first = t.op("Where", endless, t.op("Sign", first), first)
@@ -110,7 +114,10 @@ def _fmod(t: Translator, node: fx.Node, left: Given, right: Given) -> str:
 
 
 def _number_if_any(kind: str) -> Rule:
-    """The larger, or smaller, of two operands; if one is NaN, the other."""
+    """Return a rule for `fmax` or `fmin`; `kind` is `Max` or `Min`.
+
+    If one operand is NaN, the result is the other operand.
+    """
 
     def rule(t: Translator, node: fx.Node, left: Given, right: Given) -> str:
         dtype = t.dtype(node)
@@ -124,7 +131,7 @@ def _number_if_any(kind: str) -> Rule:
 
 
 def _rounded(t: Translator, node: fx.Node, x: fx.Node, decimals: int = 0) -> str:
-    """Round to `decimals` decimal places; negative numbers round to tens, hundreds and so on."""
+    """Translate rounding to `decimals` decimal places; -1 rounds to tens, -2 to hundreds."""
     dtype, value = t.dtype(node), t.value(x)
     if not dtype.is_floating_point:
         raise NotTranslatedError("of integers")

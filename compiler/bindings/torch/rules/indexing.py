@@ -40,7 +40,10 @@ def _gather(t: Translator, node: fx.Node, x: fx.Node, dim: int, index: fx.Node, 
 
 
 def _index(t: Translator, node: fx.Node, x: fx.Node, indices: Sequence[fx.Node | None]) -> str:
-    """`x[:, rows, columns]`, with NumPy's semantics."""
+    """Translate indexing by tensors, `x[:, rows, columns]`, with NumPy's semantics.
+
+    `indices` has one item per leading dimension; None stands for `:`.
+    """
     where = [dim for dim, index in enumerate(indices) if index is not None]
     given = [index for index in indices if index is not None]
     if any(t.dtype(index) in (torch.bool, torch.uint8) for index in given):
@@ -74,7 +77,11 @@ def _index(t: Translator, node: fx.Node, x: fx.Node, indices: Sequence[fx.Node |
 
 
 def _place(where: Sequence[int]) -> int:
-    """The dimension of the result at which the positions begin."""
+    """Return the position of the broadcast index dimensions in the shape of an indexing result.
+
+    `where` lists the indexed dimensions. If they are adjacent, the index dimensions replace them;
+    otherwise they come first.
+    """
     together = list(where) == list(range(where[0], where[0] + len(where)))
     return where[0] if together else 0
 
@@ -89,7 +96,10 @@ def _slice_scatter(
     end: Any = None,
     step: int = 1,
 ) -> str:
-    """Replace a slice of a dimension; its length is the size of the source."""
+    """Translate the replacement of elements `start:end:step` of a dimension by `source`.
+
+    The number of replaced elements is the extent of `source`, so `end` is not read.
+    """
     axis = dim + len(t.shape(x)) if dim < 0 else dim
     size, length = t.shape(x)[axis], t.shape(source)[axis]
     first = expression(start or 0)
@@ -120,7 +130,10 @@ def _slice_scatter(
 def _replaced(
     t: Translator, x: str, part: str, axis: int, first: Size, last: Size, size: Size
 ) -> str:
-    """Replace the part from `first` to `last` along an axis that has extent `size`."""
+    """Emit `x` with the elements `first` to `last` (exclusive) of an axis replaced by `part`.
+
+    `size` is the extent of the axis.
+    """
     parts = [part]
     if first != 0:
         parts.insert(0, sliced(t, x, axis, 0, first))
@@ -169,7 +182,10 @@ def _scatter(
     reduce: str | None = None,
     include_self: bool = True,
 ) -> str:
-    """Write elements at positions along a dimension, or combine them with the existing elements."""
+    """Translate a scatter: write elements of `source` at the positions `index` along a dimension.
+
+    With a reduction (`how` or `reduce`), the elements are combined with the existing ones.
+    """
     reduction = _REDUCTIONS.get(how or reduce)
     if t.dtype(node) is torch.bool:
         reduction = _OF_TRUTHS.get(reduction or "", reduction)
@@ -217,7 +233,11 @@ def _index_put(
     values: fx.Node,
     accumulate: bool = False,
 ) -> str:
-    """`x[:, rows, columns] = values`, where values are broadcast."""
+    """Translate the assignment `x[:, rows, columns] = values`, which broadcasts the values.
+
+    `indices` has one item per leading dimension; None stands for `:`. With `accumulate`, the values
+    are added to the existing elements.
+    """
     where = [dim for dim, index in enumerate(indices) if index is not None]
     given = [index for index in indices if index is not None]
     if any(t.dtype(index) in (torch.bool, torch.uint8) for index in given):

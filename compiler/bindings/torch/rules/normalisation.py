@@ -48,8 +48,11 @@ def _own_statistics(
     momentum: float,
     epsilon: float,
 ) -> tuple[str, ...]:
-    """Normalise by the batch's own statistics, as in InstanceNorm and training. Returns the result,
-    the means, and the factors (1 / standard deviation)."""
+    """Translate batch normalisation with the statistics of the batch itself, as in training.
+
+    InstanceNorm also uses it. Return the names of the result, the mean, and 1 / standard deviation
+    of each channel.
+    """
     if not training:
         raise NotTranslatedError("without running statistics")
     return _by_batch(t, x, weight, bias, epsilon)[:3]
@@ -67,7 +70,11 @@ def _statistics_kept(
     momentum: float,
     epsilon: float,
 ) -> tuple[str, ...]:
-    """Like `_own_statistics`, with the updated running statistics as further results."""
+    """Translate batch normalisation in training, which also updates the running statistics.
+
+    Return the names of the three results of `_own_statistics`, the new running mean and the new
+    running variance.
+    """
     if not training:
         known = _batch_norm(t, node, x, weight, bias, mean, variance, momentum, epsilon)
         return *known, t.value(mean), t.value(variance)
@@ -89,8 +96,11 @@ def _statistics_kept(
 def _by_batch(
     t: Translator, x: fx.Node, weight: fx.Node | None, bias: fx.Node | None, epsilon: float
 ) -> tuple[str, str, str, str]:
-    """Returns the result, and per channel the mean, 1 / sqrt(variance + epsilon), and the
-    variance."""
+    """Emit normalisation by the mean and variance of each channel over a batch.
+
+    Return the names of the result, and per channel the mean, 1 / sqrt(variance + epsilon), and the
+    variance.
+    """
     dtype, value, rank = t.dtype(x), t.value(x), len(t.shape(x))
     axes = t.constant([axis for axis in range(rank) if axis != 1])
     beside = t.constant(list(range(1, rank - 1)))

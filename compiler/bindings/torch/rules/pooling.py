@@ -35,7 +35,10 @@ def _pooled(
     ceil_mode: bool,
     **attributes: Any,
 ) -> str:
-    """Windows over the last `rank` dimensions of a batch, or of one image."""
+    """Emit the ONNX pooling operator `kind` over the last `rank` dimensions of `x`.
+
+    A single image (without a batch dimension) gets a batch dimension of 1 for the operator.
+    """
     alone, first = len(t.shape(x)) == rank + 1, t.constant([0])
     value = t.op("Unsqueeze", t.value(x), first) if alone else t.value(x)
     found = t.op(
@@ -95,7 +98,11 @@ def _avg_pool(rank: int) -> Rule:
 
 
 def _adaptive(kind: str) -> Callable[..., str]:
-    """Averages or maxima over a given number of windows."""
+    """Return a rule for adaptive pooling, which divides each dimension into a given number of
+    windows.
+
+    `kind` is `Mean` or `Max`.
+    """
 
     def rule(t: Translator, node: fx.Node, x: fx.Node, size: Sequence[Any]) -> str:
         rank, shape, value = len(size), t.shape(x), t.value(x)
@@ -119,7 +126,10 @@ def _adaptive(kind: str) -> Callable[..., str]:
 
 
 def _parts(t: Translator, kind: str, value: str, axis: int, extent: int, count: int) -> str:
-    """Windows along one axis, which overlap if `count` does not divide its extent."""
+    """Emit adaptive pooling along one axis, with one reduction per window.
+
+    The `count` windows overlap if `count` does not divide the axis's extent.
+    """
     if count > MOST_WINDOWS:
         raise NotTranslatedError(f"{extent} elements in {count} unequal windows")
     bounds = [(k * extent // count, -(-(k + 1) * extent // count)) for k in range(count)]
@@ -132,7 +142,10 @@ def _parts(t: Translator, kind: str, value: str, axis: int, extent: int, count: 
 
 
 def _resized(mode: str, coordinates: str, **attributes: Any) -> Rule:
-    """Resize images of any rank to the result's size."""
+    """Return a rule that resizes images with any number of dimensions to the result's shape.
+
+    `mode` and `coordinates` are attributes of ONNX's `Resize`.
+    """
 
     def rule(t: Translator, node: fx.Node, x: fx.Node, *_: Any, **__: Any) -> str:
         sizes = t.numbers(t.shape(node))

@@ -16,11 +16,13 @@ aten = torch.ops.aten
 
 
 def _unjoined(t: Translator, node: fx.Node, x: fx.Node) -> fx.Node | None:
-    """The operand of a view that joins the leading dimensions, if all users of the product split
-    these dimensions again.
+    """Return the operand of x if x is a view that the matrix product `node` does not need, else
+    None.
 
-    PyTorch represents a layer over (batch, tokens, features) as views around a product of matrices.
-    Without the views, no rule needs to know that rows are batch times tokens.
+    PyTorch represents a linear layer over (batch, tokens, features) as a view with joined leading
+    dimensions, a product of matrices, and a view that splits the dimensions again. If all users of
+    the product are such views, the product can use the unjoined operand. The compiler then sees
+    batch and tokens as separate dimensions.
     """
     if x.target not in (aten.view.default, aten._unsafe_view.default):
         return None
@@ -37,7 +39,8 @@ def _unjoined(t: Translator, node: fx.Node, x: fx.Node) -> fx.Node | None:
 
 
 def _product(t: Translator, node: fx.Node, left: fx.Node, right: fx.Node) -> str:
-    """The product; its left operand is used without a preceding view if that is equivalent."""
+    """Emit a matrix product, without the view that joins dimensions of `left` if possible
+    (`_unjoined`)."""
     before = _unjoined(t, node, left)
     if before is not None:
         t.lifted.add(node)
@@ -80,7 +83,7 @@ def _baddbmm(
 def _sum(
     t: Translator, node: fx.Node, product: str, alpha: float, added: fx.Node, beta: float
 ) -> str:
-    """alpha * product + beta * added."""
+    """Emit alpha * product + beta * added; `added` is ignored if beta is 0."""
     scaled = _scaled(t, product, alpha, node)
     if beta == 0:  # the added value is then ignored, even if it is NaN
         return scaled
@@ -96,7 +99,7 @@ def _addbmm(
     beta: float = 1,
     alpha: float = 1,
 ) -> str:
-    """The sum of the products of all pairs."""
+    """Translate alpha * (sum of left[i] @ right[i] over i) + beta * added."""
     products = t.op("MatMul", t.value(left), t.value(right))
     product = t.op("ReduceSum", products, t.constant([0]), keepdims=0)
     return _sum(t, node, product, alpha, added, beta)
@@ -105,7 +108,11 @@ def _addbmm(
 def _distances(
     t: Translator, node: fx.Node, left: fx.Node, right: fx.Node, p: float, *_: Any
 ) -> str:
-    """Distances of each row of `left` to each row of `right`."""
+    """Translate the distances of order `p` between each row of `left` and each row of `right`.
+
+    Raises:
+        NotTranslatedError: if `p` is not 1, 2 or infinity.
+    """
     kinds = {1.0: "ReduceL1", 2.0: "ReduceL2", math.inf: "ReduceMax"}
     if p not in kinds:
         raise NotTranslatedError(f"of order {p}")
@@ -176,7 +183,11 @@ def _attention(
     attn_mask: fx.Node | None = None,
     scale: float | None = None,
 ) -> tuple[str, ...]:
-    """Queries, keys, values: (batch, heads, tokens, width). The second result is not supported."""
+    """Translate attention over operands of shape (batch, heads, tokens, width).
+
+    Raises:
+        NotTranslatedError: if there is dropout, or the width is dynamic.
+    """
     if dropout_p:
         raise NotTranslatedError("with dropout")
     dtype, width = t.dtype(node), t.shape(query)[-1]

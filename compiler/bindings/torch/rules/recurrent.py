@@ -1,4 +1,7 @@
-"""Recurrent layers: LSTM, translated as a whole; PyTorch decomposes the other layers into steps."""
+"""Translation rule of recurrent layers: an LSTM becomes ONNX's LSTM.
+
+PyTorch decomposes other recurrent layers into elementary operators.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +40,10 @@ def _layer(
     batch_first: bool,
     train: bool,
 ) -> tuple[str, ...]:
-    """One layer in one direction. x: (time, batch, width); states: (1, batch, hidden_size)."""
+    """Translate one layer of an LSTM in one direction.
+
+    Shapes: x is (time, batch, width); `state` and `cell` are (1, batch, hidden_size).
+    """
     if mode != LSTM or batch_sizes or layers != 1 or bidirectional or batch_first or train:
         raise NotTranslatedError("other than an LSTM over sequences of one length")
     first = t.constant([0])
@@ -62,8 +68,10 @@ def _layer(
 
 
 def _turned(t: Translator, given: fx.Node) -> str:
-    """Reorder gates: PyTorch has input, forget, cell, output; ONNX has input, output, forget,
-    cell."""
+    """Emit LSTM weights with the gates in ONNX's order: input, output, forget, cell.
+
+    PyTorch's order is input, forget, cell, output.
+    """
     size = t.shape(given)[0]
     if not isinstance(size, int):
         raise NotTranslatedError("with a dynamic width")

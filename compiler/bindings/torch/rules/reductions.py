@@ -17,7 +17,7 @@ aten = torch.ops.aten
 
 
 def _axes(dims: Any, rank: int) -> list[int]:
-    """The reduced axes; all axes by default."""
+    """Return the reduced axes as non-negative numbers; None or an empty list selects all axes."""
     given = [dims] if isinstance(dims, int) else list(dims or range(rank))
     return [dim + rank if dim < 0 else dim for dim in given]
 
@@ -40,7 +40,10 @@ def _reduced(kind: str) -> Rule:
 
 
 def _logical(kind: str) -> Rule:
-    """On numbers: whether the maximum (any), or the minimum (all), is not zero."""
+    """Return a rule for `any` and `all` over axes; `kind` is `ReduceMax` or `ReduceMin`.
+
+    The rule reduces the truth of each element as an int32 number, and compares the result with 0.
+    """
 
     def rule(
         t: Translator, node: fx.Node, x: fx.Node, dims: Any = None, keepdim: bool = False
@@ -72,7 +75,10 @@ def _position(kind: str) -> Rule:
 
 
 def _with_position(kind: str) -> Rule:
-    """The extremum and its position."""
+    """Return a rule for the maximum or minimum along a dimension, and its position.
+
+    `kind` is `Max` or `Min`.
+    """
 
     def rule(
         t: Translator, node: fx.Node, x: fx.Node, dim: int, keepdim: bool = False
@@ -98,7 +104,8 @@ def _moments(
     correction: float | None = 1,
     keepdim: bool = False,
 ) -> tuple[str, str]:
-    """The variance and the mean."""
+    """Translate the variance and the mean over `dims`; the variance's divisor is count -
+    correction."""
     shape, dtype = t.shape(x), t.dtype(x)
     axes = _axes(dims, len(shape))
     count = 1
@@ -192,7 +199,7 @@ def _stable_sort(
     dim: int = -1,
     descending: bool = False,
 ) -> Any:
-    """TopK returns equal elements in their original order."""
+    """Translate a stable sort as a plain sort, because TopK keeps equal elements in order."""
     return _sort(t, node, x, dim, descending)
 
 

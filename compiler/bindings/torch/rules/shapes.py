@@ -25,7 +25,7 @@ def _axis(dim: int, rank: int) -> int:
 
 
 def _viewed(t: Translator, node: fx.Node, x: fx.Node, *_: Any, **__: Any) -> str:
-    """Any operator that keeps the elements in order: the shape of the result determines it."""
+    """Translate an operator that only changes the shape, such as `view`, to a reshape."""
     value = t.value(x)
     if x in t.lifted:
         return value
