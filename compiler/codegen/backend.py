@@ -1,4 +1,4 @@
-"""The protocol of a back end: the compiler's interface to code generation for a kind of processor.
+"""The `Backend` protocol: the compiler's interface to code generation for a kind of processor.
 
 A back end is a subfolder with a module `backend` that defines `BACKEND`. The target selects the
 folder (`Target.backend`).
@@ -25,8 +25,8 @@ class StageCode:
 
     Attributes:
         symbol: name of the function.
-        extent: number of tiles of the stage's parallel loop; 1 without such a loop. It is a dynamic
-            size if the loop's extent is.
+        extent: number of tiles of the stage's parallel loop; 1 without such a loop. It may be a
+            dynamic size.
     """
 
     symbol: str
@@ -56,48 +56,60 @@ class KernelCode:
 
 
 class Library(Protocol):
-    """Code loaded into this process; keep the object as long as the code may run."""
+    """Machine code that is loaded into this process.
+
+    Its functions may run only as long as this object exists.
+    """
 
     def address(self, symbol: str) -> int:
-        """The address of a function; raises CompilerError if the code does not define it."""
+        """Return the address of a function.
+
+        Raises:
+            CompilerError: if the code does not define it.
+        """
 
     def close(self) -> None:
         """Free the code. None of its functions may be called afterwards."""
 
 
 class Backend(Protocol):
-    """A generator of code from loop nests, for one kind of processor. It has no state."""
+    """A code generator for one kind of processor: lowers loop nests and compiles the result.
+
+    It has no state.
+    """
 
     def lower(self, nest: LoopNest, target: Target) -> KernelCode:
         """Return the code of a loop nest as text, before it is compiled.
 
         Raises:
-            ScheduleError: if tiles do not align with layouts, or bounds cannot be proved.
-            CompilerError: if the target cannot compute in a type of the nest.
+            ScheduleError: if the schedule's tiles do not align with the layouts, or accesses cannot
+                be proved to be in bounds.
+            CompilerError: if the target cannot compute in an element type of the nest.
         """
 
     def compile(self, text: str, target: Target, timings: Timings | None = None) -> bytes:
         """Compile the text of a `KernelCode` and return its object code.
 
-        `timings` counts the time of each phase. A crash of the code generator raises an error, and
-        does not end this process.
+        `timings` records the time of each phase. If the code generator crashes, this process
+        continues and an error is raised.
 
         Raises:
-            CompilerError: if the text does not compile.
+            CompilerError: if the text does not compile, or the code generator crashes.
         """
 
     def assembly(self, text: str, target: Target) -> str:
-        """The compiled code as assembly text, with comments that mark its loops."""
+        """Compile the text of a `KernelCode` to assembly text, with comments that mark its
+        loops."""
 
     def link(self, objects: Sequence[bytes], output: str | Path) -> None:
-        """Link objects into one library at `output`, for an artifact.
+        """Link object code into one library file at `output`, for an artifact.
 
         Raises:
-            CompilerError: if they do not link.
+            CompilerError: if linking fails.
         """
 
     def load(self, objects: Sequence[bytes]) -> Library:
-        """Load objects into this process.
+        """Load object code into this process, and return it as a library.
 
         Raises:
             CompilerError: if the objects are not for this machine.
@@ -107,10 +119,10 @@ class Backend(Protocol):
 def backend_of(target: Target) -> Backend:
     """Return the back end that generates a target's code.
 
-    It is imported on the first call, because LLVM is an optional dependency.
+    The back end's module is imported on the first call, because LLVM is an optional dependency.
 
     Raises:
-        CompilerError: if a package that it needs is not installed.
+        CompilerError: if a package that the back end needs is not installed.
     """
     name = f"tilewright.compiler.codegen.{target.backend}.backend"
     try:

@@ -5,8 +5,8 @@
        PyTorch:  z = unknown(y)
        compiled: softmax(z + y)
 
-Pieces of the two kinds alternate. Each node is in the first piece that its arguments allow, so that
-the number of pieces is minimal.
+Compiled parts and parts for PyTorch alternate. Each node is placed in the earliest part that can
+run it after its arguments, so the number of parts is minimal.
 """
 
 from __future__ import annotations
@@ -24,11 +24,12 @@ from tilewright.compiler.bindings.torch.views import is_tensor_valued
 
 @dataclass(frozen=True, slots=True)
 class Subgraph:
-    """A piece of a graph as a separate module, which is compiled or run by PyTorch.
+    """A part of a graph as a separate module, which is compiled or run by PyTorch.
 
     Attributes:
-        module: takes the values of `inputs` as arguments, and returns those of `outputs` as a list.
-        is_refused: whether PyTorch runs the piece, because it cannot be compiled.
+        module: the part; it takes the values of `inputs` as arguments, and returns those of
+            `outputs` as a list.
+        is_refused: whether PyTorch runs the part, because it cannot be compiled.
         inputs, outputs: nodes of the whole graph.
     """
 
@@ -44,15 +45,16 @@ def split_graph(
     refused: Collection[fx.Node],
     weights: Collection[fx.Node],
 ) -> list[Subgraph]:
-    """Divide a graph into pieces, and return them in the order in which they run.
+    """Divide a graph into parts, and return them in the order in which they run.
 
     Args:
         root: the module with the tensors of `get_attr` nodes.
         graph: a graph without in-place operators, whose result is a list. `meta["val"]` of each
             node is its fake tensor.
-        refused: the nodes that PyTorch runs.
-        weights: the arguments that are weights. Each piece that needs a value that depends only on
-            weights computes it; in a compiled piece, it is a constant.
+        refused: the nodes that PyTorch runs, because they cannot be compiled.
+        weights: the arguments that are weights. Values that depend only on weights are not passed
+            from part to part: each part that needs one computes it, and in a compiled part it is a
+            constant.
     """
     (output,) = graph.find_nodes(op="output")
     results = {node for node in output.args[0] if isinstance(node, fx.Node)}
@@ -75,8 +77,10 @@ def split_graph(
 def _repeated(
     graph: fx.Graph, refused: Collection[fx.Node], weights: Collection[fx.Node]
 ) -> frozenset[fx.Node]:
-    """The nodes that each piece computes again: attributes, sizes, and values that depend only on
-    weights and sizes. In a compiled piece they are constants."""
+    """Return the nodes that each part computes for itself, in place of receiving their values.
+
+    These are attributes, sizes, and values that depend only on weights and sizes.
+    """
     fixed, found = set(weights), set()
     for node in graph.nodes:
         is_size = not is_tensor_valued(node)
@@ -103,9 +107,10 @@ class _Cutter:
     repeated: frozenset[fx.Node]
 
     def order(self, results: Collection[fx.Node]) -> dict[fx.Node, int]:
-        """Map each node that computes a value to the number of its piece.
+        """Map each node that computes a value to the number of the part that runs it.
 
-        Compiled pieces have even numbers.
+        Compiled parts have even numbers, parts for PyTorch odd ones. `results` are the nodes that
+        the graph returns.
         """
         found: dict[fx.Node, int] = {}
         latest_draw = 0
@@ -124,7 +129,11 @@ class _Cutter:
         return found
 
     def sources(self, node: fx.Node) -> Iterator[fx.Node]:
-        """The arguments of a node; a repeated argument is replaced by its own sources."""
+        """Yield the nodes whose values `node` needs from other nodes of its part or from earlier
+        parts.
+
+        An argument that each part computes for itself (`repeated`) is replaced by its own sources.
+        """
         for each in node.all_input_nodes:
             if each in self.repeated:
                 yield from self.sources(each)
@@ -132,7 +141,7 @@ class _Cutter:
                 yield each
 
     def users(self, node: fx.Node) -> Iterator[fx.Node]:
-        """The nodes that have a node among their sources."""
+        """Yield the nodes that need the value of `node`, directly or through `repeated` nodes."""
         for each in node.users:
             yield each
             if each in self.repeated:
@@ -162,8 +171,10 @@ class _Cutter:
         return Subgraph(fx.GraphModule(self.root, part), is_refused, inputs, tuple(outputs))
 
     def _holders(self) -> dict[Any, fx.Node]:
-        """Maps each symbolic size to the argument of the graph that equals it or has it as a
-        dimension."""
+        """Map each symbolic size to an argument of the graph from which it can be read.
+
+        The argument is the size itself, or a tensor with a dimension of that size.
+        """
         found: dict[Any, fx.Node] = {}
         for node in self.graph.find_nodes(op="placeholder"):
             for size in _sizes(node):
@@ -175,12 +186,13 @@ class _Cutter:
 
 
 def _draws(node: fx.Node) -> bool:
-    """Whether a node generates random numbers."""
+    """Return whether a node generates random numbers."""
     return torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
 
 
 def _sizes(node: fx.Node) -> Iterator[Any]:
-    """The symbolic sizes of a node's value."""
+    """Yield the symbolic sizes in a node's value: the value itself, or dimensions of its
+    tensors."""
     value = node.meta.get("val")
     for each in value if isinstance(value, tuple | list) else (value,):
         if isinstance(each, torch.SymInt):

@@ -21,11 +21,11 @@ LARGEST_DIVISOR = 1 << 20
 
 
 class NotTranslatedError(CompilerError):
-    """A node of a graph cannot be translated to ONNX.
+    """The error for a node of a graph that cannot be translated to ONNX.
 
     Attributes:
-        refused: all nodes of the graph that cannot be translated, with the reasons; empty if
-            unknown.
+        refused: the reason for each node of the graph that cannot be translated; empty if the nodes
+            are not known.
     """
 
     def __init__(self, reason: str, refused: Mapping[fx.Node, str] | None = None) -> None:
@@ -65,7 +65,8 @@ def quotient(size: sympy.Expr) -> tuple[sympy.Expr, sympy.Integer]:
 
 
 def _exact(size: sympy.Expr) -> sympy.Expr:
-    """The same expression in rational numbers."""
+    """Return an expression over sizes with its floats and float divisions as exact rational
+    numbers."""
     if isinstance(size, sympy.Float):
         return sympy.Rational(*float(size).as_integer_ratio())
     if isinstance(size, torch_sympy.ToFloat):
@@ -96,7 +97,7 @@ def memory_order(value: torch.Tensor) -> tuple[int, ...] | None:
 
 
 def _hint(size: Any) -> int:
-    """The number that a size was traced with; 1 if there is none."""
+    """Return the value that a size had in PyTorch's trace; 1 if the trace has none."""
     if isinstance(size, torch.SymInt):
         hint = size.node.hint
         return 1 if hint is None else int(hint)

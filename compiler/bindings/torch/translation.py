@@ -50,7 +50,8 @@ or a tuple of names."""
 
 
 class ComplexPair(NamedTuple):
-    """The names of the two ONNX values that hold real and imaginary part of a complex tensor."""
+    """The names of the two ONNX values that hold the real and imaginary parts of a complex
+    tensor."""
 
     real: str
     imaginary: str
@@ -64,8 +65,9 @@ class Translated:
         model: the ONNX model; its weights share the tensors' memory.
         inputs: for each input of the model, the position of the graph's argument.
         outputs: the specification of each result of the graph.
-        ranges: by name, the ranges of the dynamic dimensions that PyTorch bounds from above.
-        positions: by position of an index argument, the bounds of its elements.
+        ranges: the ranges of those dynamic dimensions that PyTorch bounds from above, by name.
+        positions: the bounds that the elements of index arguments must have, by the argument's
+            position.
     """
 
     model: ReadModel
@@ -82,7 +84,8 @@ def operator_name(target: Any) -> str:
 
 @cache
 def rules() -> Mapping[Any, Rule]:
-    """Return the rule of each operator, from all files in `compiler/bindings/torch/rules`."""
+    """Return the translation rule of each ATen operator, from all files in
+    `bindings/torch/rules`."""
     package = import_module("tilewright.compiler.bindings.torch.rules")
     found: dict[Any, Rule] = {}
     for each in iter_modules(package.__path__):
@@ -92,9 +95,9 @@ def rules() -> Mapping[Any, Rule]:
 
 @cache
 def complex_rules() -> Mapping[Any, Rule]:
-    """Return the rules for nodes with a complex argument or result, by operator.
+    """Return the translation rules for nodes with a complex argument or result, by operator.
 
-    They represent complex values as `ComplexPair`s.
+    The rules represent complex values as `ComplexPair`s.
     """
     found: Mapping[Any, Rule] = import_module(
         "tilewright.compiler.bindings.torch.rules.complex"
@@ -136,7 +139,7 @@ def translate(
 class Translator:
     """The state of a graph's translation, through which rules emit ONNX nodes and query values.
 
-    The attributes `constants`, `attributes` and `is_exported` are those of `translate`.
+    `constants`, `attributes` and `is_exported` are the arguments of `translate`.
     """
 
     constants: Mapping[int, torch.Tensor]
@@ -204,13 +207,13 @@ class Translator:
     # methods that emit nodes
 
     def op(self, kind: str, *inputs: str | None, **attributes: Any) -> str:
-        """Add a node with one output, and return the output's name."""
+        """Add an ONNX node of operator `kind` with one output, and return the output's name."""
         return self.several(kind, *inputs, count=1, **attributes)[0]
 
     def several(
         self, kind: str, *inputs: str | None, count: int, **attributes: Any
     ) -> tuple[str, ...]:
-        """Add a node with `count` outputs, and return their names."""
+        """Add an ONNX node of operator `kind` with `count` outputs, and return their names."""
         results = tuple(f"v{len(self.nodes)}_{k}" for k in range(count))
         given = {name: value for name, value in attributes.items() if value is not None}
         operands = [name or "" for name in inputs]
@@ -235,7 +238,13 @@ class Translator:
         return self._known[key]
 
     def tensor(self, tensor: torch.Tensor) -> str:
-        """Add a tensor as a constant that shares its memory; a non-contiguous tensor is copied."""
+        """Add a tensor as a constant of the ONNX model, and return its name.
+
+        The constant shares the tensor's memory; a non-contiguous tensor is copied.
+
+        Raises:
+            NotTranslatedError: if ONNX lacks the tensor's type.
+        """
         kind = ELEMENT_TYPES.get(tensor.dtype)
         if kind is None:
             raise NotTranslatedError(f"a constant of {tensor.dtype}")
@@ -249,9 +258,10 @@ class Translator:
 
     @contextmanager
     def taking(self, part: int) -> Iterator[None]:
-        """Return a context in which `value` returns the real (0) or imaginary (1) part of values.
+        """Context manager in which `value` returns one part of complex values.
 
-        The imaginary part of real values is 0.
+        `part` is 0 for the real or 1 for the imaginary part; the imaginary part of a real value is
+        0.
         """
         self._taken = part
         try:
@@ -260,12 +270,14 @@ class Translator:
             self._taken = None
 
     def pair_of(self, name: str) -> ComplexPair:
-        """Split a real value whose last dimension is (real part, imaginary part)."""
+        """Split a real value, whose last dimension is (real part, imaginary part), into the two
+        parts."""
         parts = [self.op("Gather", name, self.constant(part), axis=-1) for part in (0, 1)]
         return ComplexPair(*parts)
 
     def joined(self, pair: ComplexPair) -> str:
-        """Emit a real value with a new last dimension (real part, imaginary part)."""
+        """Emit a complex value as a real one with a new last dimension (real part, imaginary
+        part)."""
         last = self.constant([-1])
         return self.op("Concat", *(self.op("Unsqueeze", each, last) for each in pair), axis=-1)
 
@@ -300,24 +312,27 @@ class Translator:
 
     @staticmethod
     def dtype(node: fx.Node) -> Any:
-        """Return PyTorch's type of a node's first value; for complex values, of the real part."""
+        """Return the PyTorch type of a node's value; for a list of tensors, that of the first.
+
+        For complex values, it is the type of the real part.
+        """
         value = node.meta["val"]
         return part_type((value[0] if isinstance(value, tuple | list) else value).dtype)
 
     @staticmethod
     def shape(node: fx.Node) -> tuple[Size, ...]:
-        """Return the shape of a node's first value."""
+        """Return the shape of a node's value; for a list of tensors, that of the first."""
         value = node.meta["val"]
         value = value[0] if isinstance(value, tuple | list) else value
         return tuple(expression(size) for size in value.shape)
 
     def number(self, size: Any) -> str:
-        """Emit a size as an int64 of rank 0."""
+        """Emit a size as an int64 of rank 0, and return its name."""
         known = expression(size)
         return self.constant(known) if isinstance(known, int) else self._computed(known)
 
     def numbers(self, sizes: Sequence[Any]) -> str:
-        """Emit sizes as an int64 vector."""
+        """Emit sizes as an int64 vector, and return its name."""
         known = [expression(size) for size in sizes]
         if all(isinstance(each, int) for each in known):
             return self.constant(np.array(known, np.int64))
@@ -331,10 +346,12 @@ class Translator:
         return found
 
     def reshaped(self, name: str, old: Sequence[Size], new: Sequence[Size]) -> str:
-        """Emit `name`, of shape `old`, reshaped to `new`.
+        """Emit a reshape of the value `name` from shape `old` to shape `new`, and return the
+        result's name.
 
-        A dynamic size is written as 0 if it is unchanged, and as -1 if it is the only other one, so
-        that it need not be computed.
+        The target shape is a constant if possible, by means of ONNX's special values: 0 for an
+        unchanged dynamic size, and -1 for one other dynamic size. Otherwise, it is computed at run
+        time.
         """
         if tuple(old) == tuple(new):
             return name
@@ -354,10 +371,14 @@ class Translator:
         return found
 
     def looked_up(self, index: fx.Node, size: Size, *, from_end: bool = False) -> None:
-        """Declare that the elements of `index` are indices below `size`, checked before each call.
+        """Declare that the elements of `index` must be indices of a dimension of extent `size`.
 
-        A call with an index out of bounds runs in PyTorch, which raises an error. With `from_end`,
-        indices may be negative. Indices that are not an argument are not checked.
+        If `index` comes from an argument of the graph, its elements are checked before each call. A
+        call with an index out of bounds runs in PyTorch, which raises an error. Other indices are
+        not checked. With `from_end`, indices may be negative.
+
+        Raises:
+            NotTranslatedError: if a constant index is out of bounds.
         """
         place = self._places.get(source_of(index))
         if place is None or not isinstance(size, int):
@@ -373,8 +394,11 @@ class Translator:
     def _inputs(
         self, placeholders: Sequence[fx.Node], names: Mapping[int, str]
     ) -> tuple[list[Any], tuple[int, ...], dict[str, Any]]:
-        """The model's inputs, the arguments they come from, and the dynamic dimensions with their
-        symbols."""
+        """Convert the graph's arguments to inputs of the model; weights become constants.
+
+        Return the inputs, the position of each input's argument, and the name of each dynamic
+        dimension by its symbolic size.
+        """
         infos: list[Any] = []
         taken: list[int] = []
         dynamic_dims: dict[Any, str] = {}
@@ -422,8 +446,10 @@ class Translator:
         return infos, tuple(taken), {name: size for size, name in dynamic_dims.items()}
 
     def _constant(self, node: fx.Node, given: Any) -> None:
-        """Assign a tensor's memory to a node; operators that read an unsupported one are
-        rejected."""
+        """Make a tensor the constant value of a node.
+
+        If ONNX lacks the tensor's type, the node is recorded as not translatable.
+        """
         if isinstance(given, torch.Tensor) and given.is_complex():
             real, imaginary = torch.view_as_real(given.detach().resolve_conj()).unbind(-1)
             self._values[node] = ComplexPair(self.tensor(real), self.tensor(imaginary))
@@ -456,11 +482,11 @@ class Translator:
             return self._refuse(node, f"{name}: {said}")
 
     def _is_complex(self, node: fx.Node) -> bool:
-        """Whether an argument or the result is complex.
+        """Return whether an argument or result of a node is complex.
 
         Raises:
-            NotTranslatedError: if ONNX lacks one of their types, or the operator has no rule for
-                complex numbers.
+            NotTranslatedError: if ONNX lacks the type of an argument or result, or if a complex one
+                occurs and the operator has no rule for complex numbers.
         """
         for each in node.all_input_nodes:
             if each.op != "call_function" and each in self._refused:
@@ -479,13 +505,16 @@ class Translator:
         return found
 
     def _refuse(self, node: fx.Node, why: str) -> Any:
-        """Record that a node has no rule, and continue with placeholder names for its values."""
+        """Record that a node cannot be translated, and return placeholder names for its values.
+
+        The translation then continues, so that one error can report all such nodes.
+        """
         self._refused[node] = why
         value = node.meta["val"]
         return (node.name,) * len(value) if isinstance(value, tuple | list) else node.name
 
     def _part(self, node: fx.Node, whole: Any, index: Any) -> str:
-        """One result of an operator with several."""
+        """Return the name of result `index` of the node `whole`, for the `getitem` node `node`."""
         found = self._values[whole]
         if isinstance(found, str):
             found = (found,)
@@ -532,7 +561,13 @@ class Translator:
         return tuple(specs), infos
 
     def _computed(self, size: sympy.Expr) -> str:
-        """The value of an expression over symbols, int64 of rank 0."""
+        """Emit the computation of a symbolic size, and return the name of its value, an int64 of
+        rank 0.
+
+        Raises:
+            NotTranslatedError: if the size depends on data, or its expression has an unknown
+                function.
+        """
         if size in self._sizes:
             return self._sizes[size]
         if isinstance(size, sympy.Integer):
@@ -568,7 +603,10 @@ class Translator:
         return found
 
     def _floor(self, size: sympy.Expr, by: sympy.Expr) -> str:
-        """A quotient rounded down, as in `-(-n // 2)`; ONNX rounds towards zero."""
+        """Emit the quotient `size / by` rounded down, as in `-(-n // 2)`.
+
+        ONNX's integer division rounds towards zero, so negative values need a correction.
+        """
         first, second = self._computed(size), self._computed(by)
         if any(bound_sympy(each, dict(self._ranges)).lower < 0 for each in (size, by)):
             first = self.op("Sub", first, self.op("Mod", first, second))
@@ -591,7 +629,7 @@ _EXPRESSIONS: Mapping[Any, Callable[[Translator, str, str], str]] = {
 
 
 def used_as_tables(node: fx.Node) -> bool:
-    """Whether a weight is only used as a table of embeddings, which a program reads in place."""
+    """Return whether all uses of a weight are lookups of embeddings in it."""
     return bool(node.users) and all(
         user.target is torch.ops.aten.embedding.default and user.args[0] is node
         for user in node.users

@@ -1,11 +1,12 @@
 """Separation of results that need no computation: sizes, and views of other tensors.
 
     add = x + y; parts = split(add); return parts[0], parts[1], x.t()
-    -> computing: add = x + y; return add
-       making:    parts = split(add); return parts[0], parts[1], x.t()
+    -> compiled graph: add = x + y; return add
+       PyTorch:        parts = split(add); return parts[0], parts[1], x.t()
 
-PyTorch creates these results. Views therefore share memory as the caller expects, and have the
-strides and the offset by which `aot_autograd` recreates them from the caller's own tensors.
+PyTorch creates these results from the arguments and from the compiled graph's results. Views
+therefore share memory as the caller expects, and have the strides and offsets that `aot_autograd`
+needs in order to recreate them from the caller's own tensors.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from torch import fx
 
 
 def split_views(whole: fx.GraphModule) -> tuple[fx.Graph | None, fx.GraphModule | None]:
-    """Split a graph into one that computes values, and one that creates the results as their views.
+    """Split a graph into one that computes values, and one that creates results as views of these.
 
     Args:
         whole: a graph whose result is a list. `meta["val"]` of each node is its fake tensor.
@@ -54,8 +55,11 @@ def split_views(whole: fx.GraphModule) -> tuple[fx.Graph | None, fx.GraphModule 
 
 
 def _roots(graph: fx.Graph) -> Mapping[fx.Node, fx.Node]:
-    """Map each tensor-valued node to itself, or to the node whose memory it views; without new
-    lists."""
+    """Map each tensor-valued node to the node that owns its memory: itself, or the base of its
+    view.
+
+    A node whose value is a new list of tensors is left out.
+    """
     roots: dict[fx.Node, fx.Node] = {}
     for node in graph.nodes:
         if not is_tensor_valued(node):
@@ -74,7 +78,10 @@ def _roots(graph: fx.Graph) -> Mapping[fx.Node, fx.Node]:
 def _made(
     graph: fx.Graph, roots: Mapping[fx.Node, fx.Node], known: Collection[fx.Node]
 ) -> set[fx.Node]:
-    """These nodes, views of them, and arithmetic on sizes."""
+    """Return `known`, their views, and the nodes that compute sizes from these.
+
+    PyTorch can create all of these values without computing elements.
+    """
     found = set(known)
     for node in graph.nodes:
         if node.op != "call_function" or not all(each in found for each in node.all_input_nodes):
@@ -85,7 +92,7 @@ def _made(
 
 
 def _is_view(node: fx.Node) -> bool:
-    """Whether a node returns memory of its first argument, or an item of a list."""
+    """Return whether a node's result is a view of its first argument, or an item of a list."""
     if node.op != "call_function":
         return False
     if node.target is operator.getitem:
@@ -97,7 +104,7 @@ def _is_view(node: fx.Node) -> bool:
 
 
 def _computing(graph: fx.Graph, computed: Iterable[fx.Node]) -> fx.Graph:
-    """A graph that returns only these nodes."""
+    """Return a copy of a graph that returns the values of the nodes `computed` only."""
     found = fx.Graph()
     copies: dict[fx.Node, fx.Node] = {}
     found.graph_copy(graph, copies)
@@ -107,7 +114,7 @@ def _computing(graph: fx.Graph, computed: Iterable[fx.Node]) -> fx.Graph:
 
 
 def is_tensor_valued(node: fx.Node) -> bool:
-    """Whether a node returns one or several tensors."""
+    """Return whether a node's value is a tensor or a list of tensors."""
     value: Any = node.meta.get("val")
     if isinstance(value, tuple | list):
         return any(isinstance(each, torch.Tensor) for each in value)

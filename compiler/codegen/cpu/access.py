@@ -1,8 +1,10 @@
-"""Address computation: from the logical index of a load to a byte offset, linear in loop variables.
+"""Address computation: from the logical index of a load to a byte offset.
 
-Axes of the index are replaced by the loop variables in scope, the physical layout maps the index to
-its factors, and their strides sum these to a byte offset. Divisions and remainders are resolved
-from ranges, or computed at run time if only run-time variables occur in them.
+The offset is a linear form over loop variables. The steps are: replace the axes in the index by the
+loop variables in scope; split the index into the physical layout's factors; multiply each factor by
+its stride and add the products. Divisions and remainders are simplified by the ranges of their
+operands. The others are computed at run time, which requires that they contain run-time variables
+only.
 """
 
 from __future__ import annotations
@@ -21,7 +23,8 @@ from tilewright.compiler.sizes import Size, always_less, exact_quotient, is_dyna
 
 
 class Kind(Enum):
-    """The kind of a loop variable, which determines when its value is known."""
+    """The kind of a loop variable, such as the counter of a run-time loop or the lane of a
+    vector."""
 
     RUNTIME = auto()
     UNROLLED = auto()
@@ -34,7 +37,7 @@ class Kind(Enum):
 
 
 class Padding(Enum):
-    """How a load treats the halo of its tensor."""
+    """Whether a load may read the halo (the border of zeros) of its tensor."""
 
     READ = auto()
     SKIP = auto()
@@ -45,17 +48,17 @@ class Padding(Enum):
 
 @dataclass(eq=False, slots=True)
 class Variable:
-    """A loop variable over [0, count).
+    """A loop variable with the values 0 to count - 1.
 
     Attributes:
-        kind: when its value is known.
+        kind: what the variable counts, such as the iterations of a run-time loop.
         count: number of its values.
-        value: the SSA value of a RUNTIME variable.
+        value: the SSA value that holds a RUNTIME variable.
         divisor: a LANE variable equals `lane // divisor`.
-        clipped: whether the loop was clipped to the values that are in bounds.
-        lanes: for a LANE variable, the number of lanes of a whole vector; `count` is less if the
-            last vector is ragged.
-        rows: the row numbers of a REPEATED variable, one for each row of the capacity.
+        clipped: whether the loop's range was reduced to the values that are in bounds.
+        lanes: for a LANE variable, its number of values over a full vector. `count` is smaller if
+            the last vector of the axis is only partly used.
+        rows: for a REPEATED variable, the row number at each row of the tile's capacity.
     """
 
     kind: Kind
@@ -72,8 +75,8 @@ class Linear:
     """A linear form over loop variables: `sum(coefficient * variable) + constant`.
 
     Attributes:
-        terms: the coefficient of each variable; it may be a dynamic size.
-        constant: the constant, which may be a dynamic size.
+        terms: the coefficient of each variable; a coefficient may be a dynamic size.
+        constant: the constant term, which may be a dynamic size.
     """
 
     terms: dict[Variable, int] = field(default_factory=dict)
@@ -107,14 +110,14 @@ class Linear:
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """The range of an axis in the current scope: a tile that starts at `start`.
+    """The range of an axis in the current scope: the tile of the innermost loop over the axis.
 
     Attributes:
-        start: the first index.
-        extent: number of indices.
-        rows: for a dynamic extent, the row numbers up to the capacity, with the last row repeated.
-        has_rests: for the range of a loop, whether a tile of dynamic extent may follow the full
-            tiles.
+        start: the first index of the tile.
+        extent: number of indices in the tile.
+        rows: for a tile of dynamic extent, the row number at each row of its capacity. Rows beyond
+            the extent repeat the last row.
+        has_rests: whether the loop's full tiles may be followed by a tile of dynamic extent.
     """
 
     start: Linear
@@ -128,7 +131,8 @@ Environment = Mapping[Axis, Bound]
 
 @dataclass(frozen=True, slots=True)
 class Guard:
-    """A condition `0 <= index < extent` that the range of the index does not prove."""
+    """A condition `0 <= index < extent` that must be checked, because the index's range does not
+    prove it."""
 
     index: Linear
     extent: int
@@ -136,7 +140,8 @@ class Guard:
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Byte offset from the start of a buffer, and the conditions under which it is in bounds."""
+    """The byte offset of an element in a buffer, and the conditions under which the element
+    exists."""
 
     offset: Linear
     guards: tuple[Guard, ...]
@@ -145,7 +150,8 @@ class Address:
 def bind(emitter: Emitter, environment: Environment, index: Affine) -> Linear:
     """Convert an index over axes to a linear form over the loop variables in scope.
 
-    `axis - n * (axis // n)` becomes the remainder, whose range is known to end at n.
+    The pattern `axis - n * (axis // n)` becomes the remainder of axis by n, because the remainder's
+    range (0 to n - 1) is tighter than that of the difference.
     """
     result = Linear({}, index.constant)
     remainders = {
@@ -172,6 +178,8 @@ def bind(emitter: Emitter, environment: Environment, index: Affine) -> Linear:
 
 def divide(emitter: Emitter, form: Linear, divisor: int) -> tuple[Linear, Linear]:
     """Divide a linear form by a constant or a dynamic size; return the quotient and the remainder.
+
+    Run-time variables are divided by emitted instructions.
 
     Raises:
         ScheduleError: if tiles or lanes do not align with the divisor.
@@ -219,9 +227,9 @@ def divide(emitter: Emitter, form: Linear, divisor: int) -> tuple[Linear, Linear
 
 
 def _quotients(numbers: int, divisor: int) -> int:
-    """Return the number of distinct quotients of `numbers` consecutive integers from 0.
+    """Return the number of distinct values of `i // divisor` for i from 0 to numbers - 1.
 
-    It is an upper bound for dynamic sizes that do not divide.
+    For a dynamic divisor that is not known to divide `numbers`, it is an upper bound.
     """
     if is_dynamic(divisor):
         exact = exact_quotient(numbers, divisor)
@@ -230,7 +238,10 @@ def _quotients(numbers: int, divisor: int) -> int:
 
 
 def _split(form: Linear, divisor: int) -> tuple[Linear, Linear]:
-    """Return the divided terms that the divisor is known to divide, and the other terms."""
+    """Split a linear form into `quotient * divisor + rest`.
+
+    `quotient` has the terms whose coefficients the divisor is known to divide.
+    """
     quotient = Linear()
     if is_dynamic(divisor):  # the constant's own quotient is known at run time only
         quotient.constant = exact_quotient(form.constant, divisor) or 0
@@ -247,9 +258,9 @@ def _split(form: Linear, divisor: int) -> tuple[Linear, Linear]:
 
 
 def evaluate(emitter: Emitter, form: Linear) -> Value:
-    """Emit the sum of a form's run-time terms and its constant, as an i64.
+    """Emit the sum of a form's run-time terms and its constant, and return it as an i64.
 
-    Terms of outer loops are added first, so that their sums are hoisted.
+    Terms of outer loops are added first, so that LLVM can hoist their sums out of inner loops.
     """
     total = emitter.size(form.constant)
     runtime = sorted(form.of(Kind.RUNTIME).items(), key=lambda item: _depth(item[0]))
@@ -261,9 +272,9 @@ def evaluate(emitter: Emitter, form: Linear) -> Value:
 
 
 def locate(emitter: Emitter, environment: Environment, load: Load, padding: Padding) -> Address:
-    """Return the address of the element that a load reads, with the guards that are not proved.
+    """Return the address of the element that a load reads, with the bounds checks that it needs.
 
-    `padding` states whether zeros in the halo of the tensor may be read.
+    `padding` states whether the load may read zeros in the tensor's halo.
     """
     tensor = load.tensor
     indices = [bind(emitter, environment, index) for index in load.index]
@@ -300,11 +311,11 @@ def _guards(tensor: Tensor, indices: list[Linear], padding: Padding) -> list[Gua
 
 
 def pointer(emitter: Emitter, base: Value, offset: Linear, constant: int = 0) -> Value:
-    """Emit the pointer to `base` plus the run-time part of an offset, plus `constant` bytes.
+    """Emit a pointer: `base` plus the run-time part of an offset, plus `constant` bytes.
 
-    The run-time part excludes the integer term of `offset.constant` (`static_part`). The caller
-    adds this term to loads and stores. Terms of outer loops are added first, so that their sums are
-    hoisted.
+    The compile-time part of the offset (`static_part` of its constant) is left out: the caller adds
+    it to each load and store. Terms of outer loops are added first, so that LLVM can hoist their
+    sums out of inner loops.
     """
     size = offset.constant - static_part(offset.constant)
     address = emitter.offset(base, size)
@@ -319,8 +330,11 @@ def pointer(emitter: Emitter, base: Value, offset: Linear, constant: int = 0) ->
 
 
 def alignment(offset: Linear, limit: int) -> int:
-    """Return the largest power of two, up to `limit`, that divides every run-time term of an
-    offset."""
+    """Return an alignment of an offset in bytes: the largest power of two that is known to divide
+    it.
+
+    The result is at most `limit`. Only the run-time terms of the offset are considered.
+    """
     moved = offset.constant - static_part(offset.constant)
     terms = *offset.of(Kind.RUNTIME).values(), *offset.of(Kind.REPEATED).values()
     return gcd(limit, *map(known_divisor, (moved, *terms)))
@@ -329,7 +343,8 @@ def alignment(offset: Linear, limit: int) -> int:
 def static_part(number: int) -> int:
     """Return the part of a size that is known at compile time.
 
-    For a dynamic size it is the integer term, for an integer the integer itself.
+    For a dynamic size, which is a sum of terms, this is the constant term. An integer is returned
+    unchanged.
     """
     return number.constant if isinstance(number, Size) else number
 

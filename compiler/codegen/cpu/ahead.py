@@ -1,11 +1,11 @@
-"""Loads emitted some multiply-adds ahead of their use, for in-order cores.
+"""Early loads for in-order cores: each load is emitted several multiply-adds before its use.
 
     x0 = load; sum += x0 * w          x0 = load; x1 = load; sum += x0 * w
     x1 = load; sum += x1 * w    ->    x2 = load; sum += x1 * w
     x2 = load; sum += x2 * w          sum += x2 * w
 
-An in-order core stalls at the use of a value whose load is not complete. LLVM's register allocator
-reuses a register as soon as it is free, so that its scheduler cannot move loads ahead afterwards.
+An in-order core stalls when it uses a value whose load is not complete. LLVM's scheduler cannot
+move loads ahead by itself, because its register allocator reuses each register as soon as possible.
 """
 
 from __future__ import annotations
@@ -34,10 +34,11 @@ def loads_ahead(
     points: Points,
     order: Sequence[Point],
 ) -> Callable[[int], None]:
-    """Return a function that emits the loads of the points that follow a point of `order`.
+    """Return a function that emits the loads for points some steps ahead in `order`.
 
-    The caller calls it with each position in `order`, before it computes the point there. The
-    function does nothing on cores that execute out of order, or if too few registers are left.
+    `order` lists the points of a register tile as they are computed. The caller passes each
+    position in `order` to the function before it computes the point there. The function does
+    nothing if the core executes out of order, or if too few registers are left.
     """
     emitter = context.emitter
     found = [
@@ -82,7 +83,9 @@ def loads_ahead(
 def _most_held(held: Sequence[Sequence[tuple[int, ...]]], distance: int) -> int:
     """Return the maximum number of loaded values that wait in registers at the same time.
 
-    Each is loaded `distance` points ahead of its use.
+    Args:
+        held: for each point in order, the keys of the values that it uses.
+        distance: how many points before its first use each value is loaded.
     """
     last = {key: number for number, keys in enumerate(held) for key in keys}
     live: set[tuple[int, ...]] = set()

@@ -1,7 +1,7 @@
 """Scalar and vector operations as LLVM instructions.
 
-The semantics are those of `compiler.loops.expr.Operation`; the only simplifications are exact in
-IEEE arithmetic.
+The semantics are those of `compiler.loops.expr.Operation`. Operations are simplified only if the
+result is exactly the same in IEEE arithmetic.
 """
 
 from __future__ import annotations
@@ -38,11 +38,10 @@ _BITWISE = (Operation.SELECT, Operation.NEG, Operation.ABS)
 
 
 def apply(emitter: Emitter, operation: Operation, *args: Value) -> Value:
-    """Emit one operation on values of one type, and return its result. Scalars are splatted if
-    another argument is a vector.
+    """Emit an operation on values of one type, and return its result.
 
-    The remainder of floats and DOT, which consist of several operations, are excluded: see
-    `operations.apply`.
+    Scalars are broadcast if another argument is a vector. The remainder of floats and DOT are not
+    accepted, because they take several operations: see `operations.apply`.
     """
     lanes = max([a.lanes for a in args])
     values = args if lanes == 1 else tuple([emitter.splat(a, lanes) for a in args])
@@ -128,7 +127,10 @@ def apply(emitter: Emitter, operation: Operation, *args: Value) -> Value:
 
 
 def _note_added(emitter: Emitter, result: Value, a: Value, b: Value) -> None:
-    """Record that a constant was added to rounded 8-bit integers, or to a rounded float."""
+    """Record that `result` is the sum of a constant and a rounded value, for later simplifications.
+
+    The rounded value is a float, or the 8-bit integers of a group.
+    """
     if a.const is not None:
         a, b = b, a
     rounding.note_shifted(emitter, result, a, b)

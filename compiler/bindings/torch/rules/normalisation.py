@@ -70,10 +70,11 @@ def _statistics_kept(
     momentum: float,
     epsilon: float,
 ) -> tuple[str, ...]:
-    """Translate batch normalisation in training, which also updates the running statistics.
+    """Translate batch normalisation with running statistics.
 
-    Return the names of the three results of `_own_statistics`, the new running mean and the new
-    running variance.
+    In training, it normalises by the statistics of the batch and updates the running ones;
+    otherwise, it normalises by the running ones. Return the names of the result, two statistics as
+    in `_own_statistics`, the new running mean and the new running variance.
     """
     if not training:
         known = _batch_norm(t, node, x, weight, bias, mean, variance, momentum, epsilon)

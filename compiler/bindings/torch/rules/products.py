@@ -185,6 +185,8 @@ def _attention(
 ) -> tuple[str, ...]:
     """Translate attention over operands of shape (batch, heads, tokens, width).
 
+    Return the attention's result only: PyTorch's second result, the log-sum-exp, is not supported.
+
     Raises:
         NotTranslatedError: if there is dropout, or the width is dynamic.
     """

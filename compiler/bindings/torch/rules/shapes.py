@@ -70,7 +70,7 @@ def _repeat(t: Translator, node: fx.Node, x: fx.Node, repeats: Sequence[Any]) ->
 
 
 def sliced(t: Translator, value: str, axis: int, start: Any, end: Any, step: int = 1) -> str:
-    """Emit the elements `start:end:step` of a value along an axis."""
+    """Emit the elements `start:end:step` of a value along an axis, and return the result's name."""
     bounds = [t.numbers([each]) for each in (start, end, axis, step)]
     return t.op("Slice", value, *bounds)
 
@@ -182,9 +182,9 @@ def _mirrored(mode: str) -> Rule:
 
 
 def _pairs(pads: Sequence[Any], rank: int) -> tuple[list[Any], list[Any]]:
-    """Paddings before and after each dimension, from PyTorch's pairs.
+    """Convert PyTorch's list of paddings to the paddings before and after each dimension.
 
-    PyTorch's first pair is for the last dimension.
+    PyTorch's list starts with the pair for the last dimension; dimensions without a pair get 0.
     """
     lows: list[Any] = [0] * rank
     highs: list[Any] = [0] * rank
@@ -208,7 +208,11 @@ def _as_strided(
     stride: Sequence[Any],
     offset: Any = None,
 ) -> str:
-    """A strided view: elements in order, or with permuted dimensions, else gathered one by one."""
+    """Translate a strided view of a tensor's memory.
+
+    It becomes a reshape, or a transposition and a reshape, if this is equivalent. Otherwise, the
+    elements are gathered by their positions in memory.
+    """
     value = x.meta["val"]
     old, new = [expression(each) for each in value.shape], [expression(each) for each in size]
     old_steps = [expression(each) for each in value.stride()]
@@ -231,7 +235,7 @@ def _as_strided(
 def _gathered(
     t: Translator, x: fx.Node, size: Sequence[Any], stride: Sequence[Any], offset: Any
 ) -> str:
-    """Elements by their positions in memory."""
+    """Emit a strided view as a gather of elements, with positions computed at compile time."""
     value = x.meta["val"]
     given = [*value.shape, *value.stride(), value.storage_offset(), *size, *stride, offset]
     if not all(isinstance(each, int) for each in given):
@@ -259,7 +263,7 @@ def _gathered(
 def _diagonal(
     t: Translator, node: fx.Node, x: fx.Node, offset: int = 0, first: int = 0, second: int = 1
 ) -> str:
-    """The remaining dimensions, followed by the diagonal of two dimensions."""
+    """Translate the diagonal of dimensions `first` and `second`; it becomes the last dimension."""
     shape = t.shape(x)
     one, other = _axis(first, len(shape)), _axis(second, len(shape))
     rest = [dim for dim in range(len(shape)) if dim not in (one, other)]
@@ -274,7 +278,11 @@ def _diagonal(
 
 
 def _windows(t: Translator, node: fx.Node, x: fx.Node, dim: int, size: int, step: int) -> str:
-    """Overlapping windows along one dimension; the elements of a window are the last dimension."""
+    """Translate PyTorch's `unfold`: windows of `size` elements every `step` elements along `dim`.
+
+    The windows may overlap. Dimension `dim` counts the windows; a new last dimension has the
+    elements of a window.
+    """
     shape = t.shape(x)
     if not shape:
         raise NotTranslatedError("of a single number")
