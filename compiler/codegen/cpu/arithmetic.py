@@ -140,13 +140,18 @@ def _note_added(emitter: Emitter, result: Value, a: Value, b: Value) -> None:
 
 
 def _limits(emitter: Emitter, value: Value) -> tuple[float, float]:
-    """The known lower and upper bound of a float that is not NaN."""
+    """Return the recorded lower and upper bounds of a float, which hold unless it is NaN.
+
+    A value without recorded bounds has -inf and inf.
+    """
     return emitter.limits.get(value.name, (-inf, inf))
 
 
 def _note_limits(emitter: Emitter, operation: Operation, result: Value, a: Value, b: Value) -> None:
-    """Record the bounds of a result that is limited by a constant, or of a product with a positive
-    constant."""
+    """Record bounds of a float result: a minimum, a maximum or a product with a constant.
+
+    `a` and `b` are the operands. Products are recorded only for a positive constant.
+    """
     if a.const is not None:
         a, b = b, a
     limit = b.const
@@ -162,13 +167,16 @@ def _note_limits(emitter: Emitter, operation: Operation, result: Value, a: Value
 
 
 def _computes(emitter: Emitter, dtype: DType) -> bool:
-    """Whether LLVM computes in a type without calls into a C library."""
+    """Return whether LLVM computes in a type without calls to C library functions."""
     return not dtype.is_float or halves.has_instructions(emitter, dtype)
 
 
 def _in_float32(emitter: Emitter, operation: Operation, values: Sequence[Value]) -> Value:
-    """An operation on 16-bit floats, computed in float32. Sums, products, quotients and roots equal
-    those that are rounded once, since float32 has more than twice their digits."""
+    """Emit an operation on 16-bit floats in float32, and round the result to 16 bits.
+
+    Sums, products, quotients and square roots are as exact as if they were rounded once, because
+    float32 has more than twice the digits of a 16-bit float.
+    """
     dtype = values[-1].dtype
     assert dtype is not None
     wide = [cast(emitter, v, DType.FLOAT32) if v.dtype is dtype else v for v in values]
@@ -177,8 +185,11 @@ def _in_float32(emitter: Emitter, operation: Operation, values: Sequence[Value])
 
 
 def cast(emitter: Emitter, value: Value, to: DType) -> Value:
-    """Emit a conversion to another type, as in C. Where C leaves the result undefined, floats
-    saturate, and NaN becomes the lowest integer."""
+    """Emit a conversion to another type, as in C.
+
+    Where C leaves the result of a float-to-integer conversion undefined, floats out of range
+    saturate, and NaN becomes the lowest integer.
+    """
     source = value.dtype
     assert source is not None
     if source is to:
@@ -237,11 +248,11 @@ def cast(emitter: Emitter, value: Value, to: DType) -> Value:
 
 
 def _saturated(emitter: Emitter, value: Value, to: DType) -> Value:
-    """Convert a float to an integer: values out of range saturate, NaN becomes the lowest integer.
+    """Emit a conversion of a float to an integer that saturates; NaN becomes the lowest integer.
 
-    The limits are floats, so that only a conversion of floats in range remains. LLVM's own
-    saturating conversion goes lane by lane if no instruction saturates (x86), and for 8-bit
-    integers on other targets, too.
+    The float is limited to the integer's range first, so that one plain conversion remains. LLVM's
+    own saturating conversion is slower. It works lane by lane if the target has no saturating
+    instruction (x86), and for 8-bit integers also on other targets.
     """
     source, lanes = value.dtype, value.lanes
     assert source is not None
@@ -276,11 +287,12 @@ def _saturated(emitter: Emitter, value: Value, to: DType) -> Value:
 
 
 def _rounded_to_odd(emitter: Emitter, value: Value) -> Value:
-    """Round a float64 to float32 toward zero; the last bit is set if the conversion is inexact.
+    """Emit the rounding of a float64 to float32 toward zero, with the last bit set if it is
+    inexact.
 
-    Rounding that once more gives a 16-bit float as if it had been rounded once (Boldo and
-    Melquiond, Emulation of FMA and correctly rounded sums, 2008). The direct conversion is a call
-    into a C library on most targets.
+    Rounding this float32 again, to a 16-bit float, gives the same result as a single rounding of
+    the float64 (Boldo and Melquiond, Emulation of FMA and correctly rounded sums, 2008). The direct
+    conversion to a 16-bit float is a call to a C library function on most targets.
     """
     lanes = value.lanes
     number, text = type_text(DType.FLOAT32, lanes), type_text(DType.INT32, lanes)
@@ -320,7 +332,10 @@ def _arithmetic_name(operation: Operation, dtype: DType) -> str:
 
 
 def _identity(emitter: Emitter, operation: Operation, a: Value, b: Value) -> Value | None:
-    """The operand itself if the other one is the identity, exactly; else None."""
+    """Return the simplified result of an operation whose other operand is a constant, or None.
+
+    Simplifications are exact, such as `x * 1` to `x`, or `x * -1` to `-x` for floats.
+    """
     is_float = a.dtype is not None and a.dtype.is_float
     match operation:
         case Operation.ADD if a.const == 0 and not is_float:
@@ -364,8 +379,10 @@ def _fma(emitter: Emitter, x: Value, y: Value, z: Value) -> Value:
 
 
 def _held(emitter: Emitter, value: Value) -> Value:
-    """A vector that is computed at its place in the text, if the family needs that to be
-    enforced."""
+    """Prevent LLVM from moving the computation of a vector, on target families that need this.
+
+    On other families, `value` is returned unchanged.
+    """
     if not emitter.target.family.holds_sums or value.const is not None or value.dtype is None:
         return value
     if value.lanes * value.dtype.bytes * 8 != emitter.target.vector_bits:
@@ -376,10 +393,10 @@ def _held(emitter: Emitter, value: Value) -> Value:
 
 
 def _integer_division(emitter: Emitter, operation: Operation, a: Value, b: Value) -> Value:
-    """Emit a quotient or remainder that never traps: x / 0 is x, and the smallest integer / -1
-    wraps.
+    """Emit an integer quotient or remainder that never traps.
 
-    C leaves both undefined and x86 faults, also on the unused lanes of a ragged vector.
+    x / 0 is x, x % 0 is 0, and the smallest integer / -1 wraps around. C leaves these results
+    undefined, and x86 faults, also for the unused lanes of a partly filled vector.
     """
     dtype, lanes = b.dtype, b.lanes
     assert dtype is not None
@@ -433,16 +450,22 @@ def _compare(emitter: Emitter, operation: Operation, a: Value, b: Value) -> Valu
 
 
 def _compare_floats(emitter: Emitter, predicate: str, a: Value, b: Value) -> Value:
-    """bfloat16 is compared in float32, which represents all of its values: LLVM 22 has no code for
-    such a comparison in SVE registers of a known length."""
+    """Emit a comparison of floats, with an LLVM predicate such as `olt`.
+
+    bfloat16 is compared in float32, which represents all of its values, because LLVM 22 cannot
+    generate a comparison of bfloat16 in SVE registers of a known length.
+    """
     if a.dtype is DType.BFLOAT16:
         a, b = (cast(emitter, value, DType.FLOAT32) for value in (a, b))
     return emitter.emit(DType.BOOL, a.lanes, f"fcmp {predicate} {a.type} %s, %s", a, b)
 
 
 def _scale(emitter: Emitter, x: Value, n: Value) -> Value:
-    """x * 2**n; without an instruction it takes two steps, so that no intermediate power
-    overflows."""
+    """Emit x * 2**n for a float n with an integer value.
+
+    Without an instruction for this, x is multiplied by two powers of two in sequence, because 2**n
+    alone may overflow.
+    """
     dtype, lanes = x.dtype, x.lanes
     assert dtype is not None
     if dtype is DType.FLOAT32:
@@ -473,7 +496,10 @@ def _scale(emitter: Emitter, x: Value, n: Value) -> Value:
 
 
 def _call_lanes(emitter: Emitter, intrinsic: LaneIntrinsic, *values: Value) -> Value:
-    """Call a family's intrinsic on vectors of one type, followed by its constants."""
+    """Emit a call of a target family's intrinsic with vectors of one type as arguments.
+
+    The intrinsic's constant arguments follow the vectors.
+    """
     text = values[0].type
     types = ", ".join([v.type for v in values] + [kind for kind, _ in intrinsic.constants])
     emitter.declarations.add(f"declare {text} @{intrinsic.name}({types})")
@@ -484,7 +510,10 @@ def _call_lanes(emitter: Emitter, intrinsic: LaneIntrinsic, *values: Value) -> V
 
 
 def cast_unchecked(emitter: Emitter, value: Value, to: DType) -> Value:
-    """Convert a float that is known to be in range to an integer: one instruction."""
+    """Emit one instruction that converts a float to an integer.
+
+    The float must be in the integer's range; otherwise, the result is undefined.
+    """
     kind = "fptosi" if to.is_signed else "fptoui"
     return emitter.emit(
         to, value.lanes, f"{kind} {value.type} %s to {type_text(to, value.lanes)}", value
@@ -512,7 +541,8 @@ def _float_parts(emitter: Emitter, operation: Operation, x: Value) -> Value:
 
 
 def _format(dtype: DType) -> tuple[DType, int, int]:
-    """The integer of the same width, bits of the mantissa, and the exponent's bias."""
+    """Return the layout of a float type: integer type of equal width, mantissa bits, exponent
+    bias."""
     match dtype:
         case DType.FLOAT32:
             return DType.INT32, 23, 127

@@ -25,7 +25,7 @@ other types, every operation was tested to compile on every described target."""
 
 
 class CpuBackend:
-    """The back end of CPUs: implements `Backend` by LLVM, a linker and the modules of this
+    """The back end of CPUs: implements `Backend` with LLVM, a linker and the modules of this
     folder."""
 
     def lower(self, nest: LoopNest, target: Target) -> KernelCode:

@@ -1,6 +1,7 @@
-"""Combination of a reduction's partial results: accumulators, and the lanes of a vector.
+"""Combination of a reduction's partial results: several accumulators, or the lanes of a vector.
 
-A partial result is a tuple of values, one for each item of a Fold; the plain combiners have one.
+A partial result is a tuple of values. For a plain combiner, such as a sum, it has one value; for a
+`Fold`, a reduction of tuples, one value per item.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ Partial = tuple[Value, ...]
 
 
 def neutral(combiner: Combiner, dtype: DType) -> float:
-    """Return the value with which a reduction starts: the neutral element of its combiner."""
+    """Return the start value of a reduction: the neutral element of its combiner, such as 0 for
+    sums."""
     match combiner:
         case Combiner.SUM:
             return 0
@@ -38,10 +40,11 @@ def neutral(combiner: Combiner, dtype: DType) -> float:
 def join_lanes(
     emitter: Emitter, values: Partial, joined: Callable[[Partial, Partial], Partial]
 ) -> Partial:
-    """Combine the lanes of each vector to a scalar, half of the lanes at a time.
+    """Combine the lanes of vectors to scalars, in log2(lanes) steps that halve the vectors.
 
-    The vectors are the items of one partial result and have one width; each takes log2(lanes)
-    shuffles. `joined` combines two partial results.
+    Args:
+        values: one partial result, as vectors of equal width.
+        joined: emits the combination of two partial results.
     """
     lanes = values[0].lanes
     while lanes > 1:
@@ -60,7 +63,8 @@ def _part(emitter: Emitter, value: Value, first: int, end: int) -> Value:
 
 
 def combine(emitter: Emitter, combiner: Combiner, a: Value, b: Value) -> Value:
-    """Emit the combination of two partial results of a reduction."""
+    """Emit the combination of two partial results of a reduction with a plain combiner, such as a
+    sum."""
     match combiner:
         case Combiner.SUM:
             return apply(emitter, Operation.ADD, a, b)
@@ -82,8 +86,10 @@ def combine(emitter: Emitter, combiner: Combiner, a: Value, b: Value) -> Value:
 
 
 def same_lanes(emitter: Emitter, partial: Sequence[Value], lanes: int) -> Partial:
-    """Return all items with `lanes` lanes. Scalars are splatted; narrower vectors repeat their last
-    lane."""
+    """Return a partial result with vectors of `lanes` lanes.
+
+    Scalars are broadcast; narrower vectors are extended by copies of their last lane.
+    """
     return tuple(
         emitter.splat(value, lanes)
         if value.lanes in (1, lanes)

@@ -1,7 +1,8 @@
-"""Lowering of one Compute: a tensor expression at its register tile.
+"""Lowering of one `Compute`: a tensor expression over a register tile.
 
-Unrolled axes have constant values during code generation (partial evaluation). Skipped taps,
-transforms by constant matrices, and tails are therefore the same code, emitted at known points.
+The unrolled axes have constant values during code generation. Skipped padding, multiplications by
+constant matrices, and tails therefore need no separate code: the same functions emit them for the
+points that exist.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ from tilewright.compiler.sizes import is_dynamic
 
 
 class ComputeLowering:
-    """The lowering of one Compute, with its state; `run` emits the code."""
+    """The lowering of one `Compute` node to LLVM IR; `run` emits the code."""
 
     def __init__(self, context: Context, compute: Compute) -> None:
         self.context = context
@@ -78,7 +79,7 @@ class ComputeLowering:
         self.registers = tile_registers(context, compute, self.spatial)
 
     def run(self) -> None:
-        """Emit the whole computation into the open scope."""
+        """Emit the computation at the current position of the function."""
         compute, context = self.compute, self.context
         dot = compute.dot
         if dot is not None and is_dynamic(dot.extent) and dot.extent % compute.group != 0:
@@ -119,7 +120,11 @@ class ComputeLowering:
         return counts
 
     def _initial(self, combiner: Combiner | Fold) -> dict[Key, Partial]:
-        """One accumulator (of one or more items) for each point of the spatial and partial axes."""
+        """Return the initial accumulators of a reduction.
+
+        There is one for each point of the output axes and of the axes with separate partial sums
+        (`Compute.partial`). Each accumulator is a tuple of values.
+        """
         init = self.compute.init
         partials = list(product(*map(range, self._partial_counts())))
         neutral = start(self.emitter, combiner, self.dtype)
@@ -139,12 +144,22 @@ class ComputeLowering:
         return result
 
     def _by_key(self, values: Sequence[Value], keys: Sequence[Key]) -> dict[Key, Partial]:
-        """The items of accumulators from a flat list, grouped by key."""
+        """Convert a flat list of values to accumulators by key, each with the same number of
+        values."""
         items = len(values) // len(keys)
         return {key: tuple(values[i * items : (i + 1) * items]) for i, key in enumerate(keys)}
 
     def _reduce(self, level: int, values: list[Value], keys: list[Key]) -> list[Value]:
-        """The reduction loops from `level` inwards, carrying the accumulators."""
+        """Emit the reduction loops from number `level` (0 is the outermost) to the innermost.
+
+        Args:
+            level: the number of the loop.
+            values: the values of all accumulators before the loops, as a flat list.
+            keys: the keys of the accumulators, in the same order.
+
+        Returns:
+            The values of all accumulators after the loops.
+        """
         if level == len(self.compute.reduce):
             return self._leaf(values, keys)
         tile = self.compute.reduce[level]
@@ -165,8 +180,11 @@ class ComputeLowering:
         )
 
     def _is_rest(self, tile: Tile) -> bool:
-        """Whether a reduction loop of several steps belongs to a rest: rows of which some may be
-        recomputed. It runs once, and is shorter without unrolling."""
+        """Return whether a reduction loop should run one step at a time, without unrolling.
+
+        This holds for the innermost loop of a tile of remaining rows: the tile runs once, so
+        shorter code is better.
+        """
         one_by_one = any(t.axis == tile.axis for t in self.compute.unroll)
         is_inner = tile is self.compute.reduce[-1] and not tile.unroll
         is_partial = tile.axis in self.compute.partial
@@ -174,7 +192,8 @@ class ComputeLowering:
         return one_by_one and is_inner and not is_partial and rows
 
     def _clip_loads(self, tile: Tile) -> tuple[Load, ...]:
-        """Loads that may clip the range of this reduction loop to indices in bounds."""
+        """Return the loads whose bounds may restrict the range of a reduction loop, such as loads
+        of padding."""
         if tile.step != 1:
             return ()
         return tuple(
@@ -243,7 +262,7 @@ class ComputeLowering:
     def _accumulator(
         self, combiner: Combiner | Fold, accesses: Accesses, points: Points
     ) -> Callable[[Partial, Point], Partial]:
-        """A function that adds a point's contribution to an accumulator."""
+        """Return a function that adds the contribution of a point to an accumulator."""
         lanes = self.context.lanes
         if not self.reduces_lanes:
             return self._whole_accumulator(combiner, accesses, points)
@@ -262,8 +281,12 @@ class ComputeLowering:
     def _masked_accumulator(
         self, combiner: Combiner | Fold, accesses: Accesses, points: Points
     ) -> Callable[[Partial, Point], Partial]:
-        """Like `_accumulator`, for a vector along the reduction that has fewer active lanes than
-        its width."""
+        """Return the same function as `_accumulator`, for vectors of which only some lanes are in
+        use.
+
+        The vectors lie along a reduction axis; the unused lanes are replaced by the neutral
+        element.
+        """
         emitter, lanes = self.emitter, self.context.lanes
         neutral = start(emitter, combiner, self.dtype)
         items = items_evaluator(self.context, self.budget, self.compute.body, accesses, points)
@@ -321,7 +344,11 @@ class ComputeLowering:
         return joined
 
     def _join(self, combiner: Combiner | Fold, values: dict[Key, Partial]) -> dict[Point, Partial]:
-        """Join partial accumulators in a tree, then lanes."""
+        """Emit the combination of each point's partial accumulators in a binary tree, and then of
+        lanes.
+
+        Lanes are combined only if the vector axis is reduced. Return the results by point.
+        """
         groups: dict[Point, list[Partial]] = {}
         for (point, _), partial in values.items():
             groups.setdefault(point, []).append(partial)
@@ -394,7 +421,8 @@ class ComputeLowering:
             held.flush()
 
     def _prepare(self, store: Store, points: Points) -> tuple[Evaluator, Access | RegisterAccess]:
-        """The evaluator of a store's value, and its destination."""
+        """Return the function that emits the value of a store at a point, and the access to its
+        target."""
         value = evaluator(
             self.context,
             self.budget,
@@ -412,10 +440,11 @@ class ComputeLowering:
         memory.store(self.context, target, self.emitter.splat(value, lanes), point, active)
 
     def _transposed(self, results: Mapping[Point, Partial], points: Points) -> None:
-        """Lanes along one axis become lanes along another.
+        """Emit stores with the lanes along another axis, by transposing vectors in registers.
 
-        Before: for each j of `store_vector` one vector over `vector`; after: for each lane of
-        `vector` one vector over j.
+        Before the transpose, there is one vector along `Compute.vector` for each index of
+        `Compute.store_vector`; afterwards, it is the other way around. A partly filled tile is
+        stored lane by lane.
         """
         axis = self.compute.store_vector
         (store,) = self.compute.stores
@@ -449,7 +478,7 @@ class ComputeLowering:
 
 
 def _picker(positions: Sequence[int]) -> Callable[[Point], Point]:
-    """A function that selects the positions of a point."""
+    """Return a function that selects these positions of a point, as a tuple."""
     match positions:
         case []:
             return lambda point: ()
@@ -460,7 +489,8 @@ def _picker(positions: Sequence[int]) -> Callable[[Point], Point]:
 
 
 def _equal(values: Partial, constants: Partial) -> bool:
-    """Whether all values are these constants, as in an accumulator to which nothing was added."""
+    """Return whether all values are these constants, as in an accumulator that is still at its
+    start."""
     for value, constant in zip(values, constants, strict=True):
         if value.const is None or value.const != constant.const:
             return False

@@ -1,7 +1,7 @@
-"""Shared state of the lowering while one stage is emitted.
+"""State that the lowering's modules share while one stage is emitted.
 
-The modules that change the state import this one. The state consists of the ranges of axes, the
-contents of register tensors, and the number of writes to each tensor.
+It consists of the ranges of axes, the contents of register tensors, and the number of writes to
+each tensor.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ class Context:
 
     Attributes:
         emitter: builds the function's text, for its target.
-        slots: byte offset of each buffer's pointer in the array of pointers.
+        slots: byte offset of each buffer's pointer in the function's argument `buffers`.
         scratch: byte offset of each scratch tensor in a thread's block.
         written: names of the memory tensors that the stage stores to.
-        environment: the range of each axis in the open scopes.
+        environment: the range of each axis at the current position.
         ranges: the range of the innermost loop over each axis.
         registers: elements of register tensors, by `RegisterAccess.key`.
         epochs: number of stores to each tensor so far.
-        masks: whether tails of vectors get a run-time mask.
-        partial_tiles: whether one code serves full and partial tiles that inner loops split
-            (`Tail.PARTIAL`).
+        masks: whether a vector that is only partly used at the end of an axis gets a run-time mask.
+        partial_tiles: whether the same code computes full tiles and the narrower last tile, if
+            inner loops split the tiles further (`Tail.PARTIAL`).
         uses_tile_registers: whether the stage used tile registers (AMX).
     """
 
@@ -49,16 +49,20 @@ class Context:
 
     @property
     def lanes(self) -> int:
-        """Number of lanes of a vector whose lanes are reduced: the target's lanes for float32."""
+        """Number of lanes of vectors whose lanes are combined at the end of a reduction.
+
+        It is the target's number of float32 lanes, whatever the type.
+        """
         return self.emitter.target.lanes(DType.FLOAT32)
 
     def open_axis(self, axis: Axis) -> None:
-        """Map an axis to its whole extent, unless an outer loop has tiled it."""
+        """Set the range of an axis to its whole extent, unless an outer loop has divided it into
+        tiles."""
         if axis not in self.environment:
             self.environment[axis] = Bound(Linear(), axis.extent)
 
     def base(self, tensor: Tensor) -> Value:
-        """The pointer to a tensor's buffer."""
+        """Emit the pointer to the start of a tensor's buffer."""
         if tensor.role is Role.SCRATCH:
             return self.emitter.offset(Value("%scratch", None), self.scratch[tensor.name])
         slot = self.emitter.offset(Value("%buffers", None), self.slots[tensor.name])
@@ -70,14 +74,14 @@ class Context:
 
 @dataclass(slots=True)
 class RegisterBudget:
-    """The budget of vector registers of one compute, for loads that are hoisted out of loops.
+    """The vector registers that one `Compute` may use for loads that are hoisted out of loops.
 
-    A hoisted value occupies a register throughout the compute.
+    A hoisted value occupies a register throughout the computation.
 
     Attributes:
-        registers: vector registers of the target.
-        accumulators: registers for the sums of the compute.
-        factors: registers for factors of several rows or steps.
+        registers: the number of vector registers of the target.
+        accumulators: the number of registers that hold accumulators.
+        factors: the number of registers that hold vectors of scalar factors (`quads`).
     """
 
     registers: int
@@ -86,7 +90,11 @@ class RegisterBudget:
     _hoisted: set[tuple[str, int]] = field(default_factory=set)
 
     def allows(self, base: Value, offset: int) -> bool:
-        """Whether the element at this address may be hoisted; if so, it is counted."""
+        """Return whether the load at an address may be hoisted, and if so, reserve a register for
+        it.
+
+        A load that was already hoisted needs no further register.
+        """
         key = (base.name, offset)
         if key not in self._hoisted:
             # Two registers remain for the operands of a multiply-add.

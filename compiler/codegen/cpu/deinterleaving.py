@@ -1,7 +1,7 @@
 """Deinterleaving loads: pairs of vectors with the even and the odd elements of the same memory.
 
-Two loads, of elements 0 1 2 3 and 4 5 6 7, serve both vectors 0 2 4 6 and 1 3 5 7, or one
-instruction loads both vectors.
+For example, the vectors 0 2 4 6 and 1 3 5 7 together need elements 0 to 7. Two plain loads read
+these elements, or one deinterleaving instruction loads both vectors.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ Place = tuple[int, ...]
 
 
 def has_deinterleaving_loads(target: Target) -> bool:
-    """Whether the target has an instruction that loads a vector of even and one of odd elements.
+    """Return whether the target has an instruction that loads even and odd elements to two vectors.
 
-    False for SVE registers: other instructions permute their vectors.
+    The result is false for SVE registers, which are permuted by other instructions.
     """
     return target.family.splits_pairs and target.lane_factors > 1
 
@@ -28,8 +28,9 @@ def has_deinterleaving_loads(target: Target) -> bool:
 def paired_vectors(points: Sequence[Point], access: Access) -> dict[Place, Place]:
     """Find pairs of vectors that consist of the even and the odd elements of the same memory.
 
-    Return a map from the place of the second vector of each pair to the place of the first. Each
-    vector belongs to at most one pair. Points out of bounds are ignored.
+    The result maps the place of the second vector of each pair to that of the first. (A place
+    identifies an element: its byte offset and the other differences between points.) Each vector
+    belongs to at most one pair. Points out of bounds are ignored.
     """
     places = _places(points, access)
     size = access.tensor.dtype.bytes
@@ -44,10 +45,10 @@ def paired_vectors(points: Sequence[Point], access: Access) -> dict[Place, Place
 def load_offsets(points: Sequence[Point], access: Access) -> dict[int, int]:
     """Map the offset of each vector of every second element to the offset from which to load it.
 
-    The loaded memory is twice as long as the vector, contains all of its elements, and lies between
-    elements that the tile reads. Both halves of that memory have the elements at the same lanes: 0
-    2 | 0 2 or 1 3 | 1 3. Memory that ended with the vector's last element would give 0 2 | 1 3,
-    which takes one more instruction.
+    Offsets are in bytes. The loaded memory is twice as long as the vector, contains all of its
+    elements, and lies between elements that the tile reads. Its two halves have the wanted elements
+    at the same lanes, as in 0 2 | 0 2 or 1 3 | 1 3. If the memory ended with the vector's last
+    element, the lanes would differ (0 2 | 1 3), which takes one more instruction.
     """
     size = access.tensor.dtype.bytes
     offsets = {place[0] for place in _places(points, access)} if not access.repeated else set()
@@ -62,7 +63,8 @@ def load_offsets(points: Sequence[Point], access: Access) -> dict[int, int]:
 
 
 def _places(points: Sequence[Point], access: Access) -> set[Place]:
-    """The places of an access whose lanes are every second element; empty for any other access."""
+    """Return the places that an access reads, if its lanes are every second element; else
+    nothing."""
     step, lanes = 2 * access.tensor.dtype.bytes, len(access.lane_offsets)
     if lanes < 2 or access.packed > 1 or access.indirect_strides:
         return set()

@@ -40,10 +40,10 @@ _HIGH_BITS = -(1 << 16)
 def multiply_add(
     emitter: Emitter, types: Types, accumulator: Value, left: Value, right: Value
 ) -> Value:
-    """Emit `accumulator + sum(left[i] * right[i])` for each lane and return it.
+    """Emit `accumulator + sum(left[i] * right[i])` for each lane, and return it.
 
-    `left` and `right` are vectors of int32, each of which holds a group of elements of the two
-    `types`.
+    `left` and `right` are vectors with 32 bits per lane. Each lane holds a group of elements, whose
+    types are `types[0]` in `left` and `types[1]` in `right`.
 
     Raises:
         ScheduleError: if the target has no instruction for the types, and they are not both 8-bit
@@ -75,8 +75,10 @@ def multiply_add(
 def _direct(
     emitter: Emitter, types: Types, accumulator: Value, left: Value, right: Value
 ) -> Value | None:
-    """Emit a dot-product instruction for these types, in either order; None if the target has
-    none."""
+    """Emit a dot-product instruction for these types; return None if the target has none.
+
+    The operands may be swapped, because the product is commutative.
+    """
     sums, lanes = accumulator.dtype, accumulator.lanes
     assert sums is not None
     found = emitter.target.dot(*types, sums, lanes)
@@ -91,8 +93,9 @@ def _other_sign(
 ) -> Value | None:
     """Emit a dot-product instruction for the other signedness of the left operand, or return None.
 
-    8-bit integers whose bit 7 is known to be clear, such as 4-bit weights, are the same in both
-    types.
+    For example, an int8 operand uses an instruction for uint8. If the left elements may have bit 7
+    set, a second instruction subtracts the difference. If bit 7 is known to be clear, as in 4-bit
+    weights, the values are the same in both types.
     """
     other = _BYTES[types[0] is DType.UINT8], types[1]
     if not emitter.masks.get(left.name, _EIGHTH_BITS) & _EIGHTH_BITS:
@@ -114,7 +117,11 @@ def _other_sign(
 def _seven_bits(
     emitter: Emitter, types: Types, accumulator: Value, left: Value, right: Value
 ) -> Value | None:
-    """Emit a dot-product instruction that requires seven bits of one operand, or return None."""
+    """Emit a dot-product instruction that accepts only seven-bit values in one operand, or return
+    None.
+
+    If the values may have bit 7 set, a second instruction multiplies these bits separately.
+    """
     lanes = accumulator.lanes
     for kinds, x, y in ((types, left, right), (types[::-1], right, left)):
         found = emitter.target.dot(DType.UINT8, kinds[1], DType.INT32, lanes, seven_bits=True)
@@ -134,14 +141,17 @@ def _seven_bits(
 
 
 def _shifted(emitter: Emitter, shift: str, value: Value) -> Value:
-    """Shift by seven bits."""
+    """Emit the shift `shift` (`shl` or `lshr`) of each 32-bit lane by seven bits."""
     seven = emitter.const(7, DType.INT32, value.lanes)
     return emitter.emit(DType.INT32, value.lanes, f"{shift} {value.type} %s, %s", value, seven)
 
 
 def _halved(emitter: Emitter, dtype: DType, value: Value, part: int) -> Value:
-    """Convert the even (0) or odd (1) 8-bit elements of each group to int16, in place of two
-    elements."""
+    """Convert half of each group of four 8-bit elements to int16: the even (0) or the odd (1)
+    elements.
+
+    The result has the same width: each 32-bit lane holds two int16 numbers.
+    """
     lanes = 2 * value.lanes
     text = type_text(DType.INT16, lanes)
     eight = emitter.const(8, DType.INT16, lanes)
@@ -156,10 +166,11 @@ def _halved(emitter: Emitter, dtype: DType, value: Value, part: int) -> Value:
 def _by_elements(
     emitter: Emitter, types: Types, accumulator: Value, left: Value, right: Value
 ) -> Value | None:
-    """Emit widening products of an int16 vector and an int16 scalar; None for types other than
-    integers.
+    """Emit dot products as widening multiplications of an int16 vector by an int16 scalar.
 
-    Two vectors of groups were interleaved before; LLVM undoes that automatically.
+    Each multiplication handles one element of every group. Return None for types other than
+    integers. Vectors of groups were created by interleaving vectors of elements; LLVM removes that
+    interleaving automatically.
     """
     if types != _PAIRS and not set(types) <= set(_BYTES):
         return None
@@ -176,9 +187,10 @@ def _by_elements(
 
 
 def _extended(emitter: Emitter, value: Value, sums: Value) -> Value:
-    """Sign-extend a factor to the type of the sums, and broadcast a scalar to their lanes.
+    """Sign-extend a factor to the type of `sums`, and broadcast a scalar to their lanes.
 
-    The scalar is extended after the broadcast, because that is the pattern that LLVM matches.
+    A scalar is broadcast first and extended afterwards, because LLVM recognises this pattern as a
+    widening multiplication.
     """
     assert sums.dtype is not None
     whole = emitter.splat(value, sums.lanes)
@@ -187,7 +199,10 @@ def _extended(emitter: Emitter, value: Value, sums: Value) -> Value:
 
 
 def _element(emitter: Emitter, dtype: DType, group: Value, place: int) -> Value:
-    """One element of each group as int16; zero for missing elements of a partial group."""
+    """Return element number `place` of each group as int16.
+
+    Elements that a partial group does not have are 0.
+    """
     if group.lanes == 1:
         parts = emitter.parts.get(group.name)
         if parts is not None and place >= len(parts):
@@ -211,7 +226,10 @@ def _element(emitter: Emitter, dtype: DType, group: Value, place: int) -> Value:
 
 
 def _plain(emitter: Emitter, dtype: DType, accumulator: Value, left: Value, right: Value) -> Value:
-    """Multiply pairs of 16-bit elements, one element of each pair at a time."""
+    """Emit products of pairs of 16-bit elements without a dot-product instruction, and add them.
+
+    The first elements of all pairs are multiplied before the second ones.
+    """
     widening, lanes = emitter.target.widening, accumulator.lanes
     if widening and dtype is DType.INT16 and lanes == widening.lanes:
         for part in (0, 1):
@@ -227,7 +245,7 @@ def _plain(emitter: Emitter, dtype: DType, accumulator: Value, left: Value, righ
 
 
 def _half(emitter: Emitter, value: Value, part: int) -> Value:
-    """Return the low (0) or high (1) 16 bits of each int32 as int16."""
+    """Return the low (`part` 0) or high (1) 16 bits of each 32-bit lane as int16."""
     if part == 1:
         sixteen = emitter.const(16, DType.INT32, value.lanes)
         value = emitter.emit(DType.INT32, value.lanes, f"lshr {value.type} %s, %s", value, sixteen)
@@ -236,7 +254,7 @@ def _half(emitter: Emitter, value: Value, part: int) -> Value:
 
 
 def _integer(emitter: Emitter, value: Value, part: int) -> Value:
-    """Return the low (0) or high (1) 16 bits of each int32, sign-extended."""
+    """Return the low (`part` 0) or high (1) 16 bits of each 32-bit lane, sign-extended to int32."""
     sixteen = emitter.const(16, DType.INT32, value.lanes)
     if part == 0:
         value = emitter.emit(DType.INT32, value.lanes, f"shl {value.type} %s, %s", value, sixteen)
@@ -244,7 +262,7 @@ def _integer(emitter: Emitter, value: Value, part: int) -> Value:
 
 
 def _brain(emitter: Emitter, value: Value, part: int) -> Value:
-    """Convert the low (0) or high (1) bfloat16 of each 32 bits to float32."""
+    """Convert the low (`part` 0) or high (1) bfloat16 of each 32-bit lane to float32."""
     lanes = value.lanes
     if part == 0:
         sixteen = emitter.const(16, DType.INT32, lanes)
@@ -281,10 +299,11 @@ def _call(
 
 
 def _spread(emitter: Emitter, value: Value, lanes: int) -> Value:
-    """Return a scalar in every lane.
+    """Broadcast a 32-bit scalar to `lanes` lanes; a vector is returned unchanged.
 
-    If a lane may be a factor, a scalar that is loaded alone goes through a float register:
-    otherwise LLVM loads it into all lanes, which needs an address without an offset.
+    On targets whose multiplications accept one lane of a vector as a factor, a scalar from memory
+    is moved through a float register. Otherwise, LLVM would choose a load to all lanes, which does
+    not allow an address offset.
     """
     alone = value.lanes == 1 < lanes and value.const is None and value.name not in emitter.taken
     if not alone or emitter.target.lane_factors == 1:
@@ -298,7 +317,7 @@ def _spread(emitter: Emitter, value: Value, lanes: int) -> Value:
 
 
 def _widened(emitter: Emitter, value: Value, lanes: int) -> Value:
-    """Return the vector with more lanes, whose content is arbitrary; a scalar in all lanes."""
+    """Return a vector extended to `lanes` lanes with arbitrary content; a scalar is broadcast."""
     if value.lanes in (1, lanes):
         return emitter.splat(value, lanes)
     return emitter.shuffle(value, None, [min(i, value.lanes - 1) for i in range(lanes)])

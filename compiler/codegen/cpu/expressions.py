@@ -1,7 +1,7 @@
 """Evaluation of tensor expressions at the points of a register tile.
 
-The tree is the same at every point. It is therefore walked once, and the accesses of its loads are
-looked up once. For each point only a list of steps remains.
+The expression tree is the same at every point. It is walked once, and each load's access is found
+once; the result is a list of steps. At each point, only these steps are executed.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ def evaluator(
 ) -> Evaluator:
     """Return a function that emits an expression at a point of the register tile `points`.
 
-    Its arguments are the point and the items of the accumulator; it returns the value of the
-    expression.
+    The function's arguments are the point and the values of the accumulator, and its result is the
+    value of the expression.
     """
     numbers: dict[Expr, int] = {}
     steps: list[_Step] = []
@@ -70,9 +70,9 @@ def evaluator(
 def items_evaluator(
     context: Context, budget: RegisterBudget, expr: Expr, accesses: Accesses, points: Points
 ) -> Callable[[Point], Partial]:
-    """Return a function that emits all items of a tuple at a point and returns their values.
+    """Return a function that emits all items of a tuple at a point, and returns their values.
 
-    An expression that is not a tuple has one item.
+    An expression that is not a tuple counts as a tuple of one item.
     """
     items = [evaluator(context, budget, item, accesses, points) for item in items_of(expr)]
     return lambda point: tuple([item(point, ()) for item in items])

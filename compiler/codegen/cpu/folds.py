@@ -1,4 +1,7 @@
-"""Combination of a reduction's partial results, for plain combiners and Folds."""
+"""Combination of a reduction's partial results, both for combiners such as sums and for `Fold`s.
+
+A `Fold` reduces tuples of values with its own expression.
+"""
 
 from __future__ import annotations
 
@@ -21,9 +24,9 @@ from tilewright.compiler.loops.expr import (
 
 
 def start(emitter: Emitter, combiner: Combiner | Fold, dtype: DType) -> Partial:
-    """Return the neutral element of a reduction: one constant for each item.
+    """Return the start value of a reduction: a tuple of constants, the neutral element.
 
-    A Fold has one or more items, a plain combiner has one.
+    A plain combiner has one constant, a Fold one per item.
     """
     if isinstance(combiner, Fold):
         return tuple(emitter.const(c.value, c.type) for c in combiner.neutral)
@@ -31,7 +34,7 @@ def start(emitter: Emitter, combiner: Combiner | Fold, dtype: DType) -> Partial:
 
 
 def join(emitter: Emitter, combiner: Combiner | Fold, a: Partial, b: Partial) -> Partial:
-    """Emit the combination of two partial results."""
+    """Emit the combination of two partial results of a reduction, `a` and `b`."""
     if isinstance(combiner, Fold):
         return _joined(emitter, combiner, a, b)
     ((x,), (y,)) = a, b
@@ -39,7 +42,10 @@ def join(emitter: Emitter, combiner: Combiner | Fold, a: Partial, b: Partial) ->
 
 
 def join_lanes(emitter: Emitter, combiner: Combiner | Fold, partial: Partial) -> Partial:
-    """Combine the lanes of a partial result, vectors of one width, to one scalar for each item."""
+    """Emit the combination of the lanes of a partial result, and return one scalar for each item.
+
+    All vectors of the partial result have the same width.
+    """
     return combining.join_lanes(emitter, partial, lambda a, b: join(emitter, combiner, a, b))
 
 

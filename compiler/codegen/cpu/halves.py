@@ -1,8 +1,8 @@
 """Conversion between 16-bit floats and float32 by integer arithmetic.
 
-It serves targets without conversion instructions. Every number is converted exactly, or rounded
-half to even; subnormal numbers and infinities are kept, and a NaN stays NaN. After Giesen, "Half to
-float done quic" (2012).
+It is used on targets without conversion instructions. Extension to float32 is exact; rounding to 16
+bits is to nearest, ties to even. Subnormal numbers and infinities are preserved, and NaN stays NaN.
+The method follows Giesen, "Half to float done quic" (2012).
 """
 
 from __future__ import annotations
@@ -29,22 +29,22 @@ _ONE_HALF = 0x3F000000
 
 
 def has_instructions(emitter: Emitter, dtype: DType) -> bool:
-    """Whether the target has instructions that convert this type."""
+    """Return whether the target has instructions that convert a 16-bit float type."""
     feature = emitter.target.family.conversions.get(dtype)
     return feature is not None and (not feature or emitter.target.has(feature))
 
 
 def bits(emitter: Emitter, value: Value) -> Value:
-    """The bits of a 16-bit float, as uint16."""
+    """Return the bits of a 16-bit float as uint16."""
     return emitter.bits.get(value.name) or _reinterpreted(emitter, value, DType.UINT16)
 
 
 def of_bits(emitter: Emitter, whole: Value, dtype: DType) -> Value:
     """Return the 16-bit float whose bits are the uint16 `whole`.
 
-    If the target has no instructions for the type, `emitter.bits` maps the float back to its bits.
-    Values then cross basic blocks as uint16: LLVM calls a library for a vector of bfloat16 that
-    crosses one.
+    If the target has no instructions for the type, `emitter.bits` records the bits of the float.
+    Code then passes the bits between basic blocks in place of the float, because LLVM calls a
+    library function for a vector of bfloat16 that crosses blocks.
     """
     value = _reinterpreted(emitter, whole, dtype)
     if not has_instructions(emitter, dtype):
@@ -69,7 +69,7 @@ def extended(emitter: Emitter, value: Value) -> Value:
 
 
 def truncated(emitter: Emitter, value: Value, to: DType) -> Value:
-    """Round a float32 to the 16-bit type `to`, half to even."""
+    """Emit the rounding of a float32 to the 16-bit type `to`, to nearest with ties to even."""
     given = _Bits.of(emitter, value)
     magnitude, sign = given("and", ~_SIGN), given("and", _SIGN)("lshr", 16)
     if to is DType.BFLOAT16:
@@ -109,7 +109,7 @@ def on_bits(emitter: Emitter, operation: Operation, values: Sequence[Value]) -> 
 
 
 class _Bits:
-    """The bits of float32 numbers, as integers with the same lanes."""
+    """The bits of float32 numbers as uint32 values, with methods that emit integer operations."""
 
     def __init__(self, emitter: Emitter, value: Value) -> None:
         self._emitter = emitter
@@ -121,18 +121,22 @@ class _Bits:
 
     @property
     def number(self) -> Value:
-        """The float32 with these bits."""
+        """The float32 numbers with these bits."""
         return _reinterpreted(self._emitter, self.value, DType.FLOAT32)
 
     def __call__(self, instruction: str, other: _Bits | int) -> _Bits:
-        """An instruction of two operands."""
+        """Emit an integer instruction, such as `add`, with these bits and another operand."""
         text = f"{instruction} {self.value.type} %s, %s"
         operand = self._operand(other)
         made = self._emitter.emit(DType.UINT32, self.value.lanes, text, self.value, operand)
         return _Bits(self._emitter, made)
 
     def choose(self, predicate: str, bound: int, first: _Bits | int, second: _Bits | int) -> _Bits:
-        """`first` if the comparison of these bits with the bound holds, else `second`."""
+        """Emit a selection: `first` where `predicate` holds for these bits and `bound`, else
+        `second`.
+
+        `predicate` is an LLVM predicate such as `ult`.
+        """
         emitter, lanes, kind = self._emitter, self.value.lanes, self.value.type
         text = f"icmp {predicate} {kind} %s, %s"
         is_so = emitter.emit(DType.BOOL, lanes, text, self.value, self._operand(bound))
@@ -147,7 +151,7 @@ class _Bits:
 
 
 def _reinterpreted(emitter: Emitter, value: Value, to: DType) -> Value:
-    """The same bits as another type of the same width."""
+    """Emit a reinterpretation of a value's bits as another type of the same width."""
     return _cast(emitter, "bitcast", value, to)
 
 

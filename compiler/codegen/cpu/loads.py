@@ -1,9 +1,9 @@
-"""Ways to load an element, or the lanes of a vector, chosen once per access.
+"""Methods of loading an element or a vector; one is selected for each access.
 
-The lane stride of an access determines the way. A stride of 0 is a scalar (splatted where it is
-used), a stride of the element size is a vector. `lane // n` is one vector and a constant
-permutation. A stride of a few elements takes several vectors and permutations. All other strides
-are gathers.
+The distance between the lanes in memory (the lane stride) determines the method. With stride 0, a
+scalar is loaded and later broadcast. With the element size as the stride, one vector is loaded.
+Lanes at `lane // n` take one vector and a constant permutation. A stride of a few elements takes
+several vectors and permutations. For all other strides, each lane is loaded separately.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ LoadPlan = Callable[[LoadSite], Value]
 
 
 def load_plan(context: Context, budget: RegisterBudget, access: Access, points: Points) -> LoadPlan:
-    """Choose how to load the elements of an access, for all points of a tile."""
+    """Return the function that loads the elements of an access, for all points of a register
+    tile."""
     emitter, dtype, is_full = context.emitter, access.tensor.dtype, access.present >= access.packed
     if access.tensor.space is Space.CONSTANT:
         return _constant
@@ -53,7 +54,8 @@ def _constant(place: LoadSite) -> Value:
 
 
 def _scalars(context: Context, budget: RegisterBudget, access: Access, points: Points) -> LoadPlan:
-    """Load elements one by one, or as lanes of vectors that hold four elements of the tile."""
+    """Return a plan that loads scalars, four adjacent ones with one vector load if possible
+    (`quads`)."""
     first_of, paired = quads(context.emitter, budget, access, points)
 
     def quad(access: Access, first: int) -> Value:
@@ -76,7 +78,10 @@ def _scalars(context: Context, budget: RegisterBudget, access: Access, points: P
 
 
 def _single_elements(place: LoadSite) -> Value:
-    """The elements of a group, one by one, because memory after each belongs to others."""
+    """Load the elements of one group separately, and combine them into an integer.
+
+    A wider load is not possible, because the adjacent memory does not belong to the group.
+    """
     return _group(place, 0)
 
 
@@ -101,15 +106,18 @@ def _takes_elements(emitter: Emitter, dtype: DType) -> bool:
 
 
 def _separate_groups(place: LoadSite) -> Value:
-    """Partial groups, one per lane, if nothing is known about the memory after them."""
+    """Load the elements of each lane's group separately, and return the vector of groups.
+
+    This serves partial groups if the memory after each is not known to be readable.
+    """
     return _collected(place, (_group(place, behind) for behind in place.separate))
 
 
 def _interleaved(place: LoadSite) -> Value:
-    """Load groups whose elements lie in separate vectors: load the vectors, then interleave them.
+    """Load groups whose elements lie in separate vectors: load these vectors and interleave them.
 
-    Consecutive vectors are loaded together. If there are fewer vectors than elements in a group,
-    the other elements are arbitrary: the other operand has zeros there.
+    Vectors that are adjacent in memory are loaded together. If a group has fewer elements than fit,
+    the missing ones are arbitrary, because the other operand has zeros there.
     """
     emitter, access, lanes, active = place.emitter, place.access, place.lanes, place.active
     size = access.tensor.dtype.bytes
@@ -132,8 +140,10 @@ def _interleaved(place: LoadSite) -> Value:
 
 
 def _in_runs_or(plan: LoadPlan) -> LoadPlan:
-    """Return a plan for vectors in several pieces, if the target has register groups; else
-    `plan`."""
+    """Return a plan for lanes that form several contiguous runs, with `plan` for all other cases.
+
+    Runs are loaded as one group of vector registers, if the target has such groups.
+    """
 
     def load(place: LoadSite) -> Value:
         run = run_of(place.emitter, place.access, place.active)
@@ -145,7 +155,8 @@ def _in_runs_or(plan: LoadPlan) -> LoadPlan:
 def _side_by_side(
     context: Context, budget: RegisterBudget, access: Access, points: Points
 ) -> LoadPlan:
-    """One vector, with another one of the tile if one instruction loads both."""
+    """Return a plan that loads contiguous vectors, and two of them by one instruction if
+    possible."""
     beside = pairs(context.emitter, budget, access, points)
     is_written = access.tensor.name in context.written
 
@@ -160,7 +171,10 @@ def _side_by_side(
 
 
 def _scattered(emitter: Emitter, access: Access, points: Points) -> LoadPlan:
-    """Lanes that are not contiguous, or in another order."""
+    """Return a plan for lanes that are not contiguous, or not in order.
+
+    The plan tries a permutation of one vector, then of several vectors, then one load per lane.
+    """
     first_of = (
         load_offsets([*points], access)
         if has_deinterleaving_loads(emitter.target) and not points.is_ragged
@@ -181,7 +195,7 @@ def _scattered(emitter: Emitter, access: Access, points: Points) -> LoadPlan:
 
 
 def _permuted(place: LoadSite) -> Value | None:
-    """One aligned vector and a constant permutation, if all lanes lie inside one vector."""
+    """Load one aligned vector and permute it; return None unless it contains all lanes."""
     access, lanes, size = place.access, place.lanes, place.dtype.bytes
     span = lanes * size
     start = place.offset - place.offset % span
@@ -197,11 +211,12 @@ def _permuted(place: LoadSite) -> Value | None:
 
 
 def _strided(place: LoadSite, start: int | None) -> Value | None:
-    """Lanes with a stride of a few elements: vectors, combined by constant permutations.
+    """Load lanes with a stride of a few elements: load vectors and select lanes by permutations.
 
-    This takes at most half as many vectors as lanes; beyond that, one load per lane is as good. The
-    last vector ends at the last lane, so that no memory beyond the lanes is read. If `start` is
-    given, two vectors from there on contain the lanes, which are every second element.
+    This takes at most half as many vector loads as there are lanes; for larger strides, return
+    None, because one load per lane is as good. The last vector ends at the last lane, so that no
+    memory after it is read. If `start` is given, the lanes are every second element of the two
+    vectors at byte offset `start`.
     """
     emitter, lanes, size, active = place.emitter, place.lanes, place.dtype.bytes, place.active
     offsets = place.access.lane_offsets
@@ -246,9 +261,10 @@ def _collected(place: LoadSite, items: Iterable[Value]) -> Value:
 def place_at(
     context: Context, budget: RegisterBudget, access: Access, offset: int, active: int
 ) -> LoadSite:
-    """Return the site of a load at `offset` bytes, with the loop depth at which to emit it.
+    """Return the description of a load at byte offset `offset`, with the loop depth for its code.
 
-    Loads of read-only elements may move out of loops, as long as registers are left for them.
+    Loads from tensors that the stage does not write are hoisted out of loops while registers are
+    available.
     """
     emitter, base, name = context.emitter, access.base, access.tensor.name
     depth, tag = emitter.depth, ""

@@ -1,4 +1,5 @@
-"""Loops over the tiles of an axis: unrolled and run-time loops, and their ranges."""
+"""Loops over the tiles of an axis: unrolled loops and run-time loops, and the ranges of their
+tiles."""
 
 from __future__ import annotations
 
@@ -28,18 +29,19 @@ from tilewright.compiler.sizes import always_less, bounds, is_dynamic
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """A sequence of tiles of an axis, which one loop covers.
+    """A sequence of tiles along an axis that are covered by one loop.
 
     Attributes:
         offset: start of the first tile on the axis; it may be a dynamic size.
         count: number of tiles; it may be a dynamic size.
         step: distance between the starts of two tiles.
-        width: indices per tile. It may be a dynamic size for one or two optional tiles.
-        room: for a dynamic width, the number of rows that code is emitted for; the last row is
-            repeated in place of missing ones.
-        has_partial_tile: whether the last tile is narrower so that it ends with the axis; the width
-            of each tile is then computed at run time.
-        overlaps: whether the last tile starts earlier in order to end with the axis at the latest.
+        width: number of indices per tile. It may be a dynamic size in segments of one or two tiles
+            that may be empty.
+        room: for a dynamic width, the number of rows for which code is emitted (the capacity). The
+            code repeats the last existing row in place of missing ones.
+        has_partial_tile: whether the last tile is narrower, so that it ends with the axis. The
+            width of each tile is then computed at run time.
+        overlaps: whether the last tile starts earlier, so that it ends with the axis at the latest.
     """
 
     offset: int
