@@ -5,7 +5,7 @@
     x2 = load; sum += x2 * w          sum += x2 * w
 
 An in-order core stalls when it uses a value whose load is not complete. LLVM's scheduler cannot
-move loads ahead by itself, because its register allocator reuses each register as soon as possible.
+move loads ahead, because its register allocator reuses each register as soon as possible.
 """
 
 from __future__ import annotations

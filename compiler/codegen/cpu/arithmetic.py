@@ -129,7 +129,7 @@ def apply(emitter: Emitter, operation: Operation, *args: Value) -> Value:
 def _note_added(emitter: Emitter, result: Value, a: Value, b: Value) -> None:
     """Record that `result` is the sum of a constant and a rounded value, for later simplifications.
 
-    The rounded value is a float, or the 8-bit integers of a group.
+    The rounded value is a float, or an 8-bit integer to which a float was rounded.
     """
     if a.const is not None:
         a, b = b, a

@@ -120,10 +120,10 @@ class ComputeLowering:
         return counts
 
     def _initial(self, combiner: Combiner | Fold) -> dict[Key, Partial]:
-        """Return the initial accumulators of a reduction.
+        """Return the initial accumulators of a reduction, each a tuple of values.
 
         There is one for each point of the output axes and of the axes with separate partial sums
-        (`Compute.partial`). Each accumulator is a tuple of values.
+        (`Compute.partial`).
         """
         init = self.compute.init
         partials = list(product(*map(range, self._partial_counts())))
@@ -344,10 +344,11 @@ class ComputeLowering:
         return joined
 
     def _join(self, combiner: Combiner | Fold, values: dict[Key, Partial]) -> dict[Point, Partial]:
-        """Emit the combination of each point's partial accumulators in a binary tree, and then of
-        lanes.
+        """Emit the combination of each point's partial accumulators, and return the results by
+        point.
 
-        Lanes are combined only if the vector axis is reduced. Return the results by point.
+        Partial accumulators are combined in a binary tree. Then the lanes of vectors are combined,
+        if the vector axis is reduced.
         """
         groups: dict[Point, list[Partial]] = {}
         for (point, _), partial in values.items():

@@ -64,7 +64,8 @@ request has more: with 5 rows in tiles of 6, two tiles would read all weights tw
 
 
 class Tail(Enum):
-    """The code after the full tiles of an axis whose extent is known at run time."""
+    """How code handles the last, incomplete tile of an axis whose extent is known only at run
+    time."""
 
     WHOLE = auto()
     """One tile of run-time width, which inner loops split further."""
@@ -90,14 +91,20 @@ class Tail(Enum):
 
 
 def repeating_tail(known: int, extent: int, step: int) -> Tail | None:
-    """Return the tail of an axis whose rows may be recomputed; None if it needs another tail.
+    """Return how the last tile of an axis is handled if its rows may be computed twice.
 
-    Returns OVERLAPPED if `extent`, the range of this loop, always has a full tile; REPEATED if
-    `known`, the number of rows of the whole loop, may be less than a full tile.
+    Args:
+        known: the number of rows of the whole axis.
+        extent: the number of rows in the range of this loop.
+        step: the number of rows of a full tile.
 
-    One full tile that recomputes rows takes no longer than the smaller tiles of HALVES, which have
-    too few sums to hide the latency of multiply-adds. Its code is a third as long, measured with
-    the products of an object detector.
+    Returns:
+        OVERLAPPED if `extent` always contains a full tile; REPEATED if `known` may be less than a
+            full tile; otherwise None, for another kind of tail.
+
+    One full tile that computes some rows twice takes no longer than the smaller tiles of HALVES,
+    which have too few sums to hide the latency of multiply-adds. Its code is a third as long,
+    measured with the products of an object detector.
     """
     if bounds(extent)[0] >= step:
         return Tail.OVERLAPPED
@@ -113,14 +120,14 @@ def tail_of(
     repeats: Tail | None = None,
     is_of_matrices: bool = False,
 ) -> Tail:
-    """Return the tail of an axis, depending on the body of its loop.
+    """Return how the last tile of an axis is handled, depending on the body of its loop.
 
     Args:
         context: the stage that is emitted.
         is_split: whether inner loops divide the tiles further.
         is_vector: whether the axis is the vector axis.
         is_reduced: whether the axis belongs to a reduction.
-        repeats: the tail if rows may be recomputed, from `repeating_tail`.
+        repeats: the result of `repeating_tail` if rows may be computed twice, else None.
         is_of_matrices: whether the tiles are in tile registers (AMX).
     """
     if is_split:
@@ -137,12 +144,16 @@ def tail_of(
 def segments(
     extent: int, step: int, *, peel: bool, granularity: int, tail: Tail = Tail.HALVES
 ) -> tuple[Segment, ...]:
-    """Divide an axis into segments: its full tiles, a tail of a multiple of `granularity`, and the
-    rest.
+    """Divide an axis into segments: full tiles, and narrower tiles for the remaining indices.
 
-    With `peel`, the first and the last full tile are separate segments. `granularity` is the step
-    of the unrolled points (along the vector axis, the lanes of a vector); 0 for none. `tail`
-    applies to dynamic extents only.
+    Args:
+        extent: the extent of the axis.
+        step: the width of a full tile.
+        peel: whether the first and the last full tile are separate segments.
+        granularity: the step of the axis in unrolled code (along the vector axis, the lanes of a
+            vector); 0 if it is not unrolled. The narrower tiles are multiples of it as far as
+            possible.
+        tail: how the incomplete last tile of a dynamic extent is handled.
 
     Raises:
         ScheduleError: with `peel`, if a dynamic extent may have fewer than two full tiles.
@@ -212,18 +223,24 @@ def _is_block(full: int) -> bool:
 
 
 def _has_rests(extent: int, step: int, tail: Tail) -> bool:
-    """Whether only tiles that repeat rows follow the full tiles."""
+    """Return whether the full tiles are followed only by tiles that repeat their last row."""
     return tail is Tail.REPEATED and is_dynamic(extent) and not _is_block(extent // step)
 
 
 def _rooms(step: int) -> list[int]:
-    """The numbers of rows for which narrower tiles of a block exist."""
+    """Return the possible numbers of rows of narrower tiles in a block of few full tiles.
+
+    They are one, a third and two thirds of `step`.
+    """
     return sorted({room for room in (1, -(-step // 3), -(-2 * step // 3)) if room < step})
 
 
 def _one_of(offset: int, rest: int, step: int, rooms: Sequence[int]) -> Iterator[Segment]:
-    """An optional tile for each capacity; the smallest one that holds the rest runs, if there is a
-    rest."""
+    """Yield one segment per capacity in `rooms`, of which at most one has a tile at run time.
+
+    It is the segment of the smallest capacity that holds the `rest` remaining rows; without
+    remaining rows, all are empty.
+    """
     below = 0
     for room in rooms:
         count = _is_above(rest, below, step) - _is_above(rest, room, step)
@@ -232,9 +249,13 @@ def _one_of(offset: int, rest: int, step: int, rooms: Sequence[int]) -> Iterator
 
 
 def _repeated_segments(extent: int, step: int) -> Iterator[Segment]:
-    """Full tiles, then at most one narrower tile for a rest that it can hold. A larger rest is one
-    more full tile, which starts early enough, or two of the widest narrower tiles without a full
-    tile."""
+    """Yield the segments of a block of few full tiles whose rows may be computed twice.
+
+    The full tiles come first. If the remaining rows fit into a narrower tile, one such tile
+    follows. If they do not fit, the last full tile is followed by another one that starts earlier,
+    so that it ends with the axis. A block without full tiles gets two of the widest narrower tiles
+    instead.
+    """
     full, rest = divmod(extent, step)
     rooms = _rooms(step)
     is_large = _is_above(rest, rooms[-1], step)
@@ -248,12 +269,16 @@ def _repeated_segments(extent: int, step: int) -> Iterator[Segment]:
 
 
 def _is_above(rest: int, number: int, step: int) -> int:
-    """1 if the rest after full tiles exceeds a number, else 0."""
+    """Return the size that is 1 if `rest`, a number of rows below `step`, exceeds `number`, else
+    0."""
     return (rest + step - 1 - number) // step if number < step else 0
 
 
 def _tail_widths(step: int, granularity: int, tail: Tail) -> Iterator[int]:
-    """Widths of tiles after those of `step`; the remaining elements are under a mask."""
+    """Yield the widths of the tiles that follow the full tiles of width `step`.
+
+    Elements that still remain after them are computed under a mask.
+    """
     if granularity > 1 or tail is Tail.UNITS:
         yield granularity
     if tail is Tail.HALVES or tail is Tail.MATRICES:
@@ -289,18 +314,19 @@ def over(
         context: the stage that is emitted.
         axis: the axis.
         step: size of a full tile.
-        body: emits one tile; maps the carried values before the tile to those after it.
+        body: emits one tile; its argument is the list of carried values before the tile, and its
+            result that after the tile.
         carried: the loop-carried values before the first tile.
-        peel: as in `For`.
+        peel, unroll: as in `For`.
         unroll: as in `For`.
-        granularity: as in `segments`.
+        granularity, tail: as in `segments`.
         tail: as in `segments`.
-        clip: loads that must be in bounds; the loop leaves out values of the axis for which they
-            are not. None for all values.
-        padding: how these loads treat halos.
+        clip: loads that must be in bounds; the loop skips indices of the axis for which they are
+            not. None to run all indices.
+        padding: whether these loads may read halos.
 
     Raises:
-        ScheduleError: if a dynamic number of tiles is to be unrolled.
+        ScheduleError: if `unroll` is true and the number of tiles is dynamic.
     """
     outer, around = context.environment[axis], context.ranges.get(axis)
     context.ranges[axis] = replace(outer, has_rests=_has_rests(outer.extent, step, tail))
@@ -339,8 +365,11 @@ def _carrying_bits(
     *,
     may_be_empty: bool,
 ) -> list[Value]:
-    """Emit `Emitter.loop` with 16-bit floats carried as uint16 if the target has no instructions
-    for them."""
+    """Emit `Emitter.loop`, and carry 16-bit floats from iteration to iteration as uint16.
+
+    This applies to types for which the target has no instructions; other values are carried
+    unchanged.
+    """
     types = [value.dtype for value in carried]
 
     def as_bits(values: Sequence[Value]) -> list[Value]:
@@ -378,9 +407,12 @@ def tile_body(
 ) -> Callable[[Value, list[Value]], list[Value]]:
     """Return the body of a run-time loop over a segment's tiles, for `Emitter.loop`.
 
-    It is a function of the counter, which starts at `first`, and the carried values. `outer` is the
-    range of the axis around the loop; `clipped` states whether the counter is limited to values
-    that are in bounds.
+    The returned function takes the loop counter, which starts at `first`, and the carried values.
+    It sets the range of `axis` to the current tile and calls `body`.
+
+    Args:
+        outer: the range of the axis around the loop.
+        clipped: whether the counter only takes values that are in bounds.
     """
 
     def lowered(counter: Value, values: list[Value]) -> list[Value]:
@@ -413,10 +445,11 @@ def _counted_from(emitter: Emitter, counter: Value, first: int) -> Value:
 
 
 def _cut(emitter: Emitter, outer: Bound, segment: Segment, counter: Value, first: int) -> Bound:
-    """A tile of a segment whose last one ends with the axis.
+    """Return the range of tile `counter` in a segment whose last tile may be narrower.
 
-    Its width w is a size that is known here. Tile i ends at step i + w <= extent, so that i <
-    (extent - w) // step + 1: with this bound of i the ranges prove that the tile is inside.
+    The width w of the tile is computed at run time. Tile i ends at step i + w <= extent, so i <
+    (extent - w) // step + 1. This bound of i lets range analysis prove that the tile lies inside
+    the axis.
     """
     extent, step = outer.extent, segment.step
     counter = _counted_from(emitter, counter, first)
@@ -432,7 +465,8 @@ def _cut(emitter: Emitter, outer: Bound, segment: Segment, counter: Value, first
 def _overlapping(
     emitter: Emitter, outer: Bound, segment: Segment, counter: Value, first: int
 ) -> Bound:
-    """A tile of a segment whose last one starts early enough to be full."""
+    """Return the range of tile `counter` in a segment whose last tile starts earlier, so that it is
+    full."""
     step, last = segment.step, outer.extent - segment.step
     counter = _counted_from(emitter, counter, first)
     begin = emitter.emit(DType.INT64, 1, "mul nsw i64 %s, %s", counter, emitter.size(step))
@@ -443,9 +477,10 @@ def _overlapping(
 
 
 def _rows(emitter: Emitter, segment: Segment, counter: Value, first: int) -> tuple[Value, ...]:
-    """The number of each row of the capacity, clamped to the last existing row.
+    """Emit the row number at each row of a tile's capacity; missing rows get the last existing row.
 
-    They are computed here, not before, so that loads at them do not run if no row exists.
+    The numbers are computed inside the loop over the tile, so that no loads at these rows are moved
+    before it: the loop may be empty.
     """
     last = emitter.size(segment.width - 1)
     least = partial(emitter.call, DType.INT64, 1, "llvm.smin.i64", depth=emitter.depth)
@@ -462,10 +497,10 @@ def _rows(emitter: Emitter, segment: Segment, counter: Value, first: int) -> tup
 
 
 def _started(context: Context, outer: Bound, segment: Segment) -> Linear:
-    """Return the start of a segment.
+    """Return the start of a segment on its axis.
 
-    The normal forms of dynamic sizes may not prove that it lies within its axis. Its start is then
-    a new variable of which only this is known.
+    For some dynamic sizes, range analysis cannot prove that the start lies within the axis. The
+    start is then represented by a new variable with that range.
     """
     start = _moved(outer.start, segment.offset)
     if not is_dynamic(segment.offset):
@@ -484,10 +519,11 @@ def _started(context: Context, outer: Bound, segment: Segment) -> Linear:
 def _clip(
     context: Context, axis: Axis, outer: Bound, loads: Sequence[Load], padding: Padding
 ) -> tuple[Value, Value] | None:
-    """The range of a reduction axis for which all loads are in bounds; None for the whole range.
+    """Return the range of a reduction axis in which all loads are in bounds, or None.
 
-    This requires offsets that are uniform over the register tile; otherwise the accesses keep their
-    guards.
+    None stands for the whole axis. A restricted range is possible only if the other terms of a
+    load's index are the same at all points of the register tile. Otherwise, the loads are checked
+    one by one.
     """
     if outer.start.terms or outer.start.constant or axis.extent == 1:
         return None
@@ -525,7 +561,10 @@ def _uniform(context: Context, rest: Affine) -> bool:
 def _clip_range(
     emitter: Emitter, offset: Value, factor: int, extent: int, low: Value, high: Value
 ) -> tuple[Value, Value]:
-    """0 <= offset + factor * i < extent  <=>  ceil(-offset / factor) <= i < ceil(...)."""
+    """Restrict the range [low, high) of i to values with 0 <= offset + factor * i < extent.
+
+    Return the new bounds, which are ceil(-offset / factor) and ceil((extent - offset) / factor).
+    """
     zero = emitter.const(0, DType.INT64)
     size = emitter.size(extent)
     first = emitter.emit(DType.INT64, 1, "sub nsw i64 %s, %s", zero, offset)

@@ -1,7 +1,8 @@
 """Lowering of loop nests to LLVM IR text.
 
-One mechanism lowers every kernel: structured scopes (`ssa`), unrolled axes whose values are known
-during code generation (`points`), and access analysis (`access`). A stage becomes one function
+Every kernel is lowered in the same way: `ssa` builds structured LLVM IR, `points` gives unrolled
+axes their values during code generation, and `access` computes addresses. A stage becomes one
+function
 
     void stage(void *const *buffers, void *scratch, const int64_t *sizes, int64_t lo, int64_t hi)
 
@@ -46,43 +47,46 @@ MOST_VSCALE = 16
 
 
 def stage_symbol(name: str, number: int) -> str:
-    """Return the symbol of the function of stage number `number` of a kernel."""
+    """Return the name of the function for stage `number` of the kernel `name`."""
     return f"{name}_s{number}"
 
 
 def stage_extent(stage: Stage) -> int:
     """Return the number of tiles into which a stage is divided for threads.
 
-    A stage's function computes the tiles from its argument `lo` up to its argument `hi`. They are
-    the tiles of its first nest; a serial stage has one tile. The number is a dynamic size if a
-    loop's extent is known only at run time.
+    These are the tiles of the stage's first loop; a stage without parallel loops has one. The
+    number is a dynamic size if a loop's extent is known only at run time. The stage's function
+    computes the tiles from its argument `lo` to its argument `hi` (exclusive).
     """
     loops = _parallel_loops(stage)
     return _shared_tiles(loops[0]) if loops else 1
 
 
 def _parallel_loops(stage: Stage) -> tuple[For, ...]:
-    """The nests whose tiles threads share; empty for a serial stage."""
+    """Return the loops whose tiles are divided among threads; empty for a serial stage."""
     loops = tuple(node for node in stage.body if isinstance(node, For))
     return loops if all(loop.binding is Binding.PARALLEL for loop in loops) else ()
 
 
 def _shared_tiles(loop: For) -> int:
-    """Tiles of a parallel loop, times those of the parallel loop directly inside it."""
+    """Return the number of tiles of a parallel loop and of the parallel loops nested directly in
+    it."""
     own = sum(segment.count for segment in _loop_segments(loop))
     inner = _parallel_inside(loop)
     return own * _shared_tiles(inner) if inner is not None else own
 
 
 def _parallel_inside(loop: For) -> For | None:
-    """The parallel loop that is the whole body of a loop."""
+    """Return the parallel loop that is the only statement in the body of a loop, else None."""
     first = loop.body[0] if len(loop.body) == 1 else None
     return first if isinstance(first, For) and first.binding is Binding.PARALLEL else None
 
 
 def scratch_layout(nest: LoopNest) -> tuple[dict[str, int], int]:
-    """Return the byte offset of each scratch tensor in a thread's block, by name, and the size of
-    the block in bytes."""
+    """Assign memory in a thread's scratch block to the scratch tensors of a loop nest.
+
+    Return the byte offset of each tensor by name, and the size of the block in bytes.
+    """
     offsets, size = {}, 0
     for tensor in nest.scratch:
         offsets[tensor.name] = size
@@ -91,14 +95,14 @@ def scratch_layout(nest: LoopNest) -> tuple[dict[str, int], int]:
 
 
 def lower_nest(nest: LoopNest, target: Target, sizes: Sequence[Dimension] | None = None) -> str:
-    """Return a loop nest as the text of an LLVM module with one function per stage.
+    """Return the LLVM IR of a loop nest, as a module with one function per stage.
 
-    `sizes` are the dynamic dimensions, in the order of the functions' argument `sizes`; by default
+    `sizes` are the dynamic dimensions in the order of the functions' argument `sizes`; by default,
     those of the nest.
 
     Raises:
-        ScheduleError: if tiles do not align with layouts or bounds cannot be proved, or if the form
-            of the code would depend on the value of a dynamic size.
+        ScheduleError: if tiles do not align with layouts, accesses cannot be proved to be in
+            bounds, or the code would depend on the value of a dynamic size.
     """
     if sizes is None:
         sizes = nest.sizes
@@ -151,7 +155,10 @@ def _lower_nest(
 def _lower_stage(
     nest: LoopNest, stage: Stage, emitter: Emitter, *, masks: bool, partial_tiles: bool
 ) -> Emitter:
-    """The body of a stage's function."""
+    """Emit the body of a stage's function, and return the emitter with its text.
+
+    `masks` and `partial_tiles` are attributes of `Context`.
+    """
     context = Context(
         emitter,
         slots={
@@ -175,7 +182,7 @@ def _lower_stage(
 
 
 def _lower(context: Context, node: Node) -> None:
-    """Emit one node into the open scope."""
+    """Emit a loop or a `Compute` of the loop nest at the current position."""
     match node:
         case Compute():
             ComputeLowering(context, node).run()
@@ -196,13 +203,12 @@ def _lower(context: Context, node: Node) -> None:
 
 
 def _parallel(context: Context, loop: For, low: Value, high: Value) -> None:
-    """The tiles of a parallel loop in [low, high), split over its segments.
+    """Emit the tiles [low, high) of a parallel loop, as one loop per segment.
 
-    The tiles of a nested parallel loop are counted too: [low, high) begins and ends within tiles of
-    the outer one.
-
-    The narrow tile of rows comes first. The code does not state bounds that low and high guarantee;
-    it is therefore independent of the number of full tiles.
+    With a nested parallel loop, low and high count the tiles of the nested loop, and may lie within
+    a tile of this loop. A narrower tile of rows is computed first. The code does not rely on the
+    bounds that the caller guarantees for low and high, so that it does not depend on the number of
+    full tiles.
     """
     emitter = context.emitter
     context.open_axis(loop.axis)
@@ -242,7 +248,17 @@ def _parallel_tile(
     counter: Value,
     values: list[Value],
 ) -> list[Value]:
-    """A tile of a parallel loop; of the nested loop, the tiles `within` bounds."""
+    """Emit tile `counter` of a parallel loop.
+
+    Args:
+        outer: the range of the axis around the loop.
+        segment: the segment that contains the tile.
+        first: the number of the segment's first tile.
+        inner: the nested parallel loop, if any.
+        within: the first tile of the nested loop to compute, and the last one (exclusive).
+        counter: the number of the tile.
+        values: loop-carried values.
+    """
 
     def body(values: list[Value]) -> list[Value]:
         if inner is None:
@@ -255,7 +271,8 @@ def _parallel_tile(
         return values
 
     def tail(values: list[Value]) -> list[Value]:
-        """The last tile, of run-time width: one for the threads that share them."""
+        """Emit the last tile, whose width is known only at run time; one thread computes all of
+        it."""
         if _is_split(loop.body, loop.axis):
             return body(values)
         return over(
@@ -293,7 +310,7 @@ def _let(context: Context, let: Let) -> Bound:
 
 
 def _loop_segments(loop: For, *, partial_tiles: bool = False) -> tuple[Segment, ...]:
-    """The segments of a loop; their number of tiles does not depend on `partial_tiles`."""
+    """Return the segments of a loop; `partial_tiles` does not change their number of tiles."""
     return segments(
         loop.axis.extent,
         loop.step,
@@ -304,7 +321,10 @@ def _loop_segments(loop: For, *, partial_tiles: bool = False) -> tuple[Segment, 
 
 
 def _granularity(body: Sequence[Node], axis: Axis) -> int:
-    """The unrolling step of an axis in inner computes: tails are rounded to whole vectors of it."""
+    """Return the step by which the computes in a loop unroll an axis, or 0.
+
+    The narrower last tiles of the loop are multiples of this step as far as possible.
+    """
     for node in body:
         match node:
             case For():
@@ -317,7 +337,7 @@ def _granularity(body: Sequence[Node], axis: Axis) -> int:
 
 
 def _tail(context: Context, loop: For) -> Tail:
-    """The tail of a loop over a dynamic extent."""
+    """Return how the incomplete last tile of a loop with a dynamic extent is handled."""
     computes = [*_computes(loop.body)]
     unrolling = [c for c in computes if any(tile.axis == loop.axis for tile in c.unroll)]
     repeats = None
@@ -344,7 +364,7 @@ def _computes(body: Sequence[Node]) -> Iterator[Compute]:
 
 
 def _is_split(body: Sequence[Node], axis: Axis) -> bool:
-    """Whether loops inside split an axis further."""
+    """Return whether loops in a loop body divide the tiles of an axis further."""
     for node in body:
         match node:
             case For():
@@ -357,7 +377,7 @@ def _is_split(body: Sequence[Node], axis: Axis) -> bool:
 
 
 def _written(body: Sequence[Node]) -> frozenset[str]:
-    """Names of the memory tensors that a stage stores to."""
+    """Return the names of the tensors in memory to which a loop body stores."""
     names: set[str] = set()
     for node in body:
         match node:

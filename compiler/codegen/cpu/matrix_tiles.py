@@ -1,14 +1,14 @@
-"""Register tiles for instructions that multiply matrices: two rows by two columns (`smmla`).
+"""Register tiles for matrix instructions, which multiply two rows by two columns (`smmla`).
 
-Sums of a register tile are vectors along the columns, but such an instruction adds to two rows and
-two columns at once. During the reduction, the vectors of two neighbouring rows are therefore kept
-as two blocks of 2x2 sums:
+Elsewhere, a register tile keeps its sums in vectors along the columns. A matrix instruction adds to
+two rows and two columns at once. During the reduction, the vectors of two neighbouring rows are
+therefore kept as two blocks of 2x2 sums:
 
     row 0:  a0 a1 a2 a3         block 0:  a0 a1 b0 b1
     row 1:  b0 b1 b2 b3         block 1:  a2 a3 b2 b3
 
-A row without a neighbour, and vectors of fewer columns, are not rearranged: a product with them
-takes the same instructions, half of whose sums are unused.
+Rows without a neighbour, and vectors with fewer columns, are not rearranged. Their products take
+the same number of instructions, and half of the computed sums are unused.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ _UPPER, _LOWER = (0, 1, 4, 5), (2, 3, 6, 7)
 
 
 def matrix_tile(context: Context, compute: Compute, spatial: Sequence[Tile]) -> MatrixTile | None:
-    """Return the register tile of a compute that uses matrix instructions, else None.
+    """Return the register tile of a `Compute` that uses matrix instructions; None for any other.
 
-    Such a compute has groups of 64 bits along its axis `Compute.dot`.
+    Such a `Compute` has groups of 64 bits along its axis `Compute.dot`.
 
     Raises:
-        ScheduleError: if the target has no such instruction for the types, or not exactly one of
-            the operands lies along the vectors.
+        ScheduleError: if the target has no matrix instruction for the types, or the vector axis
+            does not occur in exactly one of the two operands.
     """
     operands = dot_operands(compute.body) if compute.dot is not None else None
     if operands is None or compute.group * operands[0].dtype.bytes != 8:
@@ -74,20 +74,22 @@ def _moves(load: Load, compute: Compute) -> bool:
 
 
 def _pair(point: Point, at: int) -> tuple[Point, Point]:
-    """The pair of neighbours along an axis that contains a point."""
+    """Return the points at the even and the odd index of the pair along axis `at` that contains a
+    point."""
     first = point[at] & ~1
     return (*point[:at], first, *point[at + 1 :]), (*point[:at], first + 1, *point[at + 1 :])
 
 
 class MatrixTile:
-    """A register tile whose sums are computed by instructions of two rows by two columns.
+    """A register tile whose sums are computed by matrix instructions: two rows by two columns.
 
     Args:
         context: the stage that is emitted.
         instruction: the instruction.
-        left: the broadcast operand.
-        right: the operand along the vectors.
-        rows: positions of the spatial axes along which only the broadcast operand moves.
+        left: the operand whose elements are broadcast along the vectors.
+        right: the operand whose vectors lie along the columns.
+        rows: positions, in `spatial`, of the axes that occur in the index of `left` but not of
+            `right`.
         unroll: all unrolled axes.
         spatial: the unrolled axes that are not reduced.
     """
@@ -111,10 +113,10 @@ class MatrixTile:
         self._spatial = [tile.axis for tile in spatial]
 
     def turned(self, values: dict[Key, Partial]) -> dict[Key, Partial]:
-        """Convert the sums of each pair of neighbouring rows to 2x2 blocks, or blocks back to rows.
+        """Convert the sums of each pair of neighbouring rows to two 2x2 blocks, or blocks to rows.
 
-        The argument and the result map keys of points to sums. Sums without a neighbour are
-        unchanged.
+        The argument and the result map keys of accumulators to sums. Sums of a row without a
+        neighbour are unchanged.
         """
         position = self._position(values)
         result = dict(values)
@@ -131,7 +133,7 @@ class MatrixTile:
         return result
 
     def _position(self, keys: dict[Key, Partial]) -> int | None:
-        """The position of the spatial axis along which rows are paired: the one with the most
+        """Return the position of the spatial axis along which rows are paired: the one with most
         points."""
         counts = {i: len({point[i] for point, _ in keys}) for i in self._rows}
         return max(counts, key=lambda i: counts[i], default=None)
@@ -147,8 +149,13 @@ class MatrixTile:
     ) -> None:
         """Emit the products at the points of `order`, and add them to the sums in `current`.
 
-        The sums are in blocks, as `turned` returns them. `key_of` maps a point to the key of its
-        sum.
+        Args:
+            budget: the vector registers for hoisted loads.
+            current: the sums by key, as the blocks that `turned` returns; updated in place.
+            order: the points in the order of their computation.
+            key_of: returns the key of the sum to which a point contributes.
+            accesses: the accesses of the operands.
+            points: the points of the register tile.
 
         Raises:
             ScheduleError: if vectors have more than four sums, or elements of a group are not
@@ -179,7 +186,8 @@ class MatrixTile:
                 self._blocks(current, [key_of(each) for each in pair], rows, right(point, ()))
 
     def _row(self, left: Evaluator, point: Point, present: bool) -> Value:
-        """Eight bytes of the broadcast operand; zeros for a point that is left out."""
+        """Return eight bytes of the broadcast operand at a point; zeros for a point that is not
+        computed."""
         return left(point, ()) if present else self._emitter.const(0, DType.INT64)
 
     def _blocks(
@@ -195,7 +203,7 @@ class MatrixTile:
             current[key] = (self._call(sums, rows, columns, number),)
 
     def _single(self, sums: Value, row: Value, columns: Value) -> Value:
-        """One row by all columns."""
+        """Emit the product of one row by all columns, and add it to `sums`."""
         emitter, lanes = self._emitter, sums.lanes
         (wide,) = same_lanes(emitter, (columns,), _COLUMNS)
         nothing = emitter.const(0, self._instruction.accumulator, _COLUMNS)
@@ -207,7 +215,8 @@ class MatrixTile:
         return apply(emitter, Operation.ADD, sums, total)
 
     def _call(self, sums: Value, rows: Sequence[Value], columns: Value, number: int) -> Value:
-        """Two rows by the first (0) or last (1) two columns."""
+        """Emit the product of two rows by the first (`number` 0) or last (1) two columns, added to
+        `sums`."""
         emitter, found = self._emitter, self._instruction
         pair = emitter.const(0, DType.INT64, 2)
         for lane, row in enumerate(rows):

@@ -1,7 +1,7 @@
 """Loads and stores at points of a register tile.
 
-The way to load elements is chosen once per access (`load_plan`). Lanes that are not contiguous are
-stored one by one.
+The method of loading elements is selected once per access (`load_plan`). Lanes that are not
+contiguous are stored one by one.
 """
 
 from __future__ import annotations
@@ -34,10 +34,9 @@ from tilewright.compiler.sizes import is_dynamic, known_divisor
 
 
 class Loader:
-    """The loads of one access: a call with a point returns the element, or the lanes, at this
-    point.
+    """The loads of one access; calling it with a point returns the element or vector there.
 
-    Each address is loaded once.
+    Each address is loaded only once, unless the tensor was written in between.
     """
 
     def __init__(
@@ -52,8 +51,10 @@ class Loader:
         self._plan = load_plan(context, budget, access, points)
 
     def __call__(self, point: Point, _: Sequence[Value] = (), __: Sequence[Value] = ()) -> Value:
-        """Return the element, or the lanes, at a point; the other arguments are those of any
-        evaluator."""
+        """Return the element or the vector at a point.
+
+        The other arguments are unused; they make the object usable as an `Evaluator`.
+        """
         access = self._access
         offset = access.constant
         for i, stride in access.unrolled:  # `access.offset` inlined: it runs for every operand
@@ -69,9 +70,10 @@ class Loader:
         return value
 
     def indirect(self, point: Point, positions: Sequence[Value]) -> Value:
-        """Load the element, or the lanes, of an indirect access at a point.
+        """Load the element or the vector of an indirect access at a point.
 
-        `positions` are added to the index along the indirect dimensions.
+        `positions` are computed indices, which are added to the access's index along its indirect
+        dimensions.
         """
         table = self._table(point, positions)
         if table is not None:
@@ -91,10 +93,10 @@ class Loader:
         return value if access.packed > 1 else _from_storage(emitter, value, access.tensor.dtype)
 
     def _table(self, point: Point, positions: Sequence[Value]) -> Value | None:
-        """Look up lanes in a table of 8-bit elements by an instruction; None for other accesses or
-        targets.
+        """Emit a lookup in a table of 8-bit elements by a vector instruction.
 
-        The tables are read where they are used: they would occupy four registers of outer loops.
+        Return None if the access is not such a table, or the target has no such instruction. The
+        table is loaded at each use: hoisting it would occupy four registers in outer loops.
         """
         emitter = self._context.emitter
         access = self._access.in_row(emitter, point)
@@ -120,7 +122,11 @@ class Loader:
         return looked_up(emitter, found, parts, place)._replace(dtype=tensor.dtype)
 
     def _moved(self, base: Value, positions: Sequence[Value]) -> tuple[Value, Value | None]:
-        """The base at run-time positions, and the byte offset of each lane if lanes differ."""
+        """Add computed positions to a base address.
+
+        Return the new base, and the byte offset of each lane; None if all lanes have the same
+        position.
+        """
         emitter = self._context.emitter
         lanes: Value | None = None
         for value, stride in zip(positions, self._access.indirect_strides, strict=True):
@@ -134,7 +140,10 @@ class Loader:
 
 
 def _based(emitter: Emitter, access: Access, offset: int) -> tuple[Access, int]:
-    """The access and an offset of it, with the run-time part moved into its base."""
+    """Move the run-time part of an offset into the access's base.
+
+    Return the new access, and the remaining offset, a constant.
+    """
     if not is_dynamic(offset):
         return access, offset
     assert access.base is not None
@@ -144,7 +153,7 @@ def _based(emitter: Emitter, access: Access, offset: int) -> tuple[Access, int]:
 
 
 def _at_lanes(place: LoadSite, positions: Value) -> Value:
-    """Gather lanes with individual byte offsets."""
+    """Load each lane at its own byte offset (`positions`), and return the vector."""
     emitter, access, last = place.emitter, place.access, place.active - 1
     offsets = access.lane_offsets or (0,) * positions.lanes
     place = replace(place, access=replace(access, lane_offsets=offsets))
@@ -160,7 +169,7 @@ def _at_lanes(place: LoadSite, positions: Value) -> Value:
 
 
 def store(context: Context, access: Access, value: Value, point: Point, active: int) -> None:
-    """Write a value (scalar, or `active` lanes of a vector) at a point."""
+    """Emit a store at a point: of a scalar, or of the first `active` lanes of a vector."""
     tensor, emitter = access.tensor, context.emitter
     access, offset = _based(emitter, access.in_row(emitter, point), access.offset(point))
     assert access.base is not None

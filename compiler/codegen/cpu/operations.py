@@ -1,4 +1,4 @@
-"""All operations of an expression, whether single instructions or longer sequences."""
+"""Emission of all operations of an expression, both single instructions and longer sequences."""
 
 from __future__ import annotations
 
@@ -11,8 +11,10 @@ from tilewright.compiler.loops.expr import Operation
 
 
 def apply(emitter: Emitter, operation: Operation, *args: Value) -> Value:
-    """Emit one operation on values of one type, and return its result. Scalars are splatted if
-    another argument is a vector."""
+    """Emit an operation on values of one type, and return its result.
+
+    Scalars are broadcast if another argument is a vector.
+    """
     dtype = args[-1].dtype
     if operation is Operation.DOT:
         return _dot(emitter, *args)
@@ -22,7 +24,10 @@ def apply(emitter: Emitter, operation: Operation, *args: Value) -> Value:
 
 
 def _dot(emitter: Emitter, x: Value, y: Value, total: Value) -> Value:
-    """Emit DOT, the dot product of 8-bit integers; scalars use the vector instructions."""
+    """Emit the operation DOT, the dot product of groups of 8-bit integers, added to `total`.
+
+    Scalars use the vector instructions too.
+    """
     lanes = max(x.lanes, y.lanes, total.lanes)
     total = emitter.splat(total, lanes)
     return multiply_add(emitter, (DType.UINT8, DType.INT8), total, x, y)

@@ -13,19 +13,24 @@ from tilewright.compiler.targets.target import Target
 
 
 def is_in_order(target: Target) -> bool:
-    """Whether the target's core executes instructions in order, so that their order matters.
+    """Return whether the order of loads and multiply-adds matters on the target's core.
 
-    False for all architectures except AArch64, because no gain is known for the others.
+    This holds for cores that execute instructions in order. The result is false for all
+    architectures except AArch64, because no gain is known for the others.
     """
     return not target.core.reorder_buffer and target.lane_factors > 1
 
 
 def constant_points(points: list[Point], matrix: Access, spatial: Sequence[int]) -> list[Point]:
-    """Return the points of a transform by a constant matrix without those whose coefficient is
-    zero.
+    """Return the points of a transform by a constant matrix whose coefficient is not zero.
 
-    Each sum starts with a point whose coefficient is one, if it has any. A transform (Winograd)
-    therefore costs only its nonzero coefficients.
+    A transform, as in Winograd convolution, therefore costs only its nonzero coefficients. Each sum
+    starts with a point whose coefficient is one, if it has any.
+
+    Args:
+        points: all points of the register tile.
+        matrix: the access to the matrix.
+        spatial: positions, in a point, of the axes that identify a sum.
     """
     size = matrix.tensor.dtype.bytes
     coefficients = {p: matrix.tensor.values[matrix.offset(p) // size] for p in points}
@@ -44,15 +49,19 @@ def greedy_points(
     depth: int,
     beside: Callable[[Access, bool], Mapping[Place, Place]],
 ) -> list[Point]:
-    """Order points so that each next one needs the fewest new loads; ties keep the program order.
+    """Order points so that each point needs the fewest loads that earlier points did not need.
 
-    The result is an outer product for GEMM, and 'read each pixel once, scatter' for a depthwise
-    convolution. `points` are in program order. Loads of `accesses` that move out of the loop at
-    `depth` are not counted.
+    Ties keep the program order. For GEMM, the result is an outer product; for a depthwise
+    convolution, each pixel is read once and contributes to several sums.
 
-    `beside` maps places of an access to the places that are loaded together with them; its second
-    argument is whether the access is the only one. The points of both places become neighbours in
-    the order: otherwise, the second places would wait in registers.
+    Args:
+        points: the points in program order.
+        accesses: the accesses of the operands. Loads that are hoisted out of the loop at `depth`
+            are not counted.
+        depth: the depth of the innermost loop.
+        beside: maps places of an access to the places that one instruction loads together with
+            them. Its second argument says whether the access is the only one. The points of two
+            such places become neighbours in the order, so that no loaded value waits in a register.
     """
     inner = [
         access

@@ -17,11 +17,11 @@ Point = tuple[int, ...]
 
 
 class Points:
-    """The points of a register tile, as a context manager.
+    """The points of a register tile: all combinations of values of its unrolled axes.
 
-    Inside the context, unrolled axes are bound to variables whose values are known during code
-    generation, and the vector axis is bound to lanes. Iterating yields the points in program order,
-    each a tuple with a number for each unrolled axis.
+    This is a context manager. Inside the context, unrolled axes are bound to variables whose values
+    are known during code generation, and the vector axis is bound to lanes. Iterating yields the
+    points in program order, as tuples with a number for each unrolled axis.
 
     Args:
         context: the stage that is emitted.
@@ -93,7 +93,8 @@ class Points:
         return self
 
     def _repeat(self, axis: Axis, bound: Bound) -> None:
-        """Open an axis for all rows of the capacity, whatever their number at run time."""
+        """Bind an axis to all rows of the tile's capacity; missing rows repeat the last one at run
+        time."""
         variable = Variable(Kind.REPEATED, bound.extent, rows=bound.rows)
         self.position[variable] = len(self.variables)
         self.variables.append(variable)
@@ -125,21 +126,21 @@ class Points:
 
     @property
     def lanes_in_use(self) -> int:
-        """Number of active lanes at every point, unless the last vector is ragged.
+        """Number of lanes in use at every point, unless the last vector has fewer (`is_ragged`).
 
-        It is a dynamic size under a run-time mask.
+        It is a dynamic size if a mask determines it at run time.
         """
         return self._active
 
     def active(self, point: Point) -> int:
-        """Return the number of active lanes of the vector at a point."""
+        """Return the number of lanes in use of the vector at a point."""
         if self._ragged is None:
             return self._active
         position, step, extent = self._ragged
         return min(step, extent - point[position] * step)
 
     def static(self, form: Linear, point: Point) -> int:
-        """Return the value of a form at a point as far as it is known at compile time.
+        """Return the part of a linear form's value at a point that is known at compile time.
 
         It is the sum of the constant and the terms of unrolled axes.
         """

@@ -54,9 +54,9 @@ does not state it: nothing has prefetched the first panel."""
 def prefetch(
     context: Context, compute: Compute, accesses: Accesses, points: Sequence[Point]
 ) -> None:
-    """Emit prefetches `compute.prefetch` bytes after the cache lines that are read at these points.
+    """Emit prefetches of the cache lines `compute.prefetch` bytes after those that the points read.
 
-    Weights and vectors of inputs are prefetched. If the compute reads a panel of weights in several
+    Weights and vectors of inputs are prefetched. If the same weights (a panel) are read in several
     passes (`compute.passes`), each pass prefetches its part of the next panel instead.
     """
     emitter = context.emitter
@@ -74,7 +74,8 @@ def prefetch(
 
 
 def _is_stream(access: Access, emitter: Emitter) -> bool:
-    """Whether each step of the innermost loop reads its own lines, which are adjacent."""
+    """Return whether the steps of the innermost loop read consecutive cache lines, each step its
+    own."""
     tensor = access.tensor
     if tensor.space is not Space.MEMORY or access.base is None or not access.contiguous:
         return False
@@ -88,7 +89,7 @@ def _is_stream(access: Access, emitter: Emitter) -> bool:
 def _share(
     context: Context, compute: Compute, load: Load, access: Access, points: Sequence[Point]
 ) -> None:
-    """Prefetch the part of the next panel that belongs to a step."""
+    """Emit the prefetch of the part of the next panel that belongs to the current step and pass."""
     emitter = context.emitter
     size = len(access.lane_offsets) * access.tensor.dtype.bytes * access.packed
     step = size * len({access.offset(point) for point in points})
@@ -106,11 +107,10 @@ def _share(
 
 
 def _pass(context: Context, passes: Sequence[Tile]) -> tuple[Linear, int]:
-    """Return the number of the current pass, and the number of passes, over the surrounding loops.
+    """Return the number of the current pass over a panel, and the number of passes.
 
-    A tile of remaining rows counts as a single pass. After full tiles it reads data that they have
-    already loaded, and is too short to prefetch anything itself: of ten rows, one had to wait for
-    half a panel.
+    A tile of remaining rows counts as a single pass. It reads data that the full tiles have loaded,
+    and is too short to prefetch by itself: of ten rows, one had to wait for half a panel.
     """
     number, count = Linear(), 1
     if any(context.environment[tile.axis].start.of(Kind.REPEATED) for tile in passes):
@@ -127,9 +127,9 @@ def _pass(context: Context, passes: Sequence[Tile]) -> tuple[Linear, int]:
 
 
 def _tiles(emitter: Emitter, done: Linear, step: int, count: int) -> Linear:
-    """The number of tiles, of `count`, that have begun before the tile at position `done`.
+    """Return how many of `count` tiles begin before the position `done`, as a linear form.
 
-    A tile that overlaps the previous one does not start at a multiple of the step.
+    A tile that overlaps the previous one does not start at a multiple of `step`.
     """
     numbers = (*done.terms.values(), done.constant)
     if all(exact_quotient(number, step) is not None for number in numbers):
@@ -142,7 +142,7 @@ def _tiles(emitter: Emitter, done: Linear, step: int, count: int) -> Linear:
 
 
 def _part(emitter: Emitter, whole: int, count: int, most: int) -> int:
-    """`whole // count`, at most `most`; a new named size if it is dynamic."""
+    """Return `whole // count`; for a dynamic count, emit it as a named size of at most `most`."""
     if not is_dynamic(count):
         return whole // count
     parts = emitter.size(count)
@@ -154,7 +154,16 @@ def _part(emitter: Emitter, whole: int, count: int, most: int) -> int:
 
 
 def _distance(emitter: Emitter, panel: int, count: int, rows: int) -> int:
-    """Prefetch distance of the first pass, of `rows`: a single pass prefetches its own panel."""
+    """Return how far ahead of its reads a pass prefetches, in bytes.
+
+    It is the size of the panel if there are several passes. A single pass of at least as many rows
+    as the core needs prefetches its own panel, at a shorter distance.
+
+    Args:
+        panel: the size of the panel in bytes.
+        count: the number of passes.
+        rows: the number of rows of a pass.
+    """
     core = emitter.target.core
     near = min(panel, core.prefetch_bytes or _ALONE) if rows >= core.prefetch_rows else 0
     if near == panel or bounds(count)[0] > 1:
@@ -169,12 +178,15 @@ def _distance(emitter: Emitter, panel: int, count: int, rows: int) -> int:
 
 
 def _offset(context: Context, load: Load) -> Linear:
-    """Byte offset of the current read from the start of its tensor."""
+    """Return the byte offset of the current read from the start of its tensor."""
     return _runtime(locate(context.emitter, context.environment, load, Padding.READ).offset)
 
 
 def _first(context: Context, load: Load, reduced: Set[Axis]) -> Linear:
-    """Byte offset of the first step's read in a pass."""
+    """Return the byte offset of the first read in the current pass.
+
+    `reduced` are the axes of the reduction loops, which start at 0.
+    """
     environment = {
         axis: Bound(_others(bound.start), bound.extent) if axis in reduced else bound
         for axis, bound in context.environment.items()
@@ -191,14 +203,20 @@ def _others(form: Linear) -> Linear:
 
 
 def _scaled(form: Linear, times: int, by: int) -> Linear:
-    """The run-time part of a form, scaled; coefficients that do not divide are rounded, which
-    prefetches a neighbouring line."""
+    """Return the run-time part and the constant of a linear form, multiplied by `times / by`.
+
+    Coefficients are rounded down, so a prefetch may hit a neighbouring cache line.
+    """
     terms = {v: c * times // by for v, c in form.of(Kind.RUNTIME).items()}
     return Linear(terms, form.constant * times // by)
 
 
 def _ask(emitter: Emitter, base: Value, offset: int, distance: int) -> None:
-    """Prefetch the line that is read `distance` bytes after an offset."""
+    """Emit the prefetch of the cache line at `base + offset`.
+
+    `distance` is the number of bytes by which the prefetch precedes the read; it determines the
+    cache level.
+    """
     emitter.declarations.add("declare void @llvm.prefetch.p0(ptr, i32, i32, i32)")
     where = emitter.offset(base, offset, emitter.depth)
     level = _FIRST_LEVEL if distance <= _SOON else _SECOND_LEVEL

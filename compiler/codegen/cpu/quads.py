@@ -30,17 +30,16 @@ PAIR = 2
 def quads(
     emitter: Emitter, budget: RegisterBudget, access: Access, points: Points
 ) -> tuple[Mapping[int, int], Mapping[int, int]]:
-    """Find scalars that are loaded four at a time. Return two maps of byte offsets.
+    """Find scalars that can be loaded four at a time, as one vector.
 
-    The first map has the offset of each scalar of a group of four, and the offset of the group. The
-    second map has the offsets of groups that one instruction loads in pairs: the offset of the
-    first group, and that of the second. Both are empty unless the target multiplies a vector by one
-    lane of another.
+    Return two maps of byte offsets: from each such scalar to the first one of its group of four,
+    and from the first group to the second for pairs that one instruction loads. Both are empty
+    unless the target multiplies a vector by one lane of another.
 
-    A group consists of four 32-bit elements that are adjacent in memory, all of which the tile
-    reads: they take one load instead of four. If the rows of a tile are not adjacent, each row has
-    its own vector, which waits in a register for the next steps of the sum; rows get such vectors
-    as long as registers are left. Adjacent rows are loaded in pairs of groups.
+    A group consists of four 32-bit elements that are adjacent in memory and all read by the tile:
+    they take one load instead of four. If the rows of a tile are not adjacent, each row has its own
+    vector, which stays in a register for the next steps of the sum. Rows get such vectors as long
+    as registers are left. Adjacent rows are loaded in pairs of groups.
     """
     nothing: tuple[Mapping[int, int], Mapping[int, int]] = {}, {}
     target, size = emitter.target, access.tensor.dtype.bytes * access.packed
@@ -80,12 +79,12 @@ def quads(
 def pairs(
     emitter: Emitter, budget: RegisterBudget, access: Access, points: Points
 ) -> Callable[[int], int | None]:
-    """Return a function that maps the offset of a vector to the vector that is loaded with it.
+    """Return a function that maps the offset of a vector to the offset of the one loaded with it.
 
-    The function returns the offset of that other vector, or None for a vector that is loaded alone.
-    A tile of three vectors reads the first one of its next step with the last one of this step, if
-    a register is left for it. The function must be called when loads begin: only then is the number
-    of factors that wait in registers known.
+    The function returns None for a vector that is loaded alone. It must be called when the loads
+    are emitted, because only then is it known how many registers are left. If a register is left, a
+    tile of three vectors loads the first vector of its next step together with the last one of this
+    step.
     """
     paired = vector_pairs(emitter, access, points)
     sums = max(1, budget.accumulators)
@@ -100,8 +99,8 @@ def pairs(
 
 
 def vector_pairs(emitter: Emitter, access: Access, points: Points) -> dict[int, int]:
-    """Map the offset of a vector to that of the next one, for pairs that one instruction may
-    load."""
+    """Map the offset of a vector to that of the next one, for pairs that one load instruction may
+    cover."""
     target = emitter.target
     takes_pairs = target.lane_factors > 1 and access.is_vector and access.contiguous
     known = access.base is not None and not any(is_dynamic(stride) for _, stride in access.unrolled)
@@ -116,8 +115,10 @@ def vector_pairs(emitter: Emitter, access: Access, points: Points) -> dict[int, 
 
 
 def side_by_side(offsets: Sequence[int], size: int) -> dict[int, int]:
-    """Map offsets to the offsets `size` larger, in pairs: each offset belongs to at most one
-    pair."""
+    """Pair offsets that differ by `size`; return a map from the smaller to the larger one.
+
+    Each offset belongs to at most one pair.
+    """
     found: dict[int, int] = {}
     free = None
     for offset in sorted({*offsets}):
@@ -130,8 +131,14 @@ def side_by_side(offsets: Sequence[int], size: int) -> dict[int, int]:
 
 
 def _live_at_once(used: Sequence[int], most: int) -> tuple[frozenset[int], int]:
-    """The values, in the order of their uses, that fit, and the number held: at most `most` are
-    between their first and last use at any time."""
+    """Select values so that at most `most` are live at any time.
+
+    A value is live from its first to its last use. Return the selected values, and the largest
+    number that is live at once.
+
+    Args:
+        used: the values in the order of their uses.
+    """
     last = {value: number for number, value in enumerate(used)}
     live: set[int] = set()
     met: set[int] = set()

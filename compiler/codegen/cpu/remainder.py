@@ -26,12 +26,12 @@ class _Do(Protocol):
 
 
 def float_remainder(emitter: Emitter, a: Value, b: Value) -> Value:
-    """Emit fmod(a, b) = a - trunc(a / b) b, with the sign of a. NaN if a is infinite or b is 0.
+    """Emit fmod(a, b) = a - trunc(a / b) b, with the sign of a; NaN if a is infinite or b is 0.
 
-    With mantissas in [1, 2) and d = exponent(a) - exponent(b), it is 2**exponent(b) times
-    (mantissa(a) 2**d) mod mantissa(b). A loop computes it by shifting in up to `_STEP` of the d
-    bits at a time. The number of iterations depends on the lane with the largest d, mostly one or
-    two.
+    With mantissas in [1, 2) and d = exponent(a) - exponent(b), the result is 2**exponent(b) times
+    (mantissa(a) 2**d) mod mantissa(b). A loop computes this remainder; each iteration shifts in up
+    to `_STEP` of the d bits. The lane with the largest d determines the number of iterations,
+    mostly one or two.
     """
     dtype = a.dtype
     assert dtype is not None
@@ -56,7 +56,7 @@ def float_remainder(emitter: Emitter, a: Value, b: Value) -> Value:
     low = do(Operation.SUB, b_part, high)
 
     def reduced(rest: Value) -> Value:
-        """rest mod b_part, if the quotient has at most `_STEP` bits: every step is exact."""
+        """Emit `rest` mod b_part, which is exact for quotients of at most `_STEP` bits."""
         whole = do(Operation.FLOOR, do(Operation.DIV, rest, b_part))
         rest = do(Operation.SUB, rest, do(Operation.MUL, whole, high))
         rest = do(Operation.SUB, rest, do(Operation.MUL, whole, low))
@@ -95,7 +95,7 @@ def float_remainder(emitter: Emitter, a: Value, b: Value) -> Value:
 
 
 def _split(do: _Do, x: Value) -> tuple[Value, Value]:
-    """Exponent and mantissa of a positive number, subnormal ones too."""
+    """Emit the exponent and the mantissa of a positive number, which may be subnormal."""
     subnormal = do(Operation.LT, x, _SMALLEST)
     normal = do(Operation.SELECT, subnormal, do(Operation.MUL, x, 2.0**54), x)
     power = do(Operation.EXPONENT, normal)

@@ -1,4 +1,4 @@
-"""Loads and stores of a compute, resolved once for all points of its register tile."""
+"""Loads and stores of a `Compute`, analysed once for all points of its register tile."""
 
 from __future__ import annotations
 
@@ -31,9 +31,10 @@ LINE = 64
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """A load or store, resolved once for all points of a tile. Offsets and strides are in bytes.
+    """A load or store of a `Compute`, analysed once for all points of its register tile.
 
-    Strides of unrolled axes and of lanes may be dynamic sizes; `constant` is an integer.
+    Offsets and strides are in bytes. Strides of unrolled axes and of lanes may be dynamic sizes;
+    `constant` is an integer.
     """
 
     tensor: Tensor
@@ -74,16 +75,16 @@ class Access:
         return total
 
     def place(self, point: Point) -> tuple[int, ...]:
-        """Return a key of the element at a point; equal keys mean the same element.
+        """Return a key of the element that is accessed at a point; equal keys mean equal elements.
 
-        The key is the offset in bytes, and the row of each repeated axis.
+        The key is the offset in bytes, and the row number of each axis with repeated rows.
         """
         return (self.offset(point), *[point[i] for i, _, _ in self.repeated])
 
     def in_row(self, emitter: Emitter, point: Point) -> Access:
-        """Return the access relative to the address of a point's row, which is emitted.
+        """Emit the address of a point's row, and return the access relative to this address.
 
-        An access without repeated rows is returned unchanged.
+        An access without repeated rows (`repeated`) is returned unchanged.
         """
         base = self.base
         if not self.repeated or base is None:
@@ -94,17 +95,18 @@ class Access:
         return replace(self, base=base)
 
     def based(self, base: Value, moved: int) -> Access:
-        """Return the access with another base: the old one, moved by `moved` bytes (a dynamic
-        size)."""
+        """Return a copy of the access with another base address.
+
+        `base` is the old base plus `moved` bytes, a dynamic size.
+        """
         return replace(self, base=base, alignment=gcd(self.alignment, known_divisor(moved)))
 
     def transposed(self, position: int, lane: int) -> Access:
-        """Return the access with its lanes along an unrolled axis, at one lane of the old vector
-        axis.
+        """Return the access of a transposed vector: its lanes lie along an unrolled axis.
 
         Args:
-            position: position of the unrolled axis in a point.
-            lane: number of the lane on the old vector axis.
+            position: position of that unrolled axis in a point.
+            lane: the number of the lane on the old vector axis at which the new vector lies.
         """
         stride = next((s for i, s in self.unrolled if i == position), 0)
         offsets = tuple(stride * i for i in range(len(self.lane_offsets)))
@@ -121,19 +123,19 @@ class Access:
 
     @property
     def is_interleaved(self) -> bool:
-        """Whether the elements of a group are not adjacent, but each in a different vector of
-        lanes."""
+        """Whether the elements of a group lie in separate vectors of lanes, and not side by
+        side."""
         return self.packed > 1 and self.apart != self.tensor.dtype.bytes
 
 
 @dataclass(frozen=True, slots=True)
 class RegisterAccess:
-    """An element of a register tensor.
+    """An access to an element of a register tensor, whose elements are values in registers.
 
     Attributes:
         name: name of the tensor.
-        indices: for each dimension, the run-time loops that its index depends on, the constant, and
-            pairs of a position in the point and the coefficient along it.
+        indices: the index along each dimension: the run-time loops on which it depends, the
+            constant, and pairs of a position in the point and the coefficient along it.
     """
 
     name: str
