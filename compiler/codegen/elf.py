@@ -13,10 +13,12 @@ _LOADED = 2
 
 
 class _Form(NamedTuple):
-    """The layout of the headers of an object class.
+    """The layout of the headers in ELF objects of one class (32 or 64 bits).
 
-    `header`: offset of the section headers, size of one, their number. `section`: kind, flags,
-    offset, size, linked section. `symbol`: offset of the name, section (0: undefined).
+    Attributes:
+        header: the file header: offset of the section headers, size of one, and their number.
+        section: a section header: kind, flags, offset, size, and linked section.
+        symbol: a symbol: offset of the name, and section (0 if undefined).
     """
 
     header: struct.Struct
@@ -36,7 +38,7 @@ _FORMS = {
 
 
 def is_elf(data: bytes) -> bool:
-    """Whether `data` is an object that the other functions read: little-endian ELF of 32 or 64
+    """Return whether `data` is an object that this module reads: little-endian ELF, 32 or 64
     bits."""
     return data.startswith(_MAGIC) and data[4:6] in _FORMS
 

@@ -27,16 +27,17 @@ _TIMEOUT_SECONDS = 120.0
 
 
 class LinkerError(CompilerError):
-    """Raised if this machine has no linker, or if the linker reported an error."""
+    """The error if this machine has no linker, or a linker reported an error."""
 
 
 def link_shared(objects: Sequence[bytes], output: str | Path) -> None:
-    """Link objects into a shared library at `output`, replaced in one step when it is complete.
+    """Link objects into a shared library at `output`, which is replaced atomically.
 
-    Linkers are tried in this order: `ld.lld`, the system's `ld`, zig's (`pip install ziglang`), the
-    C compiler. `ld.lld` and zig's link for every target, the others for this machine; zig's starts
-    through Python and takes ten times as long as `ld`. `wasm-ld` or zig's links objects of
-    WebAssembly, to a module that exports its functions and its own memory.
+    Linkers are tried in this order: `ld.lld`, the system's `ld`, zig's linker (`pip install
+    ziglang`), and the C compiler. `ld.lld` and zig's linker support every target, the others only
+    this machine. Zig's linker is started through Python, and takes ten times as long as `ld`.
+    WebAssembly objects are linked by `wasm-ld` or zig, to a module that exports its functions and
+    has its own memory.
 
     Raises:
         LinkerError: if no linker is found, or every linker found reports an error.

@@ -110,7 +110,7 @@ def _pass(context: Context, passes: Sequence[Tile]) -> tuple[Linear, int]:
     """Return the number of the current pass over a panel, and the number of passes.
 
     A tile of remaining rows counts as a single pass. It reads data that the full tiles have loaded,
-    and is too short to prefetch by itself: of ten rows, one had to wait for half a panel.
+    and is too short for prefetches of its own: of ten rows, one had to wait for half a panel.
     """
     number, count = Linear(), 1
     if any(context.environment[tile.axis].start.of(Kind.REPEATED) for tile in passes):

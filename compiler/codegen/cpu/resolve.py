@@ -152,8 +152,10 @@ class RegisterAccess:
 
 
 def _run(lane_offsets: Sequence[int], size: int) -> int:
-    """Number of contiguous lanes in each of several equal groups; 0 for a single group, or groups
-    of fewer than four."""
+    """Return the number of lanes in each contiguous run, if the lanes form several equal runs.
+
+    Return 0 if all lanes are one run, the runs are unequal, or a run has fewer than four lanes.
+    """
     lanes = len(lane_offsets)
     breaks = [i for i in range(1, lanes) if lane_offsets[i] != lane_offsets[i - 1] + size]
     run = breaks[0] if breaks else lanes
@@ -168,7 +170,7 @@ Accesses = Mapping[Load, Access | RegisterAccess]
 def resolve(
     context: Context, expr: Expr, points: Points, padding: Padding = Padding.READ
 ) -> dict[Load, Access | RegisterAccess]:
-    """Resolve every load of an expression for the points of a tile. Returns the accesses by
+    """Analyse the loads of an expression for the points of a register tile; return accesses by
     load."""
     return {
         node: resolve_register(context, node, points)
@@ -183,7 +185,7 @@ def resolve_register(context: Context, load: Load, points: Points) -> RegisterAc
     """Return the access to an element of a register tensor, for reading or writing.
 
     Raises:
-        ScheduleError: if rows of the tensor are repeated.
+        ScheduleError: if the access would repeat rows (`Kind.REPEATED`).
     """
     indices = []
     for index in load.index:
@@ -197,10 +199,10 @@ def resolve_register(context: Context, load: Load, points: Points) -> RegisterAc
 
 
 def resolve_target(context: Context, target: Load, points: Points) -> Access:
-    """Return the access of a store's destination.
+    """Return the access that describes the destination of a store.
 
     Raises:
-        ScheduleError: if the store may be out of bounds, or packed elements are not contiguous.
+        ScheduleError: if the store may be out of bounds, or elements of a group are not contiguous.
     """
     access = _resolve(context, target, points, Padding.READ)
     if access.guards:
@@ -251,14 +253,20 @@ def _resolve(context: Context, load: Load, points: Points, padding: Padding) -> 
 
 
 def _is_far(context: Context, constant: int) -> bool:
-    """Whether a constant part of an address must be in its pointer, because it exceeds the reach of
-    loads, or of a load of two vectors."""
+    """Return whether a constant offset exceeds the range of a load instruction's offset.
+
+    It must then be added to the pointer.
+    """
     reach = context.emitter.target.family.pointer_reach
     return 0 < reach < abs(constant)
 
 
 def _stride(tensor: Tensor, dim: int) -> int:
-    """Bytes from one index of a dimension to the next, if its layout does not split it."""
+    """Return the distance in bytes between successive indices of a dimension.
+
+    Raises:
+        ScheduleError: if the layout splits the dimension into blocks.
+    """
     factors = tensor.layout.resolved(len(tensor.shape))
     steps = [s for f, s in zip(factors, tensor.byte_strides, strict=True) if f.dim == dim]
     if len(steps) != 1:
@@ -267,10 +275,14 @@ def _stride(tensor: Tensor, dim: int) -> int:
 
 
 def _packed(tensor: Tensor, offset: Linear, count: int) -> tuple[int, int, int]:
-    """Return the number of elements in a group (`count`), how many of them exist, and their stride.
+    """Return how many elements a group has (`count`), how many of them exist, and their distance.
 
-    A group is one operand of a dot-product instruction; the stride is in bytes. The elements of a
-    group must be adjacent, or each be part of a vector of adjacent lanes.
+    A group is one operand of a dot-product instruction; the distance is in bytes. Without groups,
+    the result is (1, 1, 0).
+
+    Raises:
+        ScheduleError: if the elements of a group are neither adjacent, nor each part of a vector of
+            adjacent lanes.
     """
     group = offset.of(Kind.PACKED)
     if not group:
@@ -286,9 +298,10 @@ def _packed(tensor: Tensor, offset: Linear, count: int) -> tuple[int, int, int]:
 
 
 def holds_groups(tensor: Tensor, count: int) -> bool:
-    """Whether the innermost blocks of a tensor's layout are whole groups of `count` elements.
+    """Return whether the layout's innermost blocks consist of whole groups of `count` elements.
 
-    Groups are then contiguous, with space for elements that do not exist.
+    A group is one operand of a dot-product instruction. Its elements are then contiguous in memory,
+    which has space also for elements that do not exist.
     """
     factors = tensor.layout.factors
     return bool(factors) and (factors[-1].mod or 1) % count == 0
@@ -307,9 +320,9 @@ def _static_guard(
 
 
 def bounds_check(accesses: Iterable[Access | RegisterAccess]) -> Callable[[Point], bool]:
-    """Return a function that checks whether all of these loads are in bounds at a point.
+    """Return a function that returns whether all accesses are in bounds at a point.
 
-    It raises ScheduleError if that depends on a dynamic size.
+    The function raises ScheduleError if that depends on a dynamic size.
     """
     guards = [g for a in accesses if isinstance(a, Access) for g in a.guards]
 

@@ -21,10 +21,10 @@ _FRACTION_BITS = {DType.FLOAT32: 23, DType.FLOAT64: 52}
 
 
 def rounded(emitter: Emitter, operation: Operation, x: Value, apply: Callable[..., Value]) -> Value:
-    """Emit RINT, FLOOR or CEIL of a float32 or float64, without a rounding instruction.
+    """Emit RINT, FLOOR or CEIL of a float32 or float64 on a target without a rounding instruction.
 
-    The result keeps the sign of `x`, also for zero. `apply` is `arithmetic.apply`, which calls this
-    function.
+    The result has the sign of `x`, also for zero. `apply` is the function `arithmetic.apply`,
+    passed as an argument because that module imports this one.
     """
     dtype, lanes = x.dtype, x.lanes
     assert dtype is not None
@@ -51,10 +51,10 @@ def rounded(emitter: Emitter, operation: Operation, x: Value, apply: Callable[..
 
 
 def note_shifted(emitter: Emitter, result: Value, x: Value, added: Value) -> None:
-    """Record that `result` is the sum of a rounded float `x` and a constant integer.
+    """Record that `result` is the sum of a rounded float `x` and an integer constant, for
+    `nearest`.
 
-    The function `nearest` uses this. Nothing is recorded if `x` is not rounded, or `added` is not
-    such a constant.
+    Nothing is recorded if `x` is not a rounded float, or `added` is not a small integer constant.
     """
     source, number = emitter.rounded.get(x.name), added.const
     if source is None or number is None or not abs(number) <= _FARTHEST:
@@ -64,16 +64,20 @@ def note_shifted(emitter: Emitter, result: Value, x: Value, added: Value) -> Non
 
 
 def note_above(emitter: Emitter, result: Value, number: Value, x: Value) -> None:
-    """Record that `result` is the comparison of a rounded float `x` with a constant, for
-    `note_floor`."""
+    """Record that `result` is a comparison of a rounded float with a constant, for `note_floor`.
+
+    The comparison is `number < x`.
+    """
     if number.const is not None and x.name in emitter.rounded:
         emitter.above[result.name] = x.name, number.const
 
 
 def note_floor(emitter: Emitter, result: Value, above: Value, x: Value, number: Value) -> None:
-    """Record that `result` is the larger of a rounded float `x` and a known integer, for `limited`.
+    """Record that `result` is the maximum of a rounded float and an integer constant, for
+    `limited`.
 
-    `above` is the comparison that selects one of the two.
+    `result` is a selection between `x` and `number`; nothing is recorded unless its condition
+    `above` is the comparison of the two.
     """
     limit = number.const
     if limit is None or emitter.above.get(above.name) != (x.name, limit):
@@ -83,14 +87,13 @@ def note_floor(emitter: Emitter, result: Value, above: Value, x: Value, number: 
 
 
 def limited(emitter: Emitter, operation: Operation, x: Value, limit: Value) -> Value | None:
-    """Emit the minimum of a rounded float and `limit`, where the float also has a lower limit.
+    """Emit the minimum of `x` and `limit` as one rounding conversion to an integer and one back.
 
-    `x` is the rounded float with its lower limit. The result is one rounding conversion to an
-    integer and one back to a float; None if `x` is any other value, or the target has no such
-    conversion.
+    `x` must be the maximum of a rounded float and an integer constant (`note_floor`). Return None
+    if it is any other value, or if the target has no rounding conversion.
 
-    A zero is +0, also for a negative number, like the 8-bit integer that the float replaces
-    (`loops/int8_casts.py`).
+    The result 0 is +0, also for a negative number, as after a cast to the 8-bit integer that the
+    float represents (`loops/int8_casts.py`).
     """
     if operation is not Operation.MIN or x.name not in emitter.floors or limit.const is None:
         return None
@@ -105,13 +108,13 @@ def limited(emitter: Emitter, operation: Operation, x: Value, limit: Value) -> V
 
 
 def nearest(emitter: Emitter, x: Value, low: int, high: int) -> Value | None:
-    """Emit a rounded float, optionally plus an integer, as int32 clamped to [low, high].
+    """Emit a rounded float, optionally plus an integer constant, as int32 clamped to [low, high].
 
-    NaN gives `low`. Returns None if `x` is any other value, or the target has no instruction that
-    rounds and converts.
+    NaN gives `low`. Return None if `x` is any other value, or the target has no instruction that
+    rounds and converts at once.
 
-    `min(max(rint(source) + added, low), high)` is `min(max(rint(source), low - added), high -
-    added) + added`.
+    The limits are applied before the sum: `min(max(rint(source) + added, low), high)` equals
+    `min(max(rint(source), low - added), high - added) + added`.
     """
     source, added = emitter.shifted.get(x.name, (emitter.rounded.get(x.name), 0))
     whole = source and _nearest(emitter, source, low - added, high - added)
@@ -122,10 +125,10 @@ def nearest(emitter: Emitter, x: Value, low: int, high: int) -> Value | None:
 
 
 def _nearest(emitter: Emitter, source: Value, low: int, high: int) -> Value | None:
-    """A vector of float32, rounded and clamped, as int32; NaN gives the lower limit.
+    """Emit a vector of float32 clamped to [low, high] and rounded to int32; NaN gives `low`.
 
-    The limits are applied first. They are integers, so that rounding does not exceed them; then one
-    instruction rounds and converts. None if the target has no such instruction.
+    The limits are applied before rounding; this is exact, because they are integers. Return None if
+    the target has no instruction that rounds and converts at once.
     """
     feature, lanes = emitter.target.family.nearest, source.lanes
     if not emitter.target.has(feature):

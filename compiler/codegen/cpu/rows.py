@@ -1,4 +1,5 @@
-"""Analysis of row loops: whether tiles may start at any row, and whether rows may be recomputed."""
+"""Analysis of loops over rows: whether tiles may start at any row and rows may be computed
+twice."""
 
 from __future__ import annotations
 
@@ -10,10 +11,10 @@ from tilewright.compiler.loops.nest import Compute, For, Node
 
 
 def may_start_at_any_index(loop: For) -> bool:
-    """Whether the tiles of a loop may start at any index.
+    """Return whether the tiles of a loop may start at any index of its axis.
 
-    This holds if the axis moves over whole slices in every access, so that no vector and no layout
-    block is bound to a position.
+    This holds if each step along the axis moves every access by whole slices of its tensor. Then no
+    vector and no layout block needs a certain start.
     """
 
     def of_rows(node: Node) -> bool:
@@ -29,7 +30,7 @@ def may_start_at_any_index(loop: For) -> bool:
 
 
 def _accesses(compute: Compute) -> Iterator[Load]:
-    """Every element that a compute reads or writes."""
+    """Yield every access to a tensor element that a `Compute` reads or writes."""
     expressions = [compute.body, *(store.value for store in compute.stores)]
     expressions += [compute.init] if compute.init is not None else []
     yield from (store.target for store in compute.stores)
@@ -45,18 +46,22 @@ def _accesses(compute: Compute) -> Iterator[Load]:
 
 
 def _moves_by_slices(load: Load, axis: Axis) -> bool:
-    """Whether a step along the axis is a step along dimensions that no layout splits."""
+    """Return whether the axis only occurs in the indices of dimensions that the layout does not
+    split.
+
+    A step along the axis then moves the load by whole slices of the tensor.
+    """
     factors = load.tensor.layout.resolved(len(load.tensor.shape))
     moved = [f for f in factors if axis in load.index[f.dim].axes()]
     return all(f.div == 1 and f.mod is None for f in moved)
 
 
 def may_recompute(compute: Compute, axis: Axis) -> bool:
-    """Whether any thread may recompute rows along an axis.
+    """Return whether several threads may compute the same rows along an axis.
 
-    This holds for a sum that reads and writes memory by rows, and reads no tensor that it writes.
-    No other kernel changes the operands of such a sum meanwhile, because only elementwise kernels
-    work in place.
+    This holds for a reduction that reads and writes memory row by row, and reads no tensor that it
+    writes. Its operands do not change while it runs, because only elementwise kernels work in
+    place.
     """
     if compute.combiner is None or compute.store_vector is not None:
         return False

@@ -1,8 +1,8 @@
-"""Loads and stores of vectors in several contiguous pieces, one instruction per piece.
+"""Loads and stores of vectors as several contiguous runs of lanes, one instruction per run.
 
 Targets with register groups (`Family.joined`, RISC-V) process several vectors together. The lanes
-of such a group lie in several blocks of channels, or are those of one and a half vectors, for which
-a mask would cost a register.
+of such a group may lie in several blocks of channels. They may also fill only one and a half
+vectors; a mask for these would occupy a register.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ _FEWEST = 4
 
 
 def run_of(emitter: Emitter, access: Access, active: int) -> int:
-    """Return the number of contiguous lanes per piece of an access with `active` lanes.
+    """Return the number of lanes that one load or store of an access covers.
 
-    The result is 0 if the lanes are not whole pieces of at least four, or if the target has no
-    register groups.
+    Return 0 if the target has no register groups, or if the `active` lanes do not consist of equal
+    contiguous runs of at least four lanes.
     """
     feature, _ = emitter.target.family.joined
     if not emitter.target.has(feature) or is_dynamic(active):
@@ -36,9 +36,9 @@ def run_of(emitter: Emitter, access: Access, active: int) -> int:
 
 
 def in_runs(place: LoadSite, run: int) -> Value:
-    """Load a vector in pieces of `run` lanes, and return it.
+    """Load a vector as contiguous runs of `run` lanes, and return it.
 
-    If one block contains all lanes, the whole block is loaded at once.
+    If one block of the layout contains all lanes, the whole block is loaded at once.
     """
     if place.access.contiguous and _is_inside(place):
         return place.vector(place.lanes, place.lanes)
@@ -55,11 +55,10 @@ def in_runs(place: LoadSite, run: int) -> Value:
 
 
 def _is_inside(place: LoadSite) -> bool:
-    """Whether a whole vector may be read although only some lanes are active.
+    """Return whether memory for all lanes of a vector may be read, although only some are in use.
 
-    The lanes lie in one of the tensor's innermost blocks, which are as long as the vector. The
-    block starts where the vector does, if that is the start of a cache line, and the active lanes
-    reach into its last line.
+    This holds if the vector is exactly one of the layout's innermost blocks, starts at a cache
+    line, and the lanes in use reach into its last cache line.
     """
     access, lanes, tensor = place.access, place.lanes, place.access.tensor
     size, layout = tensor.dtype.bytes, tensor.layout.resolved(len(tensor.shape))
@@ -73,8 +72,10 @@ def _is_inside(place: LoadSite) -> bool:
 def pieces(
     emitter: Emitter, access: Access, run: int, active: int, value: Value
 ) -> Iterator[tuple[int, Value]]:
-    """Yield the pieces of a vector, `run` lanes each, with the byte offset of each from the
-    first."""
+    """Yield (byte offset, lanes) for each run of `run` lanes of a vector that is stored.
+
+    The offset is relative to the first lane.
+    """
     for first in range(0, active, run):
         lanes = range(first, first + run)
         yield access.lane_offsets[first], emitter.shuffle(value, None, lanes)

@@ -16,7 +16,7 @@ def interleaved(emitter: Emitter, vectors: Value, lanes: int) -> Value:
 
     Each int32 has one element of each vector. `vectors` is the concatenation of the vectors, with
     `lanes` elements each. 8-bit elements are permuted in groups of four first, then within each 128
-    bits: instruction sets have both permutations, few have the combined one.
+    bits: many instruction sets have both permutations, but few have one that combines them.
     """
     count = vectors.lanes // lanes
     text = type_text(DType.INT32, lanes)
@@ -37,9 +37,11 @@ def interleaved(emitter: Emitter, vectors: Value, lanes: int) -> Value:
 def looked_up(
     emitter: Emitter, lookup: BytePermute, parts: Sequence[Value], places: Value
 ) -> Value:
-    """Look up 8-bit elements in a table: return the element at each position in `places` (uint8).
+    """Look up 8-bit elements in a table, at the positions `places` (uint8), by a vector
+    instruction.
 
-    `parts` are the four quarters of the table.
+    `parts` are the four quarters of the table as vectors, and `lookup` is the instruction, which
+    reads two of them.
     """
     lanes = range(places.lanes)
     padded = [i if i in lanes else None for i in range(lookup.bytes)]

@@ -1,9 +1,9 @@
-"""SSA values and structured scopes.
+"""SSA values, and structured scopes (loop bodies) into which instructions are emitted.
 
-Every value carries the loop depth that it depends on and is emitted into the still-open scope of
-that depth, which is loop-invariant code motion by construction. Each scope records its
-instructions, so that a common subexpression is emitted once. No LLVM optimisation pass is needed
-afterwards.
+Every value has the depth of the innermost loop that it depends on. Its instruction is emitted into
+the open scope of that depth, so loop-invariant code is outside the loop from the start. Each scope
+records its instructions, so that a common subexpression is emitted only once. No LLVM optimisation
+pass is needed afterwards.
 """
 
 from __future__ import annotations
@@ -39,20 +39,22 @@ _SUFFIXES = {"half": "f16", "bfloat": "bf16", "float": "f32", "double": "f64"}
 
 
 def element(dtype: DType) -> str:
-    """LLVM's type of one element in a register; a bool is one bit in registers and a byte in
-    memory."""
+    """Return LLVM's name of an element type in registers, such as `float`.
+
+    For a bool, it is `i1`, although a bool is one byte in memory.
+    """
     return _ELEMENTS.get(dtype) or f"i{dtype.bytes * 8}"
 
 
 @cache
 def type_text(dtype: DType, lanes: int) -> str:
-    """LLVM's type of a scalar (`lanes` 1) or vector."""
+    """Return LLVM's name of a type, such as `float` for one lane or `<16 x float>` for a vector."""
     return element(dtype) if lanes == 1 else f"<{lanes} x {element(dtype)}>"
 
 
 @cache
 def suffix(dtype: DType, lanes: int) -> str:
-    """Return a type as in the name of an overloaded intrinsic, such as `v16f32`."""
+    """Return a type's name in the names of overloaded intrinsics, such as `v16f32`."""
     name = _SUFFIXES.get(element(dtype), element(dtype))
     return name if lanes == 1 else f"v{lanes}{name}"
 
@@ -61,8 +63,8 @@ class Value(NamedTuple):
     """An SSA value or a constant.
 
     Attributes:
-        name: its text as an operand.
-        dtype: type of an element; None for a pointer.
+        name: its text as an operand in LLVM IR, such as `%t1`.
+        dtype: type of its elements; None for a pointer.
         lanes: number of lanes; 1 for a scalar.
         depth: depth of the innermost loop that it depends on.
         const: the value of a constant; None for any other value.
@@ -114,7 +116,7 @@ def _literal(value: float, dtype: DType) -> str:
 
 
 class Emitter:
-    """A builder of the text of one LLVM function: instructions, open loops, and declarations."""
+    """A builder of one LLVM function's text: it emits instructions, open loops and declarations."""
 
     def __init__(self, target: Target, sizes: Sequence[Dimension] = ()) -> None:
         self.target = target
@@ -161,7 +163,7 @@ class Emitter:
 
     @property
     def depth(self) -> int:
-        """Depth of the innermost open scope."""
+        """Depth of the innermost open scope; 0 outside loops."""
         return len(self._scopes) - 1
 
     @property
@@ -170,16 +172,16 @@ class Emitter:
 
     @property
     def opening(self) -> list[str]:
-        """The instructions that `Emitter.open` emitted; they come before `Emitter.lines`."""
+        """The instructions emitted by `Emitter.open`; they come before `Emitter.lines`."""
         return list(self._opening)
 
     def emit(
         self, dtype: DType | None, lanes: int, template: str, *args: Value, depth: int = 0
     ) -> Value:
-        """Emit an instruction into the outermost scope in which all arguments are known; return its
-        value.
+        """Emit an instruction into the outermost possible scope, and return its value.
 
-        If the scope already has an equal instruction, the earlier value is returned.
+        This is the scope of the innermost loop on which an argument depends. If the scope already
+        has an equal instruction, the value of that is returned.
 
         Args:
             dtype: type of an element of the result; None for a pointer.
@@ -202,13 +204,14 @@ class Emitter:
         return value if value.dtype is dtype else value._replace(dtype=dtype)
 
     def open(self, line: str) -> None:
-        """Emit an instruction at the start of the function, once for equal lines."""
+        """Emit an instruction at the start of the function, unless an equal one is there
+        already."""
         self._opening[f"  {line}"] = None
 
     def again(self, dtype: DType | None, lanes: int, template: str, *args: Value) -> Value:
-        """Emit an instruction into the innermost scope, even if the scope has an equal one.
+        """Emit an instruction into the innermost scope, even if the scope already has an equal one.
 
-        Used for instructions whose result may differ each time.
+        This is for instructions whose results may differ, such as loads from changing memory.
         """
         return self.emit(
             dtype, lanes, f"{template} ; {self._names}", *args, depth=len(self._scopes) - 1
@@ -229,7 +232,7 @@ class Emitter:
         self.effect(f"call void @{function}({', '.join(operands)})")
 
     def const(self, value: float, dtype: DType, lanes: int = 1) -> Value:
-        """Return a constant; with several lanes, a vector of it."""
+        """Return a constant; with several lanes, a vector of equal elements."""
         # Zeros of both signs are equal, but their texts are not.
         key = (value or str(value), dtype, lanes)
         found = self._constants.get(key)
@@ -240,7 +243,8 @@ class Emitter:
         return found
 
     def splat(self, value: Value, lanes: int) -> Value:
-        """Return a vector with a scalar in every lane. A vector is returned unchanged."""
+        """Return a vector with a scalar in every lane (a broadcast); a vector is returned
+        unchanged."""
         if lanes == 1 or value.lanes != 1:
             return value
         if value.const is not None:
@@ -289,7 +293,8 @@ class Emitter:
         return self.emit(a.dtype, width, text, a, b)
 
     def call(self, dtype: DType, lanes: int, function: str, *args: Value, depth: int = 0) -> Value:
-        """Emit a call of a pure function (an intrinsic), declare it, and return its result."""
+        """Emit a call of a pure function (an intrinsic), declare the function, and return the
+        result."""
         types = [arg.type for arg in args]
         key = function, *types
         template = self._calls.get(key)
@@ -301,7 +306,7 @@ class Emitter:
         return self.emit(dtype, lanes, template, *args, depth=depth)
 
     def size(self, size: int) -> Value:
-        """Return an integer, or a dynamic size, as an i64 of the outermost scope.
+        """Return an integer or a dynamic size as an i64, emitted outside all loops if possible.
 
         A dynamic size is computed from the function's argument `sizes`.
         """
@@ -320,9 +325,9 @@ class Emitter:
         return found
 
     def named_size(self, value: Value, low: int, high: int) -> int:
-        """Return a new dynamic size in [low, high] whose value is an i64.
+        """Return a new dynamic size for a run-time value (an i64) that lies in [low, high].
 
-        Other dynamic sizes may contain it in the scope of the i64.
+        Other dynamic sizes may contain the new one, but only in the scope of the value.
         """
         dimension = ValueDimension(f"%{len(self._named)}", low, high)
         self._named[dimension] = value
@@ -344,7 +349,10 @@ class Emitter:
         return self.emit(DType.INT64, 1, "sub nsw i64 %s, %s", toward_zero, is_below)
 
     def offset(self, pointer: Value, bytes_: int, depth: int = 0) -> Value:
-        """Return a pointer moved by a number of bytes, which may be a dynamic size."""
+        """Return a pointer moved by a number of bytes, which may be a dynamic size.
+
+        `depth` is the minimum depth of the scope, as in `emit`.
+        """
         if isinstance(bytes_, Size):
             where = "getelementptr i8, ptr %s, i64 %s"
             moved = self.emit(None, 1, where, pointer, self.size(bytes_ - bytes_.constant))
@@ -361,11 +369,11 @@ class Emitter:
         return moved
 
     def multiple(self, value: Value, factor: int) -> Value:
-        """Return an i64 times a constant or a dynamic size, for use in addresses.
+        """Return an i64 multiplied by a constant or a dynamic size, for use in addresses.
 
-        In an innermost loop, a multiple of the counter is a loop-carried value that is incremented
-        at each step. LLVM's pass that finds such multiples (loop strength reduction) takes a third
-        of LLVM's time.
+        If the i64 is the counter of an innermost loop, the product is a loop-carried value that is
+        incremented in each iteration. Otherwise, LLVM would have to find such products (loop
+        strength reduction), which takes a third of its time.
         """
         if factor == 1:
             return value
@@ -386,7 +394,8 @@ class Emitter:
     def moved(self, pointer: Value, value: Value, factor: int) -> Value:
         """Return a pointer moved by `value * factor` bytes.
 
-        In an innermost loop, the pointer itself is loop-carried if no addressing mode adds the two.
+        If `value` is the counter of an innermost loop and the target has no addressing mode for the
+        sum, the pointer is a loop-carried value that is incremented in each iteration.
         """
         scope = self._scopes[value.depth]
         carried = self.target.family.pointer_reach > 0 and value.name == scope.counter
@@ -412,14 +421,14 @@ class Emitter:
     ) -> list[Value]:
         """Emit a run-time loop over [low, high), and return the carried values after it.
 
-        If pointers are carried and no other instruction reads the counter, the counter counts down.
+        If only loop-carried pointers depend on the counter, the loop counts down.
 
         Args:
             low: first value of the counter.
             high: end of the counter's range.
-            carried: the loop-carried values before the first step.
-            body: emits one step: takes the counter and the carried values, returns the next carried
-                values.
+            carried: the loop-carried values before the first iteration.
+            body: emits one iteration; takes the counter and the carried values, and returns their
+                next values.
             may_be_empty: whether the range may be empty, so that the loop needs a check before it.
         """
         self._loops += 1

@@ -1,5 +1,4 @@
-"""Checks on the stores of a compute: whether they may be delayed, and whether they are
-independent."""
+"""Checks on the stores of a `Compute`: whether they may be delayed, and are independent."""
 
 from __future__ import annotations
 
@@ -13,12 +12,12 @@ from tilewright.compiler.sizes import is_dynamic
 
 
 def may_be_delayed(context: Context, stores: Sequence[Store]) -> bool:
-    """Whether to compute all results of a tile before the first of them is stored.
+    """Return whether to compute all results of a register tile before storing the first one.
 
-    This holds on in-order cores, for a single store to a tensor that it does not read. Each result
-    then stays in the register of its sum, so that the operations on several results overlap. If
-    each were stored at once, all results would use one register in turn. Results of several stores
-    would not fit into registers.
+    This is done on in-order cores, for a single store whose value does not read the stored tensor.
+    Each result then stays in the register of its sum, so that operations on several results
+    overlap. If each result were stored immediately, all results would use one register in turn. The
+    results of several stores would need too many registers.
     """
     if not is_in_order(context.emitter.target) or len(stores) != 1:
         return False
@@ -28,9 +27,10 @@ def may_be_delayed(context: Context, stores: Sequence[Store]) -> bool:
 
 
 def are_independent(stores: Sequence[Store]) -> bool:
-    """Whether several stores are independent; False for a single store.
+    """Return whether several stores are independent; false for a single store.
 
-    Stores are independent if none reads an element that another one writes at the same point.
+    Stores are independent if no store's value reads an element that another one writes at the same
+    point.
     """
     written = [store.target for store in stores]
     read = [
@@ -51,7 +51,8 @@ def are_independent(stores: Sequence[Store]) -> bool:
 
 
 def _is_elsewhere(load: Load, target: Load) -> bool:
-    """Whether a load reads another element than a target's, at all points."""
+    """Return whether a load never reads the element that a store to `target` writes at the same
+    point."""
     if load.tensor.name != target.tensor.name:
         return True
     if load.indirect or target.indirect or load.tensor.space is not Space.MEMORY:

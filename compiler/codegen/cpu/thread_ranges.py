@@ -1,4 +1,4 @@
-"""The tiles of a nest that belong to a thread's range [lo, hi)."""
+"""The parts of loop nests that a thread computes, given its range [lo, hi) of tiles."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ Range = tuple[Value, Value]
 
 
 def thread_range(emitter: Emitter, whole: int, own: int) -> Range:
-    """Return the range of a nest's tiles that a thread runs.
+    """Return the range of a parallel loop's tiles that a thread computes.
 
-    The thread runs tiles [lo, hi) of the `whole` tiles of the stage's first nest, and the same
-    proportion of the `own` tiles of this nest.
+    The thread's arguments lo and hi count the `whole` tiles of the stage's first loop. The result
+    is the same proportion of the `own` tiles of this loop.
     """
     ends = Value("%lo", DType.INT64), Value("%hi", DType.INT64)
     if own == whole:
@@ -23,7 +23,7 @@ def thread_range(emitter: Emitter, whole: int, own: int) -> Range:
 
 
 def outer_range(emitter: Emitter, within: Range, count: int) -> Range:
-    """Return the range of an outer loop's tiles that contain inner tiles of the range `within`.
+    """Return the range of tiles of an outer loop that contain any inner tile in the range `within`.
 
     Each outer tile has `count` inner tiles.
     """
@@ -34,7 +34,8 @@ def outer_range(emitter: Emitter, within: Range, count: int) -> Range:
 
 
 def inner_range(emitter: Emitter, within: Range, tile: Value, count: int) -> Range:
-    """Return the range of inner tiles of an outer loop's `tile` that are in the range `within`.
+    """Return the range of inner tiles in one `tile` of an outer loop that lie in the range
+    `within`.
 
     Each outer tile has `count` inner tiles, numbered from 0 in the result.
     """

@@ -39,10 +39,10 @@ _SUM_BYTES = 4
 def tile_registers(
     context: Context, compute: Compute, spatial: Sequence[Tile]
 ) -> RegisterMatrices | None:
-    """Return the register tile of a compute that uses tile registers; None for any other compute.
+    """Return the register tile of a `Compute` that uses tile registers; None for any other.
 
     Raises:
-        ScheduleError: if the target has no such instruction for the types.
+        ScheduleError: if the target has no tile registers that multiply the operands' types.
     """
     operands = dot_operands(compute.body)
     if compute.rows is None or operands is None:
@@ -63,7 +63,8 @@ def _moves(load: Load, axis: Axis | None) -> bool:
 
 
 class RegisterMatrices:
-    """One register tile in tile registers: emits the products, and gives access to the sums."""
+    """A register tile whose sums are in tile registers (AMX): emits products and loads of the
+    sums."""
 
     def __init__(
         self,
@@ -90,10 +91,12 @@ class RegisterMatrices:
         self._vectors = self._lanes = 1
 
     def begin(self, points: Points) -> None:
-        """Set all sums to zero; `points` are those of the spatial axes.
+        """Emit instructions that set the shapes of the tile registers and all sums to zero.
+
+        `points` are those of the axes that are not reduced.
 
         Raises:
-            ScheduleError: if the registers do not hold the tile.
+            ScheduleError: if the tile does not fit into the registers.
         """
         registers, emitter = self._registers, self._emitter
         counts = [variable.count for variable in points.variables]
@@ -114,7 +117,11 @@ class RegisterMatrices:
             emitter.do(registers.zero, number)
 
     def _configure(self, shapes: Sequence[tuple[int, int]]) -> None:
-        """Load the shapes, unless they are already in use."""
+        """Emit the instruction that loads the shapes, which is skipped at run time if they are in
+        use.
+
+        A shape is a pair (rows, bytes per row).
+        """
         emitter, registers = self._emitter, self._registers
         name = "@tiles_" + "_".join(f"{rows}x{width}" for rows, width in shapes)
         content = registers.shapes(shapes)
@@ -142,10 +149,10 @@ class RegisterMatrices:
         self._context.uses_tile_registers = True
 
     def multiply(self, accesses: Accesses, points: Points) -> None:
-        """Add the products of one step of the reduction.
+        """Emit the products of one step of the reduction, added to the sums.
 
         Raises:
-            ScheduleError: if the rows of a factor are not equidistant in memory.
+            ScheduleError: if the operands are not matrices in memory whose rows are contiguous.
         """
         emitter, registers = self._emitter, self._registers
         if points.variables[self._places[self._dot]].count != self._groups:
@@ -169,7 +176,10 @@ class RegisterMatrices:
                 emitter.do(self._product.intrinsic, sums, first + row, second + vector)
 
     def _factor(self, accesses: Accesses, load: Load, other: Axis) -> Access:
-        """A factor, whose groups are whole and which does not move along the axis of the other."""
+        """Return the access of an operand, and check that its elements form a matrix in memory.
+
+        `other` is the axis of the other operand, which must not occur in this one.
+        """
         access, name = accesses[load], load.tensor.name
         if not isinstance(access, Access) or access.guards or access.repeated:
             raise ScheduleError(f"rows of '{name}' are no matrix in memory")
@@ -178,7 +188,7 @@ class RegisterMatrices:
         return access
 
     def _step(self, access: Access, axis: Axis) -> int:
-        """Bytes from one point along an unrolled axis to the next."""
+        """Return the distance in bytes between successive points along an unrolled axis."""
         return next((s for i, s in access.unrolled if i == self._places[axis]), 0)
 
     def _load(self, access: Access, register: int, moved: int, apart: int) -> None:
@@ -188,10 +198,9 @@ class RegisterMatrices:
         emitter.do(self._registers.load, register, where, emitter.size(apart))
 
     def sums(self) -> Mapping[Point, Partial]:
-        """Emit stores of all sums from tile registers to the stack. Return the sums by point, as
-        vectors.
+        """Emit stores of all sums from tile registers to the stack, and return the sums by point.
 
-        Each look-up in the mapping emits a load from the stack.
+        The sums are vectors. Each look-up in the returned mapping emits a load from the stack.
         """
         emitter, registers = self._emitter, self._registers
         apart = emitter.const(registers.row_bytes, DType.INT64)
@@ -219,7 +228,10 @@ class RegisterMatrices:
 
 
 class _Sums(Mapping[Point, Partial]):
-    """The sums by their points, loaded on use: a tile has more sums than vector registers hold."""
+    """The sums by point, each loaded from the stack when it is looked up.
+
+    A tile has more sums than fit into vector registers.
+    """
 
     def __init__(self, matrices: RegisterMatrices) -> None:
         self._matrices = matrices
@@ -236,7 +248,7 @@ class _Sums(Mapping[Point, Partial]):
 
 
 def release(context: Context) -> None:
-    """Emit the instruction that releases the tile registers, if the stage used any."""
+    """Emit the instruction that releases the tile registers, if the stage uses any."""
     registers = context.emitter.target.tiles
     if context.uses_tile_registers and registers is not None:
         context.emitter.do(registers.release)

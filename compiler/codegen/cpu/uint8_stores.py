@@ -3,8 +3,9 @@
     each: frintn, fmaxnm 0, fminnm 255, fcvtzs, xtn, add, uzp1    each: fcvtns, sqxtun (a half)
     all:  three times ins                                      -> all:  uqxtn, uqxtn2, add
 
-A conversion to int32 rounds to nearest and saturates, and so do both conversions to fewer bits: the
-result is the nearest uint8, and 0 for NaN.
+The instructions on the right give the same result: the nearest uint8, and 0 for NaN. The reason is
+that the conversion to int32 rounds to nearest and saturates, and the two conversions to narrower
+types saturate as well.
 """
 
 from __future__ import annotations
@@ -26,10 +27,10 @@ TOGETHER = 4
 
 
 class Uint8Stores:
-    """The delayed stores of one compute: four adjacent vectors of rounded uint8 become one store.
+    """The delayed stores of one `Compute`: four adjacent vectors of rounded uint8 become one store.
 
-    A store to a tensor that the compute reads is not delayed, because the compute may read the
-    stored value.
+    A store to a tensor that the `Compute` also reads is not delayed, because a later point may read
+    the stored value.
     """
 
     def __init__(self, context: Context, stores: Sequence[Store]) -> None:
@@ -39,7 +40,10 @@ class Uint8Stores:
         self._held: dict[Access, dict[int, tuple[Value, Point]]] = {}
 
     def hold(self, access: Access, value: Value, point: Point, active: int) -> bool:
-        """Delay a store if it is a whole vector of rounded uint8; return whether it is delayed."""
+        """Delay a store of a whole vector of rounded uint8; return whether it was delayed.
+
+        `active` is the number of lanes in use.
+        """
         emitter = self._context.emitter
         narrows = emitter.target.family.narrows is not None and value.lanes == TOGETHER == active
         if not narrows or value.name not in emitter.bytes or value.dtype is not access.tensor.dtype:
@@ -52,7 +56,7 @@ class Uint8Stores:
         return True
 
     def flush(self) -> None:
-        """Emit the delayed stores: four neighbours together, others one by one."""
+        """Emit the delayed stores: four adjacent vectors as one store, others one by one."""
         for access, held in self._held.items():
             row: list[int] = []
             for offset in _in_order(held):
@@ -71,9 +75,9 @@ class Uint8Stores:
 
 
 def _in_order(offsets: Iterable[int]) -> Iterator[int]:
-    """Yield offsets, sorted among those whose difference is a known integer.
+    """Yield offsets in groups; each group is sorted, and its members differ by known integers.
 
-    The order of others may depend on a dynamic size.
+    Offsets of different groups differ by a dynamic size, so their order is not known.
     """
     alike: dict[int, list[int]] = {}
     for offset in offsets:
@@ -83,7 +87,10 @@ def _in_order(offsets: Iterable[int]) -> Iterator[int]:
 
 
 def _together(emitter: Emitter, values: list[Value]) -> Value:
-    """Combine four vectors of rounded 8-bit integers into one, from their float sources."""
+    """Convert the floats of four vectors, before rounding, to one vector of 8-bit integers.
+
+    `values` are the four vectors of rounded integers that it replaces.
+    """
     assert emitter.target.family.narrows is not None
     nearest, to_halves, to_bytes = emitter.target.family.narrows
     sources = [emitter.bytes[value.name][0] for value in values]

@@ -1,4 +1,4 @@
-"""Loads of scalars and vectors, and masks of vectors with fewer active lanes."""
+"""Loads of scalars and vectors, and masks for vectors of which not all lanes are in use."""
 
 from __future__ import annotations
 
@@ -15,8 +15,10 @@ from tilewright.compiler.sizes import is_dynamic, known_divisor
 
 
 def lane_mask(emitter: Emitter, lanes: int, active: int) -> Value:
-    """Return a mask of `lanes` bits of which the first `active` are set. It is a constant unless
-    `active` is a dynamic size."""
+    """Return a mask of `lanes` bits, of which the first `active` are set.
+
+    It is a constant unless `active` is a dynamic size.
+    """
     if is_dynamic(active):
         numbers = ", ".join(f"i32 {lane}" for lane in range(lanes))
         count = emitter.splat(cast(emitter, emitter.size(active), DType.INT32), lanes)
@@ -28,15 +30,16 @@ def lane_mask(emitter: Emitter, lanes: int, active: int) -> Value:
 
 @dataclass(frozen=True, slots=True)
 class LoadSite:
-    """A load of an element, or of the lanes of a vector, at an address and at a loop depth.
+    """A load of an element or a vector, at an address and at a loop depth.
 
     Attributes:
         emitter: builds the function's text.
-        access: the access, relative to the base of its row.
+        access: the access, relative to the base address of its row.
         offset: bytes from that base to the element, or to the first lane.
-        active: number of active lanes; 0 for a scalar.
+        active: number of lanes in use; 0 for a scalar.
         depth: depth of the scope into which the load is emitted.
-        tag: a comment that distinguishes loads before and after a write.
+        tag: a comment in the instruction; it makes loads before and after a write different, so
+            that they are not merged.
     """
 
     emitter: Emitter
@@ -52,10 +55,10 @@ class LoadSite:
 
     @property
     def separate(self) -> Sequence[int]:
-        """Byte offsets of the active lanes from the first one, for loads of one lane each.
+        """Byte offsets of the lanes in use from the first lane, for loads of one lane each.
 
         Raises:
-            ScheduleError: if the number of active lanes is a dynamic size.
+            ScheduleError: if the number of lanes in use is a dynamic size.
         """
         return [self.access.lane_offsets[n] for n in separate_lanes(self.access, self.active)]
 
@@ -78,8 +81,8 @@ class LoadSite:
     def vector(self, lanes: int, active: int, behind: int = 0, dtype: DType | None = None) -> Value:
         """Emit a load of `lanes` contiguous elements that start `behind` bytes after the first one.
 
-        Lanes from `active` on are not read, and are zero. Packed elements may have any alignment;
-        other elements are aligned to their size.
+        Only the first `active` lanes are read; the others are zero. Groups of packed elements may
+        have any alignment; other elements are aligned to their size.
         """
         emitter, dtype = self.emitter, dtype or self.dtype
         where, vector = self.pointer(behind), type_text(dtype, lanes)
@@ -105,10 +108,10 @@ class LoadSite:
 
 
 def separate_lanes(access: Access, active: int) -> range:
-    """Return the numbers of the lanes to load or store one by one: the active lanes of an access.
+    """Return the numbers of the lanes that are loaded or stored one by one: 0 to active - 1.
 
     Raises:
-        ScheduleError: if the number of active lanes is a dynamic size.
+        ScheduleError: if the number of lanes in use is a dynamic size.
     """
     if is_dynamic(active):
         name = access.tensor.name
@@ -117,10 +120,10 @@ def separate_lanes(access: Access, active: int) -> range:
 
 
 def stored_dtype(dtype: DType) -> DType:
-    """Return the type with which LLVM loads and stores an element.
+    """Return the type as which LLVM loads and stores an element.
 
-    It is uint8 for a bool, and uint16 for a 16-bit float. LLVM would call a library to move 16-bit
-    floats, or abort, on a target without instructions for them.
+    It is uint8 for a bool, and uint16 for a 16-bit float. On a target without instructions for
+    16-bit floats, LLVM would call a library function to move them, or abort.
     """
     if dtype is DType.BOOL:
         return DType.UINT8
