@@ -1,4 +1,4 @@
-"""The compiler driver: calls the stages of a compilation in order.
+"""The compiler driver: runs the stages of a compilation in order.
 
 ONNX -> load_graph -> optimise -> make_plan -> build_program -> Model | artifact folder
 """
@@ -98,7 +98,9 @@ pages take no memory."""
 def load_graph(
     model: ModelSource, dims: Mapping[str, SizeRange] | None = None, timings: Timings | None = None
 ) -> Graph:
-    """Import an ONNX model; `dims` fixes its named dimensions, or gives them ranges.
+    """Import an ONNX model as a graph.
+
+    `dims` has a fixed size or a range for named dimensions.
 
     Raises:
         InvalidModelError: if it is not a valid model.
@@ -116,8 +118,8 @@ def load_for(
 ) -> Graph:
     """Import an ONNX model with a fixed size for each named dimension.
 
-    If such a dimension is a large batch, the graph loops over slices of the batch that fit the
-    target's caches (`compiler.program.sliced_batch`).
+    If one of these dimensions is a large batch, the resulting graph loops over slices of the batch,
+    so that the data of a slice fit into the target's caches (`compiler.program.sliced_batch`).
 
     Raises:
         CompilerError: if the model is invalid, or uses an operator that is not implemented.
@@ -160,12 +162,17 @@ def optimise(
     timings: Timings | None = None,
     choice: GraphChoice = RULE,
 ) -> Graph:
-    """Run the graph passes that suit the target.
+    """Run the graph passes that suit the target, and return the optimised graph.
 
-    `choice` may include passes that do not suit the target, and exclude others. `observer` is
-    called with the name of each pass and the graph after it. The first pass replaces 16-bit float
-    operations by float32. The last pass stores values in a 16-bit float type if `mode.precision` is
-    such a type, or if the model itself multiplies in one.
+    The first pass replaces 16-bit float operations by float32. The last pass stores values in a
+    16-bit float type if `mode.precision` is such a type, or if the model itself multiplies in one.
+
+    Args:
+        graph: the imported graph.
+        mode: the target and the precision.
+        observer: a function that is called with the name of each pass and the graph after it.
+        timings: records the time of each pass.
+        choice: which passes to add or to leave out, in deviation from those that suit the target.
 
     Raises:
         CompilerError: if a finite weight becomes infinite in the 16-bit type.
@@ -176,7 +183,7 @@ def optimise(
 
 
 def unsuited_passes(target: Target) -> frozenset[str]:
-    """Return the names of passes whose kernels need instructions that the target lacks."""
+    """Return the names of graph passes that need instructions which the target lacks."""
     suited = {
         quantised_products: target.has_int8_dot,
         quantised_activation_products: target.has_int8_dot,
@@ -192,6 +199,9 @@ def make_plan(
     choice: GraphChoice = RULE,
 ) -> GraphPlan:
     """Partition an optimised graph into workloads, and assign layouts and halos to their values.
+
+    `choice` overrides the default rules, for example for the layouts that a workload reads and
+    writes.
 
     Raises:
         CompilerError: if `choice` does not fit the graph.
@@ -210,7 +220,7 @@ def compile_plan(
     weight_limit_bytes: int | None = None,
     timings: Timings | None = None,
 ) -> Executable:
-    """Compile a plan and load its code into this process.
+    """Compile a graph plan, load its code into this process, and return it as an executable.
 
     `schedules` supplies tuned schedules; workloads without one get default schedules.
 
@@ -225,7 +235,10 @@ def compile_plan(
 def load_program(
     compiled: CompiledProgram, threads: int = 1, timings: Timings | None = None
 ) -> Executable:
-    """Load a compiled program's code into this process."""
+    """Load a compiled program's code into this process, and return it as an executable.
+
+    `threads` is the number of threads per run.
+    """
     with timed(timings, "load"):
         library = backend_of(compiled.target).load(compiled.objects)
         return Executable(compiled.program, compiled.weights, library.address, threads, library)
@@ -234,17 +247,17 @@ def load_program(
 def compile_with(model: ModelSource, options: CompileOptions, into: Path | None = None) -> Model:
     """Compile a model as `compile_model` does, but without the compilation cache.
 
-    A model with one program is also saved as an artifact in the folder `into`, and its code and
-    weights are loaded from there. Nothing is saved if no linker is found or the folder cannot be
-    written.
+    With a folder `into`, a model with one program is also saved there as an artifact, and its code
+    and weights are loaded from there. Nothing is saved if no linker is found or the folder cannot
+    be written.
     """
     return compile_read(reading(model, options), options, into)
 
 
 def compile_read(read: list[ReadModel], options: CompileOptions, into: Path | None = None) -> Model:
-    """Compile the model in the list that `reading` returned; other arguments as in `compile_with`.
+    """Compile the model in the list that `reading` returned; otherwise like `compile_with`.
 
-    The list is empty afterwards, so that the memory of the model's protobuf message can be freed.
+    The model is removed from the list, so that the memory of its protobuf message can be freed.
     """
     try:
         return _compile_whole(read, options, into)
@@ -257,11 +270,11 @@ def compile_read(read: list[ReadModel], options: CompileOptions, into: Path | No
 def compile_whole(
     model: ModelSource, options: CompileOptions | None = None
 ) -> Executable | GuardedModel:
-    """Compile a model that needs no segments, as `compile_model` does.
+    """Compile a model as `compile_model` does, without dividing it into segments.
 
     Raises:
-        UnsupportedOperatorError: if the model must be segmented; the `waits_for` of the error is
-            then not empty.
+        UnsupportedOperatorError: if the model must be divided into segments, in which case the
+            error's `waits_for` is not empty, or if it uses an operator that is not implemented.
         CompilerError: if the model or the options are invalid.
     """
     options = options or CompileOptions()
@@ -269,12 +282,13 @@ def compile_whole(
 
 
 def reading(model: ModelSource, options: CompileOptions) -> list[ReadModel]:
-    """Read a model, and return its protobuf message in a list of one element.
+    """Read a model, and return it in a list of one element.
 
-    `compile_read` removes the message from the list, so that its memory can be freed.
+    `compile_read` removes the model from the list, so that the memory of its protobuf message can
+    be freed.
 
     Raises:
-        CompilerError: if an option is impossible, or the model cannot be read.
+        CompilerError: if an option is invalid, or the model cannot be read.
     """
     check_runs_here(options.mode.target)  # fail before a large file is read
     with timed(options.timings, "read"), enough_memory_for("to read the model"):
@@ -286,7 +300,10 @@ def reading(model: ModelSource, options: CompileOptions) -> list[ReadModel]:
 def _closed_and_open(
     source: ReadModel, options: CompileOptions
 ) -> tuple[dict[str, Dimension], dict[str, int], ModelPorts]:
-    """The ranges of the options, the fixed sizes among them, and the ports with these sizes."""
+    """Return the ranges of named dimensions, the fixed sizes among them, and the model's ports.
+
+    The ports (inputs and outputs) have these fixed sizes.
+    """
     ranges = check_dims(source.proto.graph, options.dims)
     given = {name: dynamic_size(d) for name, d in ranges.items() if d.low == d.high}
     return ranges, given, model_ports(source.proto.graph).fixed(given)
@@ -301,7 +318,11 @@ def _staged(
     source: ReadModel, ports: ModelPorts, ranges: Mapping[str, Dimension], options: CompileOptions
 ) -> GuardedModel:
     def compiling() -> Callable[[Graph, bool], Executable]:
-        """A function that compiles the segments behind a boundary, which share packed weights."""
+        """Return a function that compiles segments which start at the same segment boundary.
+
+        These segments share packed weights. The function's arguments are the segment's graph, and
+        whether each combination of sizes gets its own program.
+        """
         builders = {each: _builder(options, any_rows=each) for each in (False, True)}
         return lambda graph, each_size: _executable(
             options, graph, builders[each_size], None, SPARE
@@ -322,7 +343,7 @@ def _staged(
 def _compile_whole(
     read: list[ReadModel], options: CompileOptions, into: Path | None = None
 ) -> Executable | GuardedModel:
-    """Compile the model in `read`, and remove it from there after the import."""
+    """Compile the model in the list `read`, and remove the model from the list after the import."""
     timings = options.timings
     ranges, given, ports = _closed_and_open(read[0], options)
     hints = hinted_shares({name: [size] for name, size in options.dims.items()})
@@ -394,7 +415,11 @@ def _reads(
     ranges: Mapping[str, Dimension],
     hints: Shares,
 ) -> LiveIns:
-    """The inputs of a model, with the ranges of its dimensions."""
+    """Return the inputs of a model, with the ranges of their dynamic dimensions.
+
+    `ranges` are those that the user stated; other dimensions get default ranges. `hints` are the
+    size hints by dimension, with their fractions.
+    """
     graph = source.proto.graph
     free = free_dimensions(graph)
     defaults = default_ranges((n for n in ports.open if n in free and n not in ranges), hints)
@@ -405,12 +430,16 @@ def _reads(
 
 
 def _fixed(source: ReadModel, sizes: Mapping[str, int], options: CompileOptions) -> Graph:
-    """The graph at these sizes."""
+    """Import the model with these fixed sizes of named dimensions."""
     return load_for(source, sizes, options.mode, options.timings)
 
 
 def _builder(options: CompileOptions, *, any_rows: bool) -> ProgramBuilder:
-    """A builder for the programs of one model, or of the segments behind one boundary."""
+    """Return a builder for the programs of one model, or of the segments after one boundary.
+
+    `any_rows` says whether the code and packed weights of untuned workloads must also serve other
+    numbers of rows.
+    """
     return ProgramBuilder(
         options.schedules,
         options.mode,
@@ -430,10 +459,18 @@ def _executable(
     into: Path | None = None,
     ports: ModelPorts | None = None,
 ) -> Executable:
-    """Plan, build and load an imported graph; `sizes` are passed to the planner.
+    """Plan, build and load an imported graph, and return it as an executable.
 
-    With `into`, the program is saved there as an artifact with `ports`, and loaded from it. If it
-    cannot be linked or written, it runs from memory.
+    Args:
+        options: the options of the compilation.
+        graph: the imported graph.
+        builder: builds the program.
+        sizes: the fixed sizes of named dimensions, for the planner.
+        spare: the size of the block of packed weights, as a multiple of the size that this program
+            needs.
+        into: a folder in which the program is saved as an artifact, and from which it is loaded. If
+            it cannot be linked or written, the program runs from memory.
+        ports: inputs and outputs of the model, for the artifact.
     """
     timings = options.timings
     if options.planner is not None:

@@ -8,7 +8,8 @@ import numpy as np
 
 
 class ElementKind(IntEnum):
-    """The interpretation of an element's bits; the values equal those in runtime/native/order.h."""
+    """How C runtime functions interpret an element's bits; the values are those of
+    `native/order.h`."""
 
     UNSIGNED = 0
     SIGNED = 1
@@ -17,9 +18,9 @@ class ElementKind(IntEnum):
 
 
 class Combination(IntEnum):
-    """The operation by which a C runtime function combines two elements.
+    """The operation by which a C runtime function combines two elements, such as a sum.
 
-    The values equal those in `runtime/native/accumulation.c`.
+    The values are those in `runtime/native/accumulation.c`.
     """
 
     ADD = 0
@@ -29,9 +30,10 @@ class Combination(IntEnum):
 
 
 class DType(StrEnum):
-    """The type of one element in memory. The value is its name in JSON, in printed IR and in NumPy.
+    """The type of a tensor's elements, such as float32.
 
-    Only bfloat16 has no NumPy type (`numpy`).
+    The value of a member is its name in JSON, in printed IR and in NumPy. Only bfloat16 has no type
+    in NumPy (see `DType.numpy`).
     """
 
     FLOAT16 = "float16"
@@ -62,7 +64,7 @@ class DType(StrEnum):
 
     @property
     def kind(self) -> ElementKind:
-        """The interpretation of the bits, by which C runtime functions compare elements."""
+        """How C runtime functions interpret an element's bits, such as in comparisons."""
         if self is DType.BFLOAT16:
             return ElementKind.BFLOAT
         if self.is_float:
@@ -71,5 +73,5 @@ class DType(StrEnum):
 
     @property
     def numpy(self) -> np.dtype:
-        """The NumPy type; uint16 for bfloat16, which NumPy lacks: arrays hold its raw bits."""
+        """The NumPy type that stores the elements; for bfloat16, uint16 with the raw bits."""
         return np.dtype(np.uint16 if self is DType.BFLOAT16 else self.value)

@@ -1,6 +1,6 @@
 """Errors that a user of the compiler can cause.
 
-Every message is one sentence that names the fault, so that it can be shown unchanged: "MatMul
+Every message is one sentence that names the cause, and can be shown to a user unchanged: "MatMul
 'fc1': K differs, 512 against 256".
 """
 
@@ -15,23 +15,27 @@ NOT_IMPLEMENTED = "not implemented"
 
 
 class CompilerError(Exception):
-    """Base class of all errors that input to the compiler can cause."""
+    """Base class of all errors that inputs of the compiler can cause, such as an invalid model."""
 
 
 class InvalidModelError(CompilerError):
-    """The model is not a well-formed ONNX model, or contradicts itself."""
+    """The error for a model that is not well-formed ONNX, or is inconsistent."""
 
 
 class ModelWarning(UserWarning):
-    """The model contradicts itself, or a part of it is not compiled, but results are correct."""
+    """The warning for an inconsistent model or a part that is not compiled; results are correct."""
 
 
 class UnsupportedOperatorError(CompilerError):
-    """The model uses an operator (or a form of one) that the compiler does not implement.
+    """The error for an operator, or a form of an operator, that the compiler does not support.
 
-    `depends_on` lists inputs of the model whose values the compiler would need. If these inputs
-    become constants, the node may be supported. `waits_for` lists values of the graph under
-    construction: the node may be imported once a run has computed them.
+    Attributes:
+        node, operator, domain, opset: the node, and its operator.
+        reason: why the operator is not supported.
+        depends_on: inputs of the model whose values the compiler would need. If these inputs become
+            constants, the node may be supported.
+        waits_for: values of the graph under construction. Once a run has computed these values, the
+            node may be imported.
     """
 
     def __init__(
@@ -58,45 +62,51 @@ class UnsupportedOperatorError(CompilerError):
 
 
 class InvalidArgumentError(CompilerError, ValueError):
-    """An argument of a call has an invalid value, such as a thread count or a dimension's size."""
+    """The error for an argument with an invalid value, such as a thread count or a size."""
 
 
 class OutOfMemoryError(CompilerError):
-    """A request needs more memory than this machine provides."""
+    """The error for a request that needs more memory than this machine provides."""
 
 
 class InvalidInputError(CompilerError):
-    """An input array at run time has a wrong name, shape or dtype, or is missing."""
+    """The error for an input array of a run that is missing or has a wrong name, shape or dtype."""
 
 
 class StoppedError(CompilerError):
-    """A run ended early, because its caller stopped it."""
+    """The error that ends a run which its caller stopped."""
 
 
 class UnknownTargetError(CompilerError):
-    """No target has the requested name, or no described target fits the machine."""
+    """The error for a target name that is unknown, or a machine that no described target fits."""
 
 
 class InvalidFactsError(CompilerError):
-    """A device reported facts (`DeviceFacts`) of a wrong type, or an implausible number."""
+    """The error for device facts (`DeviceFacts`) of a wrong type, or with implausible values."""
 
 
 class ScheduleError(CompilerError):
-    """A schedule does not fit the workload or the target; the tuner rejects such a candidate."""
+    """The error for a schedule that does not fit the workload or target; tuning rejects it."""
 
 
 class ArtifactError(CompilerError):
-    """An artifact folder is damaged, has an unknown version, or was built for another machine."""
+    """The error for an artifact folder that cannot be used, for example because it is damaged.
+
+    Other reasons are an unknown version, or another machine.
+    """
 
 
 def suggestion(name: object, known: Iterable[str]) -> str:
-    """Return "; did you mean 'a' or 'b'?" with the known names that are similar, or ""."""
+    """Return a hint for an error message, such as "; did you mean 'a' or 'b'?".
+
+    It lists the names in `known` that resemble `name`; without such names, it is empty.
+    """
     near = difflib.get_close_matches(str(name), list(known))
     return "; did you mean " + " or ".join(f"'{each}'" for each in near) + "?" if near else ""
 
 
 def unknown_choice(what: str, given: object, known: Iterable[str]) -> str:
-    """Return the sentence for a word that is none of the known ones.
+    """Return the message for a value that is not one of the allowed ones (`known`).
 
     "attribute 'mode' is 'liner', expected nearest, linear or cubic; did you mean 'linear'?"
     """
@@ -107,9 +117,9 @@ def unknown_choice(what: str, given: object, known: Iterable[str]) -> str:
 
 @contextmanager
 def enough_memory_for(what: str) -> Iterator[None]:
-    """Return a context that converts a MemoryError to an OutOfMemoryError.
+    """Context manager that converts a MemoryError in its block to an OutOfMemoryError.
 
-    `what` names the purpose of the memory in the message, such as "to read the model".
+    `what` completes the error message "there is not enough memory", as in "to read the model".
     """
     try:
         yield
@@ -118,9 +128,9 @@ def enough_memory_for(what: str) -> Iterator[None]:
 
 
 def memory_text(error: MemoryError, what: str = "") -> str:
-    """Return the message for a MemoryError, which often has none.
+    """Return an error message for a MemoryError, which often has none of its own.
 
-    `what` names the purpose of the memory, such as "to read the model".
+    `what` completes the message "there is not enough memory", as in "to read the model".
     """
     reason = f": {error}" if str(error) else ""
     return f"there is not enough memory{' ' * bool(what)}{what}{reason}"

@@ -1,7 +1,8 @@
-"""Memoised functions, whose caches a process can clear together.
+"""Memoised functions whose caches can be cleared together.
 
-A tuning job needs the same schedule spaces, analyses and loop nests repeatedly; the next job needs
-others. A process that serves several jobs therefore clears the caches between them (`forget`).
+A tuning job needs the same schedule spaces, analyses and loop nests repeatedly, but the next job
+needs different ones. A process that runs several jobs therefore clears the caches between jobs
+(`forget`).
 """
 
 from __future__ import annotations
@@ -16,9 +17,9 @@ _CLEARS: list[Callable[[], None]] = []
 
 
 def memo(answers: int) -> Callable[[Callable[..., T]], _lru_cache_wrapper[T]]:
-    """Return a decorator like `functools.lru_cache` that caches up to `answers` results.
+    """Return a decorator that caches the results of a function, like `functools.lru_cache`.
 
-    `forget` clears the caches of the decorated functions.
+    At most `answers` results are cached, and `forget` clears them.
     """
 
     def remembering(function: Callable[..., T]) -> _lru_cache_wrapper[T]:
@@ -30,6 +31,6 @@ def memo(answers: int) -> Callable[[Callable[..., T]], _lru_cache_wrapper[T]]:
 
 
 def forget() -> None:
-    """Clear the caches of all memoised functions of the process."""
+    """Clear the caches of all functions in this process that are decorated with `memo`."""
     for clear in _CLEARS:
         clear()

@@ -22,22 +22,22 @@ PRECISIONS = tuple(map(DType, get_args(Precision)))
 
 @dataclass(frozen=True, slots=True)
 class Mode(JsonValue):
-    """The properties of generated code that do not depend on the workload.
+    """The properties of generated code that are the same for all workloads of a compilation.
 
     Attributes:
         target: the target for which code is generated; by default that of this machine.
-        threads: threads that a run uses, the calling one included.
-        numerics: "strict" turns off algorithms that round differently from the direct one
-            (Winograd, Strassen); "fast" allows those that lose about one decimal digit; "loose"
-            also allows those that lose more (Winograd's F(6)).
-        precision: "bfloat16" or "float16" stores the values of a float32 model between its first
-            and its last matrix product or convolution in that type, and multiplies in it. Sums,
+        threads: number of threads that a run uses, including the calling thread.
+        numerics: "strict" allows only algorithms that round like the direct one. "fast" also allows
+            those that lose about one decimal digit (Winograd, Strassen), and "loose" those that
+            lose more (Winograd's F(6)).
+        precision: the type of stored values and of factors in a float32 model. "bfloat16" or
+            "float16" applies between the first and the last matrix product or convolution; sums,
             normalisations, inputs and outputs stay float32.
-        in_place: whether a growing cache, such as the keys of attention, is a buffer with slack
-            capacity, to which each step of a session appends rows.
+        in_place: whether a growing cache, such as the keys of attention, is a buffer with unused
+            rows at its end, to which each step of a session appends rows.
 
     Raises:
-        InvalidArgumentError: if an option has an impossible value.
+        InvalidArgumentError: if `threads`, `numerics` or `precision` has an invalid value.
     """
 
     json_form: ClassVar[JsonForm] = JsonForm("mode", InvalidArgumentError)
@@ -59,9 +59,9 @@ class Mode(JsonValue):
 
     @property
     def key(self) -> tuple[str, int, str]:
-        """The entries of a record key that depend on the mode: target key, threads and numerics.
+        """The mode's part of the key of a tuning record: target key, threads and numerics.
 
-        Precision and `in_place` are not part of the key: the workload's types and boundaries
-        contain them.
+        Precision and `in_place` are not included, because they change the workload itself (its
+        types and boundaries).
         """
         return self.target.key, self.threads, self.numerics

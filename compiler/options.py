@@ -1,4 +1,4 @@
-"""Options of a compilation for this process."""
+"""Options of a compilation for the machine on which it runs."""
 
 from __future__ import annotations
 
@@ -30,19 +30,20 @@ class CompileOptions:
 
     Attributes:
         mode: how code is generated; its target must be one that this machine can run.
-        dims: sizes of named dimensions: a number, or a range such as "1..512", "32..640:32" or
-            range(1, 513). The range limits the sizes of a run. Size hints may follow
-            ("1..512@32,128") or replace it ("@32"), which keeps the default range. A default
-            program does not depend on hints; a planner may request schedules at them.
+        dims: the size of each named dimension: a number, or a range of the sizes that runs may use.
+            A range is text such as "1..512" or "32..640:32" (multiples of 32), or range(1, 513).
+            Size hints, the typical sizes, may follow a range ("1..512@32,128"). Hints alone ("@32")
+            keep the default range. A default program does not depend on hints; a planner may
+            request schedules for them.
         schedules: the source of tuned schedules; None compiles with the defaults.
-        weight_limit_bytes: maximum memory of packed weights; algorithms that expand them (Winograd,
-            Strassen) are dropped first.
-        timings: adds up the time of each compilation stage.
-        planner: a function that returns the plan of a graph, instead of `optimise` and `make_plan`.
-            It is called before the schedules of the plan's workloads are looked up. It decides the
-            precision too.
-        own_sizes: combinations of sizes that get a program with fixed sizes on first use, although
-            they are within the ranges.
+        weight_limit_bytes: maximum memory of packed weights. To stay below it, algorithms that
+            enlarge weights (Winograd, Strassen) are replaced by others.
+        timings: records the time of each compilation stage.
+        planner: a function that returns the plan of a graph, used in place of `optimise` and
+            `make_plan`. It is called before the schedules of the plan's workloads are looked up,
+            and also decides the precision.
+        own_sizes: combinations of sizes that get their own program with fixed sizes on first use,
+            although the program for the ranges could serve them.
         kernels: a cache of kernels, shared with other compilations of this process.
     """
 

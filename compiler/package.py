@@ -19,7 +19,7 @@ def package_version() -> str:
 
 
 def run_module(module: str) -> list[str]:
-    """Return the command that runs a module of this package with this Python.
+    """Return the command line that runs a module of this package with this Python interpreter.
 
     `module` is the module's name without the prefix `tilewright.`. The option `-P` prevents Python
     from importing a folder `numpy/` or `tilewright/` in the current directory.

@@ -1,4 +1,4 @@
-"""Size hints: sizes of dynamic dimensions at which a model is planned, measured and displayed.
+"""Size hints: typical sizes of dynamic dimensions, with which a model is planned and measured.
 
 A program is valid for the whole range of each dimension, but is tuned for its size hints, like the
 `opt` shapes of a TensorRT optimisation profile. If the user states no size, the default hint
@@ -51,7 +51,7 @@ _LENGTH = re.compile(
 
 
 def size_hints(ports: ModelPorts, ranges: Iterable[Dimension]) -> dict[str, int]:
-    """Return the default size hint of each dimension by name: a size within its range.
+    """Return a default size hint for each dimension, by name: a typical size within its range.
 
     Args:
         ports: the model's inputs, from which the role of each dimension is inferred.
@@ -77,15 +77,19 @@ def affordable_hints(
     ranges: Iterable[Dimension],
     elements: Iterable[int],
 ) -> dict[str, int]:
-    """Halve all size hints until the values of a model have at most MOST_ELEMENTS elements in sum.
+    """Reduce size hints until a model's values have at most MOST_ELEMENTS elements in total.
 
-    A tensor with five dimensions of 128 each has 32 Gi elements, more than any machine can hold.
+    All hints are halved repeatedly, but stay within their ranges. For example, one tensor with five
+    dimensions of 128 has 32 Gi elements, more than a machine can hold.
 
     Args:
         hints: default sizes of dimensions, by name.
         stated: sizes of the other dimensions, which do not change.
         ranges: all dimensions. A dimension without a hint or a stated size has its typical size.
         elements: the number of elements of each value, as a dynamic size.
+
+    Returns:
+        The reduced hints.
     """
     known = {d.name: d for d in ranges}
     values = [*elements]
@@ -102,7 +106,7 @@ def affordable_hints(
 def profile_text(
     ranges: Iterable[Dimension], hints: Mapping[str, Iterable[int]], defaults: Sequence[str] = ()
 ) -> str:
-    """Describe dimensions and their size hints in one line, such as `dynamic: batch=1,8 (1..4096)`.
+    """Describe dimensions and their size hints in a line such as `dynamic: batch=1,8 (1..4096)`.
 
     The result is empty without hints.
 
@@ -127,8 +131,8 @@ def profile_text(
 def nearest_size(dimension: Dimension, wanted: int) -> int:
     """Return the size in a dimension's range that is nearest to `wanted`.
 
-    The result is 0 only if the range has no other size: the speed with an empty cache, as in the
-    first run of a session, is not representative.
+    It is 0 only if the range has no other size. Size 0, such as an empty cache in the first run of
+    a session, is not representative for measurements.
     """
     high = max(dimension.low, wanted) if dimension.high is None else dimension.high
     low = max(dimension.low, min(1, high))
@@ -136,14 +140,14 @@ def nearest_size(dimension: Dimension, wanted: int) -> int:
 
 
 def agreeing_size(error: DynamicSizeError, sizes: Mapping[str, int]) -> tuple[str, int] | None:
-    """Return the name of a dimension to fix, and the size at which to fix it, after an error.
+    """Return a dimension to fix and its size, after an error about a dynamic size.
 
-    The condition of the error may be an equality of two sizes: a text recogniser that squeezes the
-    height of its features needs images of one height. The equality is then solved for one
-    dimension, with the other dimensions at `sizes`. If it has no solution, or the condition is not
-    an equality, the result is a dimension of the condition at its size in `sizes`. If `sizes` has
-    none of the condition's dimensions, the result is the last entry of `sizes`. The result is None
-    if `sizes` is empty.
+    Return None if `sizes` is empty. The error's condition may be the equality of two sizes. For
+    example, a text recogniser that squeezes the height of its features needs images of one height.
+    The equality is then solved for one dimension, with the other dimensions at `sizes`. If it has
+    no solution, or the condition is not an equality, the result is a dimension of the condition at
+    its size in `sizes`. If `sizes` contains none of the condition's dimensions, the result is the
+    last entry of `sizes`.
     """
     for question in filter(is_dynamic, (error.unequal, error.undecided)):
         asked = [d for d in dimensions(question) if d.name in sizes]
@@ -157,7 +161,11 @@ def agreeing_size(error: DynamicSizeError, sizes: Mapping[str, int]) -> tuple[st
 
 
 def _solution(difference: int, dimension: Dimension, sizes: Mapping[str, int]) -> int | None:
-    """The size of a dimension, nearest to its own in `sizes`, for which a difference is 0."""
+    """Return the size of a dimension for which `difference`, a dynamic size, is 0.
+
+    Return None if no size up to LARGEST_SOLUTION is found. The other dimensions have their sizes in
+    `sizes`. Of several solutions, it is the nearest to the dimension's own size in `sizes`.
+    """
     low = max(dimension.low, 1)
     high = LARGEST_SOLUTION // dimension.multiple
     if dimension.high is not None:
@@ -176,14 +184,15 @@ def _solution(difference: int, dimension: Dimension, sizes: Mapping[str, int]) -
 
 
 def _batches(ports: ModelPorts) -> frozenset[str]:
-    """Dimensions that are a batch by their name or position, by name.
+    """Return the names of dimensions that are a batch, judged by their name and position.
 
-    The name `batch` decides at any position. Any other leading dimension must occur nowhere else,
-    except in the states of recurrent networks, and may have a name such as `N`. Otherwise every
-    input of two or more dimensions must begin with it, or with an unnamed dimension: a dimension
-    that begins only some of the inputs may be the nodes of a graph. Names generated by torch.export
-    do not count as different if all these inputs begin with one. A name such as `frames` is a
-    length at any position.
+    A dimension whose name contains `batch` counts at any position. Any other dimension must be the
+    first of an input, and occur at no other position, except in the states of recurrent networks.
+    It counts if it has a name such as `N`. Without such a name, it counts only if every input of
+    two or more dimensions begins with it or with an unnamed dimension, because a dimension that
+    begins only some inputs may be, for example, the nodes of a graph. Names that torch.export
+    generates are treated as unnamed if all these inputs begin with one. A name such as `frames` is
+    always a length.
     """
     shaped = [dims for dims in ports.inputs.values() if len(dims) > 1]
     unnamed = {f"{name}[{n}]" for name, dims in ports.inputs.items() for n in range(len(dims))}
@@ -208,13 +217,19 @@ def _batches(ports: ModelPorts) -> frozenset[str]:
 
 
 def _is_state(dims: Dims) -> bool:
-    """Whether an input has the layout of a recurrent network's state: directions, batch, hidden
-    size (ONNX's LSTM, `initial_h`)."""
+    """Return whether an input has the shape of a recurrent network's state.
+
+    This is (directions, batch, hidden size), as `initial_h` of ONNX's LSTM, with only the batch
+    dynamic.
+    """
     return [isinstance(dim, str) for dim in dims] == [False, True, False]
 
 
 def _image_sides(ports: ModelPorts) -> frozenset[str]:
-    """Dynamic sides of inputs that are images with three channels, first or last."""
+    """Return the names of dynamic heights and widths in inputs that are images with three channels.
+
+    The channels are the second or the last of four dimensions.
+    """
     found: set[int | str] = set()
     for dims in ports.inputs.values():
         if len(dims) != 4:

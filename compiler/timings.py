@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class StageTime:
-    """The wall-clock seconds of a compilation stage, summed over its `count` executions."""
+    """The seconds that a compilation stage took in total, over `count` executions."""
 
     stage: str
     seconds: float
@@ -22,13 +22,13 @@ class StageTime:
 
 
 class Timings:
-    """Adds up wall-clock seconds by compilation stage.
+    """Adds up elapsed seconds by compilation stage.
 
-    The time of a nested stage is not part of the enclosing stage's time, so that the stages of one
-    thread add up to its elapsed time. Stages of several threads may add up to more.
+    The time of a nested stage is not counted in the enclosing stage, so the stages of one thread
+    add up to the thread's elapsed time. The stages of several threads may add up to more.
 
     Args:
-        clock: returns seconds.
+        clock: returns the current time in seconds.
     """
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
@@ -38,14 +38,18 @@ class Timings:
         self._threads = threading.local()
 
     def add(self, stage: str, seconds: float, count: int = 1) -> None:
-        """Add time that was measured elsewhere, for example in another process."""
+        """Add time that was measured elsewhere, such as in another process, to a stage.
+
+        `count` is the number of executions that took `seconds` in total.
+        """
         with self._lock:
             before, runs = self._stages.get(stage, (0.0, 0))
             self._stages[stage] = before + seconds, runs + count
 
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:
-        """Return a context that adds the time of its block to a stage, even if the block raises."""
+        """Context manager that adds the elapsed time of its block to a stage, also after an
+        error."""
         inside = self._inside()
         started = self._clock()
         inside.append(0.0)
@@ -58,7 +62,8 @@ class Timings:
                 inside[-1] += seconds
 
     def _inside(self) -> list[float]:
-        """Seconds of nested stages, for each stage that this thread has open."""
+        """Return this thread's stack of running stages: the seconds of nested stages within
+        each."""
         found: list[float] | None = getattr(self._threads, "inside", None)
         if found is None:
             found = self._threads.inside = []
@@ -75,5 +80,5 @@ class Timings:
 
 
 def timed(timings: Timings | None, stage: str) -> AbstractContextManager[None]:
-    """Return a context that measures a stage; if `timings` is None, the context does nothing."""
+    """Return a context manager that measures a stage; it does nothing if `timings` is None."""
     return nullcontext() if timings is None else timings.stage(stage)

@@ -78,7 +78,7 @@ def link_shared(objects: Sequence[bytes], output: str | Path) -> None:
 
 @cache
 def linkers() -> tuple[tuple[str, ...], ...]:
-    """Return the command lines of the linkers that this machine has, in the order in which they are
+    """Return the command lines of the linkers on this machine, in the order in which they are
     tried."""
     found: list[tuple[str, ...]] = []
     lld = shutil.which("ld.lld")
@@ -100,8 +100,8 @@ def linkers() -> tuple[tuple[str, ...], ...]:
 
 @cache
 def module_linkers() -> tuple[tuple[str, ...], ...]:
-    """Return the command lines of the WebAssembly linkers that this machine has, in the order in
-    which they are tried."""
+    """Return the command lines of the WebAssembly linkers on this machine, in order of
+    preference."""
     found: list[tuple[str, ...]] = []
     if linker := shutil.which("wasm-ld"):
         found.append((linker,))
@@ -111,7 +111,7 @@ def module_linkers() -> tuple[tuple[str, ...], ...]:
 
 
 def _machine(code: bytes) -> int:
-    """Return the machine number of an ELF file; 0 for another file."""
+    """Return the machine number (`e_machine`) in an ELF header; 0 for any other file."""
     return int.from_bytes(code[18:20], "little") if code[:4] == b"\x7fELF" else 0
 
 
@@ -126,7 +126,7 @@ def _head(path: Path) -> bytes:
 
 
 def _link(command: tuple[str, ...], folder: Path) -> str | None:
-    """A linker's error; None if it has written `library`."""
+    """Run a linker on the objects in a folder; return its error, or None if it wrote `library`."""
     try:
         done = subprocess.run(
             [*command, "-o", "library", "@objects"],

@@ -1,7 +1,7 @@
 """Compilation of LLVM IR text to object code, and loading of object code into this process.
 
-No optimisation passes run: the lowering emits code that needs none, and they double the compile
-time of a candidate.
+No optimisation passes run, because the lowering emits code that does not need them, and they would
+double the compile time of a candidate.
 """
 
 from __future__ import annotations
@@ -30,12 +30,13 @@ def emit_object(ir_text: str, target: Target, timings: Timings | None = None) ->
     """Compile a module to a relocatable object file (ELF; WebAssembly for wasm32).
 
     Args:
-        ir_text: an LLVM module without triple and data layout; both are the target's.
-        timings: counts the stages `LLVM parse` and `LLVM codegen`.
+        ir_text: an LLVM module without triple and data layout, which are set to the target's.
+        timings: records the time of the stages `LLVM parse` and `LLVM codegen`.
 
     Raises:
-        CompilerError: if the text is not valid IR, if this LLVM does not know the target, or if
-            the code calls a library (`llvm.fma` does on a target without the instruction).
+        CompilerError: if the text is not valid IR, this LLVM does not support the target, or the
+            code calls library functions. For example, `llvm.fma` becomes such a call on a target
+            without the instruction.
     """
     with _machine(target) as machine, ExitStack() as stack:
         with timed(timings, "LLVM parse"):
@@ -45,7 +46,13 @@ def emit_object(ir_text: str, target: Target, timings: Timings | None = None) ->
 
 
 def _checked(data: bytes, target: Target) -> bytes:
-    """Check that an object calls no library; WebAssembly objects are checked by its linker."""
+    """Return an object after a check that it calls no library functions.
+
+    WebAssembly objects are not checked here, because their linker does it.
+
+    Raises:
+        CompilerError: if an ELF object calls a library function.
+    """
     known = target.family.helpers.union(LIBRARY_SYMBOLS)
     foreign = undefined_symbols(data) - known if is_elf(data) else frozenset()
     if foreign:
@@ -56,16 +63,22 @@ def _checked(data: bytes, target: Target) -> bytes:
 
 
 def emit_assembly(ir_text: str, target: Target) -> str:
-    """Compile a module to assembly text, with LLVM's comments.
+    """Compile an LLVM module to assembly text, with LLVM's comments.
 
-    Arguments and errors are those of `emit_object`.
+    Arguments are those of `emit_object`.
+
+    Raises:
+        CompilerError: if the text is not valid IR, or this LLVM does not support the target.
     """
     with _machine(target) as machine, _parsed(ir_text, target, machine) as module:
         return str(machine.emit_assembly(module))
 
 
 class JitLibrary:
-    """Object code loaded into this process; keep the object as long as its code may run."""
+    """Object code that is loaded into this process.
+
+    Its functions may run only as long as this object exists.
+    """
 
     def __init__(self, name: str, tracker: Any) -> None:
         self._name = name
@@ -73,7 +86,7 @@ class JitLibrary:
         self._addresses: dict[str, int] = {}
 
     def address(self, symbol: str) -> int:
-        """The address of a function.
+        """Return the address of a function.
 
         Raises:
             CompilerError: if the objects do not define it, or the library is closed.
@@ -101,10 +114,10 @@ class JitLibrary:
 def load_objects(objects: Sequence[bytes]) -> JitLibrary:
     """Load object files into this process as one library, without a linker.
 
-    The objects may call memcpy, memmove and memset, and each other, but nothing else.
+    The objects may call memcpy, memmove, memset and each other's functions, but nothing else.
 
     Raises:
-        CompilerError: if one is not an object file of this machine, or two define one symbol.
+        CompilerError: if an object is not for this machine, or two objects define the same symbol.
     """
     builder = llvm.JITLibraryBuilder()
     for data in objects:
@@ -128,7 +141,11 @@ _library_numbers = count()
 
 @contextmanager
 def _machine(target: Target) -> Iterator[Any]:
-    """The cached machine of a target, for one thread at a time."""
+    """Context manager: yield LLVM's target machine, which is cached, and hold the lock on LLVM.
+
+    Raises:
+        CompilerError: if LLVM reports an error inside the context.
+    """
     with _lock:
         _initialize()
         try:
@@ -153,10 +170,11 @@ def _create_machine(target: Target) -> Any:
 
 @contextmanager
 def _parsed(ir_text: str, target: Target, machine: Any) -> Iterator[Any]:
-    """A new module for each emission, because emitting changes a module.
+    """Context manager: parse LLVM IR, yield the module for one compilation, and free it.
 
-    Each has its own LLVM context: the types, constants and metadata of all modules stay in their
-    context as long as that lives, and the global one lives as long as the process.
+    Each compilation needs a new module, because compiling changes it. The module has its own LLVM
+    context. LLVM keeps types, constants and metadata of modules until their context is freed, and
+    never frees the global context.
     """
     context = llvm.create_context()
     try:
@@ -183,7 +201,7 @@ def _initialize() -> None:
 
 @cache
 def _engine() -> Any:
-    """The single JIT engine of this process."""
+    """Return the JIT engine of this process, created on the first call."""
     llvm.initialize_native_target()
     llvm.initialize_native_asmprinter()
     machine = llvm.Target.from_triple(llvm.get_process_triple()).create_target_machine(jit=True)

@@ -1,8 +1,8 @@
 """LLVM in a separate process, for code on which it may abort or never finish.
 
-LLVM ends its process if it finds no instruction for an operation ("Cannot select"), and for a few
-operations it never finishes. One child process therefore compiles for this one. If code ends the
-child, its compilation raises an error, and the next one starts a new child.
+LLVM aborts its process if it finds no instruction for an operation ("Cannot select"), and for a few
+operations it never finishes. One child process therefore runs LLVM for this process. If the child
+ends, the compilation raises an error, and the next compilation starts a new child.
 """
 
 from __future__ import annotations
@@ -47,7 +47,10 @@ def emit_assembly(ir_text: str, target: Target) -> str:
 
 
 def serve(pipe: Connection) -> None:
-    """Answer requests until the pipe is closed. This is the child's main function."""
+    """Main function of the child process: compile each request from the pipe until it is closed.
+
+    The answer is the object code, the assembly text, or a CompilerError.
+    """
     from tilewright.compiler.codegen import object
 
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
@@ -68,7 +71,10 @@ def serve(pipe: Connection) -> None:
 
 
 def _limit_time(seconds: int) -> None:
-    """End this process after this CPU time, even if no parent waits."""
+    """Limit the further CPU time of this process; at the limit, the system ends it.
+
+    The limit holds even if the parent process no longer exists.
+    """
     usage = resource.getrusage(resource.RUSAGE_SELF)
     used = int(usage.ru_utime + usage.ru_stime) + 1
     hard = resource.getrlimit(resource.RLIMIT_CPU)[1]
@@ -76,7 +82,7 @@ def _limit_time(seconds: int) -> None:
 
 
 def _reason(child: ChildProcess) -> str:
-    """Return the reason why a child ended before it answered."""
+    """Return why a child process ended before it answered, for an error message."""
     if child.wait() == -signal.SIGXCPU:
         return f"it does not end in {LIMIT_SECONDS} s"
     lines = child.error_lines()
@@ -116,7 +122,7 @@ def _ask(ir_text: str, target: Target, *, as_text: bool) -> bytes | str:
 
 @atexit.register
 def close() -> None:
-    """End the child process. The next request starts a new one."""
+    """End the child process; the next compilation starts a new one."""
     global _process
     with _lock:
         process, _process = _process, None

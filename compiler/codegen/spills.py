@@ -1,7 +1,7 @@
-"""Detection of kernels that spill so many vectors that they are not worth measuring.
+"""Detection of kernels that spill so many vectors that measuring them is not worthwhile.
 
-A scan of the object's machine code counts stack accesses of each innermost loop. Assembly text is
-printed for suspects only, because that costs as much as generating the object.
+A scan of the object's machine code counts the stack accesses in each innermost loop. Assembly text
+is generated only for kernels with many of them, because it costs as much as generating the object.
 """
 
 from __future__ import annotations
@@ -28,12 +28,13 @@ depthwise kernel 168 among 1340, and both were the fastest of their workloads.
 def spilling_loop(code: bytes, assembly: Callable[[], str], target: Target) -> InnerLoop | None:
     """Return the innermost loop with the most spills, if it exceeds MOST_SPILLS and SPILL_SHARE.
 
-    Returns None for code without such a loop.
+    Return None if no innermost loop exceeds both limits.
 
     Args:
-        code: the object.
-        assembly: prints the same code as assembly text; called only if the object is suspect.
-        target: the target of the code. If the scan does not support it, no code is suspect.
+        code: the object code.
+        assembly: returns the same code as assembly text. It is called only if a scan of the object
+            finds many stack accesses.
+        target: the target of the code. If its machine code cannot be scanned, the result is None.
     """
     if most_stack_accesses(code, target) <= MOST_SPILLS:
         return None
@@ -45,10 +46,10 @@ def spilling_loop(code: bytes, assembly: Callable[[], str], target: Target) -> I
 
 
 def most_stack_accesses(code: bytes, target: Target) -> int:
-    """The maximum number of vector instructions in an innermost loop that access the stack.
+    """Return the largest number of vector instructions that access the stack in an innermost loop.
 
-    The count may be off by a few, because machine code that looks like an instruction may be part
-    of another one. It is 0 if no scan supports the target.
+    The count may be off by a few, because the scan may take bytes inside an instruction for an
+    instruction. It is 0 if the target's machine code cannot be scanned.
     """
     scan = target.family.scan_stack
     if scan is None:

@@ -1,7 +1,7 @@
-"""Statistics of a kernel from its assembly text, before it runs: above all, register spills.
+"""Statistics of a kernel from its assembly text, above all the number of register spills.
 
-Kernels with vectors on the stack are slow, and their times differ between processes, so that a
-static count is a worthwhile filter before measurements.
+Kernels that spill vectors to the stack are slow, and their times vary from process to process.
+Rejecting them by these counts therefore saves measurements.
 """
 
 from __future__ import annotations
@@ -17,9 +17,10 @@ from tilewright.compiler.targets.target import Target
 
 @dataclass(frozen=True, slots=True)
 class KernelStatistics(JsonValue):
-    """Static counts of instructions, not weighted by executions.
+    """Numbers of instructions in assembly text, whatever number of times they execute.
 
-    `spill_*` is stack traffic of vector registers. `inner_*` counts in innermost loops only.
+    `spill_*` counts moves of vector registers to or from the stack. `inner_*` counts in innermost
+    loops only.
     """
 
     instructions: int = 0
@@ -41,22 +42,20 @@ class KernelStatistics(JsonValue):
 
 
 def statistics(assembly: str, target: Target) -> KernelStatistics:
-    """Count instructions over all functions of a module.
+    """Count the instructions of an assembly module, summed over all functions.
 
-    Args:
-        assembly: printed by `compiler.codegen.object.emit_assembly`.
-        target: the target of the assembly.
+    Arguments are those of `function_statistics`.
     """
     return sum(function_statistics(assembly, target).values(), KernelStatistics())
 
 
 def function_statistics(assembly: str, target: Target) -> dict[str, KernelStatistics]:
-    """Count the instructions of each function; returns the counts by the function's name.
+    """Count the instructions of each function in an assembly module; return the counts by name.
 
     Args:
-        assembly: printed by `compiler.codegen.object.emit_assembly`, with LLVM's comments: they
+        assembly: the text from `compiler.codegen.object.emit_assembly`, with LLVM's comments, which
             mark functions and loops on every architecture.
-        target: the target of the assembly.
+        target: the target of the code.
     """
     result: dict[str, KernelStatistics] = {}
     for match in _FUNCTION.finditer(assembly):
@@ -66,15 +65,15 @@ def function_statistics(assembly: str, target: Target) -> dict[str, KernelStatis
 
 @dataclass(frozen=True, slots=True)
 class InnerLoop:
-    """One innermost loop.
+    """An innermost loop in assembly text.
 
     Attributes:
-        function: name of the function that contains it.
-        label: label of its header.
-        instructions: its instructions, as text.
+        function: name of the function that contains the loop.
+        label: label of the loop's header block.
+        instructions: the loop's instructions, as text.
         fmas: number of multiply-adds.
         spills: number of instructions that move a vector register to or from the stack.
-        registers: number of vector registers that the instructions use.
+        registers: number of different vector registers that the instructions use.
     """
 
     function: str
@@ -86,7 +85,7 @@ class InnerLoop:
 
 
 def inner_loops(assembly: str, target: Target) -> tuple[InnerLoop, ...]:
-    """Return the innermost loops of a module, in the order of the code.
+    """Return the innermost loops of an assembly module, in the order of the code.
 
     Arguments are those of `function_statistics`.
     """
@@ -112,9 +111,9 @@ def inner_loops(assembly: str, target: Target) -> tuple[InnerLoop, ...]:
 
 
 def vector_registers(assembly: str, target: Target) -> int:
-    """Return the number of different vector registers that a module names.
+    """Return the number of different vector registers that an assembly module names.
 
-    Arguments are those of `function_statistics`. An instruction of RISC-V that takes several
+    Arguments are those of `function_statistics`. On RISC-V, an instruction that uses a group of
     registers names only the first.
     """
     syntax = target.family.syntax
@@ -126,7 +125,7 @@ SPILL_MARK = "  <- spill"
 
 
 def listing(assembly: str, target: Target) -> Iterator[str]:
-    """Yield the lines of a module for readers, without directives and LLVM's comments.
+    """Yield an assembly module's lines without directives and LLVM's comments, for display.
 
     The lines are functions, labels and instructions. Innermost loops and spills are marked.
     Arguments are those of `function_statistics`.
@@ -154,7 +153,15 @@ _IN_LOOP = re.compile(r"in Loop: Header=BB(?P<header>\d+_\d+)")
 
 @dataclass(frozen=True, slots=True)
 class _Line:
-    """An instruction with its kind, and the header of its innermost loop ("" outside loops)."""
+    """An instruction in assembly text.
+
+    Attributes:
+        text: the instruction with its operands.
+        loop: the label of its innermost loop; empty outside innermost loops.
+        fma: whether it is a multiply-add.
+        stack: `spill_stores` or `spill_reloads` if it moves a vector register to or from the stack,
+            else None.
+    """
 
     text: str
     loop: str
@@ -163,12 +170,12 @@ class _Line:
 
 
 def _lines(body: str, syntax: AssemblySyntax) -> Iterator[_Line]:
-    """The instructions of a function."""
+    """Yield the instructions of a function's assembly text."""
     return (line for line in _parsed(body, syntax) if isinstance(line, _Line))
 
 
 def _parsed(body: str, syntax: AssemblySyntax) -> Iterator[_Line | str]:
-    """The instructions of a function, and the labels of its blocks between them."""
+    """Yield the instructions and the block labels of a function's assembly text, in order."""
     has_frame = syntax.frame_setup.search(body) is not None
     inner_headers = _inner_headers(body)
     loop = ""
@@ -207,8 +214,10 @@ def _count(body: str, syntax: AssemblySyntax) -> KernelStatistics:
 
 
 def _registers(instructions: Iterable[str], syntax: AssemblySyntax) -> int:
-    """Return the number of distinct vector registers that instructions name, whatever their
-    aliases."""
+    """Return the number of different vector registers that instructions name.
+
+    Names of the same register in different widths count once.
+    """
     return len(
         {
             int(found["number"]) // syntax.parts.get(found["kind"], 1)
@@ -219,7 +228,7 @@ def _registers(instructions: Iterable[str], syntax: AssemblySyntax) -> int:
 
 
 def _inner_headers(body: str) -> frozenset[str]:
-    """Labels of the headers of innermost loops, from LLVM's comments after each label."""
+    """Return the labels of the headers of innermost loops, which LLVM marks in comments."""
     found: set[str] = set()
     label = ""
     for line in body.splitlines():
@@ -234,7 +243,11 @@ def _inner_headers(body: str) -> frozenset[str]:
 def _stack_traffic(
     line: str, name: str, operands: str, syntax: AssemblySyntax, has_frame: bool
 ) -> str | None:
-    """`spill_stores` or `spill_reloads` for a vector register moved to or from the stack."""
+    """Classify an instruction that moves a vector register to or from the stack.
+
+    Return `spill_stores` or `spill_reloads`, or None for any other instruction. `has_frame` says
+    whether the function addresses the stack by a frame pointer.
+    """
     if not syntax.vector.search(operands):
         return None
     if line.endswith(("Spill", "Reload")):
