@@ -1,4 +1,4 @@
-"""The entry point for compiling and running a model."""
+"""The function `compile_model`, by which programs compile an ONNX model for this machine."""
 
 from __future__ import annotations
 

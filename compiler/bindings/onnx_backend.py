@@ -31,11 +31,11 @@ _MODE = ("threads", "numerics", "precision")
 class TilewrightRep(BackendRep):  # type: ignore[misc]  # onnx ships no types for its backend
     """A compiled model, with the interface of `onnx.backend.base.BackendRep`.
 
-    Dynamic dimensions work as in a `GuardedModel`. The compiled code fixes the rank of each input
-    and the values of shape operands such as axes, sizes and pads. If an input has no declared rank,
-    or serves as such an operand, compilation waits for the first run and uses the inputs of that
-    run. A run with another rank or operand value compiles again. At most EXECUTABLE_LIMIT results
-    of compilation are kept; the oldest is dropped first.
+    Dynamic dimensions work as in a model from `compile_model`. The compiled code fixes the rank of
+    each input and the values of shape operands such as axes, sizes and pads. If an input has no
+    declared rank, or serves as such an operand, compilation waits for the first run and uses the
+    inputs of that run. A run with another rank or operand value compiles again. At most
+    EXECUTABLE_LIMIT results of compilation are kept; the oldest is dropped first.
     """
 
     def __init__(self, model: ModelProto, options: Mapping[str, Any]) -> None:
@@ -72,7 +72,9 @@ class TilewrightRep(BackendRep):  # type: ignore[misc]  # onnx ships no types fo
                 self._decisive = error.depends_on
 
     def run(self, inputs: Any, **kwargs: Any) -> tuple[Any, ...]:
-        """Run on a sequence of arrays in the order of the model's inputs, or on a mapping by name.
+        """Run the model, and return its outputs as a named tuple.
+
+        `inputs` is a sequence of arrays in the order of the model's inputs, or a mapping by name.
 
         Raises:
             InvalidInputError: if an input is missing or has another shape or type.
@@ -234,7 +236,7 @@ class TilewrightBackend(Backend):  # type: ignore[misc]  # as above
 
     @classmethod
     def supports_device(cls, device: str) -> bool:
-        """Whether code for the device runs here; true for the CPU only."""
+        """Return whether compiled code runs on a device; true for the CPU only."""
         try:
             return bool(Device(device).type == DeviceType.CPU)
         except (AttributeError, ValueError):

@@ -1,4 +1,4 @@
-"""The example program main.c that is written with a C library, and its CMake project."""
+"""The example program main.c and its CMake project, which are written to a C library's folder."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ _SHOWN = 4
 def example(interface: Interface, *, weights_inside: bool) -> str:
     """Return the text of main.c (C11 and C++17), which runs the model once on inputs of zeros.
 
-    main.c sets each dynamic dimension to the smallest size above 0 in its range.
+    main.c sets each dynamic dimension to the smallest size above 0 in its range. `weights_inside`
+    says whether the library contains the weights; otherwise, main.c reads them from a file.
     """
     name, upper = interface.name, interface.upper
     given = "&sizes, " if interface.sizes else ""

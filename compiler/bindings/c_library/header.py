@@ -48,7 +48,7 @@ class Interface:
         name: the name of the library, and the prefix of all names it defines.
         program: the program that the library runs.
         sizes: the struct member of each dynamic dimension, in the program's order.
-        inputs, outputs: the struct member of each port, in order.
+        inputs, outputs: the struct member of each input and output, in the program's order.
     """
 
     name: str
@@ -101,7 +101,7 @@ class Interface:
 
     @property
     def counted(self) -> tuple[int, ...]:
-        """The indices of the outputs with an extent that is known only after a run."""
+        """The indices of the outputs whose shape is known only after a run."""
         return tuple(i for i, p in enumerate(self.program.outputs) if p.counted is not None)
 
 

@@ -1,4 +1,4 @@
-"""Writing of a model as a C library: a folder with header, static and shared library, weights."""
+"""Writing of a model as a C library: a folder with a header, libraries and weights."""
 
 from __future__ import annotations
 
@@ -89,14 +89,16 @@ def write_c_library(
     model: str,
     weights: WeightPlace = WeightPlace.SECTION,
 ) -> CLibrary:
-    """Write a compiled program as a C library, which appears in `folder` complete or not at all.
+    """Write a compiled program as a C library to a new folder.
+
+    The folder appears only when it is complete; after an error, nothing is left.
 
     Args:
         compiled: the program.
         folder: the destination.
         name: prefix of its files, functions and types; a C identifier.
-        model: name of the model in comments.
-        weights: whether the library contains the weights, or a separate file does.
+        model: name of the model, for comments in the header.
+        weights: where the weights are stored.
 
     Raises:
         ArtifactError: if the folder cannot be written.
@@ -202,7 +204,10 @@ def compile_objects(
     folder: Path,
     tools: Toolchain,
 ) -> list[str]:
-    """Compile kernels, runtime and tables to object files in a folder, and return their names."""
+    """Compile a program's kernels, its tables and the runtime to object files in a folder.
+
+    Return the names of the object files.
+    """
     name, register_bits = interface.name, compiled.target.register_bits
     folder.joinpath(f"{name}.h").write_text(header(interface, statement), "ascii")
     folder.joinpath(f"{name}.c").write_text(
@@ -249,7 +254,7 @@ def _own_names(interface: Interface) -> list[str]:
 
 
 def weight_object(name: str, folder: Path, tools: Toolchain) -> str:
-    """Embed the file NAME.weights in an object file in the same folder; returns its name."""
+    """Embed the file NAME.weights in an object file in the same folder, and return its name."""
     size = folder.joinpath(f"{name}.weights").stat().st_size
     # WebAssembly has no sections of this kind: the assembler makes a data segment instead
     flags, kind, stack = '"a"', "%object", '.section .note.GNU-stack, "", %progbits'
@@ -274,14 +279,17 @@ def weight_object(name: str, folder: Path, tools: Toolchain) -> str:
 
 
 def exported_names(interface: Interface, *, weights_inside: bool) -> list[str]:
-    """Return the names that a shared library exports."""
+    """Return the names of the functions and variables that the shared library exports.
+
+    `weights_inside` says whether the library contains the weights.
+    """
     functions = ("memory_bytes", "init", "run", "input_shape", "output_shape", "status_text")
     names = [f"{interface.name}_{function}" for function in functions]
     return [*names, *([f"{interface.name}_weights"] if weights_inside else [])]
 
 
 def _packages(interface: Interface, folder: Path, target: Target) -> None:
-    """Write the files by which pkg-config and CMake find the library."""
+    """Write the configuration files by which pkg-config and CMake find the library."""
     name = interface.name
     folder.joinpath(f"{name}.pc").write_text(
         "prefix=${pcfiledir}\n\n"

@@ -77,6 +77,6 @@ def quoted(text: str) -> str:
 
 
 def comment(text: str) -> str:
-    """Convert a string to one line that is safe within a C comment."""
+    """Convert a string to one line of text that cannot end the C comment that contains it."""
     shown = text.encode("ascii", "backslashreplace").decode()
     return re.sub(r"[\x00-\x1f\x7f]+", " ", shown).replace("*/", "* /").replace("/*", "/ *")

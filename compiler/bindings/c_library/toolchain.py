@@ -24,7 +24,7 @@ _SECONDS = 600.0
 
 
 class ToolchainError(CompilerError):
-    """No C toolchain is available for a target, or a compiler or linker reported an error."""
+    """The error if no C toolchain supports a target, or a compiler or linker reported an error."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +132,8 @@ class Toolchain:
 def toolchain(target: Target, *, executable: bool = False) -> Toolchain:
     """Return the toolchain that compiles for a target on this machine.
 
-    `executable` says whether it must link executables that run without other files.
+    `executable` says whether the toolchain must be able to link executables that run without other
+    files.
 
     Raises:
         ToolchainError: if this machine has no compiler for the target.

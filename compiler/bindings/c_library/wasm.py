@@ -1,4 +1,4 @@
-"""Writing of a model as a WebAssembly module, with JavaScript and TypeScript declarations."""
+"""Writing of a model as a WebAssembly module, with a JavaScript file that runs the module."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ _ARRAYS = {
 
 @dataclass(frozen=True, slots=True)
 class WasmModule:
-    """A written WebAssembly module; `bytes` is its size including weights."""
+    """A WebAssembly module that was written to a folder; `bytes` is its size including weights."""
 
     folder: Path
     name: str

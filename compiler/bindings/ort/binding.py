@@ -93,10 +93,10 @@ class IOBinding:
         self._found = []
 
     def synchronize_inputs(self) -> None:
-        """Does nothing: the CPU's memory needs no synchronisation."""
+        """Do nothing: the CPU's memory needs no synchronisation."""
 
     def synchronize_outputs(self) -> None:
-        """Does nothing: the CPU's memory needs no synchronisation."""
+        """Do nothing: the CPU's memory needs no synchronisation."""
 
     def get_outputs(self) -> list[OrtValue]:
         """Return the outputs of the last run, in the order in which they were bound."""

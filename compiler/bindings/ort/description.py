@@ -85,7 +85,8 @@ class SessionDescription:
     metadata: ModelMetadata
 
     def at(self, sizes: Mapping[str, int]) -> SessionDescription:
-        """Return the description with the dynamic dimensions in `sizes` fixed, by name."""
+        """Return a copy of the description in which the dimensions named in `sizes` have these
+        sizes."""
         if not sizes:
             return self
         inputs, outputs = (
@@ -99,7 +100,7 @@ class SessionDescription:
 
 
 def denoted(source: Path | bytes, sizes: Mapping[str, int]) -> dict[str, int]:
-    """Convert sizes by ONNX's dimension denotation (`DATA_BATCH`) to sizes by dimension name.
+    """Map dimension names to sizes, given sizes by ONNX's denotation, such as `DATA_BATCH`.
 
     `source` is the model, a path or its bytes.
     """
@@ -117,8 +118,8 @@ def with_initializers(source: Path | bytes, arrays: Mapping[str, np.ndarray]) ->
     """Read a model, and replace the initializers named in `arrays`.
 
     Raises:
-        InvalidArgumentError: if the model lacks an initializer, or it has another type or shape
-            than its array.
+        InvalidArgumentError: if the model lacks an initializer, or an initializer and its array
+            differ in type or shape.
     """
     from tilewright.compiler.frontend.model_file import read_model
     from tilewright.compiler.ops.onnx_node import OnnxTensor
@@ -225,9 +226,7 @@ def tensor_type(dtype: np.dtype) -> str:
 
 
 def stored_type(dtype: np.dtype) -> np.dtype:
-    """Return the NumPy type in which elements are stored: uint16 for bfloat16, otherwise `dtype`
-    itself.
-    """
+    """Return the NumPy type in which elements are stored: uint16 for bfloat16, else `dtype`."""
     return np.dtype(np.uint16) if dtype.name == DType.BFLOAT16 else dtype
 
 

@@ -31,9 +31,7 @@ class InvalidGraph(InvalidModelError, Fail):
 
 
 class NotImplemented(UnsupportedOperatorError):
-    """The error for an operator, or a combination of its attributes and operands, that is not
-    supported.
-    """
+    """The error for an operator, or a form of an operator, that is not supported."""
 
     def __init__(self, error: UnsupportedOperatorError) -> None:
         super().__init__(

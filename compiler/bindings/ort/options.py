@@ -19,7 +19,7 @@ class NoEntryError(InvalidArgumentError, RuntimeError):
 
 
 class GraphOptimizationLevel(IntEnum):
-    """Level of graph optimisation; accepted and ignored, because every model is fully optimised."""
+    """Accepted and ignored: every model is fully optimised, whatever the level."""
 
     ORT_DISABLE_ALL = 0
     ORT_ENABLE_BASIC = 1
@@ -28,16 +28,14 @@ class GraphOptimizationLevel(IntEnum):
 
 
 class ExecutionMode(IntEnum):
-    """Order of execution; accepted and ignored, because operators run sequentially, each on all
-    threads.
-    """
+    """Accepted and ignored: operators always run one after the other, each on all threads."""
 
     ORT_SEQUENTIAL = 0
     ORT_PARALLEL = 1
 
 
 class ExecutionOrder(IntEnum):
-    """Order of operators; accepted and ignored, because the memory plan determines the order."""
+    """Accepted and ignored: the memory plan always determines the order of operators."""
 
     DEFAULT = 0
     PRIORITY_BASED = 1

@@ -84,7 +84,8 @@ class InferenceSession:
 
     Args:
         path_or_bytes: an ONNX file, its bytes, or the folder of an artifact.
-        sess_options: the number of threads, sizes of fixed dimensions, and replaced initializers.
+        sess_options: options such as the number of threads, fixed sizes of dynamic dimensions, and
+            values that replace initializers.
         providers: names of execution providers; all but the CPU's are ignored with a warning.
         provider_options: options of each provider; accepted and ignored.
         options: options of `compile_model`, such as `dims`, `numerics`, `precision`.
@@ -92,7 +93,7 @@ class InferenceSession:
     Raises:
         NoSuchFile: if the file does not exist.
         InvalidProtobuf: if the bytes are not an ONNX model.
-        InvalidGraph: if the model is invalid or contradicts itself.
+        InvalidGraph: if the model is inconsistent or violates ONNX.
         NotImplemented: if the model uses an operator that is not implemented.
         CompilerError: if an option is invalid. It is also the base class of the errors above.
         ValueError: if the providers are not a list of names, or the options do not match them.
@@ -153,8 +154,10 @@ class InferenceSession:
 
     @property
     def _model_path(self) -> str | None:
-        """The path of the model, or None for a model passed as bytes; read by Hugging Face
-        Optimum."""
+        """The path of the model, or None for a model passed as bytes.
+
+        Hugging Face Optimum reads this attribute.
+        """
         return None if isinstance(self._source, bytes) else str(self._source)
 
     @property
@@ -211,10 +214,10 @@ class InferenceSession:
         self._provider_options = dict(zip(names, options, strict=True)).get(PROVIDER, {})
 
     def enable_fallback(self) -> None:
-        """Does nothing: there is only one provider."""
+        """Do nothing: there is only one provider."""
 
     def disable_fallback(self) -> None:
-        """Does nothing: there is only one provider."""
+        """Do nothing: there is only one provider."""
 
     def get_profiling_start_time_ns(self) -> int:
         """Return the time at which a profiled session started, in ns of a monotonic clock.
@@ -274,9 +277,7 @@ class InferenceSession:
         return [port.name for port in self._compiled.inputs]
 
     def _type(self, name: str) -> np.dtype | None:
-        """Return the element type of the input `name`; None if it does not exist or is not a
-        tensor.
-        """
+        """Return the element type of an input; None if it does not exist or is not a tensor."""
         kinds = {each.name: each.type for each in self._description.inputs}
         return numpy_type(kinds.get(name, ""))
 

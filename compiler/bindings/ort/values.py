@@ -104,7 +104,7 @@ class OrtValue:
         return OrtValue(np.empty(tuple(shape), element_type_of(element_type)))
 
     def numpy(self) -> Any:
-        """Return the array itself, not a copy; for a sequence, the list of arrays."""
+        """Return the array, which is not copied; for a sequence, the list of arrays."""
         return self._value
 
     def update_inplace(self, array: Array) -> None:
@@ -176,9 +176,9 @@ class OrtValue:
 
 
 class _Capsule:
-    """Adapter for `np.from_dlpack`, which accepts objects with a `__dlpack__` method, not capsules.
+    """Adapter that wraps a DLPack capsule in an object with a `__dlpack__` method.
 
-    Its `__dlpack__` returns the given capsule.
+    `np.from_dlpack` accepts such objects, but not capsules.
     """
 
     def __init__(self, capsule: Any) -> None:
@@ -196,8 +196,8 @@ def as_array(given: Any, kind: Callable[[], np.dtype | None] = lambda: None) -> 
 
     Args:
         given: an array, an OrtValue, an object with `__dlpack__`, or a list.
-        kind: returns the element type of the array that a list becomes. It is called for lists
-            only, because it may have to read the model.
+        kind: a function that returns the element type of the input. It is called for lists only,
+            because it may have to read the model.
 
     Raises:
         InvalidArgument: if a list cannot be converted.
@@ -226,7 +226,7 @@ def _bits(array: Array) -> Array:
 def element_type_of(given: Any) -> np.dtype:
     """Return the NumPy type for a NumPy type or for ONNX's integer code of an element type.
 
-    bfloat16 is ml_dtypes' type; without ml_dtypes, it is uint16, for the raw bits.
+    For bfloat16, it is the type of the package ml_dtypes, or uint16 (the raw bits) without it.
     """
     if isinstance(given, int):
         if given not in ELEMENT_TYPES:

@@ -123,9 +123,10 @@ def _solved(
     b = b.expand(*batch, *b.shape[-2:])
 
     def solved(first: int, last: int, given: torch.Tensor) -> torch.Tensor:
-        """Solve for rows `first` to `last` of the unknowns with that diagonal block of the matrix.
+        """Solve for rows `first` to `last` (exclusive) of the unknowns.
 
-        `given` is the right-hand side of these rows.
+        Only the diagonal block of the matrix at these rows is used. `given` is the right-hand side
+        of the rows.
         """
         if last - first == 1:
             return given if unitriangular else given / a[..., first:last, first:last]

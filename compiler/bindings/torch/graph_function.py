@@ -76,8 +76,7 @@ class _Program:
     weights: tuple[tuple[int, Any, int, int], ...]
 
     def has(self, arguments: list[Any]) -> bool:
-        """Return whether a call's weights are the tensors of this program, unmodified since
-        compilation.
+        """Return whether a call passes this program's weight tensors, unmodified since compilation.
 
         `arguments` are all arguments of the call; only the weights among them are compared.
         """
@@ -89,8 +88,11 @@ class _Program:
         return True
 
     def serves(self, arguments: list[Any]) -> bool:
-        """Return whether the elements of all index arguments lie within the bounds that PyTorch
-        accepts."""
+        """Return whether all index arguments are in bounds, so that the compiled program may run.
+
+        `arguments` are all arguments of the call. For indices out of bounds, PyTorch runs the
+        graph.
+        """
         return all(
             are_within(arguments[place], bounds)
             for place, bounds in self.translated.positions.items()
@@ -108,10 +110,12 @@ class _Program:
 
 @dataclass(frozen=True, slots=True)
 class _Step:
-    """One step of a graph that runs in parts: a function, and the nodes whose values it reads and
-    returns.
+    """One step of a graph that runs in several parts, by PyTorch or by a compiled program.
 
-    `run` takes the values of `inputs` as a list, and returns those of `outputs`.
+    Attributes:
+        run: runs the step; takes the values of `inputs` as a list, and returns those of `outputs`.
+        inputs: the nodes whose values the step reads.
+        outputs: the nodes whose values the step computes.
     """
 
     run: Callable[[list[Any]], Sequence[Any]]
@@ -272,8 +276,7 @@ class GraphFunction:
         return program
 
     def _refused(self, error: Exception) -> Mapping[fx.Node, str]:
-        """Return the nodes that cannot be translated or compiled according to an error, with the
-        reasons."""
+        """Return the nodes that an error names as not supported, with the reasons."""
         if isinstance(error, NotTranslatedError):
             return error.refused
         if self._computing is None or not isinstance(error, CompilerError):
@@ -283,8 +286,7 @@ class GraphFunction:
         return {node: f"{operator_name(node.target)}: {error}" for node in named[:1]}
 
     def _cut_around(self, refused: Mapping[fx.Node, str]) -> bool:
-        """Run `refused` nodes in PyTorch from now on, and the parts of the graph between them
-        compiled.
+        """Run the nodes in `refused` by PyTorch from now on, and compile the graph's other parts.
 
         Return false, and change nothing, if no compiled part would compute anything.
         """

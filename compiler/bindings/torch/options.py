@@ -29,7 +29,8 @@ class BackendOptions:
 
     Attributes:
         threads: threads per run; 0 for as many as PyTorch uses (`torch.get_num_threads`).
-        numerics, precision: as in `Mode`.
+        numerics: which algorithms are allowed that round differently from the direct one (`Mode`).
+        precision: the type of stored values and of factors (`Mode`).
         keep: whether compiled programs are stored in the compilation cache on disk, where other
             processes find them.
         schedules: the source of tuned schedules, such as a tuning database's records.
@@ -65,7 +66,10 @@ class BackendOptions:
         return options
 
     def compile_options(self, ranges: Mapping[str, range]) -> CompileOptions:
-        """Return the compile options for a model; `ranges` has its dynamic dimensions by name."""
+        """Return the compile options for a model.
+
+        `ranges` are the ranges of the model's dynamic dimensions, by name.
+        """
         return CompileOptions(
             Mode(
                 threads=self.threads or torch.get_num_threads(),

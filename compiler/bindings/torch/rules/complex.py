@@ -31,7 +31,11 @@ LONGEST_EXPORTED = 2048
 
 
 def _both(target: Any) -> Rule:
-    """Return a rule that applies the rule for real tensors to the real and the imaginary parts."""
+    """Return a translation rule for complex tensors: `target`'s rule for real tensors, on each
+    part.
+
+    The parts are the real and the imaginary part.
+    """
 
     def rule(t: Translator, node: fx.Node, *args: Any, **kwargs: Any) -> Any:
         found = []
@@ -105,7 +109,10 @@ def _spread(t: Translator, node: fx.Node, value: str, *operands: Any) -> str:
 
 
 def _product(kind: str) -> Rule:
-    """Return a rule for complex products; `kind` is `Mul` for elements or `MatMul` for matrices."""
+    """Return a translation rule for complex products.
+
+    `kind` is `Mul` for products of elements, or `MatMul` for products of matrices.
+    """
 
     def rule(t: Translator, node: fx.Node, left: Any, right: Any) -> ComplexPair:
         (a, b), (c, d) = _parts(t, node, left), _parts(t, node, right)

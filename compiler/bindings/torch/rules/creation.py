@@ -14,8 +14,10 @@ aten = torch.ops.aten
 
 
 def filled(t: Translator, node: fx.Node, value: Any) -> str:
-    """Emit a tensor filled with `value`, with the shape and type of the node's result; return its
-    name."""
+    """Emit a tensor filled with `value`, and return its name.
+
+    Shape and type are those of the node's result.
+    """
     shape = t.shape(node)
     element = t.value(value, t.dtype(node)) if isinstance(value, fx.Node) else None
     if element is None:

@@ -17,9 +17,10 @@ Given: TypeAlias = "fx.Node | float"
 
 
 def _unary(kind: str, **attributes: Any) -> Rule:
-    """Return a rule for a unary ONNX operator, whose operand is cast to the result's type.
+    """Return a translation rule to the unary ONNX operator `kind`.
 
-    For example, an integer is converted to a float before its sine.
+    The operand is cast to the result's type: for example, an integer becomes a float before its
+    sine.
     """
 
     def rule(t: Translator, node: fx.Node, x: fx.Node) -> str:
@@ -33,10 +34,10 @@ _TRUTHS = {"Add": "Or", "Max": "Or", "Mul": "And", "Min": "And"}
 
 
 def _binary(kind: str) -> Rule:
-    """Return a rule for a binary ONNX operator, whose operands are cast to the result's type.
+    """Return a translation rule to the binary ONNX operator `kind`.
 
-    The rule multiplies the second operand by PyTorch's argument `alpha`. For booleans, it uses `Or`
-    and `And` in place of arithmetic.
+    The operands are cast to the result's type, and the second one is multiplied by PyTorch's
+    argument `alpha`. For booleans, `Or` and `And` replace arithmetic.
     """
 
     def rule(t: Translator, node: fx.Node, left: Given, right: Given, alpha: float = 1) -> str:
@@ -136,7 +137,7 @@ def _whole_quotient(t: Translator, dtype: Any, first: str, second: str, quotient
     """Emit the floor of a float quotient in the same way as PyTorch.
 
     The remainder is subtracted from the dividend before the division, and the result is rounded to
-    an integer. For a divisor of 0, the result is `quotient`, the plain quotient.
+    an integer. For a divisor of 0, the result is `quotient`, the float quotient without rounding.
     """
     rest, moved = _rest(t, dtype, first, second)
     whole = t.op("Round", t.op("Div", t.op("Sub", first, rest), second))
@@ -339,8 +340,7 @@ _ARITHMETIC: dict[str, Callable[..., Any]] = {
 
 
 def overloads(name: str) -> list[Any]:
-    """Return all overloads of an ATen operator that return a new tensor, such as
-    `aten.add.Tensor`."""
+    """Return those overloads of an ATen operator that return a new tensor, such as `add.Tensor`."""
     packet = getattr(aten, name)
     forms: tuple[str, ...] = (
         "default",

@@ -1,5 +1,4 @@
-"""Translation rules of elementwise functions that ONNX lacks; each becomes several ONNX
-operators."""
+"""Translation rules of elementwise functions that ONNX lacks, to several ONNX operators each."""
 
 from __future__ import annotations
 
@@ -114,7 +113,7 @@ def _fmod(t: Translator, node: fx.Node, left: Given, right: Given) -> str:
 
 
 def _number_if_any(kind: str) -> Rule:
-    """Return a rule for `fmax` or `fmin`; `kind` is `Max` or `Min`.
+    """Return a translation rule for `fmax` or `fmin`; `kind` is `Max` or `Min`.
 
     If one operand is NaN, the result is the other operand.
     """

@@ -50,8 +50,8 @@ def _own_statistics(
 ) -> tuple[str, ...]:
     """Translate batch normalisation with the statistics of the batch itself, as in training.
 
-    InstanceNorm also uses it. Return the names of the result, the mean, and 1 / standard deviation
-    of each channel.
+    PyTorch also uses this operator for instance normalisation. Return the names of the result, the
+    mean, and 1 / standard deviation of each channel.
     """
     if not training:
         raise NotTranslatedError("without running statistics")

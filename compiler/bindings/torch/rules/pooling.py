@@ -98,10 +98,9 @@ def _avg_pool(rank: int) -> Rule:
 
 
 def _adaptive(kind: str) -> Callable[..., str]:
-    """Return a rule for adaptive pooling, which divides each dimension into a given number of
-    windows.
+    """Return a translation rule for adaptive pooling; `kind` is `Mean` or `Max`.
 
-    `kind` is `Mean` or `Max`.
+    Adaptive pooling divides each dimension into a given number of windows.
     """
 
     def rule(t: Translator, node: fx.Node, x: fx.Node, size: Sequence[Any]) -> str:
@@ -142,9 +141,10 @@ def _parts(t: Translator, kind: str, value: str, axis: int, extent: int, count: 
 
 
 def _resized(mode: str, coordinates: str, **attributes: Any) -> Rule:
-    """Return a rule that resizes images with any number of dimensions to the result's shape.
+    """Return a translation rule that resizes images to the result's shape.
 
-    `mode` and `coordinates` are attributes of ONNX's `Resize`.
+    The images may have any number of dimensions. `mode` and `coordinates` are attributes of ONNX's
+    `Resize`.
     """
 
     def rule(t: Translator, node: fx.Node, x: fx.Node, *_: Any, **__: Any) -> str:

@@ -16,8 +16,7 @@ aten = torch.ops.aten
 
 
 def _unjoined(t: Translator, node: fx.Node, x: fx.Node) -> fx.Node | None:
-    """Return the operand of x if x is a view that the matrix product `node` does not need, else
-    None.
+    """Return the operand of the view x if the matrix product `node` can use it directly, else None.
 
     PyTorch represents a linear layer over (batch, tokens, features) as a view with joined leading
     dimensions, a product of matrices, and a view that splits the dimensions again. If all users of
@@ -39,8 +38,11 @@ def _unjoined(t: Translator, node: fx.Node, x: fx.Node) -> fx.Node | None:
 
 
 def _product(t: Translator, node: fx.Node, left: fx.Node, right: fx.Node) -> str:
-    """Emit a matrix product, without the view that joins dimensions of `left` if possible
-    (`_unjoined`)."""
+    """Emit a matrix product, and return its name.
+
+    If `left` is a view that joins dimensions, and the result allows it, the product uses the
+    unjoined tensor (`_unjoined`).
+    """
     before = _unjoined(t, node, left)
     if before is not None:
         t.lifted.add(node)

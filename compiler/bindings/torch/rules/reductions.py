@@ -40,9 +40,10 @@ def _reduced(kind: str) -> Rule:
 
 
 def _logical(kind: str) -> Rule:
-    """Return a rule for `any` and `all` over axes; `kind` is `ReduceMax` or `ReduceMin`.
+    """Return a translation rule for `any` or `all` over axes.
 
-    The rule reduces the truth of each element as an int32 number, and compares the result with 0.
+    `kind` is `ReduceMax` for `any`, or `ReduceMin` for `all`. It is applied to the truth of each
+    element as an int32 number, and the result is compared with 0.
     """
 
     def rule(
@@ -75,7 +76,7 @@ def _position(kind: str) -> Rule:
 
 
 def _with_position(kind: str) -> Rule:
-    """Return a rule for the maximum or minimum along a dimension, and its position.
+    """Return a translation rule for the maximum or minimum along a dimension, and its position.
 
     `kind` is `Max` or `Min`.
     """
@@ -104,8 +105,10 @@ def _moments(
     correction: float | None = 1,
     keepdim: bool = False,
 ) -> tuple[str, str]:
-    """Translate the variance and the mean over `dims`; the variance's divisor is count -
-    correction."""
+    """Translate the variance and the mean over `dims`.
+
+    The variance is the sum of squared differences from the mean, divided by (count - correction).
+    """
     shape, dtype = t.shape(x), t.dtype(x)
     axes = _axes(dims, len(shape))
     count = 1
