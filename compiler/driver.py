@@ -103,8 +103,8 @@ def load_graph(
     `dims` has a fixed size or a range for named dimensions.
 
     Raises:
-        InvalidModelError: if it is not a valid model.
-        UnsupportedOperatorError: if it uses an operator that is not implemented.
+        InvalidModelError: if `model` is not a valid model.
+        UnsupportedOperatorError: if the model uses an operator that is not implemented.
     """
     with timed(timings, "import"):
         return import_model(model, dims or {})

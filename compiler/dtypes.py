@@ -8,8 +8,10 @@ import numpy as np
 
 
 class ElementKind(IntEnum):
-    """How C runtime functions interpret an element's bits; the values are those of
-    `native/order.h`."""
+    """How C runtime functions interpret an element's bits.
+
+    The values equal those in `runtime/native/order.h`.
+    """
 
     UNSIGNED = 0
     SIGNED = 1

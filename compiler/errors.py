@@ -92,7 +92,7 @@ class ScheduleError(CompilerError):
 class ArtifactError(CompilerError):
     """The error for an artifact folder that cannot be used, for example because it is damaged.
 
-    Other reasons are an unknown version, or another machine.
+    Other reasons are an unknown format version, or code for another machine.
     """
 
 
@@ -108,7 +108,8 @@ def suggestion(name: object, known: Iterable[str]) -> str:
 def unknown_choice(what: str, given: object, known: Iterable[str]) -> str:
     """Return the message for a value that is not one of the allowed ones (`known`).
 
-    "attribute 'mode' is 'liner', expected nearest, linear or cubic; did you mean 'linear'?"
+    An example is "attribute 'mode' is 'liner', expected nearest, linear or cubic; did you mean
+    'linear'?"
     """
     *others, last = known
     expected = f"{', '.join(others)} or {last}" if others else last

@@ -1,4 +1,4 @@
-"""Options of a compilation for the machine on which it runs."""
+"""Options of a compilation whose result runs on this machine."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ class KernelCode:
     Attributes:
         name: name of the kernel, which is the prefix of its symbols.
         text: the code in the back end's language, such as LLVM IR.
-        digest: SHA-256 (hex) of the target and of the text before the kernel gets this name.
+        digest: SHA-256 (hex) of the target's key and the text with a placeholder for the name.
         stages: the stages, in the order in which they run.
         scratch_bytes: size of each thread's scratch block.
         sizes: the dynamic dimensions, in the order in which the argument `sizes` of each stage
@@ -79,7 +79,7 @@ class Backend(Protocol):
     """
 
     def lower(self, nest: LoopNest, target: Target) -> KernelCode:
-        """Return the code of a loop nest as text, before it is compiled.
+        """Lower a loop nest to code as text, which `compile` accepts.
 
         Raises:
             ScheduleError: if the schedule's tiles do not align with the layouts, or accesses cannot

@@ -38,7 +38,7 @@ _FORMS = {
 
 
 def is_elf(data: bytes) -> bool:
-    """Return whether `data` is an object that this module reads: little-endian ELF, 32 or 64
+    """Return whether `data` is an object that this module reads: little-endian ELF of 32 or 64
     bits."""
     return data.startswith(_MAGIC) and data[4:6] in _FORMS
 

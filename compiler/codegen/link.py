@@ -78,8 +78,7 @@ def link_shared(objects: Sequence[bytes], output: str | Path) -> None:
 
 @cache
 def linkers() -> tuple[tuple[str, ...], ...]:
-    """Return the command lines of the linkers on this machine, in the order in which they are
-    tried."""
+    """Return the command lines of the linkers on this machine, in the order of attempts."""
     found: list[tuple[str, ...]] = []
     lld = shutil.which("ld.lld")
     if lld:
@@ -100,8 +99,8 @@ def linkers() -> tuple[tuple[str, ...], ...]:
 
 @cache
 def module_linkers() -> tuple[tuple[str, ...], ...]:
-    """Return the command lines of the WebAssembly linkers on this machine, in order of
-    preference."""
+    """Return the command lines of the WebAssembly linkers on this machine, in the order of
+    attempts."""
     found: list[tuple[str, ...]] = []
     if linker := shutil.which("wasm-ld"):
         found.append((linker,))

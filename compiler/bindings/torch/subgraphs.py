@@ -191,8 +191,7 @@ def _draws(node: fx.Node) -> bool:
 
 
 def _sizes(node: fx.Node) -> Iterator[Any]:
-    """Yield the symbolic sizes in a node's value: the value itself, or dimensions of its
-    tensors."""
+    """Yield the symbolic sizes in a node's value, which is a size, a tensor or a list of these."""
     value = node.meta.get("val")
     for each in value if isinstance(value, tuple | list) else (value,):
         if isinstance(each, torch.SymInt):

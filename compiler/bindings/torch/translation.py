@@ -2,7 +2,8 @@
 
 Graphs come from `aot_autograd` or `torch.export`. One rule per operator emits ONNX nodes
 (`compiler.bindings.torch.rules`). Sizes that are symbolic expressions in PyTorch (`s77 // 2`)
-become arithmetic on `Shape`, from which the import recovers the same expressions.
+become arithmetic on `Shape`, which the compiler's import of the ONNX model converts back to the
+same expressions.
 """
 
 from __future__ import annotations
@@ -50,8 +51,7 @@ or a tuple of names."""
 
 
 class ComplexPair(NamedTuple):
-    """The names of the two ONNX values that hold the real and imaginary parts of a complex
-    tensor."""
+    """The names of the two ONNX values that hold a complex tensor's real and imaginary parts."""
 
     real: str
     imaginary: str
@@ -270,8 +270,8 @@ class Translator:
             self._taken = None
 
     def pair_of(self, name: str) -> ComplexPair:
-        """Split a real value, whose last dimension is (real part, imaginary part), into the two
-        parts."""
+        """Split a real value whose last dimension is (real part, imaginary part) into two
+        values."""
         parts = [self.op("Gather", name, self.constant(part), axis=-1) for part in (0, 1)]
         return ComplexPair(*parts)
 

@@ -23,8 +23,7 @@ from tilewright.compiler.sizes import Size, always_less, exact_quotient, is_dyna
 
 
 class Kind(Enum):
-    """The kind of a loop variable, such as the counter of a run-time loop or the lane of a
-    vector."""
+    """The kind of a loop variable, such as the counter of a loop or the lane of a vector."""
 
     RUNTIME = auto()
     UNROLLED = auto()
@@ -58,7 +57,8 @@ class Variable:
         clipped: whether the loop's range was reduced to the values that are in bounds.
         lanes: for a LANE variable, its number of values over a full vector. `count` is smaller if
             the last vector of the axis is only partly used.
-        rows: for a REPEATED variable, the row number at each row of the tile's capacity.
+        rows: for a REPEATED variable, the row number at each of its values. Code is emitted for all
+            of them; values without a row repeat the last row.
     """
 
     kind: Kind
@@ -115,8 +115,9 @@ class Bound:
     Attributes:
         start: the first index of the tile.
         extent: number of indices in the tile.
-        rows: for a tile of dynamic extent, the row number at each row of its capacity. Rows beyond
-            the extent repeat the last row.
+        rows: for a tile of dynamic extent, the numbers of the rows that its code computes. The code
+            has a fixed number of rows, and repeats the last row of the tile in place of missing
+            ones.
         has_rests: whether the loop's full tiles may be followed by a tile of dynamic extent.
     """
 
@@ -131,8 +132,7 @@ Environment = Mapping[Axis, Bound]
 
 @dataclass(frozen=True, slots=True)
 class Guard:
-    """A condition `0 <= index < extent` that must be checked, because the index's range does not
-    prove it."""
+    """A bounds check `0 <= index < extent` that a load needs, because ranges do not prove it."""
 
     index: Linear
     extent: int
@@ -140,15 +140,14 @@ class Guard:
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """The byte offset of an element in a buffer, and the conditions under which the element
-    exists."""
+    """The byte offset of an element in a buffer, and the bounds checks that an access needs."""
 
     offset: Linear
     guards: tuple[Guard, ...]
 
 
 def bind(emitter: Emitter, environment: Environment, index: Affine) -> Linear:
-    """Convert an index over axes to a linear form over the loop variables in scope.
+    """Convert an affine index over axes to a linear form over the loop variables in scope.
 
     The pattern `axis - n * (axis // n)` becomes the remainder of axis by n, because the remainder's
     range (0 to n - 1) is tighter than that of the difference.
@@ -182,7 +181,7 @@ def divide(emitter: Emitter, form: Linear, divisor: int) -> tuple[Linear, Linear
     Run-time variables are divided by emitted instructions.
 
     Raises:
-        ScheduleError: if tiles or lanes do not align with the divisor.
+        ScheduleError: if a tile or a vector may cross a multiple of the divisor.
     """
     quotient, rest = _split(form, divisor)
     low, high = rest.bounds(whole_vectors=True)
@@ -260,7 +259,7 @@ def _split(form: Linear, divisor: int) -> tuple[Linear, Linear]:
 def evaluate(emitter: Emitter, form: Linear) -> Value:
     """Emit the sum of a form's run-time terms and its constant, and return it as an i64.
 
-    Terms of outer loops are added first, so that LLVM can hoist their sums out of inner loops.
+    Terms of outer loops are added first, so that their sums are emitted outside the inner loops.
     """
     total = emitter.size(form.constant)
     runtime = sorted(form.of(Kind.RUNTIME).items(), key=lambda item: _depth(item[0]))
@@ -314,8 +313,8 @@ def pointer(emitter: Emitter, base: Value, offset: Linear, constant: int = 0) ->
     """Emit a pointer: `base` plus the run-time part of an offset, plus `constant` bytes.
 
     The compile-time part of the offset (`static_part` of its constant) is left out: the caller adds
-    it to each load and store. Terms of outer loops are added first, so that LLVM can hoist their
-    sums out of inner loops.
+    it to each load and store. Terms of outer loops are added first, so that their sums are emitted
+    outside the inner loops.
     """
     size = offset.constant - static_part(offset.constant)
     address = emitter.offset(base, size)
@@ -330,10 +329,9 @@ def pointer(emitter: Emitter, base: Value, offset: Linear, constant: int = 0) ->
 
 
 def alignment(offset: Linear, limit: int) -> int:
-    """Return an alignment of an offset in bytes: the largest power of two that is known to divide
-    it.
+    """Return the largest power of two, up to `limit`, that is known to divide an offset in bytes.
 
-    The result is at most `limit`. Only the run-time terms of the offset are considered.
+    Only the run-time terms of the offset are considered.
     """
     moved = offset.constant - static_part(offset.constant)
     terms = *offset.of(Kind.RUNTIME).values(), *offset.of(Kind.REPEATED).values()

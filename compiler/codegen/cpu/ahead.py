@@ -81,10 +81,10 @@ def loads_ahead(
 
 
 def _most_held(held: Sequence[Sequence[tuple[int, ...]]], distance: int) -> int:
-    """Return the maximum number of loaded values that wait in registers at the same time.
+    """Return the maximum number of loaded values that are in registers at the same time.
 
     Args:
-        held: for each point in order, the keys of the values that it uses.
+        held: for each point of a register tile, in order, the keys of the values that it uses.
         distance: how many points before its first use each value is loaded.
     """
     last = {key: number for number, keys in enumerate(held) for key in keys}

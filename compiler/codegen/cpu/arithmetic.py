@@ -287,12 +287,12 @@ def _saturated(emitter: Emitter, value: Value, to: DType) -> Value:
 
 
 def _rounded_to_odd(emitter: Emitter, value: Value) -> Value:
-    """Emit the rounding of a float64 to float32 toward zero, with the last bit set if it is
-    inexact.
+    """Emit the rounding of a float64 to a float32 toward zero, marked if it is inexact.
 
-    Rounding this float32 again, to a 16-bit float, gives the same result as a single rounding of
-    the float64 (Boldo and Melquiond, Emulation of FMA and correctly rounded sums, 2008). The direct
-    conversion to a 16-bit float is a call to a C library function on most targets.
+    The mark is that the last bit is set. Rounding this float32 again, to a 16-bit float, gives the
+    same result as a single rounding of the float64 (Boldo and Melquiond, Emulation of FMA and
+    correctly rounded sums, 2008). The direct conversion to a 16-bit float is a call to a C library
+    function on most targets.
     """
     lanes = value.lanes
     number, text = type_text(DType.FLOAT32, lanes), type_text(DType.INT32, lanes)
@@ -541,8 +541,7 @@ def _float_parts(emitter: Emitter, operation: Operation, x: Value) -> Value:
 
 
 def _format(dtype: DType) -> tuple[DType, int, int]:
-    """Return the layout of a float type: integer type of equal width, mantissa bits, exponent
-    bias."""
+    """Return the layout of a float type: its integer type, mantissa bits and exponent bias."""
     match dtype:
         case DType.FLOAT32:
             return DType.INT32, 23, 127

@@ -18,7 +18,7 @@ Partial = tuple[Value, ...]
 
 
 def neutral(combiner: Combiner, dtype: DType) -> float:
-    """Return the start value of a reduction: the neutral element of its combiner, such as 0 for
+    """Return the neutral element of a combiner, with which a reduction starts, such as 0 for
     sums."""
     match combiner:
         case Combiner.SUM:
@@ -63,8 +63,7 @@ def _part(emitter: Emitter, value: Value, first: int, end: int) -> Value:
 
 
 def combine(emitter: Emitter, combiner: Combiner, a: Value, b: Value) -> Value:
-    """Emit the combination of two partial results of a reduction with a plain combiner, such as a
-    sum."""
+    """Emit the combination of two partial results of a reduction, such as their sum or maximum."""
     match combiner:
         case Combiner.SUM:
             return apply(emitter, Operation.ADD, a, b)

@@ -122,8 +122,8 @@ class ComputeLowering:
     def _initial(self, combiner: Combiner | Fold) -> dict[Key, Partial]:
         """Return the initial accumulators of a reduction, each a tuple of values.
 
-        There is one for each point of the output axes and of the axes with separate partial sums
-        (`Compute.partial`).
+        There is one for each combination of indices on the output axes and on the axes with
+        separate partial sums (`Compute.partial`).
         """
         init = self.compute.init
         partials = list(product(*map(range, self._partial_counts())))
@@ -144,7 +144,7 @@ class ComputeLowering:
         return result
 
     def _by_key(self, values: Sequence[Value], keys: Sequence[Key]) -> dict[Key, Partial]:
-        """Convert a flat list of values to accumulators by key, each with the same number of
+        """Convert a flat list of values to accumulators by key; all have the same number of
         values."""
         items = len(values) // len(keys)
         return {key: tuple(values[i * items : (i + 1) * items]) for i, key in enumerate(keys)}
@@ -192,8 +192,8 @@ class ComputeLowering:
         return one_by_one and is_inner and not is_partial and rows
 
     def _clip_loads(self, tile: Tile) -> tuple[Load, ...]:
-        """Return the loads whose bounds may restrict the range of a reduction loop, such as loads
-        of padding."""
+        """Return the loads that may restrict the range of a reduction loop, such as loads of
+        padding."""
         if tile.step != 1:
             return ()
         return tuple(
@@ -262,7 +262,8 @@ class ComputeLowering:
     def _accumulator(
         self, combiner: Combiner | Fold, accesses: Accesses, points: Points
     ) -> Callable[[Partial, Point], Partial]:
-        """Return a function that adds the contribution of a point to an accumulator."""
+        """Return a function that adds the term at a point of the register tile to an
+        accumulator."""
         lanes = self.context.lanes
         if not self.reduces_lanes:
             return self._whole_accumulator(combiner, accesses, points)
@@ -281,8 +282,7 @@ class ComputeLowering:
     def _masked_accumulator(
         self, combiner: Combiner | Fold, accesses: Accesses, points: Points
     ) -> Callable[[Partial, Point], Partial]:
-        """Return the same function as `_accumulator`, for vectors of which only some lanes are in
-        use.
+        """Return a function like that of `_accumulator`, for vectors with unused lanes.
 
         The vectors lie along a reduction axis; the unused lanes are replaced by the neutral
         element.
@@ -344,8 +344,7 @@ class ComputeLowering:
         return joined
 
     def _join(self, combiner: Combiner | Fold, values: dict[Key, Partial]) -> dict[Point, Partial]:
-        """Emit the combination of each point's partial accumulators, and return the results by
-        point.
+        """Combine the partial accumulators of each output, and return the results by point.
 
         Partial accumulators are combined in a binary tree. Then the lanes of vectors are combined,
         if the vector axis is reduced.
@@ -422,8 +421,7 @@ class ComputeLowering:
             held.flush()
 
     def _prepare(self, store: Store, points: Points) -> tuple[Evaluator, Access | RegisterAccess]:
-        """Return the function that emits the value of a store at a point, and the access to its
-        target."""
+        """Return a function that emits a store's value at a point, and the access of its target."""
         value = evaluator(
             self.context,
             self.budget,
@@ -490,8 +488,7 @@ def _picker(positions: Sequence[int]) -> Callable[[Point], Point]:
 
 
 def _equal(values: Partial, constants: Partial) -> bool:
-    """Return whether all values are these constants, as in an accumulator that is still at its
-    start."""
+    """Return whether all values are these constants, as in an accumulator before its first term."""
     for value, constant in zip(values, constants, strict=True):
         if value.const is None or value.const != constant.const:
             return False

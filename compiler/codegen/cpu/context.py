@@ -56,8 +56,7 @@ class Context:
         return self.emitter.target.lanes(DType.FLOAT32)
 
     def open_axis(self, axis: Axis) -> None:
-        """Set the range of an axis to its whole extent, unless an outer loop has divided it into
-        tiles."""
+        """Set the range of an axis to its whole extent, unless an outer loop already divides it."""
         if axis not in self.environment:
             self.environment[axis] = Bound(Linear(), axis.extent)
 
@@ -90,8 +89,7 @@ class RegisterBudget:
     _hoisted: set[tuple[str, int]] = field(default_factory=set)
 
     def allows(self, base: Value, offset: int) -> bool:
-        """Return whether the load at an address may be hoisted, and if so, reserve a register for
-        it.
+        """Return whether the load at an address may be hoisted; if so, reserve a register for it.
 
         A load that was already hoisted needs no further register.
         """

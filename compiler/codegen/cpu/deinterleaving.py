@@ -63,8 +63,7 @@ def load_offsets(points: Sequence[Point], access: Access) -> dict[int, int]:
 
 
 def _places(points: Sequence[Point], access: Access) -> set[Place]:
-    """Return the places that an access reads, if its lanes are every second element; else
-    nothing."""
+    """Return the places that an access reads if its lanes are every second element, else none."""
     step, lanes = 2 * access.tensor.dtype.bytes, len(access.lane_offsets)
     if lanes < 2 or access.packed > 1 or access.indirect_strides:
         return set()

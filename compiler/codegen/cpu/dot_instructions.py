@@ -117,8 +117,8 @@ def _other_sign(
 def _seven_bits(
     emitter: Emitter, types: Types, accumulator: Value, left: Value, right: Value
 ) -> Value | None:
-    """Emit a dot-product instruction that accepts only seven-bit values in one operand, or return
-    None.
+    """Emit a dot-product instruction for seven-bit values in one operand; return None if there is
+    none.
 
     If the values may have bit 7 set, a second instruction multiplies these bits separately.
     """
@@ -147,10 +147,9 @@ def _shifted(emitter: Emitter, shift: str, value: Value) -> Value:
 
 
 def _halved(emitter: Emitter, dtype: DType, value: Value, part: int) -> Value:
-    """Convert half of each group of four 8-bit elements to int16: the even (0) or the odd (1)
-    elements.
+    """Convert the even (`part` 0) or odd (1) 8-bit elements of each group to int16.
 
-    The result has the same width: each 32-bit lane holds two int16 numbers.
+    A group has four elements in 32 bits, so the result has two int16 numbers in 32 bits.
     """
     lanes = 2 * value.lanes
     text = type_text(DType.INT16, lanes)

@@ -132,7 +132,7 @@ class _Bits:
         return _Bits(self._emitter, made)
 
     def choose(self, predicate: str, bound: int, first: _Bits | int, second: _Bits | int) -> _Bits:
-        """Emit a selection: `first` where `predicate` holds for these bits and `bound`, else
+        """Emit a selection of `first` where `predicate` holds for (these bits, `bound`), else
         `second`.
 
         `predicate` is an LLVM predicate such as `ult`.

@@ -29,8 +29,7 @@ LoadPlan = Callable[[LoadSite], Value]
 
 
 def load_plan(context: Context, budget: RegisterBudget, access: Access, points: Points) -> LoadPlan:
-    """Return the function that loads the elements of an access, for all points of a register
-    tile."""
+    """Return the function that loads the elements of an access at all points of a register tile."""
     emitter, dtype, is_full = context.emitter, access.tensor.dtype, access.present >= access.packed
     if access.tensor.space is Space.CONSTANT:
         return _constant
@@ -54,8 +53,7 @@ def _constant(place: LoadSite) -> Value:
 
 
 def _scalars(context: Context, budget: RegisterBudget, access: Access, points: Points) -> LoadPlan:
-    """Return a plan that loads scalars, four adjacent ones with one vector load if possible
-    (`quads`)."""
+    """Return a plan that loads scalars one by one, or four adjacent ones at once (`quads`)."""
     first_of, paired = quads(context.emitter, budget, access, points)
 
     def quad(access: Access, first: int) -> Value:
@@ -155,8 +153,7 @@ def _in_runs_or(plan: LoadPlan) -> LoadPlan:
 def _side_by_side(
     context: Context, budget: RegisterBudget, access: Access, points: Points
 ) -> LoadPlan:
-    """Return a plan that loads contiguous vectors, and two of them by one instruction if
-    possible."""
+    """Return a plan that loads contiguous vectors, two by one instruction where possible."""
     beside = pairs(context.emitter, budget, access, points)
     is_written = access.tensor.name in context.written
 
@@ -195,7 +192,7 @@ def _scattered(emitter: Emitter, access: Access, points: Points) -> LoadPlan:
 
 
 def _permuted(place: LoadSite) -> Value | None:
-    """Load one aligned vector and permute it; return None unless it contains all lanes."""
+    """Load one aligned vector and permute it; return None unless the vector contains all lanes."""
     access, lanes, size = place.access, place.lanes, place.dtype.bytes
     span = lanes * size
     start = place.offset - place.offset % span

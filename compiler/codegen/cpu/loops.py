@@ -1,5 +1,4 @@
-"""Loops over the tiles of an axis: unrolled loops and run-time loops, and the ranges of their
-tiles."""
+"""Loops over the tiles of an axis, unrolled or at run time, and the ranges of the tiles."""
 
 from __future__ import annotations
 
@@ -64,8 +63,7 @@ request has more: with 5 rows in tiles of 6, two tiles would read all weights tw
 
 
 class Tail(Enum):
-    """How code handles the last, incomplete tile of an axis whose extent is known only at run
-    time."""
+    """How code handles the remaining indices after the full tiles of an axis of dynamic extent."""
 
     WHOLE = auto()
     """One tile of run-time width, which inner loops split further."""
@@ -123,7 +121,7 @@ def tail_of(
     """Return how the last tile of an axis is handled, depending on the body of its loop.
 
     Args:
-        context: the stage that is emitted.
+        context: the state of code generation for the stage.
         is_split: whether inner loops divide the tiles further.
         is_vector: whether the axis is the vector axis.
         is_reduced: whether the axis belongs to a reduction.
@@ -238,8 +236,8 @@ def _rooms(step: int) -> list[int]:
 def _one_of(offset: int, rest: int, step: int, rooms: Sequence[int]) -> Iterator[Segment]:
     """Yield one segment per capacity in `rooms`, of which at most one has a tile at run time.
 
-    It is the segment of the smallest capacity that holds the `rest` remaining rows; without
-    remaining rows, all are empty.
+    That segment has the smallest capacity that holds the `rest` remaining rows. Without remaining
+    rows, no segment has a tile.
     """
     below = 0
     for room in rooms:
@@ -269,8 +267,10 @@ def _repeated_segments(extent: int, step: int) -> Iterator[Segment]:
 
 
 def _is_above(rest: int, number: int, step: int) -> int:
-    """Return the size that is 1 if `rest`, a number of rows below `step`, exceeds `number`, else
-    0."""
+    """Return a dynamic size that is 1 if `rest` exceeds `number`, else 0.
+
+    `rest` is a number of rows below `step`.
+    """
     return (rest + step - 1 - number) // step if number < step else 0
 
 
@@ -311,16 +311,14 @@ def over(
     A segment of several tiles becomes a run-time loop.
 
     Args:
-        context: the stage that is emitted.
+        context: the state of code generation for the stage.
         axis: the axis.
         step: size of a full tile.
         body: emits one tile; its argument is the list of carried values before the tile, and its
             result that after the tile.
         carried: the loop-carried values before the first tile.
         peel, unroll: as in `For`.
-        unroll: as in `For`.
         granularity, tail: as in `segments`.
-        tail: as in `segments`.
         clip: loads that must be in bounds; the loop skips indices of the axis for which they are
             not. None to run all indices.
         padding: whether these loads may read halos.
@@ -465,8 +463,7 @@ def _cut(emitter: Emitter, outer: Bound, segment: Segment, counter: Value, first
 def _overlapping(
     emitter: Emitter, outer: Bound, segment: Segment, counter: Value, first: int
 ) -> Bound:
-    """Return the range of tile `counter` in a segment whose last tile starts earlier, so that it is
-    full."""
+    """Return the range of tile `counter` in a segment whose last tile starts earlier to be full."""
     step, last = segment.step, outer.extent - segment.step
     counter = _counted_from(emitter, counter, first)
     begin = emitter.emit(DType.INT64, 1, "mul nsw i64 %s, %s", counter, emitter.size(step))
@@ -477,10 +474,11 @@ def _overlapping(
 
 
 def _rows(emitter: Emitter, segment: Segment, counter: Value, first: int) -> tuple[Value, ...]:
-    """Emit the row number at each row of a tile's capacity; missing rows get the last existing row.
+    """Emit the numbers of the rows that a tile computes, one for each row that its code has.
 
-    The numbers are computed inside the loop over the tile, so that no loads at these rows are moved
-    before it: the loop may be empty.
+    In place of rows that do not exist, the last existing row is repeated. The numbers are computed
+    inside the loop over the tile, so that no loads at these rows are moved before it: the loop may
+    be empty.
     """
     last = emitter.size(segment.width - 1)
     least = partial(emitter.call, DType.INT64, 1, "llvm.smin.i64", depth=emitter.depth)

@@ -69,8 +69,11 @@ def _parallel_loops(stage: Stage) -> tuple[For, ...]:
 
 
 def _shared_tiles(loop: For) -> int:
-    """Return the number of tiles of a parallel loop and of the parallel loops nested directly in
-    it."""
+    """Return the number of tiles of a parallel loop, times those of the loops nested directly in
+    it.
+
+    Only nested loops that are parallel count.
+    """
     own = sum(segment.count for segment in _loop_segments(loop))
     inner = _parallel_inside(loop)
     return own * _shared_tiles(inner) if inner is not None else own
@@ -271,8 +274,7 @@ def _parallel_tile(
         return values
 
     def tail(values: list[Value]) -> list[Value]:
-        """Emit the last tile, whose width is known only at run time; one thread computes all of
-        it."""
+        """Emit the last tile, whose width is known only at run time; one thread computes it."""
         if _is_split(loop.body, loop.axis):
             return body(values)
         return over(
@@ -321,7 +323,7 @@ def _loop_segments(loop: For, *, partial_tiles: bool = False) -> tuple[Segment, 
 
 
 def _granularity(body: Sequence[Node], axis: Axis) -> int:
-    """Return the step by which the computes in a loop unroll an axis, or 0.
+    """Return the step by which the `Compute` nodes in a loop unroll an axis, or 0.
 
     The narrower last tiles of the loop are multiples of this step as far as possible.
     """

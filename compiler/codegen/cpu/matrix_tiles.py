@@ -74,8 +74,10 @@ def _moves(load: Load, compute: Compute) -> bool:
 
 
 def _pair(point: Point, at: int) -> tuple[Point, Point]:
-    """Return the points at the even and the odd index of the pair along axis `at` that contains a
-    point."""
+    """Return the two points that form a pair along axis `at`, of which `point` is one.
+
+    The first has an even index on the axis, the second the next odd one.
+    """
     first = point[at] & ~1
     return (*point[:at], first, *point[at + 1 :]), (*point[:at], first + 1, *point[at + 1 :])
 
@@ -84,7 +86,7 @@ class MatrixTile:
     """A register tile whose sums are computed by matrix instructions: two rows by two columns.
 
     Args:
-        context: the stage that is emitted.
+        context: the state of code generation for the stage.
         instruction: the instruction.
         left: the operand whose elements are broadcast along the vectors.
         right: the operand whose vectors lie along the columns.
@@ -133,7 +135,7 @@ class MatrixTile:
         return result
 
     def _position(self, keys: dict[Key, Partial]) -> int | None:
-        """Return the position of the spatial axis along which rows are paired: the one with most
+        """Return the position of the axis along which rows are paired: the row axis with most
         points."""
         counts = {i: len({point[i] for point, _ in keys}) for i in self._rows}
         return max(counts, key=lambda i: counts[i], default=None)
@@ -186,8 +188,7 @@ class MatrixTile:
                 self._blocks(current, [key_of(each) for each in pair], rows, right(point, ()))
 
     def _row(self, left: Evaluator, point: Point, present: bool) -> Value:
-        """Return eight bytes of the broadcast operand at a point; zeros for a point that is not
-        computed."""
+        """Return eight bytes of the broadcast operand at a point; zeros if the point is skipped."""
         return left(point, ()) if present else self._emitter.const(0, DType.INT64)
 
     def _blocks(
@@ -215,8 +216,10 @@ class MatrixTile:
         return apply(emitter, Operation.ADD, sums, total)
 
     def _call(self, sums: Value, rows: Sequence[Value], columns: Value, number: int) -> Value:
-        """Emit the product of two rows by the first (`number` 0) or last (1) two columns, added to
-        `sums`."""
+        """Emit the product of two rows by two columns, added to `sums`.
+
+        `number` selects the first (0) or the last (1) two of the four columns.
+        """
         emitter, found = self._emitter, self._instruction
         pair = emitter.const(0, DType.INT64, 2)
         for lane, row in enumerate(rows):

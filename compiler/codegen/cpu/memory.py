@@ -51,7 +51,7 @@ class Loader:
         self._plan = load_plan(context, budget, access, points)
 
     def __call__(self, point: Point, _: Sequence[Value] = (), __: Sequence[Value] = ()) -> Value:
-        """Return the element or the vector at a point.
+        """Return the element or the vector at a point of the register tile.
 
         The other arguments are unused; they make the object usable as an `Evaluator`.
         """
@@ -70,7 +70,7 @@ class Loader:
         return value
 
     def indirect(self, point: Point, positions: Sequence[Value]) -> Value:
-        """Load the element or the vector of an indirect access at a point.
+        """Load the element or the vector of an indirect access at a point of the register tile.
 
         `positions` are computed indices, which are added to the access's index along its indirect
         dimensions.
@@ -169,7 +169,8 @@ def _at_lanes(place: LoadSite, positions: Value) -> Value:
 
 
 def store(context: Context, access: Access, value: Value, point: Point, active: int) -> None:
-    """Emit a store at a point: of a scalar, or of the first `active` lanes of a vector."""
+    """Emit a store at a point of the register tile: of a scalar, or of `active` lanes of a
+    vector."""
     tensor, emitter = access.tensor, context.emitter
     access, offset = _based(emitter, access.in_row(emitter, point), access.offset(point))
     assert access.base is not None

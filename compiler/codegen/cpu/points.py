@@ -24,7 +24,7 @@ class Points:
     points in program order, as tuples with a number for each unrolled axis.
 
     Args:
-        context: the stage that is emitted.
+        context: the state of code generation for the stage.
         tiles: the unrolled axes, each with its step.
         vector: the axis along the lanes; None for scalars.
         dot: the axis along which elements are packed into groups; None without groups.
@@ -93,8 +93,10 @@ class Points:
         return self
 
     def _repeat(self, axis: Axis, bound: Bound) -> None:
-        """Bind an axis to all rows of the tile's capacity; missing rows repeat the last one at run
-        time."""
+        """Bind an axis to a fixed number of rows, of which fewer may exist at run time.
+
+        In place of rows that do not exist, the last existing row is repeated.
+        """
         variable = Variable(Kind.REPEATED, bound.extent, rows=bound.rows)
         self.position[variable] = len(self.variables)
         self.variables.append(variable)
@@ -133,7 +135,7 @@ class Points:
         return self._active
 
     def active(self, point: Point) -> int:
-        """Return the number of lanes in use of the vector at a point."""
+        """Return the number of lanes in use of the vector at a point of the register tile."""
         if self._ragged is None:
             return self._active
         position, step, extent = self._ragged

@@ -74,8 +74,7 @@ def prefetch(
 
 
 def _is_stream(access: Access, emitter: Emitter) -> bool:
-    """Return whether the steps of the innermost loop read consecutive cache lines, each step its
-    own."""
+    """Return whether each step of the innermost loop reads its own, consecutive cache lines."""
     tensor = access.tensor
     if tensor.space is not Space.MEMORY or access.base is None or not access.contiguous:
         return False
@@ -110,7 +109,8 @@ def _pass(context: Context, passes: Sequence[Tile]) -> tuple[Linear, int]:
     """Return the number of the current pass over a panel, and the number of passes.
 
     A tile of remaining rows counts as a single pass. It reads data that the full tiles have loaded,
-    and is too short for prefetches of its own: of ten rows, one had to wait for half a panel.
+    and is too short for prefetches of its own. For example, in a product with ten rows, the tile of
+    one row had to wait for half a panel.
     """
     number, count = Linear(), 1
     if any(context.environment[tile.axis].start.of(Kind.REPEATED) for tile in passes):
@@ -142,7 +142,11 @@ def _tiles(emitter: Emitter, done: Linear, step: int, count: int) -> Linear:
 
 
 def _part(emitter: Emitter, whole: int, count: int, most: int) -> int:
-    """Return `whole // count`; for a dynamic count, emit it as a named size of at most `most`."""
+    """Return `whole // count`.
+
+    For a dynamic count, the quotient is computed at run time, and the result is a new dynamic size
+    of at most `most`.
+    """
     if not is_dynamic(count):
         return whole // count
     parts = emitter.size(count)
@@ -156,8 +160,9 @@ def _part(emitter: Emitter, whole: int, count: int, most: int) -> int:
 def _distance(emitter: Emitter, panel: int, count: int, rows: int) -> int:
     """Return how far ahead of its reads a pass prefetches, in bytes.
 
-    It is the size of the panel if there are several passes. A single pass of at least as many rows
-    as the core needs prefetches its own panel, at a shorter distance.
+    With several passes, it is the size of the panel. A single pass prefetches its own panel, at the
+    shorter distance of the core's model; with fewer rows than the model requires, the distance is
+    0.
 
     Args:
         panel: the size of the panel in bytes.

@@ -75,9 +75,10 @@ class Access:
         return total
 
     def place(self, point: Point) -> tuple[int, ...]:
-        """Return a key of the element that is accessed at a point; equal keys mean equal elements.
+        """Return a key of the element that is accessed at a point of the register tile.
 
-        The key is the offset in bytes, and the row number of each axis with repeated rows.
+        Equal keys mean the same element. The key is the offset in bytes, and the row number of each
+        axis with repeated rows.
         """
         return (self.offset(point), *[point[i] for i, _, _ in self.repeated])
 
@@ -123,8 +124,7 @@ class Access:
 
     @property
     def is_interleaved(self) -> bool:
-        """Whether the elements of a group lie in separate vectors of lanes, and not side by
-        side."""
+        """Whether the elements of a group lie in separate vectors of lanes, not side by side."""
         return self.packed > 1 and self.apart != self.tensor.dtype.bytes
 
 
@@ -170,8 +170,10 @@ Accesses = Mapping[Load, Access | RegisterAccess]
 def resolve(
     context: Context, expr: Expr, points: Points, padding: Padding = Padding.READ
 ) -> dict[Load, Access | RegisterAccess]:
-    """Analyse the loads of an expression for the points of a register tile; return accesses by
-    load."""
+    """Analyse the loads of an expression for the points of a register tile.
+
+    Return the access of each load.
+    """
     return {
         node: resolve_register(context, node, points)
         if node.tensor.space is Space.REGISTER
@@ -185,7 +187,7 @@ def resolve_register(context: Context, load: Load, points: Points) -> RegisterAc
     """Return the access to an element of a register tensor, for reading or writing.
 
     Raises:
-        ScheduleError: if the access would repeat rows (`Kind.REPEATED`).
+        ScheduleError: if the index depends on rows that may be repeated (`Kind.REPEATED`).
     """
     indices = []
     for index in load.index:
@@ -320,7 +322,7 @@ def _static_guard(
 
 
 def bounds_check(accesses: Iterable[Access | RegisterAccess]) -> Callable[[Point], bool]:
-    """Return a function that returns whether all accesses are in bounds at a point.
+    """Return a function that checks whether all accesses are in bounds at a point of the tile.
 
     The function raises ScheduleError if that depends on a dynamic size.
     """

@@ -1,8 +1,8 @@
 """Rounding of floats to whole numbers, and its fusion with a conversion to integers.
 
-Targets without a rounding instruction use additions: a float with n fraction bits that is 2**n or
-more is an integer. Below, adding 2**n rounds the fraction away, half to even, and subtracting it
-again is exact.
+Targets without a rounding instruction use additions. A float with n fraction bits that is 2**n or
+more is an integer. For a smaller one, adding 2**n rounds the fraction away, half to even, and
+subtracting 2**n again is exact.
 """
 
 from __future__ import annotations
@@ -51,8 +51,7 @@ def rounded(emitter: Emitter, operation: Operation, x: Value, apply: Callable[..
 
 
 def note_shifted(emitter: Emitter, result: Value, x: Value, added: Value) -> None:
-    """Record that `result` is the sum of a rounded float `x` and an integer constant, for
-    `nearest`.
+    """Record that `result` is a rounded float `x` plus an integer constant, for `nearest`.
 
     Nothing is recorded if `x` is not a rounded float, or `added` is not a small integer constant.
     """
@@ -73,11 +72,10 @@ def note_above(emitter: Emitter, result: Value, number: Value, x: Value) -> None
 
 
 def note_floor(emitter: Emitter, result: Value, above: Value, x: Value, number: Value) -> None:
-    """Record that `result` is the maximum of a rounded float and an integer constant, for
-    `limited`.
+    """Record that `result` is the maximum of a rounded float and a constant, for `limited`.
 
-    `result` is a selection between `x` and `number`; nothing is recorded unless its condition
-    `above` is the comparison of the two.
+    `result` is a selection between `x` and `number`. Nothing is recorded unless its condition
+    `above` is the comparison of the two, and `number` is an integer.
     """
     limit = number.const
     if limit is None or emitter.above.get(above.name) != (x.name, limit):

@@ -1,5 +1,4 @@
-"""Analysis of loops over rows: whether tiles may start at any row and rows may be computed
-twice."""
+"""Analysis of loops over rows: whether tiles may start at any row, and be computed twice."""
 
 from __future__ import annotations
 
@@ -46,8 +45,7 @@ def _accesses(compute: Compute) -> Iterator[Load]:
 
 
 def _moves_by_slices(load: Load, axis: Axis) -> bool:
-    """Return whether the axis only occurs in the indices of dimensions that the layout does not
-    split.
+    """Return whether the axis occurs only in indices of dimensions that the layout does not split.
 
     A step along the axis then moves the load by whole slices of the tensor.
     """

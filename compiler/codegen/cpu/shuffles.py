@@ -37,8 +37,7 @@ def interleaved(emitter: Emitter, vectors: Value, lanes: int) -> Value:
 def looked_up(
     emitter: Emitter, lookup: BytePermute, parts: Sequence[Value], places: Value
 ) -> Value:
-    """Look up 8-bit elements in a table, at the positions `places` (uint8), by a vector
-    instruction.
+    """Look up 8-bit elements in a table at the positions `places` (uint8), by an instruction.
 
     `parts` are the four quarters of the table as vectors, and `lookup` is the instruction, which
     reads two of them.

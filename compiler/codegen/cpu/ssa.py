@@ -204,8 +204,8 @@ class Emitter:
         return value if value.dtype is dtype else value._replace(dtype=dtype)
 
     def open(self, line: str) -> None:
-        """Emit an instruction at the start of the function, unless an equal one is there
-        already."""
+        """Emit an instruction at the start of the function, unless an equal one is already
+        there."""
         self._opening[f"  {line}"] = None
 
     def again(self, dtype: DType | None, lanes: int, template: str, *args: Value) -> Value:
@@ -243,8 +243,7 @@ class Emitter:
         return found
 
     def splat(self, value: Value, lanes: int) -> Value:
-        """Return a vector with a scalar in every lane (a broadcast); a vector is returned
-        unchanged."""
+        """Return a vector with a scalar in every lane; a vector is returned unchanged."""
         if lanes == 1 or value.lanes != 1:
             return value
         if value.const is not None:
@@ -293,7 +292,7 @@ class Emitter:
         return self.emit(a.dtype, width, text, a, b)
 
     def call(self, dtype: DType, lanes: int, function: str, *args: Value, depth: int = 0) -> Value:
-        """Emit a call of a pure function (an intrinsic), declare the function, and return the
+        """Emit a call of a pure function (an intrinsic), declare it, and return the call's
         result."""
         types = [arg.type for arg in args]
         key = function, *types

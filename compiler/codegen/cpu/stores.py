@@ -51,8 +51,7 @@ def are_independent(stores: Sequence[Store]) -> bool:
 
 
 def _is_elsewhere(load: Load, target: Load) -> bool:
-    """Return whether a load never reads the element that a store to `target` writes at the same
-    point."""
+    """Return whether a load and a store to `target` never access the same element at one point."""
     if load.tensor.name != target.tensor.name:
         return True
     if load.indirect or target.indirect or load.tensor.space is not Space.MEMORY:

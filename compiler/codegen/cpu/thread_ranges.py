@@ -34,8 +34,7 @@ def outer_range(emitter: Emitter, within: Range, count: int) -> Range:
 
 
 def inner_range(emitter: Emitter, within: Range, tile: Value, count: int) -> Range:
-    """Return the range of inner tiles in one `tile` of an outer loop that lie in the range
-    `within`.
+    """Return the range of inner tiles in an outer loop's `tile` that lie in the range `within`.
 
     Each outer tile has `count` inner tiles, numbered from 0 in the result.
     """

@@ -63,8 +63,7 @@ def _moves(load: Load, axis: Axis | None) -> bool:
 
 
 class RegisterMatrices:
-    """A register tile whose sums are in tile registers (AMX): emits products and loads of the
-    sums."""
+    """A register tile with its sums in tile registers (AMX): emits products and loads of sums."""
 
     def __init__(
         self,
@@ -117,7 +116,7 @@ class RegisterMatrices:
             emitter.do(registers.zero, number)
 
     def _configure(self, shapes: Sequence[tuple[int, int]]) -> None:
-        """Emit the instruction that loads the shapes, which is skipped at run time if they are in
+        """Emit the instruction that loads the shapes; at run time, it is skipped if they are in
         use.
 
         A shape is a pair (rows, bytes per row).

@@ -89,7 +89,7 @@ def _in_order(offsets: Iterable[int]) -> Iterator[int]:
 def _together(emitter: Emitter, values: list[Value]) -> Value:
     """Convert the floats of four vectors, before rounding, to one vector of 8-bit integers.
 
-    `values` are the four vectors of rounded integers that it replaces.
+    `values` are the four vectors of rounded integers that the result replaces.
     """
     assert emitter.target.family.narrows is not None
     nearest, to_halves, to_bytes = emitter.target.family.narrows
