@@ -164,7 +164,8 @@ def _solution(difference: int, dimension: Dimension, sizes: Mapping[str, int]) -
     """Return the size of a dimension for which `difference`, a dynamic size, is 0.
 
     Return None if no size up to LARGEST_SOLUTION is found. The other dimensions have their sizes in
-    `sizes`. Of several solutions, it is the nearest to the dimension's own size in `sizes`.
+    `sizes`. Of several solutions, the one nearest to the dimension's own size in `sizes` is
+    returned.
     """
     low = max(dimension.low, 1)
     high = LARGEST_SOLUTION // dimension.multiple

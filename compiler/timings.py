@@ -1,6 +1,6 @@
 """Wall-clock time of each stage of a compilation, added up by `Timings`.
 
-Functions take a `Timings` as an argument; none is global.
+Functions take a `Timings` as an argument; there is no global instance.
 """
 
 from __future__ import annotations
@@ -48,8 +48,10 @@ class Timings:
 
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:
-        """Context manager that adds the elapsed time of its block to a stage, also after an
-        error."""
+        """Context manager that adds the elapsed time of its block to a stage.
+
+        The time is also added if the block raises.
+        """
         inside = self._inside()
         started = self._clock()
         inside.append(0.0)
@@ -62,8 +64,10 @@ class Timings:
                 inside[-1] += seconds
 
     def _inside(self) -> list[float]:
-        """Return this thread's stack of running stages: the seconds of nested stages within
-        each."""
+        """Return the list of this thread's running stages, outermost first.
+
+        Each item is the number of seconds that nested stages have taken.
+        """
         found: list[float] | None = getattr(self._threads, "inside", None)
         if found is None:
             found = self._threads.inside = []
@@ -75,7 +79,8 @@ class Timings:
         return tuple(StageTime(name, *value) for name, value in self._stages.items())
 
     def seconds(self) -> dict[str, float]:
-        """The seconds of each stage, in the order in which the stages first ended."""
+        """Return the seconds of each stage by name, in the order in which the stages first
+        ended."""
         return {each.stage: each.seconds for each in self.stages}
 
 

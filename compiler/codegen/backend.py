@@ -40,7 +40,7 @@ class KernelCode:
     Attributes:
         name: name of the kernel, which is the prefix of its symbols.
         text: the code in the back end's language, such as LLVM IR.
-        digest: SHA-256 (hex) of the target's key and the text with a placeholder for the name.
+        digest: SHA-256 (hex) of the target's key and the text before `name` is inserted.
         stages: the stages, in the order in which they run.
         scratch_bytes: size of each thread's scratch block.
         sizes: the dynamic dimensions, in the order in which the argument `sizes` of each stage

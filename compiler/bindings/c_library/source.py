@@ -120,7 +120,7 @@ def _ports(kind: str, ports: Sequence[Port], forms: Sequence[PortForm]) -> list[
 
 
 def file_type(dtype: DType) -> str:
-    """Return the name of an element type in the .npy format."""
+    """Return the name of an element type in the .npy format, such as `<f4` for float32."""
     return dtype.numpy.newbyteorder("<").str
 
 

@@ -84,11 +84,11 @@ class IOBinding:
         self._outputs[name] = ortvalue
 
     def clear_binding_inputs(self) -> None:
-        """Remove the bound inputs."""
+        """Remove the bindings of all inputs."""
         self._inputs.clear()
 
     def clear_binding_outputs(self) -> None:
-        """Remove the bound outputs."""
+        """Remove the bindings of all outputs."""
         self._outputs.clear()
         self._found = []
 

@@ -48,7 +48,9 @@ class OutputSpec:
         return cls(position, None, traced.dtype, shape, memory_order(traced))
 
     def taken(self, found: Sequence[Any]) -> Any:
-        """Return the result as a tensor or number of PyTorch, given all outputs of the model.
+        """Return the result as a PyTorch tensor or a number.
+
+        `found` are all outputs of the compiled model.
 
         Raises:
             ResultMismatchError: if a tensor does not have the traced type or shape.

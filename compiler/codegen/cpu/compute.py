@@ -421,7 +421,10 @@ class ComputeLowering:
             held.flush()
 
     def _prepare(self, store: Store, points: Points) -> tuple[Evaluator, Access | RegisterAccess]:
-        """Return a function that emits a store's value at a point, and the access of its target."""
+        """Return a function that emits the value of a store, and the access of the store's target.
+
+        The function takes a point of the register tile and the accumulator's values.
+        """
         value = evaluator(
             self.context,
             self.budget,
@@ -441,9 +444,9 @@ class ComputeLowering:
     def _transposed(self, results: Mapping[Point, Partial], points: Points) -> None:
         """Emit stores with the lanes along another axis, by transposing vectors in registers.
 
-        Before the transpose, there is one vector along `Compute.vector` for each index of
-        `Compute.store_vector`; afterwards, it is the other way around. A partly filled tile is
-        stored lane by lane.
+        Before the transposition, there is one vector along `Compute.vector` for each index of
+        `Compute.store_vector`. Afterwards, there is one vector along `Compute.store_vector` for
+        each index of `Compute.vector`. A partly filled tile is stored lane by lane.
         """
         axis = self.compute.store_vector
         (store,) = self.compute.stores
@@ -477,7 +480,7 @@ class ComputeLowering:
 
 
 def _picker(positions: Sequence[int]) -> Callable[[Point], Point]:
-    """Return a function that selects these positions of a point, as a tuple."""
+    """Return a function that maps a point to the tuple of its indices at `positions`."""
     match positions:
         case []:
             return lambda point: ()

@@ -91,11 +91,12 @@ def _direct(
 def _other_sign(
     emitter: Emitter, types: Types, accumulator: Value, left: Value, right: Value
 ) -> Value | None:
-    """Emit a dot-product instruction for the other signedness of the left operand, or return None.
+    """Emit a dot-product instruction for the other signedness of the left operand.
 
-    For example, an int8 operand uses an instruction for uint8. If the left elements may have bit 7
-    set, a second instruction subtracts the difference. If bit 7 is known to be clear, as in 4-bit
-    weights, the values are the same in both types.
+    Return None if the target has no such instruction. For example, an int8 operand uses an
+    instruction for uint8. If the left elements may have bit 7 set, a second instruction computes
+    the difference. If bit 7 is known to be clear, as in 4-bit weights, the values are the same in
+    both types.
     """
     other = _BYTES[types[0] is DType.UINT8], types[1]
     if not emitter.masks.get(left.name, _EIGHTH_BITS) & _EIGHTH_BITS:
@@ -117,10 +118,10 @@ def _other_sign(
 def _seven_bits(
     emitter: Emitter, types: Types, accumulator: Value, left: Value, right: Value
 ) -> Value | None:
-    """Emit a dot-product instruction for seven-bit values in one operand; return None if there is
-    none.
+    """Emit a dot-product instruction that accepts only seven-bit values in one operand.
 
-    If the values may have bit 7 set, a second instruction multiplies these bits separately.
+    Return None if the target has no such instruction. If the values may have bit 7 set, a second
+    instruction multiplies these bits separately.
     """
     lanes = accumulator.lanes
     for kinds, x, y in ((types, left, right), (types[::-1], right, left)):

@@ -132,10 +132,10 @@ class _Bits:
         return _Bits(self._emitter, made)
 
     def choose(self, predicate: str, bound: int, first: _Bits | int, second: _Bits | int) -> _Bits:
-        """Emit a selection of `first` where `predicate` holds for (these bits, `bound`), else
+        """Emit a selection: `first` where the comparison of these bits with `bound` holds, else
         `second`.
 
-        `predicate` is an LLVM predicate such as `ult`.
+        `predicate` is LLVM's name of the comparison, such as `ult`.
         """
         emitter, lanes, kind = self._emitter, self.value.lanes, self.value.type
         text = f"icmp {predicate} {kind} %s, %s"

@@ -363,7 +363,7 @@ def _carrying_bits(
     *,
     may_be_empty: bool,
 ) -> list[Value]:
-    """Emit `Emitter.loop`, and carry 16-bit floats from iteration to iteration as uint16.
+    """Emit a loop (`Emitter.loop`) that carries 16-bit floats between iterations as uint16.
 
     This applies to types for which the target has no instructions; other values are carried
     unchanged.

@@ -69,10 +69,9 @@ def _parallel_loops(stage: Stage) -> tuple[For, ...]:
 
 
 def _shared_tiles(loop: For) -> int:
-    """Return the number of tiles of a parallel loop, times those of the loops nested directly in
-    it.
+    """Return the number of tiles of a parallel loop, times those of its directly nested loop.
 
-    Only nested loops that are parallel count.
+    Only a nested loop that is parallel counts, and so on inwards.
     """
     own = sum(segment.count for segment in _loop_segments(loop))
     inner = _parallel_inside(loop)

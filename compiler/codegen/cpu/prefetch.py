@@ -106,7 +106,7 @@ def _share(
 
 
 def _pass(context: Context, passes: Sequence[Tile]) -> tuple[Linear, int]:
-    """Return the number of the current pass over a panel, and the number of passes.
+    """Return the number of the current pass over a panel of weights, and the number of passes.
 
     A tile of remaining rows counts as a single pass. It reads data that the full tiles have loaded,
     and is too short for prefetches of its own. For example, in a product with ten rows, the tile of

@@ -116,7 +116,7 @@ def _literal(value: float, dtype: DType) -> str:
 
 
 class Emitter:
-    """A builder of one LLVM function's text: it emits instructions, open loops and declarations."""
+    """A builder of one LLVM function's text: instructions, nested loops and declarations."""
 
     def __init__(self, target: Target, sizes: Sequence[Dimension] = ()) -> None:
         self.target = target
@@ -204,8 +204,8 @@ class Emitter:
         return value if value.dtype is dtype else value._replace(dtype=dtype)
 
     def open(self, line: str) -> None:
-        """Emit an instruction at the start of the function, unless an equal one is already
-        there."""
+        """Emit an instruction at the start of the function, unless an equal one is there
+        already."""
         self._opening[f"  {line}"] = None
 
     def again(self, dtype: DType | None, lanes: int, template: str, *args: Value) -> Value:

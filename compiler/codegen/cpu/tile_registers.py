@@ -116,8 +116,7 @@ class RegisterMatrices:
             emitter.do(registers.zero, number)
 
     def _configure(self, shapes: Sequence[tuple[int, int]]) -> None:
-        """Emit the instruction that loads the shapes; at run time, it is skipped if they are in
-        use.
+        """Emit code that loads the shapes of the tile registers, unless they are already in use.
 
         A shape is a pair (rows, bytes per row).
         """

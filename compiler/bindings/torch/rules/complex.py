@@ -31,10 +31,10 @@ LONGEST_EXPORTED = 2048
 
 
 def _both(target: Any) -> Rule:
-    """Return a translation rule for complex tensors: `target`'s rule for real tensors, on each
-    part.
+    """Return a rule that translates the parts of complex tensors separately.
 
-    The parts are the real and the imaginary part.
+    Each of the real and the imaginary part is translated by the rule of the operator `target` for
+    real tensors.
     """
 
     def rule(t: Translator, node: fx.Node, *args: Any, **kwargs: Any) -> Any:
@@ -369,9 +369,10 @@ def _real_fft(
 def _inverse_real_fft(
     t: Translator, node: fx.Node, x: fx.Node, dims: Sequence[int], scale: int, last: Any
 ) -> str:
-    """Translate the inverse Fourier transform whose result is real.
+    """Translate the inverse Fourier transform along `dims` whose result is real.
 
-    The operand holds the non-redundant half of the coefficients along the last of `dims`.
+    The operand holds the non-redundant half of the coefficients along the last of `dims`. `scale`
+    is PyTorch's code of the normalisation (`_scale`).
     """
     shape, rank = t.shape(x), len(t.shape(x))
     axes = [dim % rank for dim in dims]

@@ -40,8 +40,8 @@ def _unjoined(t: Translator, node: fx.Node, x: fx.Node) -> fx.Node | None:
 def _product(t: Translator, node: fx.Node, left: fx.Node, right: fx.Node) -> str:
     """Emit a matrix product, and return its name.
 
-    If `left` is a view that joins dimensions, and the result allows it, the product uses the
-    unjoined tensor (`_unjoined`).
+    If `left` is a view that joins leading dimensions, and all users of the product split these
+    again, the product uses the tensor without the view (`_unjoined`).
     """
     before = _unjoined(t, node, left)
     if before is not None:
