@@ -172,7 +172,7 @@ def optimise(
         mode: the target and the precision.
         observer: a function that is called with the name of each pass and the graph after it.
         timings: records the time of each pass.
-        choice: which passes to add or to leave out, in deviation from those that suit the target.
+        choice: passes that run although they do not suit the target, and passes that are left out.
 
     Raises:
         CompilerError: if a finite weight becomes infinite in the 16-bit type.
@@ -417,8 +417,8 @@ def _reads(
 ) -> LiveIns:
     """Return the inputs of a model, with the ranges of their dynamic dimensions.
 
-    `ranges` are those that the user stated; other dimensions get default ranges. `hints` are the
-    size hints by dimension, with their fractions.
+    `ranges` are the ranges that the user stated; other dimensions get default ranges. `hints` are
+    the size hints by dimension, with their fractions.
     """
     graph = source.proto.graph
     free = free_dimensions(graph)

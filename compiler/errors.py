@@ -106,7 +106,7 @@ def suggestion(name: object, known: Iterable[str]) -> str:
 
 
 def unknown_choice(what: str, given: object, known: Iterable[str]) -> str:
-    """Return the message for a value that is not one of the allowed ones (`known`).
+    """Return the error message for a value that is not allowed; `known` lists the allowed values.
 
     An example is "attribute 'mode' is 'liner', expected nearest, linear or cubic; did you mean
     'linear'?"

@@ -1,6 +1,6 @@
 """Wall-clock time of each stage of a compilation, added up by `Timings`.
 
-Functions take a `Timings` as an argument; there is no global instance.
+Functions take a `Timings` as an argument; a global instance does not exist.
 """
 
 from __future__ import annotations

@@ -65,7 +65,7 @@ def _checked(data: bytes, target: Target) -> bytes:
 def emit_assembly(ir_text: str, target: Target) -> str:
     """Compile an LLVM module to assembly text, with LLVM's comments.
 
-    Arguments are those of `emit_object`.
+    The arguments are the same as in `emit_object`.
 
     Raises:
         CompilerError: if the text is not valid IR, or this LLVM does not support the target.

@@ -17,7 +17,7 @@ from tilewright.compiler.targets.target import Target
 
 @dataclass(frozen=True, slots=True)
 class KernelStatistics(JsonValue):
-    """Numbers of instructions in assembly text, whatever number of times they execute.
+    """Static counts of instructions in assembly text, without regard to how often they run.
 
     `spill_*` counts moves of vector registers to or from the stack. `inner_*` counts in innermost
     loops only.
@@ -44,7 +44,7 @@ class KernelStatistics(JsonValue):
 def statistics(assembly: str, target: Target) -> KernelStatistics:
     """Count the instructions of an assembly module, summed over all functions.
 
-    Arguments are those of `function_statistics`.
+    The arguments are the same as in `function_statistics`.
     """
     return sum(function_statistics(assembly, target).values(), KernelStatistics())
 
@@ -87,7 +87,7 @@ class InnerLoop:
 def inner_loops(assembly: str, target: Target) -> tuple[InnerLoop, ...]:
     """Return the innermost loops of an assembly module, in the order of the code.
 
-    Arguments are those of `function_statistics`.
+    The arguments are the same as in `function_statistics`.
     """
     syntax = target.family.syntax
     found: list[InnerLoop] = []
@@ -113,8 +113,8 @@ def inner_loops(assembly: str, target: Target) -> tuple[InnerLoop, ...]:
 def vector_registers(assembly: str, target: Target) -> int:
     """Return the number of different vector registers that an assembly module names.
 
-    Arguments are those of `function_statistics`. On RISC-V, an instruction that uses a group of
-    registers names only the first.
+    The arguments are the same as in `function_statistics`. On RISC-V, an instruction that uses a
+    group of registers names only the first.
     """
     syntax = target.family.syntax
     bodies = (match["body"] for match in _FUNCTION.finditer(assembly))
@@ -127,8 +127,8 @@ SPILL_MARK = "  <- spill"
 def listing(assembly: str, target: Target) -> Iterator[str]:
     """Yield an assembly module's lines without directives and LLVM's comments, for display.
 
-    The lines are functions, labels and instructions. Innermost loops and spills are marked.
-    Arguments are those of `function_statistics`.
+    The lines are functions, labels and instructions. Innermost loops and spills are marked. The
+    arguments are the same as in `function_statistics`.
     """
     syntax = target.family.syntax
     for match in _FUNCTION.finditer(assembly):

@@ -1,4 +1,4 @@
-"""`InferenceSession` with ONNX Runtime's interface."""
+"""`InferenceSession`, which compiles and runs a model, with ONNX Runtime's interface."""
 
 from __future__ import annotations
 

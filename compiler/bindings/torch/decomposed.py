@@ -76,7 +76,7 @@ def _additive(mask: torch.Tensor, mask_type: int | None, dtype: torch.dtype) -> 
 
     Args:
         mask: its shape depends on `mask_type`: for 0 (queries, keys), for 1 (batch, keys), for 2
-            that of the scores.
+            the shape of the scores.
         mask_type: PyTorch's code for the kind of mask.
         dtype: the type of the scores.
     """

@@ -312,7 +312,7 @@ class Translator:
 
     @staticmethod
     def dtype(node: fx.Node) -> Any:
-        """Return the PyTorch type of a node's value; for a list of tensors, that of the first.
+        """Return the PyTorch type of a node's value; for a list of tensors, of the first tensor.
 
         For complex values, it is the type of the real part.
         """
@@ -321,7 +321,7 @@ class Translator:
 
     @staticmethod
     def shape(node: fx.Node) -> tuple[Size, ...]:
-        """Return the shape of a node's value; for a list of tensors, that of the first."""
+        """Return the shape of a node's value; for a list of tensors, of the first tensor."""
         value = node.meta["val"]
         value = value[0] if isinstance(value, tuple | list) else value
         return tuple(expression(size) for size in value.shape)

@@ -78,7 +78,7 @@ def _roots(graph: fx.Graph) -> Mapping[fx.Node, fx.Node]:
 def _made(
     graph: fx.Graph, roots: Mapping[fx.Node, fx.Node], known: Collection[fx.Node]
 ) -> set[fx.Node]:
-    """Return `known`, their views, and the nodes that compute sizes from these.
+    """Return `known`, the nodes whose values are views of them, and the nodes that compute sizes.
 
     PyTorch can create all of these values without computing elements.
     """

@@ -282,7 +282,7 @@ class ComputeLowering:
     def _masked_accumulator(
         self, combiner: Combiner | Fold, accesses: Accesses, points: Points
     ) -> Callable[[Partial, Point], Partial]:
-        """Return a function like that of `_accumulator`, for vectors with unused lanes.
+        """Return a function like the result of `_accumulator`, for vectors with unused lanes.
 
         The vectors lie along a reduction axis; the unused lanes are replaced by the neutral
         element.

@@ -51,7 +51,7 @@ class Context:
     def lanes(self) -> int:
         """Number of lanes of vectors whose lanes are combined at the end of a reduction.
 
-        It is the target's number of float32 lanes, whatever the type.
+        It is the target's number of float32 lanes, for every element type.
         """
         return self.emitter.target.lanes(DType.FLOAT32)
 

@@ -28,7 +28,7 @@ def has_deinterleaving_loads(target: Target) -> bool:
 def paired_vectors(points: Sequence[Point], access: Access) -> dict[Place, Place]:
     """Find pairs of vectors that consist of the even and the odd elements of the same memory.
 
-    The result maps the place of the second vector of each pair to that of the first. (A place
+    The result maps the place of the second vector of each pair to the place of the first. (A place
     identifies an element: its byte offset and the other differences between points.) Each vector
     belongs to at most one pair. Points out of bounds are ignored.
     """

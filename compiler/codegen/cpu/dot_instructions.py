@@ -6,10 +6,11 @@ on every target, without intermediate saturation. The first available method is 
 
 1. A dot-product instruction for the two types.
 2. For 8-bit types, an instruction for the other signedness of one operand. The lower seven bits
-have the same value in both types, and bit 7 the opposite one. The products with bit 7 are therefore
-computed separately and subtracted.
+have the same value in both types, and bit 7 has opposite values. The products with bit 7 are
+therefore computed separately and subtracted.
 3. For 8-bit types, an instruction that requires seven-bit values in one operand. The products with
-bit 7 are computed separately, as those with 0 or 1, and shifted left by seven.
+bit 7 are computed separately: bit 7 is moved to bit 0 before the product, and the product is
+shifted left by seven.
 4. Widening multiplications of int16 vectors by a scalar (`vwmacc.vx`), for one element of the group
 at a time.
 5. For 8-bit types, conversion to groups of int16: first of the even elements, then of the odd ones.

@@ -53,7 +53,7 @@ def of_bits(emitter: Emitter, whole: Value, dtype: DType) -> Value:
 
 
 def extended(emitter: Emitter, value: Value) -> Value:
-    """Convert a 16-bit float to float32, exactly."""
+    """Emit the conversion of a 16-bit float to float32, which is exact."""
     number = _Bits(emitter, _cast(emitter, "zext", bits(emitter, value), DType.UINT32))
     if value.dtype is DType.BFLOAT16:
         return number("shl", 16).number

@@ -69,9 +69,10 @@ def _parallel_loops(stage: Stage) -> tuple[For, ...]:
 
 
 def _shared_tiles(loop: For) -> int:
-    """Return the number of tiles of a parallel loop, times those of its directly nested loop.
+    """Return the number of tiles that threads share in a parallel loop.
 
-    Only a nested loop that is parallel counts, and so on inwards.
+    If the loop's body is another parallel loop, the numbers of tiles of the two loops are
+    multiplied, and so on.
     """
     own = sum(segment.count for segment in _loop_segments(loop))
     inner = _parallel_inside(loop)

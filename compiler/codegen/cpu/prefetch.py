@@ -1,15 +1,15 @@
 """Software prefetch of cache lines.
 
-Each step of the innermost loop prefetches the weights at a fixed distance after those it reads. If
-the register tile reads the same weights, a panel, in several passes, each pass prefetches a part of
-the next panel:
+Each step of the innermost loop prefetches the weights that lie a fixed distance after the weights
+that it reads. If the register tile reads the same weights (a panel) in several passes, each pass
+prefetches a part of the next panel:
 
-    a panel of 4096 bytes, read in P passes of 64 steps: pass p prefetches, at step s, the byte
-    4096 + p * (4096 / P) + s * (64 / P) after the first of them
+    a panel of 4096 bytes, read in P passes of 64 steps: at step s, pass p prefetches the byte at
+    offset 4096 + p * (4096 / P) + s * (64 / P) from the start of the panel
 
 The memory then has the time of all passes to deliver the next panel. Hardware prefetchers fetch a
-stream during the first pass only: this pass waits for the memory, and the memory is idle during the
-others. P may be a dynamic size: the quotients are then computed once, before all passes.
+panel only during the first pass. This pass then waits for the memory, and the memory is idle during
+the other passes. P may be a dynamic size: the quotients are then computed once, before all passes.
 """
 
 from __future__ import annotations
@@ -54,7 +54,9 @@ does not state it: nothing has prefetched the first panel."""
 def prefetch(
     context: Context, compute: Compute, accesses: Accesses, points: Sequence[Point]
 ) -> None:
-    """Emit prefetches of the cache lines `compute.prefetch` bytes after those that the points read.
+    """Emit prefetches for the points of a register tile.
+
+    The prefetched cache lines lie `compute.prefetch` bytes after the lines that the points read.
 
     Weights and vectors of inputs are prefetched. If the same weights (a panel) are read in several
     passes (`compute.passes`), each pass prefetches its part of the next panel instead.

@@ -99,7 +99,7 @@ def pairs(
 
 
 def vector_pairs(emitter: Emitter, access: Access, points: Points) -> dict[int, int]:
-    """Map the offset of a vector to that of the next one, if one instruction may load the two."""
+    """Map the offset of each vector to that of the vector after it, if one load reads the two."""
     target = emitter.target
     takes_pairs = target.lane_factors > 1 and access.is_vector and access.contiguous
     known = access.base is not None and not any(is_dynamic(stride) for _, stride in access.unrolled)

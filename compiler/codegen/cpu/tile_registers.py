@@ -92,7 +92,7 @@ class RegisterMatrices:
     def begin(self, points: Points) -> None:
         """Emit instructions that set the shapes of the tile registers and all sums to zero.
 
-        `points` are those of the axes that are not reduced.
+        `points` are the points of the axes that are not reduced.
 
         Raises:
             ScheduleError: if the tile does not fit into the registers.

@@ -1,4 +1,4 @@
-"""Transposition of square tiles in registers."""
+"""Transposition of square blocks of elements in vector registers."""
 
 from __future__ import annotations
 

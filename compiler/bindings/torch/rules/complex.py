@@ -1,4 +1,4 @@
-"""Translation rules of operators on complex tensors, which become pairs of real ONNX values.
+"""Translation rules to ONNX for operators on complex tensors, which become pairs of real values.
 
 A pair holds the real and the imaginary parts. An operator that only moves or sums elements is
 applied to each value of the pair. A Fourier transform becomes a product with a constant matrix,

@@ -1,4 +1,4 @@
-"""Translation rules of ATen operators that create tensors, such as `full` and `arange`."""
+"""Translation rules to ONNX for ATen operators that create tensors, such as `full` and `arange`."""
 
 from __future__ import annotations
 

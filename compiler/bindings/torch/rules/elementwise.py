@@ -1,4 +1,4 @@
-"""Translation rules of elementwise ATen operators."""
+"""Translation rules to ONNX for elementwise ATen operators."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Translation rules of elementwise functions that ONNX lacks, to several ONNX operators each."""
+"""Translation rules for elementwise ATen functions that ONNX lacks, to several ONNX operators."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Translation rules of ATen's gather and scatter operators."""
+"""Translation rules to ONNX for ATen's gather and scatter operators."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Translation rules of ATen's normalisations and softmax, for inference."""
+"""Translation rules to ONNX for ATen's normalisations and softmax, for inference."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Translation rules of ATen's pooling and image resizing."""
+"""Translation rules to ONNX for ATen's pooling and image resizing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Translation rules of ATen's matrix products, convolutions and attention."""
+"""Translation rules to ONNX for ATen's matrix products, convolutions and attention."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Translation rule of recurrent layers: an LSTM becomes ONNX's LSTM.
+"""Translation rule to ONNX for recurrent layers: an LSTM of PyTorch becomes ONNX's LSTM.
 
 PyTorch decomposes other recurrent layers into elementary operators.
 """

@@ -1,4 +1,4 @@
-"""Translation rules of ATen's reductions, extrema and sorting."""
+"""Translation rules to ONNX for ATen's reductions, extrema and sorting."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Translation rules of ATen operators that only move elements."""
+"""Translation rules to ONNX for ATen operators that only move elements."""
 
 from __future__ import annotations
 
