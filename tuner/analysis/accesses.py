@@ -67,12 +67,12 @@ _COSTS: Mapping[Operation, float] = {
 
 @dataclass(frozen=True, slots=True)
 class ExprFacts:
-    """The work of evaluating an expression once.
+    """The loads and the arithmetic of one evaluation of an expression.
 
     Attributes:
-        loads: the loads, equal ones once.
+        loads: the distinct loads of the expression.
         counts: the number of operations of each kind, in the order of KINDS.
-        cost: the cost of all operations, in floating-point additions.
+        cost: the total cost of the operations, in units of a floating-point addition.
     """
 
     loads: tuple[Load, ...]
@@ -82,9 +82,10 @@ class ExprFacts:
 
 @memo(4096)
 def expression_facts(expr: Expr) -> ExprFacts:
-    """Collect the loads of an expression and count its operations; equal subtrees count once.
+    """Collect the loads of an expression and count its operations.
 
-    Integer operations count as INTEGER, except comparisons and logical operations (COMPARE).
+    Equal subexpressions are counted once. Integer operations count as INTEGER, except comparisons
+    and logical operations, which count as COMPARE.
     """
     counts = dict.fromkeys(KINDS, 0.0)
     loads: list[Load] = []
@@ -111,20 +112,20 @@ coefficient."""
 
 @dataclass(frozen=True, eq=False)
 class Form:
-    """The index pattern of an access to a tensor, without constant offsets.
+    """The index expressions of a load or store, without their constant offsets.
 
     Accesses that differ only in constant offsets, such as the taps of a stencil, share one form.
-    Equal forms are one object, so results can be cached by form.
+    Equal forms are the same object, so results can be cached by form.
 
     Attributes:
-        axes: the axes on which the address depends.
+        axes: the loop axes on which the address depends.
         order: the axes of the index in the order of their first use; determines `numbers`.
         dims: the extent and the index terms of each dimension of the tensor.
-        moving: the entries of `dims` that have terms.
+        moving: the entries of `dims` whose index depends on an axis.
         is_indirect: whether a part of the index is itself loaded from memory (a gather).
-        numbers: the position of each axis in `order`, by which the terms refer to it.
-        overlaps: whether the index of some dimension has several axes. Then different points may
-            read the same element, like the taps of a convolution window.
+        numbers: the position of each axis in `order`. Index terms refer to axes by this number.
+        overlaps: whether the index of some dimension has several axes. Then different iterations
+            may read the same element, as adjacent windows of a convolution do.
     """
 
     tensor: Tensor
@@ -142,32 +143,32 @@ class Form:
         object.__setattr__(self, "overlaps", any(len(terms) > 1 for _, terms in self.moving))
 
     def touched(self, sizes: Mapping[Axis, int]) -> float:
-        """Return the bytes in the bounding box of the accesses while each axis runs over its size.
+        """Return the bytes in the bounding box of all elements accessed by a block of iterations.
 
-        `sizes` maps axes to numbers of positions; a missing axis has its whole extent. For indirect
-        accesses, return the bytes of the whole tensor.
+        `sizes` is the shape of the block: the number of iterations along each axis. An axis that it
+        lacks has its full extent. For indirect accesses, return the bytes of the whole tensor.
         """
         return _touched(self, self._sizes(sizes))
 
     def touched_by(self, sizes: tuple[int, ...]) -> float:
-        """Return the same number of bytes as `touched`, for sizes in the order of the axes.
+        """Return the result of `touched` for a block given as a tuple instead of a mapping.
 
-        `sizes` has the number of positions along each axis in `numbers`.
+        `sizes` is the number of iterations along each axis, in the order of `numbers`.
         """
         return _touched(self, sizes)
 
     def places(self, points: tuple[tuple[int, int], ...]) -> int:
-        """Return the number of distinct elements that a grid of points accesses.
+        """Return the number of distinct elements accessed from a regular grid of iterations.
 
-        `points` has the number of points and their distance along each axis, in the order of
-        `numbers`.
+        For each axis, in the order of `numbers`, `points` has the number of grid points along the
+        axis and the distance between neighbouring points.
         """
         return _places(self, points)
 
     def axes_beside(self, axis: Axis) -> frozenset[Axis]:
-        """Return the other axes that share an index expression with `axis`.
+        """Return the other axes that appear with `axis` in the index of a tensor dimension.
 
-        Two axes share one if both appear in the index of the same dimension of the tensor.
+        For a convolution that reads row `y + ky`, the result for `ky` is `y`.
         """
         number = self.numbers.get(axis)
         moved = [{n for n, *_ in terms} for _, terms in self.moving]
@@ -175,9 +176,10 @@ class Form:
         return frozenset(other for other, n in self.numbers.items() if n in beside) - {axis}
 
     def lines(self, sizes: Mapping[Axis, int]) -> float:
-        """Return the number of cache lines touched while each axis runs over its size.
+        """Return the number of cache lines touched by a block of iterations.
 
-        Each contiguous run of elements is rounded up to whole lines.
+        `sizes` is the shape of the block, as for `touched`. Each contiguous run of elements is
+        rounded up to whole lines.
         """
         return _lines(self, self._sizes(sizes))
 
@@ -233,7 +235,11 @@ def _lines(form: Form, sizes: tuple[int, ...]) -> float:
 
 
 def _reach(extent: int, terms: tuple[FormTerm, ...], sizes: tuple[int, ...]) -> int:
-    """Return the number of positions of a dimension from the first to the last one touched."""
+    """Return how many indices of a dimension lie between the smallest and the largest index used.
+
+    Both are included. `extent` is the size of the dimension, `terms` is its index expression, and
+    `sizes` are the iterations along each axis.
+    """
     reach = 1
     for number, divisor, coefficient in terms:
         reach += coefficient * ((sizes[number] - 1) // divisor)
@@ -242,9 +248,10 @@ def _reach(extent: int, terms: tuple[FormTerm, ...], sizes: tuple[int, ...]) -> 
 
 @dataclass(frozen=True, eq=False)
 class MemoryAccess:
-    """A load or a store in memory, with its `Form`.
+    """A load from memory or a store to memory, with its `Form`.
 
-    A store is represented by a load of its target.
+    A store is represented by a `Load` of the element that it writes. `axes` are the loop axes on
+    which the address depends.
     """
 
     load: Load
@@ -253,16 +260,20 @@ class MemoryAccess:
     axes: frozenset[Axis]
 
     def step(self, axis: Axis) -> int:
-        """Return the distance in bytes between the elements at positions 0 and 1 of an axis.
+        """Return the stride of the address along an axis, in bytes.
 
-        It is 0 if the address does not depend on the axis.
+        The stride is measured from position 0 to position 1 of the axis. It is 0 if the address
+        does not depend on the axis.
         """
         return _byte_step(self.load, axis)
 
 
 @memo(16384)
 def access(load: Load) -> MemoryAccess | None:
-    """Analyse the address of a load. Return None if it reads a register or a constant table."""
+    """Analyse the address of a load; return None if the load does not read memory.
+
+    Loads of registers and of constant tables, whose values are part of the code, do not.
+    """
     if load.tensor.space is not Space.MEMORY:
         return None
     axes = load_axes(load)
@@ -288,7 +299,7 @@ _form = memo(16384)(Form)
 
 @memo(16384)
 def load_axes(load: Load) -> frozenset[Axis]:
-    """Return the axes on which the address of a load depends."""
+    """Return the loop axes on which the address of a load depends."""
     return frozenset(axis for index in load.index for axis in index.axes())
 
 
@@ -305,10 +316,10 @@ def forms_by_tensor(accesses: Iterable[MemoryAccess]) -> dict[str, dict[Form, No
 
 @memo(16384)
 def alignment(load: Load, vector: Axis | None) -> int:
-    """Return the alignment in bytes that every address of the first vector lane has.
+    """Return the alignment in bytes that is guaranteed for every vector of a load.
 
-    It is at most the size of a cache line. `vector` is the axis that the lanes run along; None for
-    scalar code.
+    The address of a vector is that of its first lane. The result is at most the size of a cache
+    line. `vector` is the vectorised axis; None for scalar code.
     """
     axes = [axis for axis in load_axes(load) if axis != vector]
     return gcd(LINE_BYTES, _address(load, None, 0), *[_byte_step(load, axis) for axis in axes])

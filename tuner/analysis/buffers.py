@@ -30,15 +30,17 @@ class BufferUse:
     """The accesses of one statement to one tensor, and how it reuses the elements.
 
     Attributes:
+        name: the name of the tensor.
         bytes: bytes moved between registers and memory, repeated accesses included.
         unique_bytes: bytes of the distinct elements accessed.
-        unique_lines: cache lines of these elements.
-        reuse: the nearest kind of reuse.
+        unique_lines: number of cache lines that contain these elements.
+        reuse: LOOP if a loop around the statement accesses the same elements in each iteration;
+            SERIAL if only an earlier statement accesses the tensor; otherwise NONE.
         distance_iterations: executions of the register tile between two accesses to one element.
         distance_bytes: bytes of all tensors touched between the two accesses.
         reuse_count: number of accesses to each element.
-        lane_step: bytes from one lane to the next (0: broadcast) in the access that is executed
-            most often.
+        lane_step: distance in bytes between neighbouring vector lanes (0: broadcast), in the access
+            that is executed most often.
     """
 
     name: str
@@ -57,9 +59,9 @@ class BufferUse:
 
 @memo(2048)
 def uses_in_loops(statement: ComputeCosts, most: int) -> tuple[BufferUse, ...]:
-    """Return the uses of the `most` tensors with the most traffic, largest first.
+    """Describe how a statement uses the `most` tensors with the most traffic, largest first.
 
-    Only reuse by the statement's own loops is found; `after_others` adds reuse after earlier
+    Only reuse in the statement's own loops is found; `after_others` adds reuse of data from earlier
     statements.
     """
     tensors: dict[str, list[Use]] = {}
@@ -71,10 +73,10 @@ def uses_in_loops(statement: ComputeCosts, most: int) -> tuple[BufferUse, ...]:
 
 
 def after_others(use: BufferUse, found: Sequence[PlacedCompute], number: int) -> BufferUse:
-    """Return a use with SERIAL reuse if no loop reuses the tensor but an earlier statement does.
+    """Set the reuse of `use` to SERIAL if an earlier statement accesses the same tensor.
 
-    Otherwise the use is returned unchanged. `found` are the statements of the nest in program
-    order, and `number` is the position of the statement that `use` belongs to.
+    A use that already has LOOP reuse is returned unchanged. `found` are the statements of the nest
+    in program order, and `number` is the position of the statement that `use` belongs to.
     """
     earlier = _earlier(found, number, use.name) if use.reuse is Reuse.NONE else None
     if earlier is None:
@@ -125,7 +127,10 @@ def _describe(statement: ComputeCosts, name: str, uses: Sequence[Use], moved: fl
 
 
 def _earlier(found: Sequence[PlacedCompute], number: int, name: str) -> int | None:
-    """Return the position of the last statement before `number` that touches the tensor."""
+    """Return the position of the last statement before `number` that accesses the tensor.
+
+    `name` is the tensor's name. Return None if no earlier statement accesses it.
+    """
     for place in range(number - 1, -1, -1):
         if any(forms[0].tensor.name == name for forms in found[place].statement.tensors):
             return place
@@ -133,8 +138,10 @@ def _earlier(found: Sequence[PlacedCompute], number: int, name: str) -> int | No
 
 
 def _between(found: Sequence[PlacedCompute], first: int, last: int) -> tuple[float, float]:
-    """Return executions and bytes from one statement to another in one iteration of their shared
-    loops.
+    """Return the reuse distance from statement `first` to statement `last` of a nest.
+
+    The result covers both statements and all statements between them, in one iteration of the loops
+    that enclose both: the executions of their register tiles, and the bytes that they touch.
     """
     shared = 0
     for ours, theirs in zip(found[first].path, found[last].path, strict=False):

@@ -1,8 +1,8 @@
-"""Cost counts of one `Compute` of a loop nest: trips, accumulators, operations, loads, bytes.
+"""Operation, load, store and byte counts of each `Compute` of a loop nest.
 
-The counts ignore partial tiles at loop ends: they are inputs of a cost model, not a simulation.
-Candidates of one workload have much in common, so equal nests, expressions and accesses are
-analysed once.
+The counts treat partial tiles at loop ends as full tiles. This is precise enough for the inputs of
+a cost model. Candidates of one workload have many nodes in common, so equal nests, expressions and
+accesses are analysed only once.
 """
 
 from __future__ import annotations
@@ -44,11 +44,13 @@ _FMA, _ADD, _MUL, _COMPARE = map(
 
 @dataclass(frozen=True, slots=True)
 class LoopLevel:
-    """A loop around or inside a statement, with its trip count and memory footprint.
+    """The trip count and the memory footprint of a loop around a statement.
+
+    The statement's register tile is represented as a loop with one iteration.
 
     Attributes:
-        trips: iterations of this loop alone.
-        footprint_bytes: bytes of all tensors touched by one execution of the whole loop.
+        trips: iterations of this loop alone, without those of outer loops.
+        footprint_bytes: bytes of all tensors touched by all iterations of the loop.
     """
 
     trips: int
@@ -62,8 +64,8 @@ class Use:
     Attributes:
         executions: number of executions in one run of the nest.
         lane_step: distance in bytes between neighbouring vector lanes; 0 for a broadcast.
-        in_body: whether it belongs to the body; false in the initial value or the epilogue of a
-            reduction.
+        in_body: whether the access is executed in each step of a reduction. False for accesses of
+            the initial value and of the epilogue.
         alignment: guaranteed alignment in bytes of the first lane's address.
     """
 
@@ -77,19 +79,31 @@ class Use:
 
 @dataclass(frozen=True, eq=False)
 class ComputeCosts:
-    """Costs of one statement: a `Compute` with the loops around it.
+    """Costs of one statement (a `Compute` with the loops around it) in one run of its nest.
 
     Equal statements in equal loops share one object.
 
     Attributes:
-        operations: number of scalar operations.
-        vector_operations: instructions issued for these operations, weighted by cost.
-        counts: instructions by kind, in the order of `accesses.KINDS`.
-        operands: vectors that one step of the innermost reduction loads; they need registers in
+        operations: number of scalar operations, weighted by cost.
+        vector_operations: number of vector instructions for these operations, weighted by cost.
+        counts: unweighted number of vector instructions by kind, in the order of `accesses.KINDS`.
+        lanes: elements per vector; 1 for scalar code.
+        useful: fraction of the lanes whose results are needed.
+        accumulators: vectors that hold sums in registers during a reduction.
+        operands: vectors that one step of the innermost reduction loads. They need registers in
             addition to the accumulators.
-        is_extremum: whether the statement computes a maximum or minimum; each of its steps has an
-            additional comparison, which keeps a NaN.
+        points: vector operations of the register tile, unrolled reduction steps included.
+        reduce_trips: iterations of all reduction loops together.
+        outer_trips: executions of the register tile.
+        depth: number of loops around the statement, reduction loops included.
+        aliased_rows: rows of the register tile whose addresses differ by multiples of a page and
+            compete for the same sets of the L1 cache.
+        peeled: number of loops with peeled or unrolled tiles.
+        is_extremum: whether the statement computes a maximum or minimum of floats. Each reduction
+            step then has an additional comparison, which propagates NaN.
         ending: cost of one epilogue, in floating-point additions.
+        lane_reduction: whether the lanes of a vector are added up in the end.
+        parallel_tiles: number of iterations that can be distributed over threads.
         depth_groups: for a product in AMX tile registers, the number of element groups of the
             reduction axis in one row; otherwise 0.
     """
@@ -127,17 +141,20 @@ class ComputeCosts:
 
     @property
     def around(self) -> tuple[EnclosingLoop, ...]:
-        """The loops that remain in the code, innermost first, including reduction loops."""
+        """The loops around the register tile, innermost first, including reduction loops.
+
+        Unrolled reduction steps are part of the register tile.
+        """
         return self.loop_counts.around
 
     @property
     def loops(self) -> tuple[For, ...]:
-        """The loops around the `Compute`, outermost first, each without its body."""
+        """The `For` nodes around the `Compute`, outermost first, with empty bodies."""
         return self.loop_counts.loops.fors
 
     @property
     def tile(self) -> Mapping[Axis, int]:
-        """The size of each axis inside all loops: the shape of the register tile."""
+        """The shape of the register tile: how many positions of each axis one execution covers."""
         return self.loop_counts.tile
 
     @property
@@ -145,21 +162,24 @@ class ComputeCosts:
         """Return the bytes touched by one execution of the register tile and of each enclosing
         loop.
 
-        The first entry is for the tile; the others are for the loops in the order of `around`.
+        The first entry is for the tile; the others are for the loops of `around`, in their order.
         """
         return self.loop_counts.footprints(self.tensors)
 
     @cached_property
     def weight(self) -> float:
-        """Return the number of vector operations and loads, by which statements are ordered."""
+        """Return the number of vector operations and loads, with broadcasts.
+
+        Features describe the statements of a nest in decreasing order of this number.
+        """
         return self.vector_operations + self.vector_loads + self.broadcast_loads
 
     @cached_property
     def totals(self) -> tuple[float, float, float, float]:
-        """Return four counts for the features of a loop nest, which add them up over its computes.
+        """Return this statement's contribution to the first four features of TOTAL_COLUMNS.
 
-        They are the numbers of vector operations, of loads, of scattered accesses (loads and
-        stores), and of stores.
+        The four numbers are vector operations, vector and broadcast loads, scattered loads and
+        stores, and all stores.
         """
         return (
             self.vector_operations,
@@ -170,18 +190,18 @@ class ComputeCosts:
 
     @cached_property
     def spans(self) -> Mapping[Form, tuple[float, ...]]:
-        """For each form of accesses, the bytes that it touches.
+        """For each access form, the bytes touched by the register tile and by each enclosing loop.
 
-        They are in the order of `ComputeCosts.footprints`: per run of the register tile, then of
-        each enclosing loop.
+        The entries have the order of `ComputeCosts.footprints`: one execution of the tile first,
+        then one execution of each loop, innermost first.
         """
         return {form: self.loop_counts.span(form) for forms in self.tensors for form in forms}
 
     @cached_property
     def levels(self) -> tuple[LoopLevel, ...]:
-        """Return the register tile as a level of one trip, then each loop with several iterations.
+        """Return a level for the register tile, followed by the loops around it, innermost first.
 
-        The loops are ordered innermost first.
+        The tile has one trip. Loops with a single iteration are left out.
         """
         found = [LoopLevel(1, self.footprints[0])]
         for loop, footprint in zip(self.around, self.footprints[1:], strict=True):
@@ -192,13 +212,14 @@ class ComputeCosts:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PlacedCompute:
-    """A statement and its position in a nest.
+    """A statement, its position in a nest, and two properties that its costs leave out.
 
     Attributes:
+        statement: the costs, which depend on neither `prefetches` nor `in_program_order`.
         path: the position of each enclosing loop among its siblings, outermost first.
-        prefetches: whether the code prefetches weights. `statement` ignores it.
+        prefetches: whether the code prefetches weights.
         in_program_order: whether the points of the register tile are computed in program order
-            instead of the greedy order. `statement` ignores it.
+            instead of the greedy order, which minimises new loads.
     """
 
     statement: ComputeCosts
@@ -227,7 +248,11 @@ def _in_loops(
 
 
 def _visit(node: Node, path: tuple[int, ...], loops: EnclosingLoops) -> tuple[PlacedCompute, ...]:
-    """Return the statements of a node; `path` ends with the position of the node itself."""
+    """Return the statements in a node of the nest, in program order.
+
+    `path` is the position of each enclosing loop among its siblings, followed by the position of
+    the node. `loops` are the enclosing loops.
+    """
     while True:
         match node:
             case Compute():
@@ -247,15 +272,19 @@ _remembered = memo(1024)(_visit)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Facts:
-    """Work of a `Compute` at one point, independent of its loops and tiles.
+    """The part of a statement's costs that depends only on its expressions, not on loops and tiles.
 
-    Each load has its access, its step along the axis `vector`, whether it is in the body, the axes
-    of the output that it depends on, and the alignment of its first lane. Each store has its
-    access, step and alignment. `body` counts the instructions of one reduction step by kind, and
-    `ending` those of one epilogue; `body_cost` and `ending_cost` weight these instructions by cost.
-    `density` is the fraction of the steps for which code is generated: steps that multiply by a
-    zero of a constant matrix are skipped. Along the axes in `aliased`, the distance between
-    neighbouring elements is a multiple of a page.
+    Attributes:
+        density: fraction of the reduction steps for which code is generated. Steps that multiply by
+            a zero of a constant matrix are skipped.
+        loads: for each load, its access, its stride in bytes along `vector`, whether it is in the
+            body, the axes of the output that it depends on, and its alignment in bytes.
+        stores: for each store, its access, stride and alignment.
+        body: the instructions of one reduction step by kind.
+        body_cost: the cost of these instructions, in floating-point additions.
+        ending: the instructions of one epilogue by kind.
+        ending_cost: the cost of these instructions.
+        aliased: the axes along which neighbouring elements are a multiple of a page apart.
     """
 
     vector: Axis | None
@@ -282,10 +311,10 @@ def _facts(
     combiner: Combiner | Fold | None,
     group: int,
 ) -> _Facts:
-    """Collect the work of a statement at one point.
+    """Analyse the expressions of a statement: its loads, its stores and its instruction counts.
 
-    `group` is the number of elements of each load of the body that a dot-product instruction takes
-    as one operand; 1 without such an instruction.
+    `group` is the number of adjacent elements of each factor that a dot-product instruction
+    multiplies and adds, such as 4 for int8; 1 without such an instruction.
     """
     combines = combiner is not None
     is_extremum = combiner in (Combiner.MAX, Combiner.MIN) and body.dtype.is_float
@@ -344,7 +373,10 @@ def _facts(
 
 
 def _density(loads: Iterable[Load]) -> float:
-    """Return the fraction of nonzero elements in the constant matrices; zeros generate no code."""
+    """Return the fraction of nonzero elements in the constant matrices among the loads.
+
+    The code generator emits no multiplication by a constant zero.
+    """
     share = 1.0
     for load in loads:
         if load.tensor.space is Space.CONSTANT:
@@ -372,7 +404,11 @@ def _cost_in(
     skips_padding: bool,
     depth_groups: int,
 ) -> ComputeCosts:
-    """Compute the costs of a statement; its position and other statements do not matter."""
+    """Combine the analysis of a statement's expressions with the trip counts of its loops.
+
+    `joined` are the reduction axes whose points have separate accumulators (`Compute.partial`).
+    `depth_groups` is the attribute of `ComputeCosts`.
+    """
     counts, output_axes, outer = counted.counts, facts.output_axes, counted.outer_trips
     points = prod(counts.values()) * counted.reduce_unroll
     spatial = counted.points_along(output_axes)

@@ -46,8 +46,11 @@ _BEHIND_CACHES = slice(len(CORE_PARTS), len(PARTS))
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """Estimated seconds of one run of a nest, and the cycles of each of PARTS summed over all
-    threads.
+    """The estimated time of one run of a nest.
+
+    Attributes:
+        seconds: the estimated time.
+        parts: the cycles of each entry of PARTS, summed over all statements and threads.
     """
 
     seconds: float
@@ -55,7 +58,7 @@ class Estimate:
 
     @property
     def core_cycles(self) -> float:
-        """Cycles of the core alone, without the traffic behind the first-level cache."""
+        """The cycles that the run would take if all data were in the first-level cache."""
         return sum(self.parts[_CORE])
 
 
@@ -84,15 +87,16 @@ def estimate_nest(
 def _cost(
     statement: ComputeCosts, in_program_order: bool, machine: Machine, threads: int
 ) -> tuple[float, tuple[float, ...]]:
-    """Return the cycles of a statement on the busiest thread, and its cycles on all threads by
-    PARTS.
+    """Return the cycles of a statement on the busiest thread, and its cycles on all threads.
+
+    The latter are divided into PARTS.
     """
     parts = (*_core(statement, in_program_order, machine), *_behind(statement, machine))
     return _with_memory(statement, parts) * _share(statement, threads), parts
 
 
 def _core(statement: ComputeCosts, in_program_order: bool, machine: Machine) -> list[float]:
-    """Return the core cycles of one statement over all its loops, in the order of CORE_PARTS."""
+    """Return the core cycles of a statement in one run of the nest, in the order of CORE_PARTS."""
     core = [0.0] * len(CORE_PARTS)
     counted = statement.loop_counts
     tile = RegisterTile(statement, in_program_order, machine)
@@ -104,7 +108,7 @@ def _core(statement: ComputeCosts, in_program_order: bool, machine: Machine) -> 
 
 @memo(4096)
 def _behind(statement: ComputeCosts, machine: Machine) -> list[float]:
-    """Return the cycles of one statement's memory traffic, cache by cache."""
+    """Return the cycles in which a statement's data pass from behind each cache, nearest first."""
     sizes = tuple([cache.bytes for cache in machine.caches])
     return [
         moved / cache.bytes_per_cycle_behind
@@ -113,12 +117,12 @@ def _behind(statement: ComputeCosts, machine: Machine) -> list[float]:
 
 
 def traffic(statement: ComputeCosts, cache_bytes: Sequence[int]) -> tuple[float, ...]:
-    """Return, for each cache size, the bytes that one run of the nest fetches from beyond the
-    cache.
+    """Return, for each cache size, the bytes of a statement's accesses that miss such a cache.
 
     A loop that reuses a tensor fetches it again in each iteration, unless everything that its body
-    touches fits into the cache. If the whole nest fits into the first cache, all entries are 0,
-    because its data stay cached between runs. No entry exceeds the bytes loaded and stored.
+    touches fits into the cache. If the data of the whole statement fit into the first cache, all
+    entries are 0, because the data stay cached between runs. No entry exceeds the bytes that the
+    statement loads and stores.
     """
     footprints = statement.footprints
     if footprints[-1] <= cache_bytes[0]:
@@ -146,7 +150,10 @@ def _share(statement: ComputeCosts, threads: int) -> float:
 
 
 def _with_memory(statement: ComputeCosts, parts: Sequence[float]) -> float:
-    """Return the combined cycles of core and memory, which overlap."""
+    """Return the cycles of a statement, whose core work and memory traffic overlap.
+
+    `parts` are its cycles in the order of PARTS.
+    """
     waiting = 1 + statement.footprints[0] / LINE_BYTES / _BURST_LINES
     near, *far = parts[_BEHIND_CACHES]
     cycles = _joined(sum(parts[_CORE]), near * waiting, _BESIDE_LEVEL1)

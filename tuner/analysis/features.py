@@ -240,10 +240,10 @@ class FeatureExtractor:
 
     Attributes:
         timings: records the time of the analysis, under "features".
-        stopped: once it returns true, uncached schedules are not analysed, so that ranking ends
-            soon.
+        stopped: returns whether the run is ending. Schedules that are not cached are then no longer
+            analysed, so that the search returns soon.
         effort: fraction of the usual number of candidates that the search ranks
-            (`tuner.limits.search_effort`).
+            (`tuner.limits.search_effort`). The extractor only passes it on to the search.
     """
 
     timings: Timings | None = None
@@ -268,7 +268,7 @@ class FeatureExtractor:
 
     @property
     def points(self) -> Sequence[SizePoint]:
-        """The sizes at which nests are analysed."""
+        """The sizes of the workload's open dimensions at which its nests are analysed."""
         return self._points
 
     def row(self, schedule: Schedule) -> np.ndarray | None:
@@ -287,17 +287,18 @@ class FeatureExtractor:
             return row
 
     def estimated_seconds(self, schedule: Schedule) -> float | None:
-        """Return the seconds estimated by `tuner.analysis.estimate`; None if `row` returns None.
+        """Return the time of a schedule as estimated by `tuner.analysis.estimate`, in seconds.
 
-        With open sizes, it is the sum over the points, each times `SizePoint.weight`.
+        With open sizes, this is the sum of the times at all points, weighted by `SizePoint.weight`.
+        Return None if `row` returns None for the schedule.
         """
         return None if self.row(schedule) is None else self._estimates[schedule]
 
     def rows(self, schedules: Sequence[Schedule]) -> tuple[list[Schedule], np.ndarray]:
-        """Return the schedules that have features, and the features in one float32 array.
+        """Return the features of several schedules as one float32 array, with these schedules.
 
-        The array has a row per schedule. A schedule without features is left out (`row` returns
-        None for it).
+        The array has one entry per returned schedule, with the shape that `row` returns. Schedules
+        for which `row` returns None are left out.
         """
         kept, rows = [], []
         for schedule in schedules:
@@ -341,7 +342,10 @@ class FeatureExtractor:
         return np.stack(rows) if self._points[0].sizes else rows[0]
 
     def _absolute(self, schedule: Schedule) -> list[_Absolute]:
-        """Return at each point the features of the nest alone, and its estimate."""
+        """Return the features and the estimate of a schedule's nest, one pair per size point.
+
+        The features are those of `nest_features`, without a comparison to the default schedule.
+        """
         nest = self._lower(schedule)
         found = []
         for point in self._points:
@@ -354,7 +358,12 @@ class FeatureExtractor:
 
 
 def _compared(ours: _Absolute, reference: _Absolute) -> np.ndarray:
-    """Return a row over COLUMNS: features of the nest alone, then relative to the default."""
+    """Return the values of all COLUMNS for a candidate, from the features of two nests.
+
+    `ours` is the candidate's nest, `reference` that of the task's default schedule. The row has the
+    candidate's features, then their differences from the default's, then its estimated time and
+    cycles relative to the default's.
+    """
     (mine, estimate), (theirs, default) = ours, reference
     size = len(_NEST_COLUMNS)
     cycles = default.core_cycles
@@ -369,11 +378,11 @@ def _log(value: float) -> float:
 
 @memo(4096)
 def _entered_bytes(statement: ComputeCosts) -> tuple[float, ...]:
-    """Return the bytes fetched from beyond a cache, for each size of CACHE_BYTES.
+    """Return the bytes fetched into a cache from the level behind it, for each of CACHE_BYTES.
 
-    The footprint of the outermost loop that fits into the cache is loaded each time the loop is
-    entered. Base models are trained on this column, so it must not change; `estimate.traffic` gives
-    a better count of the bytes moved.
+    The count assumes that the outermost loop whose data fit into the cache loads them each time it
+    is entered. Base models are trained on this column, so its formula must not change.
+    `estimate.traffic` counts more precisely.
     """
     around, footprints = statement.around, statement.footprints
     result = []
@@ -398,10 +407,11 @@ def _describe(found: Sequence[PlacedCompute], number: int, facts: TargetFacts) -
 def _own_columns(
     statement: ComputeCosts, registers: int
 ) -> tuple[list[float], list[float], list[tuple[BufferUse, list[float]]]]:
-    """Compute the columns of a statement that do not depend on the rest of its nest.
+    """Compute the feature columns of a statement that do not depend on the rest of its nest.
 
-    Returns three groups: the columns before `prefetches`, the columns after it, and the columns of
-    each buffer, computed as if no other statement preceded this one.
+    `registers` is the number of vector registers. Return three groups: the columns before the
+    column `prefetches`, the columns after it, and the columns of each described tensor, computed as
+    if no other statement preceded this one.
     """
     work = max(statement.vector_operations, 1.0)
     issued = max(sum(statement.counts), 1.0)
@@ -450,7 +460,11 @@ def _own_columns(
 
 
 def _intensities(statement: ComputeCosts) -> Iterable[float]:
-    """Yield operations per byte touched, sampled at even steps from the tile to all loops."""
+    """Yield the arithmetic intensity (operations per byte touched) of nested parts of a statement.
+
+    The CURVE samples, as logarithms, go from the register tile alone to all loops around it. They
+    are interpolated linearly between the loops.
+    """
     operations = statement.points * statement.lanes
     curve = []
     for level in statement.levels:
@@ -482,9 +496,9 @@ def _buffer(use: BufferUse) -> list[float]:
 
 
 def _totals(nest: LoopNest, found: Sequence[ComputeCosts], order: Sequence[int]) -> list[float]:
-    """Return the values of TOTAL_COLUMNS.
+    """Return the values of TOTAL_COLUMNS: the features that cover all statements of a nest.
 
-    `order` has the positions of the statements in `found`, heaviest first.
+    `order` has the positions of the statements in `found`, in decreasing order of their weight.
     """
     heaviest_first = [found[number] for number in order]
     totals = [*map(sum, zip(*[s.totals for s in heaviest_first], strict=True))]
@@ -505,6 +519,9 @@ def _totals(nest: LoopNest, found: Sequence[ComputeCosts], order: Sequence[int])
 
 @memo(256)
 def _algorithm(name: str) -> tuple[float, ...]:
-    """Hash an algorithm's name to bits; unlike `hash`, the checksum is equal in every process."""
+    """Hash an algorithm's name to ALGORITHM_BITS features, each 0 or 1.
+
+    The hash is a CRC, because Python's `hash` of a string differs between processes.
+    """
     digest = zlib.crc32(name.encode()) if name else 0
     return tuple(float(digest >> bit & 1) for bit in range(ALGORITHM_BITS))

@@ -1,7 +1,7 @@
-"""Trip counts of the loops and tiles of a `Compute`, independent of its expression.
+"""Trip counts of the loops around a `Compute` and sizes of its tiles.
 
-Candidates of one workload have many loops in common. Equal loops, and equal counts, are shared
-objects, so that the bytes of an access are computed once.
+They do not depend on the expression that the `Compute` evaluates. Candidates of one workload have
+many loops in common, so equal loops share one object, which caches the bytes of each access form.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from tilewright.tuner.analysis.accesses import Form
 
 @dataclass(frozen=True, slots=True)
 class EnclosingLoop:
-    """A loop around a statement that remains in the code.
+    """A loop around a statement, including reduction loops that are not unrolled.
 
     Attributes:
-        axis: the axis that the loop splits.
-        axes: this axis and those derived from it.
+        axis: the axis that the loop divides into tiles.
+        axes: `axis` and the axes that the loop defines from it (`For.lets`).
         trips: number of iterations.
-        extent: size of the axis before the split.
+        extent: number of positions of `axis` that the whole loop covers.
     """
 
     axis: Axis
@@ -44,12 +44,12 @@ class EnclosingLoop:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class EnclosingLoops:
-    """The loops around a node.
+    """The loops around a node of a loop nest.
 
     Attributes:
-        fors: the loops, outermost first, each without its body.
+        fors: the `For` nodes, outermost first, with empty bodies.
         around: the same loops as EnclosingLoop, innermost first.
-        sizes: size of each axis inside all of these loops.
+        sizes: number of positions of each axis that one iteration of the innermost loop covers.
     """
 
     fors: tuple[For, ...] = ()
@@ -90,14 +90,18 @@ class LoopCounts:
     """The loops and the register tile of a `Compute`.
 
     Attributes:
-        loops: the loops around the `Compute`.
-        around: all loops that remain in the code, innermost first, including reductions.
+        loops: the loops around the `Compute`, without reduction loops.
+        around: all loops around the register tile, innermost first, including reduction loops.
         reduce_levels: number of reduction loops in `around`.
         reduce_unroll: number of unrolled reduction steps.
-        tile: size of each axis inside all loops.
-        counts: number of points along each axis of the register tile.
-        lanes: vector lanes along the axis `vector`.
+        reduce_trips: iterations of all reduction loops together.
+        outer_trips: iterations of all other loops together.
+        parallel_tiles: iterations of the parallel loops together.
+        tile: number of positions of each axis that one execution of the register tile covers.
+        counts: number of points (scalars or vectors) along each axis of the register tile.
+        lanes: vector lanes along the axis `vector`; 1 without vectors.
         useful: fraction of the lanes whose results are needed.
+        vector: the vectorised axis; None for scalar code.
     """
 
     loops: EnclosingLoops
@@ -120,7 +124,7 @@ class LoopCounts:
     )
 
     def points_along(self, axes: frozenset[Axis]) -> int:
-        """Return the product of the register tile's `counts` over these axes."""
+        """Return the number of points of the register tile along the given axes together."""
         known = self._points.get(axes)
         if known is None:
             known = prod([count for axis, count in self.counts.items() if axis in axes])
@@ -128,9 +132,9 @@ class LoopCounts:
         return known
 
     def places(self, form: Form, fixed: tuple[Axis, ...] = ()) -> int:
-        """Return the number of distinct elements that the points of the register tile access.
+        """Return how many distinct elements the register tile accesses with a form.
 
-        Along the `fixed` axes, only one point is counted.
+        A vector counts as one element. Along the `fixed` axes, only one point is considered.
         """
         known = self._places.get((form, fixed))
         if known is None:
@@ -143,21 +147,25 @@ class LoopCounts:
         return known
 
     def overlap(self, form: Form) -> float:
-        """Return distinct elements per point of the register tile; below 1 if points share
-        elements.
+        """Return the distinct elements that the register tile accesses, divided by its accesses.
+
+        The result is below 1 if several points of the tile access the same element.
         """
         return self.places(form) / self.points_along(form.axes)
 
     @cached_property
     def innermost(self) -> frozenset[Axis]:
-        """Return the axes of the innermost loop with several iterations; empty without one."""
+        """Return the axes of the innermost loop that has several iterations.
+
+        The set is empty if no loop has several iterations.
+        """
         return next((loop.axes for loop in self.around if loop.trips > 1), frozenset())
 
     def trips_inside(self, form: Form) -> int:
-        """Return how many iterations access the same elements before a loop changes the address.
+        """Return how many consecutive iterations access the same elements with a form.
 
-        It is the product of the trips of all loops inside the innermost loop that the form depends
-        on.
+        This is the product of the trips of the innermost loops, up to the first loop that changes
+        the address.
         """
         inside = 1
         for loop in self.around:
@@ -168,10 +176,10 @@ class LoopCounts:
         return inside
 
     def span(self, form: Form) -> tuple[float, ...]:
-        """Return the bytes that accesses of a form touch in the register tile and in each loop.
+        """Return the bytes that a form touches in the register tile and in each enclosing loop.
 
-        The first entry is for one execution of the tile, the others for one execution of each loop
-        of `around`.
+        The first entry is for one execution of the tile. The others are for one complete execution
+        of each loop of `around`.
         """
         known = self._spans.get(form)
         if known is None:
@@ -179,11 +187,11 @@ class LoopCounts:
         return known
 
     def footprints(self, tensors: tuple[tuple[Form, ...], ...]) -> tuple[float, ...]:
-        """Return the bytes touched in all tensors by the register tile and by each loop.
+        """Return the bytes of all tensors that the register tile and each enclosing loop touch.
 
-        The first entry is for one execution of the tile, the others for one execution of each loop
-        of `around`. `tensors` has the forms of each tensor. Forms of one tensor mostly overlap, so
-        only the largest counts.
+        The first entry is for one execution of the tile. The others are for one complete execution
+        of each loop of `around`. `tensors` has the access forms of each tensor. The forms of one
+        tensor mostly touch the same elements, so only the form with the most bytes counts.
         """
         known = self._footprints.get(tensors)
         if known is None:
@@ -221,7 +229,7 @@ class LoopCounts:
 
     @cached_property
     def whole(self) -> Mapping[Axis, int]:
-        """Return the full size of each axis, before any loop splits it."""
+        """Return the full size of each axis, before loops divide it into tiles."""
         sizes = dict(self.tile)
         for loop in self.around:
             for axis, size in loop.sizes:
@@ -231,7 +239,7 @@ class LoopCounts:
 
 @memo(1024)
 def _level(axis: Axis, trips: int, extent: int) -> EnclosingLoop:
-    """Create a reduction loop."""
+    """Return an `EnclosingLoop` for a reduction loop; equal arguments give the same object."""
     return EnclosingLoop(axis, frozenset((axis,)), trips, extent)
 
 
@@ -239,7 +247,7 @@ def _level(axis: Axis, trips: int, extent: int) -> EnclosingLoop:
 def count_loops(
     loops: EnclosingLoops, reduce: tuple[Tile, ...], unroll: tuple[Tile, ...], vector: Axis | None
 ) -> LoopCounts:
-    """Count the trips and the tile sizes of a `Compute`.
+    """Count the iterations of the loops around a `Compute`, and the points of its register tile.
 
     Args:
         loops: the loops around the `Compute`.

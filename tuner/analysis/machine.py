@@ -1,4 +1,4 @@
-"""Model of one core for estimates: its registers, instruction throughput and caches."""
+"""A model of one CPU core for time estimates: registers, instruction throughput and caches."""
 
 from __future__ import annotations
 
@@ -25,16 +25,17 @@ class CacheLevel:
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """Model of one core for vectors of one width.
+    """A model of one CPU core that runs vector code of one vector width.
 
     Attributes:
         registers: number of vector registers.
-        operations: fused multiply-adds of whole vectors per cycle.
-        loads: loads of whole vectors per cycle.
-        stores: stores of whole vectors per cycle.
-        in_flight: reduction operations that the reorder buffer holds: half of its entries.
-        page_rows: number of rows at a distance of one page that the first-level cache holds at
-            once.
+        operations: throughput of fused multiply-adds, in vectors per cycle.
+        loads: throughput of loads, in vectors per cycle.
+        stores: throughput of stores, in vectors per cycle.
+        in_flight: number of reduction operations that the reorder buffer holds at once. Half of its
+            entries are assumed to be available for them.
+        page_rows: number of cache lines with addresses a multiple of a page apart that the
+            first-level cache holds at once.
         caches: the caches, from the first level to the third.
         core: the properties that do not depend on the vector width.
         tiles: the AMX tile registers; None if the core has none.
@@ -74,8 +75,8 @@ wait to retire take the rest."""
 def describe(facts: TargetFacts) -> Machine:
     """Build the model of a core from the properties of a target and a device.
 
-    If the device's caches are unknown, typical sizes for the core are used. A missing level gets
-    the size of the level before it.
+    If the device's caches are unknown, typical sizes for this type of core are used. A cache level
+    that the device lacks gets the size of the level before it.
     """
     core = facts.core
     sizes, ways = core.cache_bytes, core.level1_ways
@@ -101,5 +102,8 @@ def describe(facts: TargetFacts) -> Machine:
 
 
 def _rate(units: float, unit_bits: int, vector_bits: int) -> float:
-    """Return vectors per cycle; a vector wider than the unit takes several passes."""
+    """Return the vectors per cycle that execution units of a given width process.
+
+    A vector that is wider than a unit occupies the unit for several cycles.
+    """
     return units * min(1.0, unit_bits / vector_bits)

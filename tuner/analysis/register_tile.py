@@ -1,8 +1,8 @@
 """Core cycles of one execution of a statement's register tile, divided into parts.
 
-Operations, loads and dependency chains overlap, so the longest of the three dominates. Stores,
-starts and ends of tiles, reductions across lanes, and spills are added to it. The target gives the
-cost of each (`compiler.targets.families.CoreModel`).
+Operations, loads and dependency chains overlap, so the longest of the three dominates. The cycles
+of stores, of starts and ends of tiles, of reductions across lanes, and of register spills are added
+to this maximum. `compiler.targets.families.CoreModel` has the latencies and costs for each target.
 """
 
 from __future__ import annotations
@@ -38,12 +38,13 @@ the longest is not hidden completely."""
 
 @dataclass(frozen=True, slots=True)
 class TileCase:
-    """Executions of the register tile that have the same size.
+    """A group of executions of the register tile that all cover the same number of elements.
 
     Attributes:
-        count: number of these executions.
-        share: their size as a fraction of a full tile.
-        parts: the loops whose last, partial tile this is, each with the fraction of a full tile.
+        count: number of executions in the group.
+        share: size of the tile in these executions, as a fraction of a full tile.
+        parts: the loops along which the tile is partial, each with the covered fraction of its
+            step. The tile is partial in the last iteration of such a loop.
     """
 
     count: float
@@ -55,8 +56,8 @@ class TileCase:
 def cases(loops: EnclosingLoops, vector: Axis | None, lanes: int) -> list[TileCase]:
     """Divide the executions of a register tile into full tiles and partial tiles at loop ends.
 
-    Along the vectorised axis, the remaining elements have separate code with a partial vector. It
-    takes as long as a whole vector, or half as long if it fits into half a vector.
+    Along the vectorised axis, separate code processes the last, partial vector. This code takes as
+    long as for a whole vector, or half as long if the elements fit into half a vector.
     """
     found = [TileCase(1.0)]
     for loop, around in zip(loops.fors, reversed(loops.around), strict=True):
@@ -81,7 +82,11 @@ def cases(loops: EnclosingLoops, vector: Axis | None, lanes: int) -> list[TileCa
 
 
 class RegisterTile:
-    """Model of a statement's register tile: computes the cycles of one execution."""
+    """Estimates how many core cycles one execution of a statement's register tile takes.
+
+    An execution includes all reduction steps. `in_program_order` is the attribute of
+    `PlacedCompute`.
+    """
 
     def __init__(self, statement: ComputeCosts, in_program_order: bool, machine: Machine) -> None:
         self._statement = statement
@@ -92,7 +97,10 @@ class RegisterTile:
         self._window = _window(statement, in_program_order) if statement.is_reduction else None
 
     def parts(self, case: TileCase) -> tuple[float, ...]:
-        """Return the cycles of one execution and all its reduction steps, ordered as CORE_PARTS."""
+        """Return the cycles of one execution of a tile of size `case`, in the order of CORE_PARTS.
+
+        All reduction steps of the execution are included.
+        """
         statement, machine, core = self._statement, self._machine, self._machine.core
         if statement.depth_groups and machine.tiles is not None:
             return self._in_matrices(case, machine.tiles)
@@ -132,9 +140,10 @@ class RegisterTile:
         )
 
     def _in_matrices(self, case: TileCase, tiles: TileRegisters) -> tuple[float, ...]:
-        """Return `parts` for a product in AMX tile registers.
+        """Return the cycles of a matrix product in AMX tile registers, in the order of CORE_PARTS.
 
-        One row is loaded and multiplied at a time. The sums pass through memory to the epilogue.
+        The core loads and multiplies one row of a tile register at a time. The epilogue reads the
+        sums from memory, because vector instructions cannot read tile registers.
         """
         statement, machine, core = self._statement, self._machine, self._machine.core
         sums = statement.accumulators * case.share
@@ -158,7 +167,10 @@ class RegisterTile:
         )
 
     def _operands(self, case: TileCase) -> tuple[float, float]:
-        """Return shuffles that permute loaded elements, and cycles of the loads."""
+        """Return the number of shuffles that permute loaded elements, and the cycles of all loads.
+
+        Both are for one execution of a tile of size `case`.
+        """
         beyond = self._statement.aliased_rows * case.share - self._machine.page_rows - 2
         waiting = max(0.0, beyond) * self._machine.core.set_miss_cycles
         shuffles = cycles = 0.0
@@ -174,11 +186,11 @@ class RegisterTile:
 def _loads(
     statement: ComputeCosts, machine: Machine
 ) -> list[tuple[frozenset[Axis], float, float, float]]:
-    """Describe the loads of a full tile.
+    """Describe the loads in one execution of a full register tile.
 
     Each entry has the axes of a load, its number of executions, and the shuffles and cycles per
-    execution. An element that several points read is loaded once. Elements that do not change in
-    the inner loops are loaded before these loops, as far as registers are free.
+    execution. An element that several points of the tile read is loaded once. Elements that are
+    invariant in the inner loops are loaded before these loops if registers are free.
     """
     found = []
     counted, tiles = statement.loop_counts, statement.outer_trips
@@ -206,10 +218,10 @@ def _loads(
 
 
 def _vectors(statement: ComputeCosts, use: Use, machine: Machine) -> tuple[float, float]:
-    """Return the shuffles and cycles of one load along the lanes.
+    """Return the number of shuffles and the cycles that it takes to load one vector.
 
-    If the lanes have a small stride of n elements, n vectors are loaded and permuted into one.
-    Lanes with a larger stride are loaded one by one.
+    If neighbouring lanes are n elements apart and n is small, n vectors are loaded and permuted
+    into one. Lanes with a larger stride are loaded one by one.
     """
     stride = use.lane_step // use.access.element_bytes
     if 1 <= stride <= statement.lanes // 2:
@@ -219,7 +231,10 @@ def _vectors(statement: ComputeCosts, use: Use, machine: Machine) -> tuple[float
 
 
 def _stores(statement: ComputeCosts, machine: Machine) -> float:
-    """Return the stores of one execution of the tile, in units of a store within one cache line."""
+    """Return the cost of the stores in one execution of the tile.
+
+    The unit is the cost of a vector store that does not cross a cache-line boundary.
+    """
     stored = 0.0
     for use in statement.uses:
         if use.is_store:
@@ -229,8 +244,9 @@ def _stores(statement: ComputeCosts, machine: Machine) -> float:
 
 
 def _crossing(statement: ComputeCosts, use: Use) -> float:
-    """Return the fraction of a vector's possible addresses at which it crosses a cache-line
-    boundary.
+    """Return the probability that a vector access crosses a cache-line boundary.
+
+    All addresses with the guaranteed alignment are equally likely.
     """
     if use.lane_step == 0 or use.alignment == LINE_BYTES:
         return 0.0
@@ -239,10 +255,11 @@ def _crossing(statement: ComputeCosts, use: Use) -> float:
 
 
 def _spills(statement: ComputeCosts, case: TileCase, machine: Machine) -> float:
-    """Return the cycles for spilled accumulators: each reduction step loads and stores them.
+    """Return the cycles to spill accumulators that do not fit into the vector registers.
 
-    An outer product needs registers for a row of vectors and one broadcast in addition to the
-    accumulators. A vector that only one product needs does not occupy a register.
+    Each reduction step loads and stores every spilled accumulator. An outer product needs registers
+    for a row of vectors and for one broadcast, in addition to the accumulators. If each loaded
+    vector is used in one product only, a single register suffices for all of them.
     """
     kept = statement.operands if statement.operands < statement.accumulators else 1
     held = statement.accumulators * case.share + kept + 1
@@ -252,11 +269,15 @@ def _spills(statement: ComputeCosts, case: TileCase, machine: Machine) -> float:
 
 @dataclass(frozen=True, slots=True)
 class _Window:
-    """An unrolled convolution window whose points share elements.
+    """An unrolled convolution window in which several outputs read the same input elements.
 
-    The tile reads `places` distinct elements. `taps` is the number of taps along the outermost axis
-    whose taps share elements. `waiting` elements are read by one of these taps and again by the
-    next.
+    Attributes:
+        places: number of distinct input elements (or vectors) that the register tile reads.
+        taps: number of window positions along the outermost window axis along which neighbouring
+            outputs read the same elements.
+        waiting: number of elements that one of these window positions reads; the next position
+            reads most of them again.
+        in_program_order: the attribute of `PlacedCompute`.
     """
 
     places: int
@@ -267,12 +288,11 @@ class _Window:
     def spills(
         self, statement: ComputeCosts, case: TileCase, machine: Machine
     ) -> tuple[float, float]:
-        """Return the reload cycles and the number of stores that spills cause per execution of the
-        tile.
+        """Return the cycles of reloads and the number of stores that register spills cause.
 
-        A spilled accumulator goes to the stack once for each of `taps`. In program order, elements
-        that wait for the next tap occupy registers, too. The greedy order reads each element once
-        for all taps.
+        Both are for one execution of a tile of size `case`. A spilled accumulator is stored once
+        for each of `taps`. In program order, the elements that the next tap reads again occupy
+        registers, too. The greedy order uses each element for all taps when it is loaded.
         """
         accumulators = statement.accumulators * case.share
         saved = max(0.0, accumulators + 2 - machine.registers) * self.taps
@@ -288,7 +308,10 @@ class _Window:
 
 
 def _window(statement: ComputeCosts, in_program_order: bool) -> _Window | None:
-    """Return the window whose points share elements within the register tile; None without one."""
+    """Return the statement's convolution window if outputs of the register tile share its elements.
+
+    Return None if the statement has no such window.
+    """
     counted = statement.loop_counts
     for use in statement.uses:
         form = use.access.form
