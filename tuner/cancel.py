@@ -1,4 +1,4 @@
-"""Cooperative cancellation: one token, checked in every loop of the tuner."""
+"""Cooperative cancellation: tokens that the tuner's loops check regularly."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 
 class CancelToken:
-    """A cancellation flag that any thread can set; it is never cleared.
+    """A cancellation flag that any thread can set and that is never cleared.
 
     Attributes:
-        reason: the message to the user.
+        reason: why the work was cancelled, as a message to the user; empty until then.
     """
 
     def __init__(self) -> None:
@@ -18,7 +18,10 @@ class CancelToken:
         self.reason = ""
 
     def cancel(self, reason: str = "cancelled") -> None:
-        """Ask all holders of this token to stop. Only the first call sets `reason`."""
+        """Set the flag, so that the work that checks this token stops.
+
+        Only the first call sets `reason`.
+        """
         if not self._event.is_set():
             self.reason = reason
             self._event.set()
@@ -34,7 +37,7 @@ class CancelToken:
 
 @dataclass(frozen=True, slots=True)
 class AnyToken:
-    """A combination of tokens: it is cancelled as soon as one of them is."""
+    """A combination of several tokens, which is cancelled if at least one of them is."""
 
     tokens: tuple[CancelToken, ...]
 

@@ -1,6 +1,6 @@
-"""Events of a tuning run, for its progress display and its recording.
+"""Events that a tuning run emits, for progress displays and for recordings.
 
-Seconds of tasks and of the model are seconds per inference.
+The times of tasks and of the model are seconds per inference.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from tilewright.tuner.protocol.measurement import RecordKey, TuningRecord
 
 
 class Ended(StrEnum):
-    """The reason for which a run made no further trials."""
+    """Why a tuning run stopped making trials."""
 
     KNOWN = "known"
     """Every task had a record already."""
@@ -41,13 +41,16 @@ class TaskSnapshot:
 
     Attributes:
         count: number of occurrences of the task in the model.
-        from_store: whether the task already had a record, so that it needed no trial.
-        origins: number of candidates per strategy that suggested them, including candidates whose
-            code had been measured before.
-        best_origin: the strategy that suggested the fastest candidate.
-        relative: workload key of a task of the same family that is searched instead, or whose
-            record this task uses. Until the task's own finalists are compared, its seconds are
-            those of the relative.
+        trials: number of measured candidates; `failures` of them failed.
+        default_seconds, best_seconds: time of the default schedule and of the fastest schedule so
+            far; None until measured.
+        from_store: whether the task had a record when the run started, so that it needed no trial.
+        origins: number of candidates from each origin, such as a search strategy. Candidates whose
+            code had been measured before are included.
+        best_origin: the origin of the fastest candidate.
+        relative: workload key of a task of the same family that is searched instead of this one, or
+            whose record this task uses. Until the task's own finalists are compared, its seconds
+            are those of the relative. Empty if the task itself is searched.
     """
 
     name: str
@@ -65,15 +68,16 @@ class TaskSnapshot:
 
 @dataclass(frozen=True, slots=True)
 class TaskInputs:
-    """The stored data about a task with which a run starts.
+    """The data about a task that a run reads at its start, for a replay.
 
     Attributes:
         count: number of occurrences of the task in the model.
-        known_trials: number of its trials in the store, counted from the oldest.
-        incumbent: the record to beat.
+        known_trials: number of the task's trials in the store. The run uses this many, from the
+            oldest on.
+        incumbent: the task's present record, which new candidates have to beat; None without one.
         bound_seconds: lower bound of the time on this machine; 0: unknown.
         points: the sizes at which candidates are measured.
-        relative: a record of another task of its family.
+        relative: a record of another task of its family; None without one.
         scale: factor of the task's seconds (`Task.scale`).
     """
 
@@ -90,12 +94,13 @@ class TaskInputs:
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """Event: a run has started, and its tasks are known. Contains all inputs for a replay of the
-    run.
+    """Event: a run has started. It contains all inputs that a replay of the run needs.
 
     Attributes:
-        adopted: requests that an earlier process of the job sent and whose results this process
-            awaits, in the order of their numbers.
+        trials_total: the planned number of trials of all tasks.
+        inputs: the stored data about each task.
+        adopted: requests that an earlier process of the same job sent and whose results this
+            process awaits, in the order of their numbers.
     """
 
     tasks: tuple[TaskSnapshot, ...]
@@ -110,11 +115,13 @@ class Progress:
     """Event: a batch of candidates was measured.
 
     Attributes:
-        model_seconds: the sum over all tasks of the best known latency times the task's
-            occurrences; None until every task has a latency.
-        seconds_left: estimated time until the end of the run, including the finals.
-        forecast: the expected gain of more trials; None until every task has a latency.
-        task_gain: expected gain of one more minute of trials of this task alone, as a fraction of
+        task: the task of the batch.
+        model_seconds: the sum over all tasks of the best time times the task's occurrences in the
+            model; None until every task has a time.
+        seconds_left: estimated time until the end of the run, including the comparison of the
+            finalists.
+        forecast: the expected gain of more trials; None until every task has a time.
+        task_gain: expected gain if all trials of the next minute go to this task, as a fraction of
             the model's time; None if unknown.
     """
 
@@ -131,7 +138,7 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """Event: the finalists of a task were compared, and the winner became its record."""
+    """Event: the finalists of a task were compared, and the fastest became the task's record."""
 
     task: TaskSnapshot
     record: TuningRecord
@@ -139,8 +146,9 @@ class Recorded:
 
 @dataclass(frozen=True, slots=True)
 class Screened:
-    """Number of candidates measured in a run's screening, and the duration of the screening in
-    seconds.
+    """The extent of a run's screening, its first phase, in which all candidates are measured.
+
+    `candidates` is the number of candidates measured, and `seconds` the duration of the phase.
     """
 
     candidates: int
@@ -152,9 +160,13 @@ class Finished:
     """Event: the run has ended. It is also the return value of `tune`.
 
     Attributes:
+        records: the record of each of `tasks`; None for a task without one.
+        reason: a message to the user about the end of the run.
+        ended: why the run made no further trials.
         forecast: the expected gain of more trials when the screening ended.
         forecast_error: the accuracy of the run's forecasts.
-        journal: the order in which batches were sent and taken (see `tuner.pipeline`).
+        journal: the order in which batches were sent and their results processed
+            (`tuner.pipeline`), for a replay.
     """
 
     tasks: tuple[TaskSnapshot, ...]

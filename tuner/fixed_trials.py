@@ -1,6 +1,6 @@
-"""Measures given schedules once each, without a search.
+"""Measurement of given schedules, once each, without a search.
 
-The service uses it for the second measurement of records from workers' devices.
+The service measures records from workers' devices a second time in this way.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ POLL_SECONDS = 0.05
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """A list of schedules of one task, to be measured in one request.
+    """Schedules of one task to measure in one request.
 
     Attributes:
-        phase: if it is not screening, the first schedule is the incumbent, and each other schedule
-            is timed in pairs with it.
-        origin: the origin of the trials.
-        serial: part of the trials' ids, to distinguish repeated measurements
+        phase: the phase of the trials. In every phase but screening, the first schedule is the
+            incumbent, and each other schedule is timed alternately with it.
+        origin: the origin that the trials state.
+        serial: a part of the trials' ids that distinguishes repeated measurements
             (`measurement.trial_id`).
     """
 
@@ -59,7 +59,14 @@ class Wanted:
 
 @dataclass(slots=True)
 class FixedTrials:
-    """Measures given schedules as trials of the job `options.job_id`, and stores the trials."""
+    """Measures given schedules and stores the results as trials of the job `options.job_id`.
+
+    Attributes:
+        builder: compiles the candidates.
+        runner: measures them.
+        references: computes the inputs and the correct outputs of each task.
+        link: links the objects of a request into a library.
+    """
 
     builder: Builder
     runner: Runner
@@ -72,11 +79,11 @@ class FixedTrials:
         """Measure each schedule once, in order. Return the stored trials.
 
         A schedule that fails to build or run also gives a trial. Once `stopped` returns true,
-        pending builds and requests are cancelled. The iterator is advanced only when the builders
-        have room, so the caller may create tasks while earlier candidates are built.
+        pending builds and requests are cancelled. `wanted` may be a generator that creates its
+        tasks: the next entry is taken only when fewer than AHEAD builds are in progress.
 
         Raises:
-            CompilerError: if a task cannot be created; pending requests are cancelled first.
+            CompilerError: if `wanted` raises it. Pending builds and requests are cancelled first.
         """
         coming = iter(wanted)
         one = next(coming, None)
@@ -129,9 +136,9 @@ class FixedTrials:
     def _send(
         self, wanted: Wanted, built: Sequence[Built], prepared: Prepared
     ) -> tuple[MeasureRequest | None, list[Trial]]:
-        """Send the candidates that were built, and store trials for failed builds.
+        """Send the successfully built candidates to the runner, and store the other ones as trials.
 
-        Return the request, None without any candidate, and the stored trials.
+        Return the request and the stored trials. The request is None if no candidate was sent.
         """
         entries = [
             BuiltCandidate(self._trial_id(wanted, one.schedule), one, wanted.origin)

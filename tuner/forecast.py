@@ -6,10 +6,10 @@ and consecutive sorted times have equal expected distances. The next sample is a
 probability 1 / (n + 1) (Renyi 1962, the theory of records). So the sorted times give the expected
 gain of m more trials: scale * (1 / n - 1 / (n + m)).
 
-A search with a cost model finds the best candidates early, which the model ignores. Two factors
-correct for it. `freshness` lowers the expected gain as the fastest trial becomes older: to a half
-when eight times as many trials were made as up to that trial. `trust` is about the ratio of actual
-to expected gains in this run.
+A search with a cost model finds the best candidates early, unlike a random sample. Two factors
+correct for this difference. `freshness` lowers the expected gain as the fastest trial becomes
+older: if trial n is the fastest, the factor is a half after 8 n trials. `trust` is approximately
+the ratio of actual to expected gains in this run.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ STEPS = 48
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """A task's improvement so far, from which its expected gain is computed.
+    """The state of a task's search, from which the expected gain of more trials is computed.
 
     Attributes:
         weight: factor of the task's seconds in the time of the model.
@@ -78,8 +78,9 @@ class Curve:
     space: int = 0
 
     def gain(self, trials: int, more: int) -> float:
-        """Return the expected saving of `more` trials after the first `trials`, in seconds per
-        inference.
+        """Return how much time `more` trials are expected to save after `trials` trials.
+
+        The unit is seconds per inference.
         """
         if not self.open or more <= 0:
             return 0.0
@@ -113,7 +114,11 @@ class History:
         return self.fastest[0] if self.fastest else None
 
     def add(self, seconds: float | None, object_digest: str = "") -> None:
-        """Count a trial. `seconds` is None if it failed; only one time is kept for equal code."""
+        """Count a trial and record its time; `seconds` is None if the candidate failed.
+
+        Of several trials with the same object code, only the first time is recorded.
+        `object_digest` is the digest of the code; empty if unknown.
+        """
         self.trials += 1
         if seconds is None or (object_digest and object_digest in self.codes):
             return
@@ -123,17 +128,18 @@ class History:
         bisect.insort(self.fastest, seconds)
 
     def judge(self, expected: float, gained: float) -> None:
-        """Record the expected and the actual gain of a batch, both as fractions of the time.
+        """Record the expected and the actual gain of a batch, as fractions of the task's time.
 
-        The property `trust` compares them.
+        The property `trust` compares the two.
         """
         self.expected += expected
         self.gained += gained
 
     @property
     def trust(self) -> float:
-        """Return a factor for the expected gain: about the ratio of actual to expected gains so
-        far.
+        """Return approximately the ratio of actual to expected gains so far, at most MOST_TRUST.
+
+        Further expected gains are multiplied by this factor.
         """
         return min(MOST_TRUST, (DOUBT + self.gained) / (DOUBT + self.expected))
 
@@ -146,10 +152,11 @@ class History:
         return min(1.0, sqrt(2 * self.record_at / self.trials)) if self.trials else 1.0
 
     def own_scale(self) -> tuple[float, int]:
-        """Estimate the scale from the sorted times of this task alone.
+        """Estimate the scale of the task's curve from the sorted times of this task alone.
 
-        Return the scale as a fraction of the best time, and its weight: the number of distances
-        between times used.
+        Return the scale (`Curve.scale`), and its weight in a mean with other tasks: the number of
+        differences between consecutive times from which it is estimated. With fewer than three
+        times, both are 0.
         """
         # From the second fastest on: a model or the default chose the fastest, so it is not random.
         most = len(self.fastest) - 2
@@ -163,11 +170,10 @@ class History:
         return min(MOST_SCALE, distance * self.trials), near
 
     def scale(self, alike: float) -> float:
-        """Return the scale of the task's curve.
+        """Return the scale of the task's curve (`Curve.scale`).
 
-        It is the weighted mean of the task's own scale and of `alike`, the scale of similar tasks.
-        The weight of the latter is VOICES. The mean is multiplied by the properties `trust` and
-        `freshness`.
+        It is a weighted mean of the task's own scale and of `alike`, the scale of similar tasks,
+        which has the weight VOICES. The mean is multiplied by `trust` and `freshness`.
         """
         own, known = self.own_scale()
         return self.trust * self.freshness * (own * known + VOICES * alike) / (known + VOICES)
@@ -175,7 +181,12 @@ class History:
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
-    """Expected gain of tuning for `seconds` more, as a fraction of the model's present time."""
+    """The gain that more tuning is expected to bring.
+
+    Attributes:
+        gain: the expected saving, as a fraction of the model's present time per inference.
+        seconds: the duration of the additional tuning.
+    """
 
     gain: float
     seconds: float
@@ -196,7 +207,10 @@ class Forecast:
 
 @dataclass(frozen=True, slots=True)
 class ForecastError:
-    """The accuracy of a run's forecasts: expected and actual gains, as fractions of model time."""
+    """The accuracy of a run's forecasts. All gains are fractions of the model's time.
+
+    `checks` is the number of forecasts that were compared with the actual gain.
+    """
 
     checks: int
     expected: float
@@ -208,15 +222,15 @@ class ForecastError:
 
 
 def seconds_of(curves: Sequence[Curve]) -> float:
-    """Return the seconds of one inference with the best kernels so far."""
+    """Return the time of one inference with the best kernels so far, in seconds."""
     return sum(curve.weight * curve.best_seconds for curve in curves)
 
 
 def expected_gain(curves: Sequence[Curve], trials: int) -> float:
     """Return the fraction of the model's time that `trials` more trials are expected to save.
 
-    The trials are divided into equal parts; each part goes to the task with the largest expected
-    saving.
+    `curves` are the states of all tasks. The trials are divided into at most STEPS equal parts, and
+    each part is assigned to the task with the largest expected saving.
     """
     total = seconds_of(curves)
     if not total or trials <= 0:
@@ -240,15 +254,17 @@ def expected_gain(curves: Sequence[Curve], trials: int) -> float:
 def forecast(
     curves: Sequence[Curve], trials_per_second: float, seconds: float = WINDOW_SECONDS
 ) -> Forecast:
-    """Forecast the gain of `seconds` more of tuning at this rate of trials."""
+    """Forecast the gain of tuning for another `seconds`, with `trials_per_second` trials."""
     trials = round(trials_per_second * seconds)
     return Forecast(expected_gain(curves, trials), seconds, trials, seconds_of(curves))
 
 
 def gain_alone(curve: Curve, whole: Forecast | None) -> float | None:
-    """Return the expected gain per minute if all trials go to one task.
+    """Return the expected gain per minute if all further trials are spent on one task.
 
-    It is a fraction of the model's time. Return None without a forecast for the whole model.
+    `curve` is the state of the task, and `whole` the forecast for the model, which states the
+    number of trials. The gain is a fraction of the model's time. Return None if `whole` is None or
+    the model's time is 0.
     """
     if whole is None or not whole.model_seconds:
         return None
@@ -257,19 +273,23 @@ def gain_alone(curve: Curve, whole: Forecast | None) -> float | None:
 
 
 class ForecastLog:
-    """The forecasts of a run, kept to compare them later with the actual gains."""
+    """The forecasts of a run, stored to compare them with the actual gains later."""
 
     def __init__(self) -> None:
         self._made: list[tuple[float, int, tuple[Curve, ...]]] = []
 
     def note(self, seconds: float, trials: int, curves: Sequence[Curve]) -> None:
-        """Record the curves of all tasks and the number of trials, `seconds` after the start."""
+        """Store the state of all tasks at one time of the run.
+
+        `seconds` is the time since the start of the run, and `trials` the number of trials so far.
+        """
         self._made.append((seconds, trials, tuple(curves)))
 
     def error(self, window_seconds: float = WINDOW_SECONDS) -> ForecastError | None:
-        """Compare every forecast with the gain up to `window_seconds` later, or up to the end.
+        """Compare each stored forecast with the gain that the trials after it brought.
 
-        Return None if nothing followed the first forecast.
+        The gain counts up to `window_seconds` after the forecast, or up to the end of the run.
+        Return None if no forecast was followed by another call of `note` in this time.
         """
         pairs = []
         for number, (at, trials, curves) in enumerate(self._made[:-1]):

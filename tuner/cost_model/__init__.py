@@ -1,4 +1,7 @@
-"""Cost models, which predict the candidates that are worth measuring. Each has its own file."""
+"""Cost models, which rank candidates by predicted speed, so that only promising ones are measured.
+
+Each module of this package that defines `make_model` is a cost model.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ __all__ = ["CostModel", "Sample", "cost_models", "make_cost_model"]
 
 
 def cost_models() -> dict[str, Callable[[int], CostModel]]:
-    """Return all cost models by name. Each value creates the model from a random seed."""
+    """Return a factory for each cost model, by name. A factory takes a random seed."""
     return members(sys.modules[__name__], "make_model")
 
 
@@ -26,8 +29,8 @@ def make_cost_model(name: str, seed: int, base: bytes = b"") -> CostModel:
         base: a model saved by `CostModel.save`, from which training continues; empty for none.
 
     Raises:
-        ValueError: if the name is unknown, or if `base` is from another kind of model or another
-            feature version.
+        ValueError: if the name is unknown, or if `base` was saved by another kind of model or with
+            another version of the features.
     """
     known = cost_models()
     if name not in known:

@@ -1,4 +1,4 @@
-"""Training samples from stored trials."""
+"""Conversion of stored trials to training samples for cost models."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ def samples_of(
     workload: Callable[[str], Workload | None],
     target: Callable[[str], Target | None],
 ) -> list[Sample]:
-    """Convert trials to training samples: one per record key, schedule and measured sizes.
+    """Convert trials to training samples, merging repeated trials of the same candidate.
 
-    Each sample has the fastest time and the properties of its device. With open sizes there is one
-    sample for each measured size. The following trials are left out: trials with unknown keys, from
-    lost workers, with sizes that the workload cannot have, and with schedules that cannot be
-    lowered.
+    Of several trials with the same record key, schedule and sizes, the fastest one is used, with
+    the properties of its device. A workload with open sizes gives one sample per measured size. The
+    following trials are left out: trials with unknown keys, trials whose worker was lost, trials
+    with sizes that the workload cannot have, and trials whose schedule cannot be lowered.
 
     Args:
         trials: the stored trials.
@@ -64,7 +64,9 @@ def samples_of(
 
 
 class CandidateFeatures:
-    """Feature extractors for the candidates of one record key, one per device and measured sizes.
+    """A cache of feature extractors for the candidates of one record key.
+
+    There is one extractor for each combination of a device and the sizes at which it measured.
 
     Raises:
         CompilerError: if the compiler has no schedules for the workload.
@@ -80,7 +82,8 @@ class CandidateFeatures:
     def of(self, measurement: Measurement) -> FeatureExtractor | None:
         """Return the extractor for the device and the sizes of a measurement.
 
-        Return None if the sizes are unknown, or if the workload cannot have them.
+        Return None if the workload has open dimensions and the measurement does not state their
+        sizes, or if the workload cannot have these sizes.
         """
         distribution = measurement.distribution
         target, threads = self._mode.target, self._mode.threads
@@ -99,7 +102,10 @@ class CandidateFeatures:
 
 
 def _device(measurement: Measurement) -> DeviceFacts | None:
-    """Return the device that took a measurement; None if its description cannot be parsed."""
+    """Return the properties of the device that took a measurement.
+
+    Return None if its stored description cannot be parsed.
+    """
     try:
         return DeviceFacts.from_json(measurement.device)
     except InvalidFactsError:
@@ -107,7 +113,7 @@ def _device(measurement: Measurement) -> DeviceFacts | None:
 
 
 def task_name(key: RecordKey) -> str:
-    """Return the task name that samples have for a record key."""
+    """Return the value of `Sample.task` for a record key."""
     return f"{key.workload_key} {key.target_key} {key.threads} {key.numerics}"
 
 

@@ -31,10 +31,11 @@ class Scores(JsonValue):
     Attributes:
         pairwise: fraction of pairs in the correct order, among pairs whose times differ by more
             than SAME; equal scores count half.
-        top1, top5: the fastest time divided by the fastest time of the first 1 or 5 picks.
-        recall30: fraction of the fastest 30 that are among the first 30 picks. If there are fewer
-            than 120 candidates, a quarter of them replaces 30.
-        tasks: number of tasks.
+        top1, top5: the fastest time of all candidates, divided by the fastest time among the 1 or 5
+            candidates with the highest scores.
+        recall30: fraction of the 30 fastest candidates that are among the 30 with the highest
+            scores. With fewer than 120 candidates, a quarter of their number replaces 30.
+        tasks: number of tasks over which the other attributes are averaged.
     """
 
     pairwise: float
@@ -45,10 +46,7 @@ class Scores(JsonValue):
 
     @property
     def quality(self) -> float:
-        """Return the number by which models are compared: the mean of the three scores.
-
-        These are `Scores.pairwise`, `Scores.top1` and `Scores.top5`.
-        """
+        """Return the mean of `pairwise`, `top1` and `top5`, by which models are compared."""
         return (self.pairwise + self.top1 + self.top5) / 3
 
 
@@ -57,9 +55,13 @@ Predict = Callable[[np.ndarray], np.ndarray]
 
 
 def evaluate(samples: Sequence[Sample], predict: Predict) -> Scores:
-    """Evaluate a model's ranking on each task of the samples; failed samples are left out.
+    """Evaluate how well a model ranks the candidates of each task.
 
-    `predict` maps rows (number, columns) to scores (number,); higher means faster.
+    `predict` maps feature rows (number, columns) to scores (number,); higher means faster. Samples
+    of failed candidates are ignored.
+
+    Raises:
+        ValueError: if no task has LEAST_SAMPLES successful samples.
     """
     worked = [sample for sample in samples if sample.run_seconds is not None]
     rows = np.stack([sample.row for sample in worked]) if worked else np.zeros((0, 0))
@@ -67,7 +69,9 @@ def evaluate(samples: Sequence[Sample], predict: Predict) -> Scores:
 
 
 def evaluate_order(samples: Sequence[Sample], scores: np.ndarray) -> Scores:
-    """Evaluate given scores, one per sample, in the same way as `evaluate`.
+    """Evaluate a ranking that is given as one score per sample; a higher score means faster.
+
+    Samples of failed candidates are ignored.
 
     Raises:
         ValueError: if no task has LEAST_SAMPLES successful samples.
@@ -88,7 +92,9 @@ def evaluate_order(samples: Sequence[Sample], scores: np.ndarray) -> Scores:
 
 
 def random_order(samples: Iterable[Sample], seed: int = 0, draws: int = 20) -> Scores:
-    """Return the scores of a random ranking, averaged over `draws` rankings per task.
+    """Return the quality of random rankings, as a baseline for models.
+
+    It is averaged over `draws` rankings per task.
 
     Raises:
         ValueError: if no task has LEAST_SAMPLES successful samples.
@@ -106,9 +112,9 @@ def random_order(samples: Iterable[Sample], seed: int = 0, draws: int = 20) -> S
 
 
 def average(scores: Sequence[Scores], tasks: int | None = None) -> Scores:
-    """Return the mean of each attribute over the given scores.
+    """Return the mean of each quality attribute over `scores`.
 
-    `tasks` replaces the sum of their numbers of tasks.
+    The result's number of tasks is `tasks`, or if this is None, the sum over `scores`.
 
     Raises:
         ValueError: if `scores` is empty.
@@ -125,7 +131,10 @@ def average(scores: Sequence[Scores], tasks: int | None = None) -> Scores:
 
 
 def task_scores(seconds: np.ndarray, scores: np.ndarray) -> Scores:
-    """Return the scores of one task, from measured seconds and predicted scores, both (number,)."""
+    """Return the quality of the ranking of one task's candidates.
+
+    `seconds` are their measured times, and `scores` their predicted scores, both (number,).
+    """
     order = np.argsort(-scores, kind="stable")
     best = float(seconds.min())
     kept = min(RECALL, max(1, len(seconds) // 4))
@@ -148,7 +157,7 @@ def _pairwise(seconds: np.ndarray, scores: np.ndarray) -> float:
 
 
 def by_task(samples: Iterable[Sample]) -> dict[str, list[Sample]]:
-    """Group the successful samples by task."""
+    """Group samples by task, leaving out those of failed candidates."""
     groups: dict[str, list[Sample]] = {}
     for sample in samples:
         if sample.run_seconds is not None:

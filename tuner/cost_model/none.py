@@ -1,4 +1,7 @@
-"""A model without predictions: all candidates score the same, so strategies choose at random."""
+"""The cost model `none`, which gives all candidates the same score.
+
+With this model, search strategies choose at random. It serves as a baseline.
+"""
 
 from __future__ import annotations
 
@@ -10,12 +13,12 @@ from tilewright.tuner.cost_model.protocol import CostModel, Sample
 
 
 class NoModel:
-    """A cost model that is never trained: all candidates have equal scores."""
+    """A cost model that ignores all samples and scores every candidate 0."""
 
     trained = False
 
     def train(self, samples: Sequence[Sample]) -> None:
-        """Ignore the samples."""
+        """Do nothing."""
 
     def predict(self, rows: np.ndarray) -> np.ndarray:
         return np.zeros(len(rows), dtype=np.float64)
@@ -29,5 +32,5 @@ class NoModel:
 
 
 def make_model(seed: int) -> CostModel:
-    """Create the model. The seed has no effect."""
+    """Create the cost model `none`. The seed has no effect."""
     return NoModel()

@@ -1,9 +1,9 @@
-"""A pairwise ranking objective for boosting: orders all pairs of samples of a task.
+"""A pairwise ranking objective for boosting, over all pairs of samples of a task.
 
 It is RankNet (Burges et al. 2005) with soft targets. The difference of two scores gives the
-probability that the first candidate is faster. The target is the probability that follows from the
-two measured times and the measurement noise. XGBoost's own ranking losses sample only a few pairs,
-and treat a difference of 1 % as equally certain as a factor of two.
+predicted probability that the first candidate is faster. The target is the probability that follows
+from the two measured times and the measurement noise. XGBoost's own ranking losses sample only a
+few pairs, and treat a difference of 1 % as equally certain as a factor of two.
 """
 
 from __future__ import annotations
@@ -28,21 +28,22 @@ _LEAST = 1e-6
 
 
 class AllPairs:
-    """An objective for XGBoost: the cross entropy over all pairs of samples of one task.
+    """A training objective for XGBoost: cross entropy over all pairs of samples of the same task.
 
-    Called with predicted scores, it returns the first and second derivatives. The weight of a pair
-    is the throughput of its faster member, relative to the task's best, because the search picks
-    candidates from the fast end. Pairs of two failures have no weight. The weights are scaled such
-    that second derivatives start at the same size as for a squared error.
+    XGBoost calls the object with predicted scores, and it returns the first and second derivatives
+    of the loss. A pair is weighted by the throughput of its faster candidate, relative to the
+    task's best, because the search only picks fast candidates. Pairs of two failed candidates have
+    weight 0. The weights are scaled such that the second derivatives initially are about 1, as for
+    a squared error.
     """
 
     def __init__(self, tasks: Sequence[str], throughputs: np.ndarray) -> None:
-        """Prepare the pairs of all tasks.
+        """Create the objective for given training samples.
 
         Args:
             tasks: the task of each sample. Samples of one task are adjacent.
-            throughputs: the throughput of each sample relative to its task's best, (number,); 0 for
-                a failure (`normalised_throughput`).
+            throughputs: the throughput of each sample relative to its task's best, (number,), as
+                returned by `normalised_throughput`; 0 for a failed candidate.
         """
         self._number = len(tasks)
         firsts, seconds, weights = [], [], []
@@ -67,9 +68,9 @@ class AllPairs:
         self._target = _sigmoid((logarithms[self._first] - logarithms[self._second]) / NOISE)
 
     def __call__(self, predicted: np.ndarray, matrix: Any) -> tuple[np.ndarray, np.ndarray]:
-        """Return the first and second derivatives with respect to the scores, both (number,).
+        """Return the first and second derivatives of the loss by each sample's score.
 
-        `matrix` is unused; XGBoost passes its training matrix.
+        Both have the shape (number,). `matrix` is XGBoost's training matrix; it is unused.
         """
         faster = _sigmoid(predicted[self._first] - predicted[self._second])
         slope = self._weight * (faster - self._target)
@@ -83,11 +84,11 @@ class AllPairs:
 
 
 def _pairs_of(size: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return the positions of the first and of the second member of each pair; no pair occurs
-    twice.
+    """Return the distinct pairs of `size` candidates on which the objective is computed.
 
-    For few candidates these are all pairs. Otherwise each candidate is paired with PARTNERS others,
-    sampled with a fixed seed.
+    The two arrays have the positions of the first and of the second candidate of each pair. Up to
+    PARTNERS + 1 candidates, these are all pairs. Otherwise each candidate is paired with PARTNERS
+    others, sampled with a fixed seed.
     """
     if size <= PARTNERS + 1:
         return np.triu_indices(size, 1)

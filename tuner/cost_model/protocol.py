@@ -1,4 +1,4 @@
-"""The interface of cost models for search strategies, and their training samples."""
+"""The interface that search strategies use for cost models, and the models' training samples."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from tilewright.tuner.protocol.measurement import Measurement
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """A measured candidate for training.
+    """The features of a candidate and its measured time, for training a cost model.
 
     Attributes:
-        task: the name of its task. Only samples of one task are compared.
-        row: its features, (columns,).
+        task: the name of the candidate's task. Only samples of one task are compared.
+        row: the candidate's features, (columns,).
         run_seconds: the time of one run; None if the candidate failed.
     """
 
@@ -38,7 +38,7 @@ def point_samples(
     Args:
         task: the name of the task.
         points: the sizes at which the candidate was to be measured.
-        row: the features by `FeatureExtractor.row` for these points.
+        row: the candidate's features, as returned by `FeatureExtractor.row` for these points.
         measurement: the candidate's measurement.
     """
     if not points[0].sizes:
@@ -53,9 +53,9 @@ def point_samples(
 
 
 class CostModel(Protocol):
-    """Predicts scores of candidates from features.
+    """A model that predicts the relative speed of candidates from their features.
 
-    A higher score means a faster candidate. Scores have no unit.
+    The prediction is a score without a unit; a higher score means a faster candidate.
     """
 
     @property
@@ -63,28 +63,34 @@ class CostModel(Protocol):
         """Whether the model has been trained; an untrained model returns equal scores."""
 
     def train(self, samples: Sequence[Sample]) -> None:
-        """Fit the model to all samples of all tasks, instead of those of earlier calls.
+        """Fit the model to the given samples, which may belong to several tasks.
 
-        A model loaded by `load` is kept and corrected.
+        The result does not depend on samples of earlier calls. A model loaded by `load` is not
+        replaced, but corrected by what is learned from the samples.
         """
 
     def predict(self, rows: np.ndarray) -> np.ndarray:
-        """Return float64 scores (number,) for rows (number, columns); equal ones if untrained."""
+        """Return float64 scores (number,) for feature rows (number, columns).
+
+        An untrained model returns equal scores.
+        """
 
     def save(self) -> bytes:
-        """Return the trained model as bytes, for the method `load`; empty if untrained."""
+        """Serialise the trained model, in the format that `load` reads; empty if untrained."""
 
     def load(self, data: bytes) -> None:
-        """Replace this model by a saved one.
+        """Replace this model by a model saved with `save`.
 
         Raises:
-            ValueError: if the bytes are not a saved model of this kind and feature version.
+            ValueError: if the bytes were saved by another kind of model or with another version of
+                the features.
         """
 
 
 def normalised_throughput(samples: Sequence[Sample]) -> np.ndarray:
-    """Return each sample's throughput relative to its task's best: 1 for the best, 0 for
-    a failure.
+    """Return each sample's throughput as a fraction of its task's highest throughput.
+
+    The fastest candidate of a task has 1, and failed candidates have 0.
     """
     best: dict[str, float] = {}
     for sample in samples:

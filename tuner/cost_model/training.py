@@ -1,4 +1,7 @@
-"""Base models: trained on all records of a target, and evaluated on held-out tasks."""
+"""Training and evaluation of base models, from which the cost models of tuning runs start.
+
+A base model is trained on the trials of a target and evaluated on held-out tasks.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +38,15 @@ class Split:
 
 @dataclass(frozen=True, slots=True)
 class BaseModel:
-    """A trained base model in XGBoost's JSON format, and its scores on the held-out tasks."""
+    """A trained base model and its quality on the held-out tasks.
+
+    Attributes:
+        data: the model in XGBoost's JSON format.
+        objective: the loss that training minimised.
+        rows: number of training samples.
+        tasks: number of training tasks with a successful sample.
+        scores: the quality of its ranking of the held-out tasks.
+    """
 
     data: bytes
     objective: Objective
@@ -47,11 +58,11 @@ class BaseModel:
 
 
 def split(samples: Sequence[Sample], target_key: str) -> Split:
-    """Split samples by a hash of their workload key, so that a workload's samples stay together.
+    """Divide samples into sets for training, early stopping and evaluation.
 
-    The held-out set has only tasks of the target itself. A held-out workload is excluded from
-    training for every target, because its times on a similar target would reveal the order of its
-    candidates.
+    A hash of the workload key decides, so that all samples of a workload are in the same set. The
+    held-out set has only tasks of the target `target_key`. Samples of a held-out workload on other
+    targets are discarded: in training, they would reveal the order of its candidates.
     """
     training, stopping, held_out = [], [], []
     for sample in samples:
@@ -94,9 +105,9 @@ def train_base_model(
 
 
 def judge(data: bytes, samples: Sequence[Sample], target_key: str) -> Scores | None:
-    """Evaluate a saved model on the tasks of the samples that are held out now.
+    """Evaluate a saved model on the held-out tasks of the given samples.
 
-    Return None if this release cannot load the model, or no held-out task has enough samples.
+    Return None if this release cannot load the model, or if no held-out task has enough samples.
     """
     model = XGBoostModel(0)
     try:

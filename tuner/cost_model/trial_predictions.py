@@ -1,4 +1,4 @@
-"""Predictions of cost models for measured trials, to evaluate the models' ranking."""
+"""Predicted and measured times of stored trials, to evaluate a cost model's ranking."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from tilewright.tuner.protocol.measurement import Trial
 
 @dataclass(frozen=True, slots=True)
 class TrialPrediction:
-    """The measured and the predicted time of one trial.
+    """The measured time of a trial, with the predictions of the estimate and of a cost model.
 
     Attributes:
-        estimated_seconds: the time by the analytical estimate (`tuner.analysis.estimate`).
-        score: the cost model's score; higher means faster. None without a model.
+        estimated_seconds: the time that `tuner.analysis.estimate` predicts.
+        score: the cost model's score; higher means faster. None if no model was given.
     """
 
     trial_id: str
@@ -35,8 +35,8 @@ class TaskPredictions:
     """Predictions for the trials of one task, and the quality of their rankings.
 
     Attributes:
-        by_score: quality of the ranking by scores; None without a model or with too few trials.
-        by_estimate: quality of the ranking by estimates; None with too few trials.
+        by_score: quality of the ranking by `score`; None without a model or with too few trials.
+        by_estimate: quality of the ranking by `estimated_seconds`; None with too few trials.
     """
 
     trials: tuple[TrialPrediction, ...]
@@ -53,14 +53,13 @@ def predict_trials(
 ) -> TaskPredictions:
     """Predict the times of the trials of one record key.
 
-    Trials are left out if they failed, or if this release cannot interpret their device, sizes or
-    schedule.
+    Failed trials are left out, and trials whose sizes or schedule this release cannot interpret.
 
     Args:
         trials: the trials, in the order in which they are predicted.
         workload, target: the workload and the target of their record key.
-        model: the cost model; None for estimates alone.
-        enough: once it returns true, the remaining trials are skipped.
+        model: the cost model; None to compute only estimates.
+        enough: called before each trial; once it returns true, the remaining trials are skipped.
 
     Raises:
         CompilerError: if the compiler has no schedules for the workload.

@@ -1,8 +1,8 @@
 """Gradient-boosted trees over loop-nest features (Chen & Guestrin 2016), as in AutoTVM and Ansor.
 
-Predictions are comparable within a task only. So one model serves all tasks, and training on one
-workload improves predictions for the next. A base model is trained on all trials of a target. A run
-boosts further trees on top of it, fitted to the run's own samples.
+One model predicts for all tasks, so that the trials of one workload improve the predictions for
+others. Scores are comparable only within a task. A base model is trained on all trials of a target.
+A tuning run adds trees to it, fitted to the run's own samples.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ values."""
 
 
 class Objective(StrEnum):
-    """The loss that training minimises."""
+    """The loss function that training minimises."""
 
     THROUGHPUT = "throughput"
     """Squared error of the throughput, as a share of the task's best; the fast end weighs more."""
@@ -98,10 +98,11 @@ left out of training."""
 
 
 class XGBoostModel:
-    """Gradient-boosted trees.
+    """A cost model of gradient-boosted trees; `CostModel` describes its methods.
 
-    Each call of `train` rebuilds the trees, in tenths of a second for hundreds of rows. After
-    `load`, it keeps the loaded trees and rebuilds only the trees added to them.
+    Each call of `train` builds new trees, which takes tenths of a second for hundreds of samples.
+    After `load`, the loaded trees are kept, and only the trees added to them are rebuilt.
+    `threads` is the number of threads for training and prediction.
     """
 
     def __init__(
@@ -131,7 +132,7 @@ class XGBoostModel:
 
     @property
     def objective(self) -> Objective:
-        """The training objective; after `load`, the objective of the loaded model."""
+        """The loss that training minimises; after `load`, the loss of the loaded model."""
         return self._objective
 
     @property
@@ -146,13 +147,14 @@ class XGBoostModel:
         self._fit(samples, rounds, self._parameters())
 
     def train_base(self, samples: Sequence[Sample], stopping: Sequence[Sample]) -> None:
-        """Train from scratch, with the number of rounds that best ranks the `stopping` samples.
+        """Train a base model from scratch, choosing the number of boosting rounds.
 
-        The ranking is judged by the fraction of pairs in the correct order, whatever the objective.
-        Judged by squared error, training stopped after 22 to 54 rounds, although 150 rounds ordered
-        more pairs correctly. The stopping samples must belong to other tasks; otherwise the choice
-        would favour overfitting. Finally the model is trained on both sets, so the stopping samples
-        are not held out.
+        First, a model is trained on `samples`, to find the number of rounds with which it best
+        ranks the `stopping` samples. Then the final model is trained on both sets with this number.
+        The ranking is judged by the fraction of pairs in the correct order, with every objective:
+        judged by squared error, training stopped after 22 to 54 rounds, although 150 rounds ordered
+        more pairs correctly. The two sets must not share tasks; otherwise the choice would favour
+        overfitting.
         """
         import xgboost
 
@@ -188,7 +190,10 @@ class XGBoostModel:
         return np.asarray(predicted, dtype=np.float64)
 
     def save(self) -> bytes:
-        """Return the model in XGBoost's JSON format, which all XGBoost versions read."""
+        """Serialise the model in XGBoost's JSON format, which all XGBoost versions read.
+
+        The result is empty if the model is untrained.
+        """
         return bytes(self._booster.save_raw("json")) if self._booster is not None else b""
 
     def load(self, data: bytes) -> None:
@@ -231,23 +236,29 @@ class XGBoostModel:
         return found
 
     def _derivatives(self, ordered: Sequence[Sample]) -> AllPairs | None:
-        """Return the objective for samples ordered by `_by_task`; None for an objective
-        of XGBoost.
+        """Return the custom objective for training samples ordered by `_by_task`.
+
+        Return None if the objective is built into XGBoost.
         """
         if self._objective is not Objective.ALL_PAIRS:
             return None
         return AllPairs([sample.task for sample in ordered], normalised_throughput(ordered))
 
     def _start(self, rows: np.ndarray) -> np.ndarray | None:
-        """Return the scores (number,) from which boosting starts; None if XGBoost derives them."""
+        """Return the initial score of each row, (number,), to which the trees add corrections.
+
+        With ALL_PAIRS, the score follows from the estimated time. With other objectives, return
+        None: XGBoost then chooses one initial score for all rows.
+        """
         if self._objective is not Objective.ALL_PAIRS:
             return None
         return np.asarray(-_TRUST * rows[:, _ESTIMATE], dtype=np.float32)
 
     def _matrix(self, ordered: Sequence[Sample]) -> Any:
-        """Convert samples ordered by `_by_task` to a matrix with labels.
+        """Convert samples ordered by `_by_task` to an `xgboost.DMatrix` with labels.
 
-        For XGBoost's ranking objective, each task has a number as query id.
+        The label is the normalised throughput. XGBoost's ranking objectives get the task as
+        query id.
         """
         import xgboost
 
@@ -265,10 +276,10 @@ class XGBoostModel:
 
 
 def _by_task(samples: Sequence[Sample]) -> list[Sample]:
-    """Sort samples by task, the order of the rows in a training matrix."""
+    """Sort samples by task, so that the rows of a task are adjacent in the training matrix."""
     return sorted(samples, key=lambda sample: sample.task)
 
 
 def make_model(seed: int) -> CostModel:
-    """Create a model that uses one thread: the other cores build and measure candidates."""
+    """Create a model that uses one thread; the other cores build and measure candidates."""
     return XGBoostModel(seed)
