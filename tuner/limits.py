@@ -1,4 +1,4 @@
-"""Limits that end a run: time budget, expected gain, target time, a lost device."""
+"""Conditions that end a tuning run: time budget, low expected gain, target time, lost device."""
 
 from __future__ import annotations
 
@@ -36,10 +36,11 @@ LOST_BATCHES = 5
 
 
 def search_effort(seconds: float | None, tasks: int, points: int) -> float:
-    """Return the fraction of the usual number of candidates that a search ranks.
+    """Return the fraction of the usual number of candidates that a search ranks per proposal.
 
-    With a small budget for many tasks, full ranking would use up the time before second trials. The
-    fraction depends on the budget alone, and not on the clock, so that a run can be repeated.
+    With a small budget for many tasks, ranking all candidates would leave no time for a second
+    batch per task. The fraction depends on the budget and not on elapsed time, so that a replay of
+    the run gets the same value.
 
     Args:
         seconds: the time budget of the run; None without one.
@@ -53,7 +54,7 @@ def search_effort(seconds: float | None, tasks: int, points: int) -> float:
 
 
 class RunLimits:
-    """Measures the time of a run and checks its limits; `ended` has the limit that ended it."""
+    """Checks during a tuning run whether one of its limits has been reached."""
 
     def __init__(self, options: TuneOptions, clock: Callable[[], float]) -> None:
         self._options = options
@@ -68,43 +69,45 @@ class RunLimits:
 
     @property
     def elapsed(self) -> float:
-        """Seconds since the start; always positive, because rates divide by it."""
+        """Seconds since the start of the run; always positive, so that it can be a divisor."""
         return max(self._clock() - self._started, 1e-9)
 
     @property
     def seconds_left(self) -> float | None:
-        """Seconds until the time limit, negative after it; None without a limit."""
+        """Seconds until the time budget ends, negative afterwards; None without a budget."""
         if self._options.seconds is None:
             return None
         return self._options.seconds - (self._clock() - self._started)
 
     def finals_seconds(self, tasks: int) -> float:
-        """Return the time in seconds reserved for comparing the finalists of this number
-        of tasks.
-        """
+        """Return the time in seconds that is reserved to compare the finalists of `tasks` tasks."""
         most = FINALS_SECONDS_PER_TASK * tasks
         if self._options.seconds is None:
             return most
         return min(FINALS_SHARE * self._options.seconds, most)
 
     def is_late(self, tasks: int) -> bool:
-        """Whether screening must stop now, because the remaining time is reserved for the finals.
+        """Whether screening must stop, because the remaining time is needed to compare finalists.
 
-        `tasks` is the number of tasks that need finals.
+        `tasks` is the number of tasks whose finalists are still to be compared.
         """
         left = self.seconds_left
         return left is not None and left <= self.finals_seconds(tasks)
 
     def is_over(self, tasks: int) -> bool:
-        """Whether the remaining time is too short even to await the batches already sent.
+        """Whether screening batches in flight must be cancelled, because too little time is left.
 
-        `tasks` is the number of tasks that need finals.
+        `tasks` is the number of tasks whose finalists are still to be compared. The limit is half
+        of the time reserved for them.
         """
         left = self.seconds_left
         return left is not None and left <= self.finals_seconds(tasks) / 2
 
     def look_after_device(self, trials: Sequence[Trial]) -> None:
-        """End the run if `LOST_BATCHES` consecutive batches lost the device in every trial."""
+        """End the run if the device was lost in all trials of LOST_BATCHES consecutive batches.
+
+        Called after each batch with its trials.
+        """
         lost = [t.measurement.error for t in trials if t.measurement.status is Status.WORKER_LOST]
         if trials and len(lost) == len(trials):
             self._losses.append(f"the device was lost: {lost[-1] or 'no reason was given'}")
@@ -115,24 +118,25 @@ class RunLimits:
 
     @property
     def lost_device(self) -> str:
-        """Return the error of the last lost batch if the device loss ended the run;
-        otherwise "".
+        """Return the error message of the last lost batch if a lost device ended the run.
+
+        Otherwise the string is empty.
         """
         return self._losses[-1] if self.ended is Ended.DEVICE else ""
 
     def look_ahead(
         self, curves: Sequence[Curve], measured: int, trials: int, *, binding: bool
     ) -> None:
-        """Set `RunLimits.forecast` to the expected gain of the next window of the run.
+        """Update `forecast`, the expected gain of tuning for another WINDOW_SECONDS.
 
-        The gain is estimated at the present rate of candidates.
+        The forecast assumes that candidates are measured at the same rate as so far.
 
         Args:
-            curves: the improvement curves of all tasks.
+            curves: the state of each task's search.
             measured: number of candidates that this process measured.
-            trials: number of trials of the whole job.
-            binding: whether this call may end the run. It does if the target time is reached, or if
-                the expected gain is less than the option `stop_gain`.
+            trials: number of trials of the whole job, which may have had earlier processes.
+            binding: whether this call may set `ended`. It does so if the model's target time is
+                reached, or if the expected gain per minute is below the option `stop_gain`.
         """
         self.forecast = forecast(curves, measured / self.elapsed)
         self._log.note(self.elapsed, trials, curves)
@@ -145,5 +149,5 @@ class RunLimits:
             self.ended = Ended.GAIN
 
     def forecast_error(self) -> ForecastError | None:
-        """Return the accuracy of the forecasts so far; None if nothing followed the first one."""
+        """Return the accuracy of the forecasts so far; None if none can be checked yet."""
         return self._log.error()

@@ -1,7 +1,7 @@
-"""The tune loop: propose, build, measure and learn concurrently; then compare the finalists.
+"""The tuning loop: propose, build and measure candidates, train the model, compare finalists.
 
 While the runner measures one batch, the builder compiles the next ones. The record store has all
-state that must survive a crash: a killed run continues from the trials in the store.
+state that must survive a crash: after a crash, a new process continues from the stored trials.
 """
 
 from __future__ import annotations
@@ -65,27 +65,29 @@ def tune(
     journal: Sequence[int] | None = None,
     relatives: Mapping[RecordKey, TuningRecord] | None = None,
 ) -> Finished:
-    """Tune tasks within a budget of trials and time, and store the best schedules.
+    """Tune tasks within a budget of trials and time, and store the best schedules as records.
 
-    Of the tasks of one family (`Task.family`) only one is searched, and none if `relatives` has a
-    record for another member. The caller closes builder and runner.
+    Only one task of each family (`Task.family`) is searched; the others try its fastest schedules.
+    A task for which `relatives` has a record is not searched either. The caller closes `builder`
+    and `runner`.
 
     Args:
-        tasks: the tasks; their record keys differ.
-        builder, runner: build and measure candidates.
+        tasks: the tasks, with distinct record keys.
+        builder: compiles candidates.
+        runner: measures them on the target device.
         store: stores trials and records.
         options: the settings of the run.
-        on_event: receives the events of the run.
+        on_event: called with each event of the run.
         token: cancels the run.
-        link: links the objects of a batch.
+        link: links the objects of a batch into a library.
         references: computes the expected outputs; by default the run creates its own cache.
         clock: returns the time in seconds.
         bounds: returns a lower bound of each task's seconds on the machine (0: unknown). It is
             called only if a task is to be tuned.
         timings: records the seconds of each step of the tuning loop.
-        `beside`: records the seconds in which the runner is busy.
-        journal: the order of batches of a run that is to be repeated (see `tuner.replay`).
-        relatives: maps the record key of a task to a record of another task of its family.
+        beside: records the seconds in which the runner is busy.
+        journal: the order of batches of a recorded run, which is to be replayed (`tuner.replay`).
+        relatives: for some tasks, by record key, the record of another task of the same family.
 
     Raises:
         TuningError: if the strategy or the cost model is unknown, or two tasks have the same key.
@@ -110,7 +112,11 @@ def tune(
 
 
 class _TuningRun:
-    """One run of the tune loop; makes the decisions from the state in its `TaskBoard`."""
+    """One execution of the tuning loop.
+
+    It decides which candidates to send and which trial becomes a record. The state of the tasks is
+    in a `TaskBoard`.
+    """
 
     def __init__(
         self,
@@ -197,11 +203,12 @@ class _TuningRun:
     # ---- before the first batch
 
     def _load(self) -> tuple[list[int], list[Recorded]]:
-        """Load records and trials from the store. Return the number of trials of each task.
+        """Load the records and trials of all tasks from the store.
 
-        If an earlier process was killed between a comparison and its record, also store that record
-        and return its event; events are reported only after the run has started. A comparison
-        without a winner is repeated at the end of the run.
+        Return the number of trials of each task, and events to report once the run has started. An
+        earlier process may have been killed after it compared a task's finalists and before it
+        stored the record. In this case, store the record and return its event. A comparison without
+        a winner is repeated at the end of the run.
         """
         known = []
         recorded = []
@@ -227,8 +234,9 @@ class _TuningRun:
         return known, recorded
 
     def _send_defaults(self) -> None:
-        """Send the default schedules of untried tasks; they are built while the machine is
-        measured.
+        """Send the default schedules of tasks without trials, as far as the pipeline accepts them.
+
+        At the start of a run, they are built while `bounds` measures the machine.
         """
         # These batches have one candidate each: a few of them would leave most builders idle.
         least = self._options.batch_size
@@ -238,13 +246,16 @@ class _TuningRun:
                 return
 
     def _ask_bounds(self) -> None:
-        """Measure the machine, and set the lower bounds of all tasks."""
+        """Call `bounds`, which measures the machine, and set the lower bounds of all tasks."""
         if self._bounds is not None:
             with timed(self._timings, "bounds"):
                 self._board.bound(self._bounds())
 
     def _adopt(self) -> tuple[MeasureRequest, ...]:
-        """Resume the requests that an earlier process of this job sent, and return them."""
+        """Take over the requests that an earlier process of this job sent to the runner.
+
+        Return those whose results this run awaits. Requests for finished tasks are discarded.
+        """
         adopted = []
         for request in self._pipeline.resume():
             if request.phase is Phase.CONFIRM:
@@ -282,18 +293,28 @@ class _TuningRun:
             self._drain_some()
 
     def _stopped(self) -> bool:
-        """Whether no more candidates are to be proposed. Searches call it before each candidate."""
+        """Whether the run must stop proposing candidates, because of a cancellation or the time.
+
+        Searches call this method before they rank each candidate.
+        """
         return self._token.cancelled or self._is_late()
 
     def _is_late(self) -> bool:
-        """Whether the time budget is spent. A repeated run has none: it ends with its journal."""
+        """Whether screening must end, because the rest of the time budget is for the finalists.
+
+        If so, set the reason `Ended.TIME`. A replay has no time budget; it ends with its journal.
+        """
         if self._pipeline.repeats or not self._limits.is_late(self._board.unfinished):
             return False
         self._limits.ended = Ended.TIME
         return True
 
     def _send_next(self) -> bool:
-        """Propose and send one batch; False if no candidates or no trials are left."""
+        """Propose candidates for one task and send them as a batch. Return whether one was sent.
+
+        No batch is sent if all trials are used, if no task has candidates left, or if the next task
+        first has to wait for the results of its candidates in flight.
+        """
         left = self._options.trials - self._board.trials - self._pipeline.candidates(Phase.SCREEN)
         if left <= 0:
             return False
@@ -331,14 +352,14 @@ class _TuningRun:
         return True
 
     def _train(self) -> None:
-        """Train the cost model again if enough new samples have arrived."""
+        """Train the cost model again if at least RETRAIN_SHARE of all samples are new."""
         if self._new_samples and self._new_samples >= RETRAIN_SHARE * self._board.measured:
             with timed(self._timings, "train"):
                 self._model.train(self._board.samples())
             self._new_samples = 0
 
     def _drain_some(self) -> None:
-        """Store and acknowledge the trials of finished batches, and learn from them."""
+        """Wait briefly for finished batches; store their trials and update the tasks' states."""
         batches = self._pipeline.finished(POLL_SECONDS)
         if not batches:
             return
@@ -350,7 +371,10 @@ class _TuningRun:
                 self._take(batch)
 
     def _take(self, batch: Batch) -> None:
-        """Learn from the trials of a finished batch."""
+        """Update the task's state, the limits and the forecast with the trials of a batch.
+
+        After a batch of finalists, choose the record.
+        """
         state = batch.state
         kept = _measured(batch)
         state.take(kept)
@@ -383,11 +407,11 @@ class _TuningRun:
     # ---- finalists
 
     def _finals(self, go_on: Callable[[], bool]) -> None:
-        """Compare each task's fastest candidates in pairs with its old record, or with its default.
+        """Compare the fastest candidates of each task with its old record or its default schedule.
 
-        The costliest tasks come first, in case the time runs out. A task that takes over a
-        relative's result waits until the relative has its record. The comparisons stop once `go_on`
-        returns false.
+        The tasks with the most time per inference come first, in case the budget does not suffice
+        for all. A task that uses a relative's result waits until the relative has its record. The
+        comparisons end early once `go_on` returns false.
         """
         waiting = self._board.waiting_for_finals()
         while (waiting or not self._pipeline.is_empty) and go_on():
@@ -402,18 +426,19 @@ class _TuningRun:
             self._drain_some()
 
     def _may_compare(self) -> bool:
-        """Whether time is left for comparisons.
+        """Whether the run is not cancelled and has time left to compare finalists.
 
-        A repeated run has no limit: it ends with its journal.
+        A replay has no time limit; it ends with its journal.
         """
         left = self._limits.seconds_left
         in_time = self._pipeline.repeats or left is None or left > 0
         return in_time and not self._token.cancelled
 
     def _give_up_the_rest(self) -> None:
-        """At the end of the time budget, wait briefly for comparisons in flight, then cancel them.
+        """After the time budget, wait briefly for comparisons in flight, then cancel them.
 
-        Tasks without a comparison keep their trials, which the next run compares.
+        The trials of the tasks without a comparison stay in the store, and the next run compares
+        their finalists.
         """
         if not self._pipeline.is_empty and not self._token.cancelled:
             self._limits.ended = self._limits.ended or Ended.TIME
@@ -435,11 +460,13 @@ class _TuningRun:
         self._pipeline.send(state, state.finalists(), Phase.FINAL, repeat)
 
     def _decide(self, state: TaskState, trials: Sequence[Trial]) -> None:
-        """Choose the record: a challenger that is shown to be faster, or else the incumbent.
+        """Choose a task's record from the comparison of its finalists.
 
-        Only a certified trial becomes a record. If the device was lost, the comparison is repeated.
-        If all finalists failed, the next fastest candidates are compared. Otherwise every later run
-        would compare the same failing finalists, and no model with such a task could be tuned.
+        The record is a candidate that is significantly faster than the incumbent, or else the
+        incumbent itself. Only a trial with a certificate can become a record. If the device was
+        lost, the comparison is repeated. If all finalists failed, the next fastest candidates are
+        compared. Otherwise every later run would compare the same failing finalists, and no model
+        with such a task could be tuned.
         """
         winner = winner_of(trials)
         if winner is not None:
@@ -450,7 +477,7 @@ class _TuningRun:
             state.decided = True
 
     def _record(self, state: TaskState, trial: Trial) -> Recorded:
-        """Store the winner as the record, and return the event to report."""
+        """Store a trial as the task's record, and return the event that reports it."""
         record = TuningRecord(
             trial.key,
             trial.schedule,
@@ -467,10 +494,10 @@ class _TuningRun:
     # ---- the end, early or late
 
     def _stop(self) -> None:
-        """After a cancellation or a lost device: collect the results so far, and compare the best.
+        """End a run that was cancelled or whose device was lost.
 
-        A record needs a comparison and a certificate. If time or a device is missing for that, the
-        next run makes the comparison from the trials in the store.
+        Collect results and compare finalists for at most CANCEL_SECONDS. Tasks whose finalists are
+        not compared in this time get no record; the next run compares them from the stored trials.
         """
         self._pipeline.cancel()
         deadline = self._clock() + CANCEL_SECONDS
@@ -505,7 +532,5 @@ class _TuningRun:
 
 
 def _measured(batch: Batch) -> list[Trial]:
-    """Return the trials of a batch that have a result; cancelled candidates may be
-    proposed again.
-    """
+    """Return the trials of a batch without cancelled ones, whose candidates may be tried again."""
     return [t for t in batch.trials if t.measurement.status is not Status.CANCELLED]

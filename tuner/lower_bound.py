@@ -1,4 +1,4 @@
-"""Lower bounds of times on any machine: a shorter time is a mistake, or forged."""
+"""Lower bounds of measured times on any machine, to detect wrong or forged measurements."""
 
 from __future__ import annotations
 
@@ -20,9 +20,10 @@ together: 5)."""
 
 
 def least_seconds(workload: Workload, threads: int) -> float:
-    """Return a lower bound in seconds for one run of a workload, on any machine.
+    """Return a lower bound of the time of one run of a workload on any machine, in seconds.
 
-    Only written bytes count as memory traffic, since a kernel may read less than its whole inputs.
+    The bound follows from the operations and from the bytes written. Bytes read do not count,
+    because a kernel may read only a part of its inputs.
     """
     compute = costs.flops(workload) / (SAVING * OPERATIONS_PER_SECOND)
     traffic = costs.bytes_written(workload) / BYTES_PER_SECOND

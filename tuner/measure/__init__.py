@@ -1,1 +1,4 @@
-"""Builders, runners and output checks of candidates. Modules for devices need only NumPy."""
+"""Compilation, timing and output checks of candidates.
+
+The modules that run on devices depend on no package but NumPy.
+"""

@@ -1,4 +1,4 @@
-"""Creates measure requests for built candidates, and converts results to trials."""
+"""Conversion of built candidates to measurement requests, and of the results to trials."""
 
 from __future__ import annotations
 
@@ -27,7 +27,10 @@ Link = Callable[[Sequence[bytes]], bytes]
 
 @dataclass(frozen=True, slots=True)
 class BuiltCandidate:
-    """A built candidate with the id of its trial and its origin."""
+    """A built candidate, with the id and the origin that its trial will have.
+
+    The origin names the source of the candidate, such as a search strategy.
+    """
 
     trial_id: str
     built: Built
@@ -46,11 +49,22 @@ def make_request(
     codegen_version: str,
     least_seconds: float = LEAST_SECONDS,
 ) -> tuple[MeasureRequest, dict[str, bytes]]:
-    """Create a request for built candidates, and collect the blobs that it names, by digest.
+    """Create a measurement request for built candidates.
 
-    All candidates are checked against all expected outputs in `references`, and timed on those that
-    have a size point. In any phase but screening, the first candidate is the incumbent, and the
-    others are compared with it. Equal objects are linked once.
+    Return the request and the blobs to which it refers, by digest: the library with the candidates'
+    code, and the expected outputs.
+
+    Args:
+        key: the record key of the candidates' task.
+        entries: the candidates. In every phase but screening, the first one is the incumbent, and
+            the others are compared with it.
+        references: inputs with expected outputs. Each candidate is checked on all of them, and
+            timed on those that have a size point.
+        repeat: the settings for repeated timing.
+        link: links the candidates' objects; equal objects are linked once.
+        phase: screening, final comparison or confirmation.
+        job_id, codegen_version: stored in the trials.
+        least_seconds: the smallest credible time; shorter measurements are rejected.
 
     Raises:
         CompilerError: if the objects cannot be linked.
@@ -88,10 +102,10 @@ def make_request(
 
 
 def trials_of(request: MeasureRequest, result: MeasureResult) -> list[Trial]:
-    """Convert the result of a request to trials. Candidates without a result are left out.
+    """Convert the result of a request to trials, leaving out candidates without a measurement.
 
-    It needs only the request and the result, so a restarted process can convert the results of an
-    earlier process.
+    The request contains all other properties of the trials. So a restarted process can convert the
+    results of requests that an earlier process sent.
     """
     found = dict(result.measurements)
     return [
@@ -111,10 +125,10 @@ def trials_of(request: MeasureRequest, result: MeasureResult) -> list[Trial]:
 
 
 def link_to_bytes(objects: Sequence[bytes]) -> bytes:
-    """Link objects with any linker of this machine, and return the shared object.
+    """Link object files to a shared library with a linker of this machine; return its bytes.
 
     Raises:
-        CompilerError: if no linker is found, or it fails.
+        CompilerError: if no linker is found, or if the linker fails.
     """
     from tilewright.compiler.codegen.link import link_shared
 
@@ -125,9 +139,9 @@ def link_to_bytes(objects: Sequence[bytes]) -> bytes:
 
 
 def _request_id(entries: Sequence[BuiltCandidate]) -> str:
-    """Return an id that is equal for the same candidates with the same code.
+    """Return the id of a request, a digest of its trial ids and object digests.
 
-    A runner measures requests with the same id only once.
+    Equal requests have equal ids, so a runner does not measure the same request twice.
     """
     text = "\n".join(f"{entry.trial_id} {entry.built.object_digest}" for entry in entries)
     return hashlib.sha256(text.encode()).hexdigest()[:32]

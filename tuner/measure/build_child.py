@@ -1,4 +1,7 @@
-"""Builds candidates in a child process, one at a time. A crash or a hang ends only the child."""
+"""Compilation of candidates in a child process, one at a time.
+
+If the compiler crashes or hangs, only the child process ends.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +28,7 @@ START_SECONDS = 120.0
 class BuildChild:
     """Builds candidates in one child process, which is started on demand and replaced if it dies.
 
-    Only one thread may use it.
+    Only one thread at a time may use the object.
     """
 
     def __init__(self, compile_candidate: Compile) -> None:
@@ -39,12 +42,19 @@ class BuildChild:
         mode: Mapping[str, Any],
         limit_seconds: float,
     ) -> Mapping[str, Any]:
-        """Build one candidate.
+        """Build one candidate in the child process, and return the result of `Compile`.
+
+        Args:
+            text: the workload's text (`Workload.text`).
+            schedule: the schedule as JSON.
+            mode: the mode as JSON.
+            limit_seconds: the time limit; after it, the child is killed.
 
         Raises:
             BuildTimeoutError: if the build exceeded its time limit.
             ProcessExpired: if the child process does not start, or died.
             CompilerError: if the compiler rejects the candidate.
+            RuntimeError: if the compile function raised another exception.
         """
         child = self._ready()
         try:
@@ -93,9 +103,10 @@ class BuildChild:
 
 
 def serve(pipe: Connection) -> None:
-    """The main loop of the child: build the candidates from the pipe until it is closed.
+    """Run the child process: build each candidate received from `pipe`, until the pipe is closed.
 
-    The first message says whether they need the compiler.
+    The first message is a boolean: whether to load the compiler. Every other message has a compile
+    function and its arguments; the reply is its result or an exception.
     """
     with pipe:
         if pipe.recv():

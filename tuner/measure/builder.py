@@ -1,7 +1,8 @@
-"""Builds candidates in isolated processes with a time limit; a failed build is a result.
+"""Compilation of candidates in a pool of processes, with a time limit per candidate.
 
-A process builds one candidate at a time. If it crashes or hangs, it is replaced, and only this
-candidate fails. (With `concurrent.futures`, other candidates would fail, too.)
+A failed build is reported as a result. A process builds one candidate at a time. If the process
+crashes or hangs, it is replaced, and only this candidate fails. (With the pools of
+`concurrent.futures`, other candidates would fail, too.)
 """
 
 from __future__ import annotations
@@ -47,13 +48,16 @@ _PARENT_SECONDS = 0.2
 
 @dataclass(frozen=True, slots=True)
 class Built:
-    """The result of a build.
+    """The result of the build of one candidate.
 
     Attributes:
-        status: OK, or the kind of failure; `error` has the message.
-        object_digest: digest of the code without its symbol names: equal code has equal digests.
-        spills: a message if the code spills too many vectors to the stack; otherwise empty.
+        status: OK, or the kind of failure.
+        error: the message of a failure.
+        object: the object file; empty for a failure.
+        object_digest: digest of the object without symbol names, so that equal code has equal
+            digests.
         spec: the `KernelSpec` as JSON; empty for a failure.
+        spills: a message if the code spills too many vectors to the stack; otherwise empty.
     """
 
     schedule: Schedule
@@ -81,23 +85,23 @@ class Ticket(Protocol):
         """Whether the build of every candidate has ended."""
 
     def results(self) -> list[Built]:
-        """Wait for all builds, and return the results in the order of the batch."""
+        """Wait for all builds, and return their results in the order of the schedules."""
 
     def cancel(self) -> None:
-        """Cancel the batch; unfinished builds get the status CANCELLED."""
+        """Cancel the unfinished builds; their results have the status CANCELLED."""
 
 
 class Builder(Protocol):
     """Builds batches of candidates in the background."""
 
     def start(self) -> None:
-        """Prepare for the first batch, so that its builds start without delay."""
+        """Start processes or connections ahead of the first batch, to build it without delay."""
 
     def submit(self, task: Task, schedules: Sequence[Schedule]) -> Ticket:
-        """Start to build a task's schedules as one batch."""
+        """Start to build a task's workload with each schedule, and return without waiting."""
 
     def close(self) -> None:
-        """Stop all processes."""
+        """Stop the processes that build."""
 
 
 class BuildFuture(Protocol):
@@ -113,9 +117,9 @@ class BuildFuture(Protocol):
         """Cancel the build. Return whether it is cancelled."""
 
     def result(self) -> Mapping[str, Any]:
-        """Wait for the build. Return the dict of the compile function, with the build time.
+        """Wait for the build, and return the dict of the compile function (`Compile`).
 
-        The key `build_seconds` has the build time.
+        The dict has the additional key `build_seconds`.
 
         Raises:
             CancelledError: if the build was cancelled, or the builder closed.
@@ -126,23 +130,24 @@ class BuildFuture(Protocol):
 
 
 class CachingBuilder(ABC):
-    """A builder that caches results and never repeats a build. Subclasses run the builds.
+    """A builder that caches the results of its last CACHE_ENTRIES builds.
 
-    Several runs may share one builder, each from its own thread.
+    Subclasses implement `begin`, which builds one candidate. Several tuning runs may share a
+    builder, each from its own thread.
     """
 
     def __init__(self, timings: Timings | None = None) -> None:
-        """`timings` records the seconds of each build step, summed over all processes."""
+        """Create the builder. `timings` records the seconds of each build step of all processes."""
         self._timings = timings
         self._cache: OrderedDict[tuple[str, Mode, str], Built] = OrderedDict()
         self._lock = threading.Lock()
 
     @abstractmethod
     def begin(self, text: str, schedule: Mapping[str, Any], mode: Mapping[str, Any]) -> BuildFuture:
-        """Start to build one candidate; the arguments are passed to `Compile`."""
+        """Start to build one candidate, given the arguments of the compile function (`Compile`)."""
 
     def submit(self, task: Task, schedules: Sequence[Schedule]) -> Ticket:
-        """Start to build a batch; cached results of earlier builds are reused."""
+        """Start to build a task's workload with each schedule that is not in the cache."""
         key, text, mode = task.key, task.workload.text(), task.mode.to_json()
         parts: list[Built | _Pending] = []
         for schedule in schedules:
@@ -170,10 +175,10 @@ class CachingBuilder(ABC):
 
 
 class ProcessBuilder(CachingBuilder):
-    """Builds in a pool of processes on this machine.
+    """Builds candidates in a pool of processes on this machine.
 
-    The pool breaks if a process dies before it has reported which build it runs. Then a new pool
-    repeats the unfinished builds.
+    If a process dies before it has reported which build it runs, the pool becomes unusable. Then a
+    new pool repeats the unfinished builds.
     """
 
     def __init__(
@@ -183,7 +188,14 @@ class ProcessBuilder(CachingBuilder):
         compile_candidate: Compile | None = None,
         timings: Timings | None = None,
     ) -> None:
-        """The processes start with the first batch, or with `start`."""
+        """Create the builder; its processes start with the first batch, or with `start`.
+
+        Args:
+            workers: number of processes; None for one less than the number of CPUs.
+            limit_seconds: the time limit of one build.
+            compile_candidate: the compile function; None for the real compiler.
+            timings: records the seconds of each build step.
+        """
         super().__init__(timings)
         self._limit_seconds = limit_seconds
         self._compile = compile_candidate or compile_with_compiler
@@ -237,9 +249,9 @@ class ProcessBuilder(CachingBuilder):
 
 
 class _PooledBuild:
-    """A build in a process pool.
+    """The future of one build in a process pool.
 
-    If another candidate breaks the pool, the build is repeated once.
+    If the pool breaks because another candidate's process died, the build is repeated once.
     """
 
     def __init__(
@@ -269,9 +281,9 @@ class _PooledBuild:
         return made
 
     def _retry_if_broken(self) -> None:
-        """Resubmit the build if its pool is broken.
+        """Submit the build again, to a new pool, if its pool is broken.
 
-        A broken pool fails its running builds and drops the waiting ones.
+        In a broken pool, running builds fail, and waiting builds never start.
         """
         if self._pool.active or self._future.cancelled():
             return
@@ -285,10 +297,11 @@ class _PooledBuild:
 
 
 class _Process(SpawnProcess):
-    """A process that ignores Ctrl-C in the terminal: its parent ends it.
+    """A builder process that ignores Ctrl-C in the terminal; only its parent ends it.
 
-    Otherwise an interrupted build would be recorded as a failure of the candidate. The signal is
-    blocked before the process starts, because its imports alone take a second.
+    Otherwise an interrupted build would be recorded as a failure of the candidate. SIGINT is
+    blocked before the process starts, because the process needs a second for imports before it can
+    set a handler.
     """
 
     def start(self) -> None:
@@ -304,10 +317,10 @@ class _Context(SpawnContext):
 
 
 class _Pool(ProcessPool):  # type: ignore[misc]  # pebble has no types
-    """A process pool that ends its processes before it releases their locks.
+    """A process pool that kills its processes before it deletes the locks that they share.
 
-    Pebble releases the locks first. A process that starts at that moment then fails with a
-    traceback, because its lock is missing.
+    Pebble deletes the locks first. A process that is just starting then fails with a traceback,
+    because its lock is missing.
     """
 
     def _stop_pool(self) -> None:
@@ -388,9 +401,9 @@ class _CachingTicket:
 def compile_with_compiler(
     text: str, schedule: Mapping[str, Any], mode: Mapping[str, Any]
 ) -> Mapping[str, Any]:
-    """Compile with the real compiler.
+    """Compile a candidate with the real compiler; the default `Compile` function.
 
-    It is imported on the call, so only builder processes load it.
+    The compiler is imported in this call, so that only builder processes load it.
     """
     from tilewright.tuner.measure.candidate import compile_candidate
 
@@ -398,10 +411,11 @@ def compile_with_compiler(
 
 
 def _prepare(with_compiler: bool, parent: int) -> None:
-    """Initialise a builder process: lower its priority, tie it to its parent, load the compiler.
+    """Initialise a builder process: watch its parent, lower its priority, load the compiler.
 
-    Measurements and the tuner itself have precedence. Loading the compiler takes a second, which
-    must not count against the first candidate's time limit.
+    With a lower priority, builds do not delay measurements and the tuner. The compiler is loaded
+    here, which takes a second, so that this time does not count as the first candidate's.
+    `with_compiler` is false for compile functions without the compiler; `parent` is a process id.
     """
     threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
     os.nice(5)
@@ -410,8 +424,10 @@ def _prepare(with_compiler: bool, parent: int) -> None:
 
 
 def load_compiler() -> None:
-    """Configure this process, a builder, and then load the compiler: NumPy reads the settings when
-    it is imported."""
+    """Configure this builder process, then import the compiler.
+
+    The order matters, because NumPy reads the settings when it is imported.
+    """
     from tilewright.compiler.process import configure_process
 
     configure_process()
@@ -421,10 +437,11 @@ def load_compiler() -> None:
 
 
 def _end_with(parent: int) -> None:
-    """End this process soon after its parent ends.
+    """Wait until the process `parent` ends, then end this process at once.
 
-    Otherwise a compiling process would notice only after its build. A thread polls for it: Linux
-    can end a process with the thread that started it, but that may be the thread of one job.
+    It runs in a thread, so that even a build in progress is aborted. Linux's own mechanism
+    (PR_SET_PDEATHSIG) is not suitable: it reacts to the end of the thread that created the process,
+    and this may be the thread of a single job.
     """
     while os.getppid() == parent:
         time.sleep(_PARENT_SECONDS)
@@ -437,7 +454,7 @@ def timed_compile(
     schedule: Mapping[str, Any],
     mode: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """Compile a candidate, and add the build time to the result, under the key `build_seconds`."""
+    """Call a compile function, and add its duration to the result as `build_seconds`."""
     started = time.perf_counter()
     made = compile_candidate(text, schedule, mode)
     return {**made, "build_seconds": time.perf_counter() - started}

@@ -1,4 +1,4 @@
-"""Builds a candidate: parses its JSON and compiles it to an object file, in a builder process."""
+"""The compile function of builder processes: from JSON to an object file."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ same code."""
 
 
 def warm_up() -> None:
-    """Load the operators and templates, before the first candidate of a builder process."""
+    """Load all operators and templates, so that the first candidate does not wait for them."""
     operators()
     templates()
 
@@ -40,9 +40,10 @@ def compile_candidate(
         mode: the mode as JSON: target, threads and numerics.
 
     Returns:
-        A dict with `object` (bytes), `spec` (JSON), `digest` (of the code under a neutral name),
-            `spills` (a message if it uses too much of the stack, otherwise empty) and `stages`
-            (seconds by step).
+        A dict with `object` (the object file), `spec` (the `KernelSpec` as JSON), `digest` (of the
+            object with the kernel's name replaced, so that equal code has equal digests), `spills`
+            (a message if the code spills too many vectors, otherwise empty) and `stages` (the
+            seconds of each compilation step).
 
     Raises:
         CompilerError: if the schedule is invalid for the workload, or LLVM rejects the code.

@@ -1,7 +1,7 @@
-"""The function that a Dask worker runs: one build, in a child process.
+"""The function that a Dask worker runs to build a candidate in a child process.
 
-A build is a pure function of a few hundred bytes, and its result is bytes with a digest. So Dask
-may run it on any worker, twice, or again after losing a worker.
+A build has no side effects, and its result depends only on its arguments, a few hundred bytes. So
+Dask may run the build on any worker, and repeat it if a worker is lost.
 """
 
 from __future__ import annotations
@@ -23,10 +23,7 @@ Versions = Mapping[str, str]
 
 
 def versions_here() -> dict[str, str]:
-    """Return the versions of the software on this machine that determines the generated code.
-
-    The keys are the names of the software.
-    """
+    """Return the versions, by name, of this machine's software that affects the generated code."""
     from tilewright.compiler.program.build import CODEGEN_VERSION
 
     return {
@@ -42,7 +39,7 @@ def build_on_worker(
     limit_seconds: float,
     expected: Versions,
 ) -> dict[str, Any]:
-    """Build one candidate, if this machine has the `expected` versions.
+    """Build one candidate, provided that this machine has the `expected` software versions.
 
     Args:
         compile_candidate: the compile function.
@@ -51,9 +48,11 @@ def build_on_worker(
         expected: the versions of the tuner's machine, as `versions_here` returns them.
 
     Returns:
-        A dict with a single key. The key `made` has the result of `compile_candidate`. The keys
-            `refused`, `expired`, `late`, `bug` and `differs` have an error message. Exceptions are
-            never sent, because the tuner would have to unpickle them.
+        A dict with a single key. After a successful build, this is `made`, with the result of
+            `compile_candidate`. Otherwise its value is an error message, and the key is `refused`
+            (by the compiler), `expired` (the process died), `late` (time limit), `bug` (another
+            exception) or `differs` (wrong versions). Exceptions are not sent, because the tuner
+            would have to unpickle them.
     """
     mine = versions_here()
     if mine != expected:
@@ -77,7 +76,10 @@ def build_on_worker(
 
 
 def versions_differ(theirs: Versions, ours: Versions) -> str:
-    """Describe the differences between the versions of two machines, as text for users."""
+    """Describe in a text for users which versions differ on a remote machine and on this machine.
+
+    Example: `llvmlite 0.44.0 there, 0.45.1 here`.
+    """
     return ", ".join(
         f"{name} {theirs.get(name, 'missing')} there, {ours.get(name, 'missing')} here"
         for name in sorted({*theirs, *ours})

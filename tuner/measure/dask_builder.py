@@ -1,7 +1,7 @@
-"""Builds on a Dask cluster, for example on a few extra machines.
+"""Compilation of candidates on a Dask cluster, for example on a few extra machines.
 
-A lost Dask worker or scheduler only costs time: Dask runs the build on another worker, or this
-machine builds if no worker is left.
+The loss of a Dask worker or scheduler only delays builds: Dask repeats a build on another worker,
+and if no worker is left, this machine builds.
 """
 
 from __future__ import annotations
@@ -43,11 +43,14 @@ LOOK_SECONDS = 1.0
 
 
 class BuilderError(CompilerError):
-    """The Dask cluster cannot be used; the message is one sentence with the reason."""
+    """Raised if the Dask cluster cannot be used; the message is one sentence with the reason."""
 
 
 class DaskBuilder(CachingBuilder):
-    """Builds on the workers of a Dask scheduler, and on this machine while it has no workers."""
+    """Builds candidates on the workers of a Dask scheduler.
+
+    While the scheduler has no workers, this machine builds.
+    """
 
     def __init__(
         self,
@@ -85,10 +88,13 @@ class DaskBuilder(CachingBuilder):
         self._seen = float("-inf")
 
     def start(self) -> None:
-        """Connect to the scheduler on the first call, and compare the versions of its workers.
+        """Connect to the scheduler, and check the software versions of its workers.
+
+        Calls after the first successful one have no effect.
 
         Raises:
-            BuilderError: if the scheduler does not answer, or a worker has another version.
+            BuilderError: if the scheduler does not answer, or if a worker's versions differ from
+                those of this machine.
         """
         with self._cluster_lock:
             if not self._started:  # a scheduler lost since then is tried again later
@@ -123,7 +129,7 @@ class DaskBuilder(CachingBuilder):
     def begin_here(
         self, text: str, schedule: Mapping[str, Any], mode: Mapping[str, Any]
     ) -> BuildFuture:
-        """Start to build a candidate on this machine."""
+        """Start to build a candidate on this machine instead of the cluster."""
         with self._cluster_lock:
             if self._local is None:
                 self._local = self._make_local()
@@ -138,14 +144,18 @@ class DaskBuilder(CachingBuilder):
 
     @property
     def workers(self) -> int:
-        """Number of connected Dask workers; 0 without a scheduler."""
+        """Number of Dask workers connected to the scheduler; 0 if there is no connection to it."""
         client = self._client
         if client is None or client.status != "running":
             return 0
         return len(client.scheduler_info(n_workers=-1)["workers"])
 
     def abandoned(self) -> bool:
-        """Whether the cluster cannot build: no scheduler, or no workers for ABSENT_SECONDS."""
+        """Whether the cluster cannot build.
+
+        It cannot if there is no connection to the scheduler, or if the scheduler has had no workers
+        for ABSENT_SECONDS.
+        """
         client, now = self._client, self._clock()
         if client is None or client.status != "running":
             return True
@@ -156,7 +166,11 @@ class DaskBuilder(CachingBuilder):
         return now - self._seen >= ABSENT_SECONDS
 
     def _connected(self) -> Client | None:
-        """Return the client while the cluster has workers; reconnect to a lost scheduler."""
+        """Return the Dask client, or None if the cluster cannot build now.
+
+        If the connection to the scheduler is lost, try to connect again, at most every
+        AGAIN_SECONDS.
+        """
         if self._client is not None and self._client.status == "closed":
             self._client = None
         now = self._clock()
@@ -185,7 +199,7 @@ class DaskBuilder(CachingBuilder):
 
 
 class _Remote:
-    """A build on the cluster. If the cluster loses it, this machine repeats it."""
+    """The future of a build on the cluster. If the cluster loses the build, this machine builds."""
 
     def __init__(
         self,
@@ -236,7 +250,11 @@ class _Remote:
                 raise RuntimeError(text)
 
     def _is_lost(self) -> bool:
-        """Whether the cluster will return no usable result for this build."""
+        """Whether the build must be repeated on this machine.
+
+        It must if Dask reports a failure, if a Dask worker has the wrong versions, or if the
+        cluster cannot build any more.
+        """
         if self._remote.done():
             if self._remote.status != "finished":
                 return True
@@ -245,15 +263,17 @@ class _Remote:
 
 
 def is_dask(name: str) -> bool:
-    """Whether a setting has the form of a Dask scheduler's address."""
+    """Whether a setting names a Dask scheduler: `dask://` or `dask+tls://` and an address."""
     return name.startswith(("dask://", "dask+tls://"))
 
 
 def dask_address(name: str) -> str:
     """Convert the setting `dask://HOST:PORT` or `dask+tls://HOST:PORT` to an address for Dask.
 
+    The result is `tcp://HOST:PORT` or `tls://HOST:PORT`.
+
     Raises:
-        BuilderError: if it has neither form.
+        BuilderError: if the setting has neither form.
     """
     scheme, _, rest = name.partition("://")
     kinds = {"dask": "tcp", "dask+tls": "tls"}
