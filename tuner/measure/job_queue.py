@@ -1,7 +1,7 @@
-"""A queue of requests for the sandbox, from which several requests are measured together.
+"""A queue of measurement requests that groups requests to be measured together.
 
-Rounds of one request are spaced in time, because disturbances last. In the gaps the device measures
-the next request without losing time.
+The rounds of a request are spaced in time, so that a disturbance of the device does not affect all
+of them. In the gaps, the device measures other requests of the group.
 """
 
 from __future__ import annotations
@@ -22,10 +22,11 @@ Item = TypeVar("Item")
 
 
 def go_together(requests: Sequence[Request]) -> bool:
-    """Whether requests may share a job of the sandbox: all are screenings with equal threads.
+    """Whether the sandbox may process these requests together.
 
-    Comparisons of finalists and runs of whole programs never wait between rounds, so they have no
-    gaps to share.
+    Several requests must be screenings with the same number of threads and without common trials.
+    Comparisons of finalists and runs of whole programs are processed alone, because they have no
+    gaps between rounds that other requests could use.
     """
     if any(isinstance(request, RunRequest) for request in requests):
         return len(requests) == 1
@@ -39,7 +40,11 @@ def go_together(requests: Sequence[Request]) -> bool:
 
 
 class JobQueue(Generic[Item]):
-    """A thread-safe queue of requests; `take` returns the first items that may share a job."""
+    """A thread-safe queue of items that contain requests.
+
+    `take` removes a group of items whose requests may be processed together. `request_of` returns
+    the request of an item.
+    """
 
     def __init__(self, request_of: Callable[[Item], Request]) -> None:
         self._request_of = request_of
@@ -48,7 +53,7 @@ class JobQueue(Generic[Item]):
         self._closed = False
 
     def put(self, item: Item) -> bool:
-        """Append an item. Return False if the queue is closed. Thread-safe."""
+        """Append an item. If the queue is closed, return False instead."""
         with self._changed:
             if not self._closed:
                 self._items.append(item)
@@ -65,13 +70,14 @@ class JobQueue(Generic[Item]):
             return waiting
 
     def take(self, timeout_seconds: float | None = None, most: int = MOST_TOGETHER) -> list[Item]:
-        """Remove and return the items for the next job; wait for the first one.
+        """Remove and return the first items whose requests may be processed together.
 
-        Return an empty list at the timeout, or if the queue is closed.
+        If the queue is empty, wait for an item. Return an empty list after the timeout, or if the
+        queue is closed.
 
         Args:
             timeout_seconds: the longest wait; None for no limit.
-            most: the largest number of items in a job.
+            most: the largest number of items to return.
         """
         with self._changed:
             self._changed.wait_for(lambda: self._items or self._closed, timeout_seconds)

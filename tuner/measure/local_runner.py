@@ -1,4 +1,4 @@
-"""A runner for this machine: a thread that drives a harness."""
+"""A runner that measures on this machine, in a thread that communicates with a harness."""
 
 from __future__ import annotations
 
@@ -28,7 +28,12 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class _Work:
-    """A request that waits for the harness; the future `done` receives the result of a run."""
+    """A request in the queue of the local runner.
+
+    Attributes:
+        blobs: the blobs that the request names, by digest.
+        done: for a run, the future that receives its result; None for a batch.
+    """
 
     request: Request
     blobs: Mapping[str, Bytes]
@@ -36,11 +41,14 @@ class _Work:
 
 
 class LocalRunner:
-    """Measures requests on this machine in the order of submission, up to MOST_TOGETHER at a time.
+    """A `Runner` that measures on this machine, in the order of submission.
+
+    Up to MOST_TOGETHER requests are measured together.
 
     Args:
-        worker: the worker id in measurements.
-        device: properties stored with every measurement; by default those of this machine.
+        worker: the worker id that measurements state.
+        device: the device's properties to store in every measurement; by default those of this
+            machine.
 
     Raises:
         HarnessError: if this machine has no harness; the message names the remedy.
@@ -62,9 +70,10 @@ class LocalRunner:
 
     @property
     def capacity(self) -> int:
-        """Return 2: two interleaved requests keep the device busy in the gaps between rounds.
+        """Return the number of requests that should be in flight: 2.
 
-        With more requests, candidates would be proposed before the first results are known.
+        Two requests suffice to keep the device busy in the gaps between rounds. With more, the
+        search would propose candidates before it knows the results of earlier ones.
         """
         return 2
 
@@ -75,9 +84,10 @@ class LocalRunner:
         return speed
 
     def submit(self, request: MeasureRequest, blobs: Mapping[str, bytes]) -> None:
-        """Queue a request.
+        """Queue a request; `poll` will return its result.
 
-        If a request with its id was measured before, `poll` returns that result.
+        A request whose id was measured before is not measured again: `poll` returns the earlier
+        result.
         """
         with self._lock:
             if request.request_id in self._results:
@@ -89,9 +99,9 @@ class LocalRunner:
         self._put(_Work(request, blobs))
 
     def run(self, request: RunRequest, blobs: Mapping[str, Bytes]) -> RunResult:
-        """Run whole programs after the requests already queued, and wait for the result.
+        """Execute a run (whole programs) after the requests already queued, and return its result.
 
-        The result has the status CANCELLED if the runner is closed first.
+        If the runner is closed before the run ends, the result has the status CANCELLED.
 
         Raises:
             OSError, RuntimeError, ValueError, HarnessError: if the harness cannot execute the run.
@@ -110,7 +120,7 @@ class LocalRunner:
             return results
 
     def acknowledge(self, request_ids: Sequence[str]) -> None:
-        """Do nothing: results are small, and are kept in case a request is repeated."""
+        """Do nothing. All results stay in memory, in case a request is submitted again."""
 
     def cancel(self, request_ids: Sequence[str] | None = None) -> None:
         with self._lock:
@@ -132,7 +142,7 @@ class LocalRunner:
             self._dismiss([work])
 
     def _dismiss(self, works: Sequence[_Work]) -> None:
-        """Report requests that are cancelled because the runner is closed."""
+        """Report requests as cancelled, because the runner was closed before they were executed."""
         for work in works:
             if work.done is not None:
                 work.done.set_result(_cancelled_run(work.request))
@@ -185,7 +195,11 @@ class LocalRunner:
         status: Status,
         error: str,
     ) -> None:
-        """Report the results. A request without a result gets this status in every measurement."""
+        """Store the results of batches, and make `poll` return them.
+
+        If a result is None, all measurements of its request get the given status and error. With
+        WORKER_LOST, a request is forgotten, so that it is measured if it is submitted again.
+        """
         with self._lock:
             for request, result in zip(requests, results, strict=True):
                 if not isinstance(result, MeasureResult):
@@ -198,9 +212,10 @@ class LocalRunner:
     def _work(
         self, requests: Sequence[Request], blob: Blob, cancelled: Callable[[], bool]
     ) -> Sequence[WorkResult | None]:
-        """Return the harness's results; restart a lost harness once and repeat the requests.
+        """Execute requests with the harness and return their results (`Harness.work`).
 
-        Another program may have killed the harness, even while it was idle.
+        If the harness is lost, restart it and repeat the requests once. Another program may have
+        killed it, even while it was idle.
         """
         try:
             return self._work_once(requests, blob, cancelled)
@@ -222,9 +237,9 @@ def _cancelled_run(request: Request) -> RunResult:
 
 
 def _unmeasured(request: MeasureRequest, measurement: Measurement) -> MeasureResult:
-    """Return a result with the same measurement for all candidates of a request.
+    """Return a result in which all candidates of a request have the same measurement.
 
-    It serves requests that were cancelled, or that this machine could not run.
+    It is used for requests that were cancelled, or that this machine could not execute.
     """
     names = ((c.trial_id, measurement) for c in request.candidates)
     return MeasureResult(request.request_id, tuple(names), measurement.worker)

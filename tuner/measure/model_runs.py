@@ -1,7 +1,7 @@
-"""Random inputs for whole models, and comparison of their outputs.
+"""Random inputs for runs of whole models, and comparison of the models' outputs.
 
-Only the standard library, NumPy and `compiler.runtime` are imported, because devices use this
-module.
+This module also runs on devices, so it imports only the standard library, NumPy and modules that
+need no more, such as `compiler.runtime`.
 """
 
 from __future__ import annotations
@@ -27,11 +27,12 @@ def input_spec(
     seed: int,
     integers: tuple[int, int] | None = None,
 ) -> InputSpec:
-    """Return the distribution of a random model input.
+    """Return the distribution and the seed from which a random model input is generated.
 
     Floats are standard normal. Integers are uniform in the half-open range `integers`
-    (`Port.integers`); without it, and for bool, they are 0 or 1. The input's seed is derived from
-    `seed` and `name`, so it does not depend on the order of the inputs.
+    (`Port.integers`), limited to the range of `dtype`. If it is None, and for bool, they are 0 or
+    1. The seed of the input is derived from `seed` and `name`, so that it does not depend on the
+    order of the inputs.
     """
     own = seed << 32 | zlib.crc32(name.encode())
     if dtype.is_float:
@@ -45,10 +46,12 @@ def input_spec(
 
 
 def draw_inputs(ports: Iterable[Port], seed: int = INPUT_SEED) -> dict[str, np.ndarray]:
-    """Generate random arrays for the inputs of a program, by name; bfloat16 as raw 16-bit values.
+    """Generate random arrays for the inputs of a program, by name.
+
+    bfloat16 values are returned as their 16-bit patterns.
 
     Raises:
-        OutOfMemoryError: if the machine cannot hold them.
+        OutOfMemoryError: if the arrays do not fit into memory.
     """
     ports = tuple(ports)
     needed = sum(prod(port.shape) * port.dtype.bytes for port in ports)
@@ -57,9 +60,10 @@ def draw_inputs(ports: Iterable[Port], seed: int = INPUT_SEED) -> dict[str, np.n
 
 
 def largest_error(actual: np.ndarray, expected: np.ndarray) -> float:
-    """Return the largest absolute difference, relative to the largest finite expected value.
+    """Return the largest absolute difference, divided by the largest finite expected magnitude.
 
-    It is infinite if the shapes differ, or if NaNs and infinities are not at the same positions.
+    The result is infinite if the shapes differ, or if NaNs and infinities are not at the same
+    positions.
     """
     if actual.shape != expected.shape:
         return math.inf

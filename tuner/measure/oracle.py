@@ -1,9 +1,9 @@
 """Random inputs of a workload, and the expected output that every candidate must compute.
 
 The NumPy implementations of the operators compute the expected output with float64 accumulation,
-once per workload. Screened candidates are checked on one set of random inputs. Finalists are
-checked on several sets of different magnitudes, so that a kernel that is right on one set by chance
-fails on another.
+once per workload. In screening, candidates are checked on one set of random inputs. Finalists are
+checked on several sets with different magnitudes, because a wrong kernel may pass on one set by
+chance.
 """
 
 from __future__ import annotations
@@ -69,11 +69,12 @@ MOVING = (OpKind.MOVEMENT, OpKind.PIECES, OpKind.VIEW, OpKind.GATHER)
 
 @dataclass(frozen=True, slots=True)
 class ExpectedOutput:
-    """The expected output of a workload on one set of random inputs.
+    """The expected output of a workload for one set of random inputs.
 
     Attributes:
-        inputs: the distributions of the inputs.
-        expected: the output as .npy bytes, whose SHA-256 is `digest`.
+        inputs: the distributions and seeds from which the inputs are generated.
+        expected: the output as .npy bytes.
+        digest: the SHA-256 of `expected`.
         tolerance: the largest accepted error, relative to the largest expected value.
         sizes: the sizes of dynamic dimensions.
         point: the size point at which candidates are timed with these inputs; None if the inputs
@@ -89,7 +90,7 @@ class ExpectedOutput:
 
     @property
     def case(self) -> Case:
-        """The inputs and the output's digest as a `Case` of a request."""
+        """The inputs and the digest of the expected output, in the form of a request's `Case`."""
         if self.point is None:
             return Case(self.inputs, self.digest, self.sizes)
         point = self.point
@@ -99,9 +100,9 @@ class ExpectedOutput:
 def make_reference(workload: Workload, draw: int = 0) -> ExpectedOutput:
     """Generate random inputs for a workload and compute its expected output.
 
-    `draw` selects the set of inputs, an index of DRAWS. If the output is not finite (a logarithm of
-    a negative number, a large exponential), milder inputs are generated instead: an output of NaNs
-    would certify nothing.
+    `draw` is an index of DRAWS, which selects the set of inputs. If the output is not finite, for
+    example because of the logarithm of a negative number, inputs from a narrower distribution are
+    used instead: with an expected output of NaNs, the check would not detect errors.
     """
     seed = BASE_SEED + SEED_STEP * draw
     wide = (Distribution.WIDE,) if DRAWS[draw] is Distribution.WIDE and _is_wide(workload) else ()
@@ -122,11 +123,12 @@ def make_reference(workload: Workload, draw: int = 0) -> ExpectedOutput:
 
 
 def _at_ties(workload: Workload, specs: tuple[InputSpec, ...], output: np.ndarray) -> float:
-    """Return the largest effect on the output of rounding inner values the other way.
+    """Return by how much the output can change because of roundings inside the workload.
 
-    It is relative to the largest output. A value that is rounded inside a workload affects later
-    arithmetic, and near a tie float32 arithmetic may round it either way. So the output is also
-    computed with all such values moved up and down by the error that float32 may have.
+    Near a rounding tie, float32 arithmetic may round a value to either neighbour, which affects all
+    later operations. So the output is also computed with all such values shifted up, and with all
+    shifted down, by the error that float32 may have. The result is the largest difference, relative
+    to the largest output.
     """
     graph = workload.graph
     rounded = [node.inputs[0] for node in graph.nodes if _jumps(graph, node)]
@@ -148,12 +150,15 @@ def _at_ties(workload: Workload, specs: tuple[InputSpec, ...], output: np.ndarra
 
 
 def _jumps(graph: Graph, node: Node) -> bool:
-    """Whether the node's float output is discontinuous in its operand, as a rounding is."""
+    """Whether a node computes a discontinuous function with a float result, such as rounding."""
     return ops.get(node.op).jumps and graph.types[node.output].dtype.is_float
 
 
 def _moved(graph: Graph, by: Mapping[str, float]) -> Graph:
-    """Return the graph with the given offsets added to these values before they are rounded."""
+    """Return a copy of the graph that adds an offset to each value before it is rounded.
+
+    `by` has the offsets of the values, by name.
+    """
     nodes: list[Node] = []
     types, constants = dict(graph.types), dict(graph.constants)
     for node in graph.nodes:
@@ -170,12 +175,13 @@ def _moved(graph: Graph, by: Mapping[str, float]) -> Graph:
 
 
 def _tolerance(workload: Workload, output: np.ndarray) -> float:
-    """Return the accepted relative error; one quantum if floats are rounded to integers.
+    """Return the accepted error of an output, relative to its largest element.
 
-    A float near a tie may be rounded either way. Integers that do not come from rounded floats must
-    be equal. A float that is stored in 16 bits but computed in float32 may also be rounded either
-    way. Its tolerance is one unit in the last place of the largest element (2**-7 of it for
-    bfloat16, whose fraction has 7 bits) plus the error of its float32 sums.
+    If the workload rounds floats to integers, an error of 1 is accepted, because a float near a tie
+    may be rounded to either neighbour. Other integers must be equal. If the output is stored in 16
+    bits but computed in float32, one unit in the last place of the largest element is accepted
+    (for bfloat16, whose fraction has 7 bits, 2**-7 of the element), plus the error of the float32
+    sums.
     """
     kind = workload.output.type.dtype
     if kind in HALVES and not _computes_in(workload.graph, kind):
@@ -188,7 +194,10 @@ def _tolerance(workload: Workload, output: np.ndarray) -> float:
 
 
 def _computes_in(graph: Graph, dtype: DType) -> bool:
-    """Whether an operation computes in this type; conversions and data movement do not count."""
+    """Whether any node of the graph has a result of this type.
+
+    Conversions and operators that only move elements do not count.
+    """
     return any(
         graph.types[node.output].dtype is dtype
         and node.op != "cast"
@@ -198,16 +207,20 @@ def _computes_in(graph: Graph, dtype: DType) -> bool:
 
 
 def _is_wide(workload: Workload) -> bool:
-    """Whether the float types of a workload have a range for magnitudes that differ by decades."""
+    """Whether inputs of `Distribution.WIDE`, whose magnitudes differ by decades, are suitable.
+
+    They are if the workload has no floats with a small range, such as float16.
+    """
     dtypes = {kind.dtype for kind in workload.graph.types.values() if kind.dtype.is_float}
     return dtypes <= {DType.FLOAT32, DType.FLOAT64, DType.BFLOAT16}
 
 
 def input_specs(workload: Workload, seed: int = BASE_SEED) -> tuple[InputSpec, ...]:
-    """Return the distribution of each input of a workload.
+    """Return the distribution and the seed of each random input of a workload.
 
-    Indices are within bounds, and weights are scaled by their fan-in. int8 and uint8 factors cover
-    their whole range, so that sign errors and saturating sums are noticed.
+    Indices are within bounds. Weights are scaled by their fan-in, so that sums have about the size
+    of the inputs. 8-bit and 16-bit integer factors cover the whole range of their type, so that
+    sign errors and saturating sums are detected.
     """
     bounds = _index_bounds(workload)
     multiplied = any(_sums_bytes(node) for node in workload.graph.nodes)
@@ -239,10 +252,10 @@ def input_specs(workload: Workload, seed: int = BASE_SEED) -> tuple[InputSpec, .
 
 
 def _expected(workload: Workload, specs: tuple[InputSpec, ...]) -> np.ndarray:
-    """Compute the output to compare with; float64 only if the workload's output is float64.
+    """Compute the expected output of a workload on inputs with the given distributions.
 
-    Other float outputs are float32. For a float64 output, a rounding to float32 would have 600
-    times the accepted error.
+    Float outputs are returned as float64 if the workload's output is float64, otherwise as float32.
+    Rounding a float64 output to float32 would cause 600 times the accepted error.
     """
     (array,) = _run(workload.graph, specs)
     if array.dtype.kind != "f" or workload.output.type.dtype is DType.FLOAT64:
@@ -251,17 +264,18 @@ def _expected(workload: Workload, specs: tuple[InputSpec, ...]) -> np.ndarray:
 
 
 def _run(graph: Graph, specs: tuple[InputSpec, ...]) -> list[np.ndarray]:
-    """Evaluate a graph on random inputs; outputs that are floats are float64."""
+    """Evaluate a graph on random inputs with the given distributions; floats are float64."""
     inputs = {name: spec.draw() for name, spec in zip(graph.inputs, specs, strict=True)}
     with np.errstate(all="ignore"):
         return [np.asarray(output) for output in run_graph(graph, inputs, float64=True)]
 
 
 def _integral(graph: Graph) -> set[str]:
-    """Return the float inputs that hold integers: they are converted to integers without rounding.
+    """Return the float inputs that have only integral values in the model.
 
-    In the model, another kernel has rounded them already. A fractional random value would be
-    truncated here, which never happens in the model.
+    These inputs are cast to integers without being rounded first, so another kernel of the model
+    has rounded them. A random input with a fraction would be truncated, which never happens in the
+    model.
     """
     found: set[str] = set()
     for node in graph.nodes:
@@ -273,7 +287,10 @@ def _integral(graph: Graph) -> set[str]:
 
 
 def _before_offsets(graph: Graph, value: str) -> str:
-    """Return the value before integer constants, such as zero points, were added to it."""
+    """Return the value from which `value` results by adding or subtracting integer constants.
+
+    Such constants are, for example, zero points. Without them, return `value` itself.
+    """
     maker = graph.producer(value)
     if maker is None or maker.op not in ("add", "sub"):
         return value
@@ -285,7 +302,7 @@ def _before_offsets(graph: Graph, value: str) -> str:
 
 
 def _index_bounds(workload: Workload) -> dict[str, int]:
-    """Return the exclusive upper bounds of the inputs that are indices of gathers."""
+    """Return, for each input that has the indices of a gather, the exclusive upper bound."""
     bounds: dict[str, int] = {}
     for node in workload.graph.nodes:
         if node.op == "gather":
@@ -297,11 +314,11 @@ def _index_bounds(workload: Workload) -> dict[str, int]:
 
 
 def _scales(workload: Workload) -> dict[str, float]:
-    """Return scale factors for weights of contractions, so that outputs have the size of the
-    inputs.
+    """Return scale factors for some random inputs, by name, so that results do not saturate.
 
-    Otherwise a following sigmoid or tanh would saturate and hide errors. Requantisation factors
-    after int8 products are scaled so that the results do not all saturate.
+    The weights of a contraction are scaled so that its sums have about the size of its inputs.
+    Otherwise a following sigmoid or tanh would saturate and hide errors. Factors that requantise
+    the sums of integer products are scaled for the same reason.
     """
     scales: dict[str, float] = {}
     for node in workload.graph.nodes:
@@ -321,7 +338,7 @@ def _sums_bytes(node: Node) -> bool:
 
 
 def _sum_size(workload: Workload, node: Node, terms: int) -> float:
-    """Return the root mean square of a sum of `terms` products."""
+    """Return the root mean square of a node's sums of `terms` products of random integers."""
     root = math.sqrt(terms)
     if workload.graph.types[node.inputs[0]].dtype in INT8_TYPES:
         return BYTE_PRODUCT * root
@@ -329,7 +346,7 @@ def _sum_size(workload: Workload, node: Node, terms: int) -> float:
 
 
 def _after_casts(graph: Graph, value: str) -> tuple[Node, ...]:
-    """Return the nodes that read a value, directly or through conversions."""
+    """Return the nodes that read a value, directly or after `cast` nodes."""
     users = graph.consumers(value)
     return tuple(
         found

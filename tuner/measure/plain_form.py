@@ -1,9 +1,9 @@
-"""Expands requests for devices without NumPy, such as a page in a browser.
+"""Expansion of requests for devices without NumPy, such as a worker in a browser.
 
-Such a device neither generates inputs nor interprets layouts. In addition to the request, it gets a
-JSON plan and the input arrays in row-major order. For each buffer, the plan names the array that
-fills it and gives the position of each element. A position is the sum of one table entry per
-dimension, as in `compiler.runtime.packing`. The rest of the request and its result are unchanged.
+Such a device can neither generate random inputs nor interpret layouts. So an expanded request also
+has a plan (JSON) and the input arrays in row-major order. For each buffer, the plan names the array
+that fills it, and the strides from which the device computes the position of each element. The
+other fields of the request, and its result, are unchanged.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ KEPT_BYTES = 256 << 20
 
 
 class PlainForms:
-    """Expands requests for devices without NumPy: creates their plans and input arrays.
+    """Expands requests for devices without NumPy, by creating their plans and input arrays.
 
-    Batches of one workload share arrays. At most `kept_bytes` of arrays are cached.
+    At most `kept_bytes` of arrays are cached, since the batches of a workload share their arrays.
     """
 
     def __init__(self, kept_bytes: int = KEPT_BYTES) -> None:
@@ -57,17 +57,20 @@ class PlainForms:
         blob: Callable[[str], bytes | memoryview],
         most_elements: int = MOST_ELEMENTS,
     ) -> tuple[Request, Mapping[str, bytes]]:
-        """Add a plan to a request. Return the new request and the additional blobs that it names.
+        """Add a plan to a request.
+
+        Return the new request, and the blobs that it names in addition, by digest: the plan and the
+        input arrays. Requests that need no plan are returned unchanged.
 
         Args:
             request: a batch or a run.
             blob: returns the bytes of a blob of the request, by digest.
-            most_elements: the limit for the elements of all random arrays of a case, or of all
-                programs.
+            most_elements: the limit for the total number of elements of the random arrays, per case
+                of a batch, or for all programs of a run.
 
         Raises:
-            ValueError: if the limit is exceeded, a program has dynamic sizes, or it accesses memory
-                outside its buffers.
+            ValueError: if the limit is exceeded, or if a program has dynamic sizes or accesses
+                memory outside its buffers.
         """
         if request.plain:
             return request, {}
@@ -90,10 +93,10 @@ class PlainForms:
         return replace(request, plain=plain, blobs={**request.blobs, **sizes}), made
 
     def batch(self, request: MeasureRequest) -> tuple[MeasureRequest, dict[str, bytes]]:
-        """Add a plan to a batch. Return the new request and the additional blobs that it names.
+        """Add a plan to a batch. Return the new request, and the additional blobs by digest.
 
-        If a candidate is not a kernel, or lacks the sizes of a case, its plan is an error. Then the
-        device reports the candidate as RUN_ERROR, and measures the others.
+        If a candidate's kernel specification is invalid or does not fit a case, its plan is an
+        error message. The device then reports this candidate as RUN_ERROR, and measures the others.
         """
         blobs: dict[str, bytes] = {}
         cases = [
@@ -148,8 +151,9 @@ class PlainForms:
         }
 
     def _array(self, spec: BufferSpec, source: InputSpec) -> tuple[str, bytes]:
-        """Return the digest and the bytes of the row-major array without a halo that fills a
-        buffer.
+        """Return the digest and the bytes of the array from which a buffer is filled.
+
+        The array is in row-major order and has no halo. `source` is its distribution.
         """
         plain = replace(spec, name="", layout=str(ROW_MAJOR), halo=(), bytes=0, may_alias=())
         key = source, json.dumps(plain.to_json(), sort_keys=True)
@@ -168,8 +172,9 @@ class PlainForms:
 def plain_programs(
     programs: Sequence[Program], seed: int, given: Sequence[Mapping[str, np.ndarray]]
 ) -> tuple[tuple[str, ...], dict[str, bytes]]:
-    """Create the plan and the input arrays for a run. Return their digests, and the blobs by
-    digest.
+    """Create the plan and the input arrays for a run.
+
+    Return the digests of the plan and of the arrays, and all these blobs by digest.
 
     Args:
         programs: the programs, in the order of the run.
@@ -225,7 +230,7 @@ def _port(port: Port) -> dict[str, Any]:
 
 
 def _added(blobs: dict[str, bytes], plan: Mapping[str, Any]) -> tuple[str, ...]:
-    """Add a plan to the blobs. Return the digests of the plan and of the arrays."""
+    """Add a plan to `blobs`, which has the arrays. Return all digests, the plan's first."""
     arrays = tuple(blobs)
     text = json.dumps(plan, separators=(",", ":")).encode()
     digest = digest_bytes(text)

@@ -1,7 +1,7 @@
-"""The cost of computing an expected output (a reference): bytes and operations, from the graph.
+"""Estimates of the memory and the operations needed to compute a reference (an expected output).
 
-A model's sizes may make a reference arbitrarily large. A reference that needs more memory than this
-machine can spare would take the memory of other jobs, so it is not computed.
+The reference of a large model may need more memory than this machine can spare. Then it is not
+computed, because this would take memory from other jobs.
 """
 
 from __future__ import annotations
@@ -63,17 +63,17 @@ def most_bytes(root: Path = Path("/")) -> int:
 
 @dataclass(frozen=True, slots=True)
 class ReferenceLimit:
-    """Limits of memory, operations and seconds for computing one expected output."""
+    """Limits for computing one expected output: bytes of memory, operations and seconds."""
 
     bytes: int = field(default_factory=most_bytes)
     operations: int = MOST_OPERATIONS
     seconds: float = MOST_SECONDS
 
     def refusal(self, workload: Workload) -> str:
-        """Return why computing a workload's expected output exceeds the limits; empty if it does
-        not.
+        """Return why the expected output of a workload is too expensive to compute.
 
-        The workload has fixed sizes.
+        The text is the end of a sentence. It is empty if the limits of memory and operations are
+        not exceeded. The workload must have fixed sizes.
         """
         needed = reference_bytes(workload)
         if needed > self.bytes:
@@ -85,17 +85,18 @@ class ReferenceLimit:
 
 
 def is_quick(workload: Workload) -> bool:
-    """Whether the expected output of a workload is computed in at most about two seconds.
+    """Whether the expected output of a workload can be computed in about two seconds.
 
-    The workload has fixed sizes.
+    The workload must have fixed sizes.
     """
     return reference_bytes(workload) <= QUICK_BYTES and costs.flops(workload) <= QUICK_OPERATIONS
 
 
 def affordable(workload: Workload, sizes: Sizes, limit: ReferenceLimit) -> Sizes:
-    """Reduce sizes until computing the workload's expected output is within the limit.
+    """Reduce the sizes of a workload's dynamic dimensions until `limit` allows its reference.
 
-    Return `sizes` unchanged if they are within the limit, or if no tried reduction is.
+    Return `sizes` unchanged if the reference is allowed without a reduction, or if it exceeds the
+    limit after every reduction.
     """
     ranges = {dimension.name: dimension for dimension in workload.dimensions}
     for step in range(STEPS):
@@ -106,17 +107,20 @@ def affordable(workload: Workload, sizes: Sizes, limit: ReferenceLimit) -> Sizes
 
 
 def _between(dimension: Dimension, size: int, step: int) -> int:
-    """Return the size of a dimension after `step` reductions; at least its smallest
-    positive size.
+    """Return a dimension's size after `step` reductions by the factor SMALLER.
+
+    The result is at least the smallest positive size of the dimension, and a multiple of
+    `dimension.multiple`.
     """
     least, most = max(dimension.low, 1), size // dimension.multiple
     return dimension.multiple * min(most, least + int((most - least) * SMALLER**step))
 
 
 def reference_bytes(workload: Workload) -> int:
-    """Estimate the peak memory of computing an expected output, in bytes.
+    """Estimate the peak memory of computing a workload's expected output, in bytes.
 
-    It counts the values that are still needed, and the temporaries of the running operator.
+    The estimate includes all values that later operators read, and the temporary arrays of the
+    operator that is being evaluated.
     """
     graph = workload.graph
     last_use = {value: number for number, n in enumerate(graph.nodes) for value in n.inputs}
@@ -135,7 +139,7 @@ def reference_bytes(workload: Workload) -> int:
 
 
 def _scores(node: Node, graph: Graph) -> int:
-    """Return the elements of the score matrix of an attention node; 0 for other operators."""
+    """Return the number of elements in an attention node's score matrix; 0 for other operators."""
     if ops.get(node.op).kind is not OpKind.ATTENTION:
         return 0
     query, key = (graph.types[value].shape for value in node.inputs[:2])

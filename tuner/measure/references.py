@@ -1,7 +1,7 @@
-"""Computes the expected outputs (references) for one job, once each, in child processes.
+"""A cache of the expected outputs (references) of a job's workloads, computed in child processes.
 
-A caller that submits candidates to a builder calls `ReferenceCache.prepare`. The expected outputs
-are computed during the builds, so that the device does not wait for them.
+When a caller submits candidates to a builder, it also calls `ReferenceCache.prepare`. The
+references are then computed during the builds, so that the device does not wait for them.
 """
 
 from __future__ import annotations
@@ -33,18 +33,19 @@ from tilewright.tuner.protocol.measurement import MOST_ERROR, Measurement, Phase
 
 @dataclass(frozen=True, slots=True)
 class NoReference:
-    """The reason why an expected output is missing; returned in its place.
+    """A result that states why an expected output could not be computed.
 
     Attributes:
         reason: the reason, as the end of a sentence.
-        ended: whether it is missing because the job has ended, which is not a failure.
+        ended: whether the output was not computed because the job has ended, which is not a
+            failure.
     """
 
     reason: str
     ended: bool = False
 
     def measurement(self, name: str, build_seconds: float) -> Measurement:
-        """Return the failed measurement of a candidate that cannot be checked.
+        """Return the measurement to report for a candidate that cannot be checked.
 
         Args:
             name: the name of the candidate's task, for the message.
@@ -61,7 +62,10 @@ ENDED = NoReference("is not wanted any more", ended=True)
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """Expected outputs that are being computed. They stay in the cache while this object exists."""
+    """The expected outputs for a batch of candidates, which are computed in the background.
+
+    They stay available while this object exists, even if the cache drops them.
+    """
 
     asked: tuple[tuple[SizePoint, int], ...]
     """The size point of each reference, and the index of its random inputs in DRAWS."""
@@ -72,9 +76,9 @@ class Prepared:
         return all(each.done() for each in self.made)
 
     def cases(self) -> tuple[ExpectedOutput, ...] | NoReference:
-        """Wait for the expected outputs that candidates are checked against, and return them.
+        """Wait for the expected outputs, and return them with their size points.
 
-        If any is missing, return the first NoReference instead.
+        If some could not be computed, return the first NoReference instead.
         """
         found: list[ExpectedOutput] = []
         for (point, draw), made in zip(self.asked, self.made, strict=True):
@@ -87,11 +91,11 @@ class Prepared:
 
 
 class ReferenceCache:
-    """Computes and caches the expected outputs of workloads for one job. It is thread-safe.
+    """A thread-safe cache that computes the expected outputs of workloads for one job.
 
-    Two child processes, started on demand, compute quick and slow ones, so that quick ones never
-    wait for slow ones. If a computation fails, its callers get the reason, and a later call repeats
-    it. As a context manager, it ends running computations at exit.
+    Two child processes, started on demand, compute the outputs: one those that are quick to
+    compute, the other one all others. If a computation fails, its callers get the reason, and a
+    later call repeats it. The cache is a context manager, which ends running computations at exit.
     """
 
     def __init__(
@@ -104,11 +108,11 @@ class ReferenceCache:
         """Create an empty cache without starting a child process.
 
         Args:
-            limit_bytes: the limit for the bytes of cached outputs.
-            each: the limits for computing one output.
-            timings: records the seconds of the children as `references`.
-            stop: once it is cancelled, the entered context closes at once, even while its thread is
-                busy.
+            limit_bytes: the largest total size of the cached outputs.
+            each: the limits for computing one output; None for the default limits.
+            timings: records the seconds of the child processes, under "references".
+            stop: a cancellation token. Once it is cancelled, the cache closes at once, even if the
+                thread that entered the context is busy.
         """
         self._timings = timings
         self._limit_bytes = limit_bytes
@@ -146,9 +150,9 @@ class ReferenceCache:
         self.close()
 
     def close(self) -> None:
-        """Drop queued references, end running computations, and free all outputs.
+        """End all running and queued computations, and free the cached outputs.
 
-        Waiting and later callers get `ENDED`, a NoReference.
+        Callers that wait for an output, and all later callers, get the NoReference `ENDED`.
         """
         with self._lock:
             self._closed = True
@@ -159,27 +163,28 @@ class ReferenceCache:
     def prepare(
         self, workload: Workload, phase: Phase, points: Sequence[SizePoint] = ITSELF
     ) -> Prepared:
-        """Start to compute the expected outputs that a phase needs.
+        """Start to compute the expected outputs with which candidates are checked in a phase.
 
-        Screening needs one set of random inputs at each point. Other phases also check the
-        remaining sets of DRAWS, at the middle point. Only the first set at each point is timed.
+        In screening, there is one set of random inputs for each size point. In other phases, the
+        remaining sets of DRAWS are added, with the sizes of the middle point. Candidates are timed
+        only on the first set of each point.
         """
         asked = tuple(_asked(phase, points))
         made = tuple(self.begin(_at(workload, point), draw) for point, draw in asked)
         return Prepared(asked, made)
 
     def get(self, workload: Workload, draw: int = 0) -> ExpectedOutput | NoReference:
-        """Return the expected output of a workload for one set of random inputs; wait for it.
+        """Compute the expected output of a workload, unless it is cached, and return it.
 
-        `draw` selects the set, an index of DRAWS.
+        `draw` is an index of DRAWS, which selects the set of random inputs.
         """
         return _outcome(self.begin(workload, draw))
 
     def begin(self, workload: Workload, draw: int) -> Future[ExpectedOutput | NoReference]:
-        """Return the future of an expected output; start to compute it unless it is cached or
-        running.
+        """Return a future for an expected output, and start to compute it if this is necessary.
 
-        `draw` selects the set of random inputs, an index of DRAWS.
+        It is not necessary if the output is cached or is already being computed. `draw` is an index
+        of DRAWS, which selects the set of random inputs.
         """
         identity = workload.key, draw
         with self._lock:
@@ -203,8 +208,9 @@ class ReferenceCache:
     def _make(
         self, child: BoundedChild, workload: Workload, draw: int
     ) -> ExpectedOutput | NoReference:
-        """Compute an expected output in the child; called in the thread that waits for
-        the child.
+        """Compute an expected output in a child process, and wait for it.
+
+        Runs in the thread of the child's `_Lane`. A failure is not cached.
         """
         made: ExpectedOutput | str = "cannot be computed"
         try:
@@ -225,7 +231,7 @@ class ReferenceCache:
         return made
 
     def _make_room(self) -> None:
-        """Drop the oldest outputs while the finished ones exceed the limit."""
+        """Remove the oldest outputs from the cache until its size is at most the limit."""
         sizes = {
             identity: len(output.expected)
             for identity, made in self._known.items()
@@ -240,7 +246,7 @@ class ReferenceCache:
 
 
 class _Lane:
-    """A child process, and the thread that waits for its results."""
+    """A child process that computes references, and the thread that waits for its results."""
 
     def __init__(self, each: ReferenceLimit) -> None:
         self.child = BoundedChild(Limits(each.bytes, each.seconds))
@@ -253,9 +259,10 @@ class _Lane:
 
 
 def computed(text: str, draw: int) -> ExpectedOutput:
-    """Compute the expected output of a workload in the child process.
+    """Compute the expected output of a workload; called in the child process.
 
-    `text` is the workload's text; `draw` selects the set of random inputs, an index of DRAWS.
+    `text` is the workload's text (`Workload.text`). `draw` is an index of DRAWS, which selects the
+    set of random inputs.
     """
     return make_reference(Workload.parse(text), draw)
 
@@ -278,7 +285,7 @@ def _at(workload: Workload, point: SizePoint) -> Workload:
 
 
 def _asked(phase: Phase, points: Sequence[SizePoint]) -> list[tuple[SizePoint, int]]:
-    """Return the sets of random inputs that a phase checks, each with its size point."""
+    """Return the size point and the index in DRAWS of each set of random inputs for a phase."""
     first = [(point, 0) for point in points]
     if phase is Phase.SCREEN:
         return first

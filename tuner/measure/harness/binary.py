@@ -1,6 +1,6 @@
-"""The harness as one static binary: its sources, its file name, and its compilation.
+"""Compilation of the harness to a binary, and the binary's file name.
 
-The sources are C11: the files in this folder and the C runtime. setup.py imports this module before
+The sources are the C11 files in this folder and the C runtime. setup.py imports this module before
 the package is installed, so it needs only the standard library.
 """
 
@@ -25,12 +25,14 @@ FLAGS = ("-std=c11", "-D_GNU_SOURCE", "-D_FILE_OFFSET_BITS=64", "-pthread")
 
 
 def found_compiler() -> str | None:
-    """Return the path of this machine's C compiler; None if it has none."""
+    """Return the path of the C compiler installed on this machine; None if there is none."""
     return next(filter(None, map(shutil.which, ("gcc", "cc", "clang"))), None)
 
 
 def host_compiler() -> list[str]:
-    """Return the command of this machine's C compiler; its binaries link this machine's libraries.
+    """Return the command of the C compiler installed on this machine, as a list of words.
+
+    Its binaries link this machine's libraries.
 
     Raises:
         FileNotFoundError: if no compiler is found.
@@ -44,12 +46,12 @@ def host_compiler() -> list[str]:
 def build(
     compiler: Sequence[str], output: Path, environment: Mapping[str, str] | None = None
 ) -> None:
-    """Compile the harness.
+    """Compile the harness to a binary.
 
     Args:
         compiler: the compiler's command, with options.
         output: the path of the binary.
-        environment: the compiler's environment; None for this process's.
+        environment: the environment variables for the compiler; None for those of this process.
 
     Raises:
         CalledProcessError: if the compiler fails; the attribute `stderr` has its messages.
@@ -60,11 +62,13 @@ def build(
 
 
 def harness_path(machine: str, folder: Path) -> Path:
-    """Return the path of this release's harness in a folder; the file name has a digest of its
-    sources.
+    """Return the path that this release's harness has in a folder, whether or not it exists.
+
+    The file name contains a digest of the sources, so different versions have different names.
 
     Args:
-        machine: the architecture, by the name of its family or an operating system's name.
+        machine: the architecture, by the name of its family or by an operating system's name, such
+            as `aarch64`.
         folder: the folder of harnesses.
     """
     text = hashlib.sha256()
@@ -75,14 +79,15 @@ def harness_path(machine: str, folder: Path) -> Path:
 
 
 def build_into_package(folder: Path) -> Path:
-    """Compile a static harness for this machine into a package's folder, unless it exists.
+    """Compile a static harness for this machine into a package's folder, unless it exists there.
 
-    It is static because `--via` copies it to other devices. No harness is built if the C library
-    cannot be linked statically. Harnesses of earlier sources are deleted.
+    The harness is linked statically because `--via` copies it to other devices. Harnesses of other
+    versions are deleted from the folder. Return the path of the harness.
 
     Raises:
         OSError: if no compiler is found, or the folder cannot be written.
-        CalledProcessError: if the compiler fails; the attribute `stderr` has its messages.
+        CalledProcessError: if the compiler fails, for example because there is no static C library;
+            the attribute `stderr` has its messages.
     """
     path = harness_path(platform.machine().lower(), folder)
     for other in folder.glob("harness-*"):

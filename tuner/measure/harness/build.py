@@ -1,7 +1,7 @@
-"""Finds the harness for a device: in the package, or compiled on first use.
+"""Selection of the harness for a device: from the package, or compiled on first use.
 
-This machine's C compiler builds the harness for this machine's architecture. zig (`pip install
-ziglang`), which needs no sysroot, builds it for every architecture.
+The C compiler installed on this machine builds the harness for this machine's architecture. zig
+(`pip install ziglang`) builds it for every architecture, without a sysroot.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ TARGETS = tuple(family.name for family in families() if not family.modules)
 
 
 def zig_compiler(target: str, library: str = "musl") -> list[str]:
-    """Return the command of zig's C compiler for one of TARGETS; zig runs on any machine.
+    """Return the command of zig's C compiler that generates code for one of TARGETS.
 
-    With the C library "musl", the binary is static, and runs on every Linux and on Android. "gnu"
-    is the C library of most distributions.
+    `library` is the C library. With `musl`, binaries are static and run on every Linux and on
+    Android. `gnu` is the library of most distributions.
     """
     family = family_of(target)
     assert family is not None
@@ -48,18 +48,19 @@ def zig_compiler(target: str, library: str = "musl") -> list[str]:
 
 
 class HarnessError(CompilerError):
-    """No harness is available for a device; the message states the reason and a remedy."""
+    """Raised if no harness is available for a device; the message has the reason and a remedy."""
 
 
 def harness(target: str, folder: Path) -> Path:
-    """Return the path of a harness for one of TARGETS: from the folder, or from the package.
+    """Return the path of an executable harness for one of TARGETS.
 
-    If the package's harness is not executable, it is copied into the folder. If the package has
-    none, the harness is compiled into the folder at its first use. This machine's compiler takes
-    seconds, zig a minute.
+    A harness in `folder` is used if there is one, otherwise the package's. If the latter is not
+    executable, it is copied into `folder`. If the package has no harness for the target, one is
+    compiled into `folder`. This takes seconds with the compiler of this machine, and a minute with
+    zig.
 
     Raises:
-        HarnessError: if no compiler can build it, or the folder cannot be written.
+        HarnessError: if no compiler can build the harness, or the folder cannot be written.
     """
     path = harness_path(target, folder)
     if path.exists():
@@ -83,10 +84,10 @@ def harness(target: str, folder: Path) -> Path:
 
 
 def _packaged(target: str) -> Path | None:
-    """Return the package's harness for one of TARGETS; None without one.
+    """Return the path of the package's harness for one of TARGETS; None if there is none.
 
-    Its name has the target or, if it was built with the package, this machine's own name for its
-    architecture.
+    The file name contains the target or, if the harness was built when the package was installed,
+    the operating system's name of the architecture, such as `arm64` for `aarch64`.
     """
     family = family_of(target)
     assert family is not None
@@ -95,11 +96,11 @@ def _packaged(target: str) -> Path | None:
 
 
 def local_harness(folder: Path) -> Path:
-    """Return the path of the harness for this machine.
+    """Return the path of the harness for this machine (see `harness`).
 
     Raises:
-        HarnessError: if this system is not Linux, no compiler can build the harness, or the folder
-            cannot be written.
+        HarnessError: if this system is not Linux, if no compiler can build the harness, or if the
+            folder cannot be written.
     """
     family = family_of(platform.machine())
     if sys.platform != "linux" or family is None or family.name not in TARGETS:
@@ -111,15 +112,16 @@ def local_harness(folder: Path) -> Path:
 
 
 def harness_folder(environment: Mapping[str, str], other: Path | None = None) -> Path:
-    """Return the folder for compiled harnesses: `tilewright/harness` in `$XDG_CACHE_HOME` or
-    ~/.cache.
+    """Return the folder for compiled harnesses, and create it if necessary.
+
+    It is `tilewright/harness` in `$XDG_CACHE_HOME`, by default in ~/.cache.
 
     Args:
-        environment: has `XDG_CACHE_HOME`, if it is set.
-        other: the folder to use if this user cannot write that one.
+        environment: the environment variables.
+        other: the folder to use instead if this user cannot write to the first one.
 
     Raises:
-        HarnessError: if neither can be written.
+        HarnessError: if the user cannot write to either folder.
     """
     base = environment.get("XDG_CACHE_HOME", "")
     caches = Path(base or os.path.expanduser("~/.cache"))
@@ -132,7 +134,11 @@ def harness_folder(environment: Mapping[str, str], other: Path | None = None) ->
 
 
 def _build_with_any(target: str, output: Path) -> None:
-    """Build with the first compiler that succeeds. Raises HarnessError if none does."""
+    """Compile a harness for one of TARGETS with the first compiler that succeeds.
+
+    Raises:
+        HarnessError: if every compiler fails, or there is none.
+    """
     commands = list(_commands(target))
     reason = ""
     for command in commands:
@@ -157,7 +163,10 @@ def _build_with_any(target: str, output: Path) -> None:
 
 
 def _commands(target: str) -> Iterator[list[str]]:
-    """Yield the commands of compilers that may build a harness, the fastest first."""
+    """Yield compiler commands that may build a harness for `target`, in the order to try them.
+
+    Faster compilers come first. Dynamic linking is the last resort.
+    """
     compiler = found_compiler() if _is_own(target) else None
     if compiler is not None:
         yield [compiler, *STATIC]
@@ -168,7 +177,10 @@ def _commands(target: str) -> Iterator[list[str]]:
 
 
 def _is_own(target: str) -> bool:
-    """Whether this machine's compiler builds for `target`, one of TARGETS."""
+    """Whether the compiler installed on this machine generates code for `target`.
+
+    It does if this machine runs Linux and has the same architecture.
+    """
     return sys.platform == "linux" and family_of(platform.machine()) is family_of(target)
 
 

@@ -1,8 +1,9 @@
-"""A command that reaches a device on which nothing is installed: `--via "ssh pi@board"`.
+"""Start of the harness on a device through a command, such as `ssh pi@board` (option `--via`).
 
-The command starts a shell on the device. Through the shell, the harness is copied to the device,
-once per version, and started. If the command contains a target's name in braces, such as
-`qemu-aarch64 {aarch64}`, it runs the harness itself; `{}` stands for this machine's harness.
+Nothing needs to be installed on the device. The command starts a shell there. Through this shell,
+the harness is copied to the device, once per version, and started. A command may also run the
+harness directly. It then contains the target in braces, as in `qemu-aarch64 {aarch64}`; the braces
+are replaced by the path of the harness. `{}` stands for this machine's harness.
 """
 
 from __future__ import annotations
@@ -72,21 +73,25 @@ MOST_RELAYED = 1000
 
 
 class DeviceLost(OSError):
-    """The device is unreachable. No request is blamed: other devices take over the work."""
+    """Raised if the device is unreachable.
+
+    The request in progress does not count as failed; it may be sent to another device.
+    """
 
 
 class ViaError(HarnessError):
-    """A `--via` command that is malformed or does not reach a device; the message is one
-    sentence.
+    """Raised if a `--via` command is malformed or does not reach a device.
+
+    The message is one sentence for the user.
     """
 
 
 class StartedHarness(NamedTuple):
-    """A running harness.
+    """A harness that was started through a command.
 
     Attributes:
         process: the command's process; its standard input and output are connected to the harness.
-        digest: SHA-256 of the expected harness.
+        digest: SHA-256 of the binary that should be running. The harness reports its own.
     """
 
     process: subprocess.Popen[bytes]
@@ -94,15 +99,15 @@ class StartedHarness(NamedTuple):
 
 
 class DeviceCommand:
-    """Starts the harness on the device that a command reaches.
+    """A command that connects to a device, with which the harness is started there.
 
     Args:
         text: the command, in shell syntax.
-        folder: the folder of compiled harnesses.
-        blobs: the folder of blobs for a harness on this machine; None for the subfolder `device`
-            of `folder`.
-        log: receives the standard error of the command and the device.
-        environment: the command's environment; None for this process's environment.
+        folder: this machine's folder of compiled harnesses.
+        log: called with each line that the command or the device writes to standard error.
+        environment: the command's environment variables; None for those of this process.
+        blobs: the folder in which a harness on this machine caches blobs; None for the subfolder
+            `device` of `folder`.
     """
 
     def __init__(
@@ -113,7 +118,11 @@ class DeviceCommand:
         environment: Mapping[str, str] | None = None,
         blobs: Path | None = None,
     ) -> None:
-        """Raises ViaError if the command is malformed."""
+        """Parse the command without running it.
+
+        Raises:
+            ViaError: if the command is malformed.
+        """
         self._environment = environment
         try:
             self._words = shlex.split(text)
@@ -133,11 +142,11 @@ class DeviceCommand:
         self._relaying = threading.Thread()
 
     def start(self, arguments: Sequence[str], again: bool = False) -> StartedHarness:
-        """Start the harness with these arguments.
+        """Start the harness on the device, after copying it there if necessary.
 
         Args:
-            arguments: the command line of the harness.
-            again: copy the harness even if the device already has a file of its name.
+            arguments: the arguments of the harness.
+            again: whether to copy the harness even if the device has a file with its name.
 
         Raises:
             HarnessError: if the command does not exist, or no harness exists for the device.
@@ -177,8 +186,10 @@ class DeviceCommand:
         return StartedHarness(process, digest)
 
     def failure(self, what: str) -> DeviceLost:
-        """Create the exception for a failed step `what`; it quotes the command's last
-        error lines.
+        """Create the exception for a failure.
+
+        `what` is the description of the failure. The message also quotes the last lines that the
+        command wrote to standard error.
         """
         self._relaying.join(1.0)  # if the command has ended, all its output is read
         said = "; ".join(self._last)
@@ -186,7 +197,7 @@ class DeviceCommand:
         return DeviceLost(f"{name}: {what}{f' ({said})' if said else ''}")
 
     def _harness(self, target: str) -> Path:
-        """Return the path of the harness for a target; this machine's harness for ""."""
+        """Return the path of the harness for a target; the empty string means this machine."""
         return harness(target, self._folder) if target else local_harness(self._folder)
 
     def _popen(self, words: Sequence[str]) -> subprocess.Popen[bytes]:
@@ -226,9 +237,19 @@ class DeviceCommand:
         wanted: str,
         seconds: float = START_SECONDS,
     ) -> str:
-        """Run a script in the device's shell; return the output after the word "tilewright".
+        """Run a script in the device's shell, and return its answer.
 
-        Login banners before it are ignored.
+        The answer is the rest of the first line that contains the word "tilewright". Lines before
+        it, such as login banners, are ignored.
+
+        Args:
+            process: the shell.
+            script: the script to run.
+            wanted: a regular expression for the answer's first word.
+            seconds: the time after which the command is killed.
+
+        Raises:
+            DeviceLost: if the shell ends, or gives no answer in time.
         """
         assert process.stdout is not None
         pattern = re.compile(rf"tilewright (?:({wanted}) )?(.*)")
@@ -248,13 +269,16 @@ class DeviceCommand:
 
 
 def kill(process: subprocess.Popen[bytes]) -> None:
-    """Kill a command and its child processes; thread-safe."""
+    """Kill a command and its child processes. Any thread may call this function."""
     with contextlib.suppress(OSError):  # the command has ended, or belongs to root
         os.killpg(process.pid, signal.SIGKILL)
 
 
 def end(process: subprocess.Popen[bytes]) -> None:
-    """Kill a command and close its standard input; the remote process then reads end of file."""
+    """Kill a command, close its standard input, and wait up to END_SECONDS for its end.
+
+    A harness on another device ends when it reads the end of its input.
+    """
     kill(process)
     with contextlib.suppress(OSError):
         assert process.stdin is not None
@@ -270,7 +294,7 @@ def _send(process: subprocess.Popen[bytes], text: str) -> None:
 
 
 def target_of(machine: str) -> str:
-    """Return the harness target for the output of `uname -m`.
+    """Return the target (one of TARGETS) of a machine, given the output of `uname -m` on it.
 
     Raises:
         ViaError: if no harness exists for this type of machine.

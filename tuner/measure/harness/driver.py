@@ -1,7 +1,7 @@
-"""Drives the harness of a device through the standard input and output of a command.
+"""Communication with the harness of a device through the standard input and output of a command.
 
 `serve.c` documents the protocol. The device needs no NumPy, because this module expands the
-requests (`tuner.measure.plain_form`). The device is not trusted: it gets only the blobs that a
+requests (`tuner.measure.plain_form`). The device is not trusted: it receives only the blobs that a
 request names, and its messages are validated as strictly as a worker's messages to the service.
 """
 
@@ -89,8 +89,10 @@ SANDBOX_USERS = (61_000, 61_255)
 
 
 def is_complete(result: WorkResult) -> bool:
-    """Whether no candidate of a batch has the status CANCELLED; always true for the result of a
-    run.
+    """Whether a result covers its whole request.
+
+    The result of a run always does. In the result of a batch, no candidate may have the status
+    CANCELLED.
     """
     return isinstance(result, RunResult) or all(
         measured.status is not Status.CANCELLED for _, measured in result.measurements
@@ -99,8 +101,12 @@ def is_complete(result: WorkResult) -> bool:
 
 @dataclass(slots=True)
 class _Blobs:
-    """The blobs that requests name: blobs of the caller, and blobs created by expanding
-    requests.
+    """The blobs that the device may request during its present work.
+
+    Attributes:
+        given: returns the bytes of a blob of the caller, by digest.
+        made: the blobs created by expanding requests, by digest.
+        named: the digests of all blobs that the requests name.
     """
 
     given: Blob
@@ -117,12 +123,13 @@ class _Connection:
     """A connection to a running harness.
 
     Attributes:
-        said: its unread replies to requests.
-        ended: set when no more messages will come.
-        heard_at: the time of its last message, by time.monotonic().
+        process: the process of the command that started the harness.
+        said: the harness's messages that have not been processed yet.
+        ended: set when no more messages will arrive.
+        heard_at: the time of the last message, by time.monotonic().
         sending_since: the time at which sending the current piece of a message began; infinity if
             nothing is being sent.
-        cancelled: whether its work in flight was cancelled; None without work.
+        cancelled: returns whether the caller has cancelled the work in progress; None without work.
     """
 
     process: subprocess.Popen[bytes]
@@ -135,15 +142,15 @@ class _Connection:
 
 @dataclass(frozen=True, slots=True)
 class HarnessLimits:
-    """Settings of a harness that its user chooses.
+    """The resources of a device that the harness may use, as configured by the user.
 
     Attributes:
         cache_bytes: the size of the device's blob cache.
         sandbox_bytes: the memory limit of candidates; 0 for all memory of the device.
-        sandbox_users: the first and the last user id for candidates if the harness runs as root;
-            each harness of a machine uses one of them. None for root.
-        cores: the logical cores that candidates run on; empty for the cores of the fastest kind.
-        all_cores: whether candidates run on all cores instead.
+        sandbox_users: a range of user ids, first and last. A harness that runs as root selects one
+            that no other harness uses, and runs candidates with it. None to run them as root.
+        cores: the logical cores on which candidates run; empty for the fastest type of cores.
+        all_cores: whether candidates run on all cores; `cores` is then ignored.
     """
 
     cache_bytes: int = 1 << 30
@@ -154,7 +161,7 @@ class HarnessLimits:
 
     @property
     def arguments(self) -> list[str]:
-        """The command-line arguments of a harness that serves requests."""
+        """The command-line arguments with which a harness with these limits is started."""
         users = "none" if self.sandbox_users is None else "{}-{}".format(*self.sandbox_users)
         made = ["--serve", FOLDER, "--cache-mib", str(self.cache_bytes >> 20)]
         made += ["--sandbox-users", users]
@@ -166,7 +173,7 @@ class HarnessLimits:
 
 
 class Harness:
-    """Drives a harness: starts it on first use, and again if it is lost.
+    """A device's harness, which is started on first use and restarted if it is lost.
 
     Only one thread may call `work` and `look`.
 
@@ -202,10 +209,14 @@ class Harness:
         self._room = 0
 
     def facts(self) -> Mapping[str, Any]:
-        """Return the device's properties in the form of a worker's registration.
+        """Return the device's properties, such as its processor and cores, as JSON.
+
+        The format is that of a worker's registration. If necessary, start the harness to detect
+        them.
 
         Raises:
             DeviceLost: if the device is unreachable.
+            HarnessError: if the harness cannot be started.
         """
         if self._given_facts is not None:
             return self._given_facts
@@ -214,14 +225,15 @@ class Harness:
         return self._facts
 
     def state(self) -> Mapping[str, Any]:
-        """Return the latest speed and condition of the device. Thread-safe.
+        """Return the latest speed and condition that the harness reported, as JSON.
 
-        The keys are `speed` and `condition`, as in a heartbeat.
+        The keys are `speed` and `condition`, as in a worker's heartbeat. `speed` is None before the
+        first report. Any thread may call this method.
         """
         return self._state
 
     def begin(self, worker_id: str) -> None:
-        """Set the worker id for measurements, and start the harness.
+        """Start the harness, and set the worker id that measurements state.
 
         Raises:
             DeviceLost: if the device is unreachable.
@@ -234,11 +246,15 @@ class Harness:
     def work(
         self, requests: Sequence[Request], blob: Blob, cancelled: Callable[[], bool]
     ) -> Sequence[WorkResult | None]:
-        """Execute one run, or several batches that are measured together, and return the results.
+        """Execute one run, or measure several batches together, and return a result per request.
 
-        `blob` returns the bytes of a blob by digest. A result is None if the work was cancelled
-        before it began, or if the run was cancelled. In a batch that is cancelled later, unfinished
-        candidates have the status CANCELLED.
+        A result is None if the work was cancelled before it began, or if the run was cancelled. If
+        batches are cancelled later, their unfinished candidates have the status CANCELLED.
+
+        Args:
+            requests: one run, or batches that may be measured together (`job_queue.go_together`).
+            blob: returns the bytes of a blob that a request names, by digest.
+            cancelled: called regularly; once it returns true, the work is cancelled.
 
         Raises:
             DeviceLost: if the device is unreachable.
@@ -261,10 +277,10 @@ class Harness:
         return [None] * len(requests) if found is None else found
 
     def look(self) -> None:
-        """Have the harness time the reference kernel if the last reading is older than
-        PROBE_SECONDS.
+        """Update the device's speed in `state` if it is older than PROBE_SECONDS.
 
-        Call it between requests, to keep `state` up to date.
+        The harness then times its reference kernel. Callers use this method while they have no
+        requests.
 
         Raises:
             DeviceLost: if the device is unreachable, or the harness has ended.
@@ -277,7 +293,9 @@ class Harness:
             raise self._lost("it ended")
 
     def readings(self, count: int) -> Sequence[Speed]:
-        """Time the reference kernel `count` times under the same conditions as candidates.
+        """Measure the device's speed `count` times, under the same conditions as candidates.
+
+        The harness times its reference kernel in the sandbox.
 
         Raises:
             HarnessError, OSError, RuntimeError: if the harness is missing, or cannot run a sandbox.
@@ -297,7 +315,7 @@ class Harness:
         raise self._lost("its answer is malformed")
 
     def close(self) -> None:
-        """End the harness and all processes that it runs."""
+        """End the harness and its child processes. Without a running harness, do nothing."""
         if self._connection is None:
             return
         process, self._connection = self._connection.process, None
@@ -315,8 +333,9 @@ class Harness:
         return plain
 
     def _most_elements(self) -> int:
-        """Return the number of float32 elements of random arrays that fit into the
-        device's memory.
+        """Return how many float32 elements fit into the device's memory.
+
+        It limits the random input arrays of a request.
         """
         match self._facts.get("memory_bytes"):
             case int(memory) if memory > 0:
@@ -325,8 +344,9 @@ class Harness:
                 return MOST_ELEMENTS
 
     def _refusal(self, request: Request) -> RunResult | None:
-        """Return the REFUSED result of a run whose blobs exceed the device's cache; None
-        otherwise.
+        """Return a result with the status REFUSED if a run's blobs exceed the device's cache.
+
+        For other requests, return None.
         """
         if not isinstance(request, RunRequest) or request.blob_bytes <= self._room:
             return None
@@ -340,8 +360,9 @@ class Harness:
     def _answer(
         self, requests: Sequence[Request], blobs: _Blobs, cancelled: Callable[[], bool]
     ) -> Sequence[WorkResult] | None:
-        """Wait for the results of the work in flight; None if it was cancelled without
-        any result.
+        """Wait for the results of the work in progress, and send the blobs that the device lacks.
+
+        Return None if the work was cancelled and the harness has no results.
         """
         over_at: float | None = None  # when cancelled work must have ended
         while True:
@@ -375,9 +396,9 @@ class Harness:
     def _given(
         self, digests: Sequence[object], blobs: _Blobs, cancelled: Callable[[], bool]
     ) -> bool:
-        """Send blobs as `_give` does, and end the harness if a blob cannot be read.
+        """Call `_give`, and end the harness if a blob cannot be read.
 
-        The harness would otherwise wait for the missing blob.
+        Otherwise the harness would wait forever for the missing blob.
         """
         try:
             return self._give(digests, blobs, cancelled)
@@ -388,9 +409,12 @@ class Harness:
     def _give(
         self, digests: Sequence[object], blobs: _Blobs, cancelled: Callable[[], bool]
     ) -> bool:
-        """Send the blobs that the device lacks.
+        """Send the blobs with the given digests, which the device lacks.
 
-        Return False if the work was cancelled meanwhile.
+        If the work is cancelled meanwhile, tell the device and return False.
+
+        Raises:
+            DeviceLost: if the device requests a blob that its work does not name.
         """
         for digest in digests:
             if not isinstance(digest, str) or digest not in blobs.named:
@@ -422,11 +446,12 @@ class Harness:
         return found
 
     def _connected(self) -> _Connection:
-        """Return the connection to the harness; start a harness if necessary.
+        """Return the connection to the harness, which is started if it is not running.
 
         Raises:
             DeviceLost: if the device is unreachable.
-            HarnessError: if the harness cannot be started for the first time.
+            HarnessError: if the harness cannot be started and has never run. Later failures to
+                start it count as a lost device.
         """
         if self._connection is not None:
             return self._connection
@@ -454,9 +479,11 @@ class Harness:
         raise self._command.failure("the harness does not start there")
 
     def _met(self, facts: Mapping[str, Any]) -> None:
-        """Store the device's properties.
+        """Store the properties that the device reported when the harness started.
 
-        Raises DeviceLost if an earlier connection had another device.
+        Raises:
+            DeviceLost: if they differ from those in an earlier connection, so that the command now
+                reaches another device.
         """
         changed = [name for name in _SAME if facts.get(name) != self._facts.get(name)]
         if self._facts and changed:
@@ -465,9 +492,12 @@ class Harness:
         self._looked_at = float("-inf")
 
     def _send(self, message: Mapping[str, Any], data: Bytes = b"") -> None:
-        """Send a message and the data of its blob.
+        """Send a message to the harness, followed by the blob that it announces, if any.
 
-        If the device does not read, `_watch` kills the harness, which also ends this call.
+        If the device does not read for too long, `_watch` kills the harness, which ends this call.
+
+        Raises:
+            DeviceLost: if the connection ends.
         """
         connection = self._connected()
         text = json.dumps(message, separators=(",", ":")).encode()
@@ -484,7 +514,11 @@ class Harness:
             connection.sending_since = float("inf")
 
     def _heard(self, seconds: float) -> Mapping[str, Any] | None:
-        """Return the next message of the harness; None if none arrives within `seconds`."""
+        """Return the next message of the harness; None if none arrives within `seconds`.
+
+        Raises:
+            DeviceLost: if the harness has ended.
+        """
         assert self._connection is not None
         said = self._said(self._connection, seconds)
         if said is None and self._connection.ended.is_set() and self._connection.said.empty():
@@ -492,7 +526,7 @@ class Harness:
         return said
 
     def _said(self, connection: _Connection, seconds: float) -> Mapping[str, Any] | None:
-        """Return the next message as `_heard` does, but None if the harness has ended."""
+        """Return the next message; None if none arrives within `seconds` or the harness ends."""
         until = time.monotonic() + seconds
         while True:
             try:
@@ -504,7 +538,7 @@ class Harness:
                 return None
 
     def _lost(self, why: str) -> DeviceLost:
-        """End the connection; return the exception that reports the loss."""
+        """End the connection, and return the exception to raise. `why` describes the failure."""
         self._end()
         return self._command.failure(why)
 
@@ -514,7 +548,7 @@ class Harness:
             self._connection = None
 
     def _watch(self, connection: _Connection) -> None:
-        """The body of a thread: end a harness that sends nothing for too long."""
+        """Kill a harness that has sent or read nothing for too long; runs in its own thread."""
         while not connection.ended.wait(1.0):
             now = time.monotonic()
             if now >= connection.heard_at + SILENT_SECONDS:
@@ -529,7 +563,10 @@ class Harness:
             return
 
     def _listen(self, connection: _Connection) -> None:
-        """The body of a thread: receive the harness's messages, until one is malformed."""
+        """Receive the harness's messages until it ends or one is malformed; runs in its own thread.
+
+        Log lines and states are processed here; other messages are put into `said`.
+        """
         assert connection.process.stdout is not None
         try:
             with connection.process.stdout:

@@ -1,4 +1,4 @@
-"""The harness for this machine; its blobs are removed when it ends."""
+"""The harness that runs candidates on this machine."""
 
 from __future__ import annotations
 
@@ -28,11 +28,14 @@ HERE = "{}"
 
 @contextmanager
 def harness_here(log: Log, device: Mapping[str, Any] | None = None) -> Iterator[Harness]:
-    """Start a harness on this machine whose candidates may use all cores, and yield it.
+    """Provide a harness for this machine, whose candidates may use all cores.
+
+    At exit, the harness is ended, and its blobs are deleted.
 
     Args:
-        log: receives log lines for the user.
-        device: properties stored in every measurement; None to let the harness detect them.
+        log: called with each log line.
+        device: the device's properties to store in every measurement; None to let the harness
+            detect them.
 
     Raises:
         HarnessError: if this machine has no harness; the message names the remedy.
@@ -53,10 +56,10 @@ def harness_here(log: Log, device: Mapping[str, Any] | None = None) -> Iterator[
 
 
 def cache_room(folder: Path) -> int:
-    """Return the size in bytes for a blob cache: the free disk space, at most this machine's
-    memory.
+    """Return how many bytes a blob cache in `folder` may occupy.
 
-    A run never needs more blobs than fit into memory.
+    This is the free disk space less SPARE_BYTES, but at most the size of this machine's memory,
+    because all blobs of a run must fit into memory. It is at least LEAST_CACHE_BYTES.
     """
     free = free_bytes(folder) - SPARE_BYTES
     memory = total_bytes()
@@ -64,14 +67,15 @@ def cache_room(folder: Path) -> int:
 
 
 def free_bytes(folder: Path) -> int:
-    """Return the number of free bytes on the folder's file system that this user may fill."""
+    """Return the free space in bytes that this user may fill on the folder's file system."""
     return shutil.disk_usage(folder).free
 
 
 def sweep(folder: Path) -> None:
-    """Remove the blobs of harnesses that are no longer running, for example after a kill.
+    """Delete the blobs of harnesses that are no longer running, for example after a kill.
 
-    Each harness locks the file `lock` of its numbered folder while it runs (`cache.c`).
+    Each harness stores its blobs in a numbered subfolder of `folder`, and holds a lock on the file
+    `lock` in it while it runs (`cache.c`).
     """
     for lock in folder.glob("*/lock"):
         with suppress(OSError), lock.open("rb") as held:  # it may be in use
@@ -81,8 +85,7 @@ def sweep(folder: Path) -> None:
 
 
 def local_readings(count: int) -> Sequence[Speed]:
-    """Time the reference kernel `count` times on this machine, under the same conditions as
-    candidates.
+    """Measure this machine's speed `count` times, under the same conditions as candidates.
 
     Raises:
         HarnessError, OSError, RuntimeError: if the harness is missing, or cannot run a sandbox.
@@ -92,4 +95,4 @@ def local_readings(count: int) -> Sequence[Speed]:
 
 
 def _ignored(_: str) -> None:
-    """Discard log lines."""
+    """Discard a log line."""
