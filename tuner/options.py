@@ -17,15 +17,27 @@ class TuneOptions:
     """Settings of one tuning run.
 
     Attributes:
-        trials: limit for the number of screened candidates of all tasks together. Failures and
-            candidates of an earlier process with the same `job_id` count; candidates of the finals
-            do not.
-        seconds: wall-time limit, including the finals.
-        stop_gain: the run ends early if another minute is expected to gain less than this fraction
-            of the model's time (0: off).
-        target_seconds: the run ends early if the kernels together take at most this time (None:
-            off).
+        trials: limit for the number of candidates measured in screening, of all tasks together.
+            Failed candidates count, and those of an earlier process with the same `job_id`. The
+            comparisons of finalists do not count.
+        seconds: limit of the wall time in seconds, including the comparisons of finalists; None for
+            no limit.
+        stop_gain: the run ends early if another minute is expected to save less than this fraction
+            of the model's time; 0 disables this rule.
+        target_seconds: the run ends early once the kernels of the model together take at most this
+            time; None disables this rule.
+        batch_size: number of candidates per batch.
+        strategy: name of the search strategy (`tuner.search`).
+        model: name of the cost model (`tuner.cost_model`).
+        seed: the seed of all random choices of the run.
+        finalists: number of candidates per task that are compared with the incumbent at the end.
+        screen_samples: number of timed samples per candidate in screening.
+        final_samples: number of pairs of samples per finalist.
+        sample_seconds: the duration of one sample, which consists of as many runs as fit.
+        limit_seconds: time limit for each step of measuring one candidate.
+        job_id: stored with every trial; empty without a job.
         codegen_version: stored with every trial; trials of other versions are not used.
+        compiler_version: stored with every record.
     """
 
     trials: int = 256

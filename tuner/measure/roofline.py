@@ -1,8 +1,9 @@
-"""Lower bounds on a kernel's time on a machine, and code that measures the machine's peaks.
+"""Lower bounds of kernel times by the roofline model, and generated code that measures a machine.
 
 In the roofline model of Williams, Waterman and Patterson (2009), a kernel takes at least as long as
 its arithmetic at the peak rate, and at least as long as its memory traffic at the bandwidth of the
-memory level. `compiler.runtime.speeds` times the code generated here.
+memory level. This module generates probe functions for these peaks; `compiler.runtime.speeds` times
+them.
 """
 
 from __future__ import annotations
@@ -39,8 +40,9 @@ CACHE_LEVELS = (1, 2, 3)
 
 @dataclass(frozen=True, slots=True)
 class TimeBound:
-    """Lower bounds of a kernel's time on a machine, by arithmetic and by memory traffic, in
-    seconds.
+    """Two lower bounds of a kernel's time on a machine: for its arithmetic and its memory traffic.
+
+    The property `seconds` is the larger one.
     """
 
     compute_seconds: float
@@ -52,7 +54,7 @@ class TimeBound:
 
     @property
     def limit(self) -> str:
-        """Return the name of the larger bound: "compute" or "memory"."""
+        """Return which of the two bounds is larger: "compute" or "memory"."""
         return "compute" if self.compute_seconds >= self.memory_seconds else "memory"
 
 
@@ -65,11 +67,12 @@ def bound(
     threads: int = 1,
     dot: tuple[str, int] = ("", 1),
 ) -> TimeBound:
-    """Return a lower bound on the time of one kernel of a model.
+    """Return lower bounds of the time of one kernel of a model.
 
-    A model's weights are read once per run, so they come from the memory level that holds all of
-    them. Values passed between kernels come from the level that holds all bytes this kernel
-    accesses. The bound assumes a linear speed-up by threads, which no kernel exceeds.
+    A model reads each weight once per run, so weights come from the memory level that holds the
+    weights of the whole model. Other values come from the level that holds all bytes that this
+    kernel accesses. The bounds assume a linear speed-up with the number of threads, which no kernel
+    exceeds.
 
     Args:
         speeds: the peaks of one core.
@@ -78,9 +81,9 @@ def bound(
         value_bytes: bytes of the other values that it reads and writes.
         all_weight_bytes: bytes of the packed weights of the whole model.
         threads: cores that share the work.
-        dot: the operand type of a dot-product instruction (a key of `Speeds.dots`), and the number
-            of products that it sums per lane. If the peak of the type was not measured, a group of
-            products takes as long as one float32 multiply-add.
+        dot: for a kernel with a dot-product instruction, its operand type (a key of `Speeds.dots`),
+            and the number of products that it sums per lane. If the peak of this type was not
+            measured, the instruction is assumed to be as fast as a float32 multiply-add.
     """
     name, group = dot
     rate = speeds.dots.get(name, speeds.flops_per_second * group)
@@ -90,12 +93,18 @@ def bound(
 
 
 def cache_sizes(device: DeviceFacts) -> tuple[int, ...]:
-    """Return the sizes in bytes of the data caches, first level first; 0 for a missing level."""
+    """Return the sizes in bytes of a device's data caches, from the first level to the third.
+
+    A level that the device does not have, or whose size is unknown, has size 0.
+    """
     return tuple(device.cache_bytes(level) for level in CACHE_LEVELS)
 
 
 def probe_library(target: Target) -> bytes:
-    """Compile the probes `peak`, `read` and `peak_NAME` into a shared library for a target.
+    """Compile the functions that measure a target's peaks into a shared library; return its bytes.
+
+    The functions are `peak` (float32 arithmetic), `read` (bandwidth), and `peak_NAME` for each
+    dot-product instruction (`dots`).
 
     Raises:
         LinkerError: if no linker of this machine links for the target.
@@ -107,15 +116,15 @@ def probe_library(target: Target) -> bytes:
 
 
 def vector_bytes(target: Target) -> int:
-    """Return the size in bytes of the vectors that the probes use."""
+    """Return the size in bytes of the vectors that the probe functions use."""
     return target.lanes(DType.FLOAT32) * DType.FLOAT32.bytes
 
 
 def peak_ir(target: Target) -> str:
-    """Return LLVM IR of `void peak(int64_t rounds, float *memory)`, which measures peak arithmetic.
+    """Return LLVM IR of a function with which the peak rate of float32 arithmetic is measured.
 
-    The function is a loop of independent fused multiply-adds on registers. `memory` holds 3 vectors
-    and is 64-byte aligned.
+    `void peak(int64_t rounds, float *memory)` executes CHAINS independent fused multiply-adds on
+    registers per round. `memory` has 3 vectors and is 64-byte aligned.
     """
     lanes = target.lanes(DType.FLOAT32)
     vector = _vector(DType.FLOAT32, lanes)
@@ -124,15 +133,15 @@ def peak_ir(target: Target) -> str:
 
 @dataclass(frozen=True, slots=True)
 class DotPeak:
-    """A dot-product instruction: it multiplies narrow operands and adds the products to wider sums.
+    """A dot-product instruction, which adds products of narrow operands to wider sums.
 
     Attributes:
-        intrinsic: its LLVM intrinsic.
+        intrinsic: the name of its LLVM intrinsic.
         accumulator: the type of the sums.
         operand: the type of the operands.
-        groups: number of operand groups of `speeds.DOTS` that it multiplies per lane; for AMX tile
-            registers, the number in one pass over all registers.
-        in_tiles: whether it works on AMX tile registers.
+        groups: number of operand groups (`speeds.DOTS`) that one instruction multiplies per lane.
+            For AMX tile registers, the rounds for which one pass over all registers counts.
+        in_tiles: whether the instruction works on AMX tile registers.
     """
 
     intrinsic: str
@@ -176,10 +185,10 @@ def _peak(target: Target, left: DType, right: DType, sums: DType) -> DotPeak | N
 
 
 def dot_peak_ir(target: Target, name: str) -> str:
-    """Return LLVM IR of `peak_NAME`: like `peak`, but with the dot-product instruction for a type.
+    """Return LLVM IR of `peak_NAME`, which measures the peak rate of a dot-product instruction.
 
-    `name` is a key of `dots(target)`. An instruction that multiplies several groups counts as as
-    many rounds.
+    The function corresponds to `peak`. `name` is the operand type, a key of `dots(target)`. An
+    instruction that multiplies n groups per lane counts as n rounds.
     """
     found, lanes = dots(target)[name], target.lanes(DType.FLOAT32)
     if found.in_tiles and target.tiles is not None:
@@ -190,7 +199,10 @@ def dot_peak_ir(target: Target, name: str) -> str:
 
 
 def _tile_peak_ir(symbol: str, tiles: TileRegisters, found: DotPeak) -> str:
-    """Return a loop that adds the product of two AMX tile registers to each of the others."""
+    """Return LLVM IR of a function `symbol` that measures the peak rate of AMX tile registers.
+
+    It is a loop that adds the product of two of the tile registers to each other register.
+    """
     left, right = tiles.count - 2, tiles.count - 1
     shapes = tiles.shapes([(tiles.rows, tiles.row_bytes)] * tiles.count)
     content = "".join(f"\\{byte:02X}" for byte in shapes)
@@ -221,9 +233,10 @@ def _tile_peak_ir(symbol: str, tiles: TileRegisters, found: DotPeak) -> str:
 
 
 def _peak_ir(symbol: str, sums: str, factors: str, function: str, step: int = 1) -> str:
-    """Return a loop that calls one function of a sum and two factors, all of them vectors.
+    """Return LLVM IR of a function `symbol` that measures the peak rate of one instruction.
 
-    One iteration of the loop counts as `step` rounds.
+    It is a loop that applies the intrinsic `function` to CHAINS independent sums and two factors.
+    `sums` and `factors` are their vector types. One iteration of the loop counts as `step` rounds.
     """
     chains = range(CHAINS)
     phis = [f"  %s{i} = phi {sums} [ %start, %entry ], [ %n{i}, %loop ]" for i in chains]
@@ -259,10 +272,11 @@ def _peak_ir(symbol: str, sums: str, factors: str, function: str, step: int = 1)
 
 
 def read_ir(target: Target) -> str:
-    """Return LLVM IR of `void read(int64_t rounds, float *memory, int64_t bytes)`.
+    """Return LLVM IR of a function with which the bandwidth of memory is measured.
 
-    The function loads and adds all of `memory` in each round, to measure bandwidth. `bytes` is a
-    multiple of CHAINS vectors. The sum is stored at the start of the memory.
+    `void read(int64_t rounds, float *memory, int64_t bytes)` loads and adds all of `memory` in each
+    round. `bytes` is a multiple of the size of CHAINS vectors. The sum is stored at the start of
+    the memory, so that the loads are not optimised away.
     """
     vector = f"<{target.lanes(DType.FLOAT32)} x float>"
     width = target.vector_bits // 8
@@ -309,20 +323,20 @@ def peak_flops(target: Target, samples: int = PEAK_SAMPLES, rounds: int = PEAK_R
 
 
 def _vector(dtype: DType, lanes: int) -> str:
-    """Return LLVM's name of a vector type."""
+    """Return the LLVM type of a vector, such as `<8 x float>`."""
     names = {DType.FLOAT32: "float", DType.BFLOAT16: "bfloat"}
     return f"<{lanes} x {names.get(dtype, f'i{8 * dtype.bytes}')}>"
 
 
 def _sum(vector: str, terms: int, add: str = "fadd") -> list[str]:
-    """Return the instructions %t{terms - 1} = %n0 + %n1 + ..."""
+    """Return LLVM instructions that add the vectors %n0, %n1, ... to %t{terms - 1}."""
     first = [f"  %t1 = {add} {vector} %n0, %n1"]
     return first + [f"  %t{i} = {add} {vector} %t{i - 1}, %n{i}" for i in range(2, terms)]
 
 
 @contextmanager
 def loaded_probes(target: Target) -> Iterator[Probes]:
-    """Compile the probes for a target and load them into this process; unload them at exit."""
+    """Compile the probe functions for a target, and load them into this process until exit."""
     library = backend_of(target).load(_objects(target))
     try:
         narrow = {name: library.address(f"peak_{name}") for name in dots(target)}

@@ -1,7 +1,8 @@
-"""Packs programs of this process into a run request: blobs, and the positions of weights in them.
+"""Conversion of programs in this process to a run request and blobs for a device.
 
-Weights are split at the offsets to which the program refers. So two variants of a model that pack a
-weight identically share its blob, even at different positions in their weight blocks.
+The block of weights is divided at the offsets to which the program refers. So two variants of a
+model that pack a weight identically share its blob, even if it has different positions in their
+blocks.
 """
 
 from __future__ import annotations
@@ -41,11 +42,13 @@ class PackedProgram:
     Attributes:
         digest: the digest of the program's JSON.
         library: the digest of its shared library; empty if it has no kernels.
-        block: id of its block of weights; programs with equal ids share the block.
-        parts: the weights that it reads.
+        block: a number that identifies its block of weights in this process. Programs with equal
+            numbers share the block.
+        parts: the parts of the block that it reads.
         blobs: the bytes of the program, library, weights and inputs, by digest.
-        inputs: maps the name of an input to the digest of the .npy file that fills it.
-        given: maps the name of an input to the array in this file.
+        inputs: for inputs that are not random, by name, the digest of the .npy file with the
+            values.
+        given: the arrays in these files, by input name.
     """
 
     program: Program
@@ -59,9 +62,7 @@ class PackedProgram:
 
     @property
     def run_bytes(self) -> int:
-        """Return the bytes of memory that one run needs, without weights and without kernel
-        scratch.
-        """
+        """Return the memory in bytes that one run needs, without weights and kernel scratch."""
         # An input is generated as float32 or int64, converted, and copied into aligned memory.
         drawn = sum(
             3 * max(port.bytes, 8 * port.bytes // port.dtype.bytes) for port in self.program.inputs
@@ -77,13 +78,13 @@ def pack_program(
     library: bytes,
     given: Mapping[str, np.ndarray] | None = None,
 ) -> PackedProgram:
-    """Pack a program for a device.
+    """Convert a program to the form that is sent to a device.
 
     Args:
         program: the instructions.
-        weights: the block of weights that the instructions refer to.
-        library: the code as a shared library; empty if it has no kernels.
-        given: arrays for some inputs; all others are random.
+        weights: the block of weights to which the instructions refer.
+        library: the kernels as a shared library; empty if there are no kernels.
+        given: arrays for some inputs, by name; the device fills the others with random values.
     """
     text = json.dumps(program_to_json(program), sort_keys=True, separators=(",", ":")).encode()
     parts, found = pack_weights(program, weights)
@@ -103,11 +104,11 @@ def pack_program(
 
 
 def pack_weights(program: Program, weights: Bytes) -> tuple[tuple[Part, ...], Blobs]:
-    """Split the weights that a program reads into parts. Return the parts, and their blobs by
-    digest.
+    """Divide the weights that a program reads into parts and blobs.
 
-    Small weights are joined into common blobs, in an order that depends only on their contents.
-    Large weights are not copied.
+    Return the parts, each with its position in a blob, and the blobs by digest. Small weights are
+    joined into common blobs, in an order that depends only on their contents. Large weights have
+    their own blobs, which refer to the memory of `weights`.
     """
     parts: list[Part] = []
     blobs: dict[str, memoryview] = {}
@@ -139,14 +140,14 @@ def make_request(
     work_bytes: int,
     limit_seconds: float,
 ) -> tuple[RunRequest, Blobs]:
-    """Create a run request without a name, and collect its blobs.
+    """Create a run request with an empty id. Return the request and its blobs by digest.
 
     Args:
         job_id: the job that submits the run.
-        threads: the threads that programs run with.
-        programs: the programs, to which the work refers by number.
+        threads: the number of threads of each program.
+        programs: the programs, to which the work refers by their positions.
         work: the work to do.
-        more: the blobs that the work itself names.
+        more: the blobs that the work names, such as expected outputs.
         work_bytes: bytes of memory that the work needs in addition to the programs' runs.
         limit_seconds: the wall-time limit for one step: loading a program, or one run of it.
     """
@@ -178,9 +179,9 @@ def make_request(
 
 
 def request_name(request: RunRequest, *salt: object) -> str:
-    """Return the name of a request: a digest of the request and `salt`.
+    """Return an id for a request: a digest of the request and of `salt`.
 
-    Requests that are equal and have equal `salt` have equal names.
+    Equal requests have equal ids, unless `salt` distinguishes them.
     """
     text = json.dumps([request.to_json(), *map(str, salt)], sort_keys=True)
     return digest_bytes(text.encode())
@@ -193,7 +194,10 @@ def _scratch(program: Program) -> int:
 def _bundles(
     small: Iterable[list[tuple[int, memoryview]]],
 ) -> Iterable[list[list[tuple[int, memoryview]]]]:
-    """Group small weights, each with all its positions, into bundles of at most PART_BYTES."""
+    """Group small weights into bundles of at most PART_BYTES; each bundle becomes a blob.
+
+    A weight is a list of its offsets in the block of weights, each with the same bytes.
+    """
     bundle: list[list[tuple[int, memoryview]]] = []
     size = 0
     for places in small:

@@ -1,8 +1,8 @@
-"""The runner interface: measures batches for the tune loop, locally or over a network.
+"""The interface of runners, which measure batches of candidates, locally or over a network.
 
-A runner takes many batches and returns results as they finish. It keeps each result until
-`acknowledge`, which the tune loop calls after it has stored the trials. If the process is killed
-before that, the next process gets the result again through `resume`.
+A runner accepts many requests and returns results in the order in which they finish. It stores each
+result until the tuning loop has stored the trials and calls `acknowledge`. If the tuner's process
+is killed before that, its next process calls `resume` and gets the result again.
 """
 
 from __future__ import annotations
@@ -14,35 +14,40 @@ from tilewright.tuner.protocol.batches import MeasureRequest, MeasureResult
 
 
 class Runner(Protocol):
-    """Measures batches of candidates. Methods are called from one thread."""
+    """Measures batches of candidates. All methods are called from one thread."""
 
     @property
     def capacity(self) -> int:
-        """Return the number of requests in flight beyond which further requests only wait."""
+        """Return how many requests the runner can process at a time; further ones wait."""
 
     def submit(self, request: MeasureRequest, blobs: Mapping[str, bytes]) -> None:
-        """Queue a request. `blobs` maps the digests in the request to bytes.
+        """Queue a request, with the blobs that it names, by digest.
 
-        A request id that was submitted before is not queued again: `poll` returns its result again.
+        A request whose id was submitted before is not measured again: `poll` returns the result of
+        the earlier one once more.
         """
 
     def poll(self, timeout_seconds: float) -> list[MeasureResult]:
-        """Return results that finished since the last call; wait up to the timeout for one."""
+        """Return the results that finished since the last call.
+
+        If there are none, wait for the first one, up to the timeout; then the list may be empty.
+        """
 
     def acknowledge(self, request_ids: Sequence[str]) -> None:
-        """Report that the results of these requests are stored; the runner may delete them."""
+        """Allow the runner to delete the results of these requests, whose trials are stored."""
 
     def cancel(self, request_ids: Sequence[str] | None = None) -> None:
-        """Stop these requests (None: all) as soon as possible.
+        """Stop these requests as soon as possible; None stops all requests.
 
-        They still yield results: candidates that were not measured have the status CANCELLED.
+        `poll` still returns their results, in which candidates that were not measured have the
+        status CANCELLED.
         """
 
     def resume(self) -> list[MeasureRequest]:
-        """Return the unacknowledged requests of this job from an earlier process.
+        """Take over the unacknowledged requests of an earlier process of this job; return them.
 
         `poll` returns their results as if this process had submitted them.
         """
 
     def close(self) -> None:
-        """Release processes and files. Results that were not polled are lost to this process."""
+        """Release processes and files. Results that `poll` has not returned are lost."""

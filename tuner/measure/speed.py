@@ -1,8 +1,8 @@
-"""The present speed of a device: the reference kernel's time relative to its best on the device.
+"""Readings of a device's present speed, relative to its best speed.
 
-The reference kernel is timed around each batch. If it is slower than at its best, the machine
-throttles or is shared, and kernels timed at that moment are unreliable. The harness evaluates its
-readings (speed.c). Only the standard library is imported, because devices use this module.
+The harness times a fixed reference kernel before and after each batch. If this kernel is slower
+than usual, the device throttles or is shared, and times measured at that moment are unreliable.
+`speed.c` evaluates the readings. Devices use this module, so it imports only the standard library.
 """
 
 from __future__ import annotations
@@ -53,13 +53,16 @@ class Speed(JsonValue):
 
     @property
     def disturbed(self) -> bool:
-        """Whether the machine was too slow at this moment for reliable measurements."""
+        """Whether the device was too slow at this moment for reliable measurements.
+
+        It was if a ratio exceeds its limit, ARITHMETIC_LIMIT or MEMORY_LIMIT.
+        """
         return self.arithmetic_ratio > ARITHMETIC_LIMIT or self.memory_ratio > MEMORY_LIMIT
 
     @property
     def excess(self) -> float:
-        """Return the larger of the two ratios, each divided by its limit.
+        """Return the maximum of the two ratios, each divided by its limit.
 
-        The machine is too slow for reliable measurements (`disturbed`) if it exceeds 1.
+        If it exceeds 1, the device was too slow for reliable measurements (`disturbed`).
         """
         return max(self.arithmetic_ratio / ARITHMETIC_LIMIT, self.memory_ratio / MEMORY_LIMIT)

@@ -1,23 +1,24 @@
-"""Statistics of measured times: confidence intervals and comparisons. Standard library only.
+"""Statistics of measured times: confidence intervals and comparisons of kernels.
 
-The module answers three questions:
+The module imports only the standard library. It answers three questions:
 
 *What is this kernel's time without disturbances?* Every disturbance makes a sample longer, so the
-fastest sample estimates it. A bootstrap of a minimum is inconsistent (Bickel and Freedman, 1981).
-So the interval assumes a two-parameter exponential distribution: undisturbed time plus a wait.
-With the mean excess s = sum(x - min) / (n - 1) over the fastest of n
-samples, n (min - time) / s follows F(2, 2n - 2) exactly, whose quantiles have a closed form. Real
-disturbances have longer tails than that; they make s, and so the interval, wider.
+fastest sample is the estimate. A bootstrap interval of a minimum is inconsistent (Bickel and
+Freedman, 1981). Instead, samples are assumed to have a two-parameter exponential distribution: the
+undisturbed time plus a random delay. Let s = sum(x - min) / (n - 1) be the mean excess of n samples
+over the fastest. Then n (min - time) / s follows F(2, 2n - 2) exactly, whose quantiles have a
+closed form. Real delays have longer tails. They increase s, and thus widen the interval.
 
-*Which candidates need no more samples?* The same model with the excess of all racers pooled: after
-n samples a minimum lies within s ln(1/a) / n of the undisturbed time with probability 1 - a. A
-kernel that is behind the leader by more than that and a margin is dropped, but never on one or two
-samples: disturbances on a shared machine come in bursts, which no exponential distribution models.
+*Which candidates need no more samples?* The same model is used, with the excess of all candidates
+of the batch pooled. After n samples, a minimum lies within s ln(1/a) / n of the undisturbed time
+with probability 1 - a. A kernel whose distance from the fastest kernel exceeds this bound and a
+margin is dropped, but only after three samples: disturbances on a shared machine come in bursts,
+which an exponential distribution does not model.
 
-*Is the challenger faster than the incumbent?* They run interleaved, A B B A, so that slow drift
-cancels, and each pair gives a ratio. The interval of the median ratio comes from order statistics:
-it is exact for any distribution of ratios and needs no random numbers. A bootstrap of so few pairs
-has less coverage than its nominal confidence.
+*Is the challenger faster than the incumbent?* The two run alternately, in the order A B B A, so
+that slow drift cancels, and each pair gives a ratio of times. The interval of the median ratio
+comes from order statistics. It is exact for any distribution of ratios, and needs no random
+numbers. A bootstrap of so few pairs has less coverage than its nominal confidence.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ measurement differed by 8 % (median); for those with five, by 1 %."""
 
 
 class Outcome(StrEnum):
-    """The outcome of a challenger's comparison with the incumbent."""
+    """The outcome of comparing a challenger's times with the incumbent's."""
 
     FASTER = "faster"
     SLOWER = "slower"
@@ -68,10 +69,10 @@ class Interval:
 
 
 def undisturbed(samples: Sequence[float], confidence: float = CONFIDENCE) -> Interval | None:
-    """Return a confidence interval for the undisturbed time of a kernel.
+    """Return a confidence interval for the time that a kernel takes without disturbances.
 
-    `samples` are seconds of repeated runs. The interval ends at the fastest sample. Return None for
-    fewer than two samples, because one sample gives no estimate of its own error.
+    `samples` are the times of repeated runs, in seconds. The upper end of the interval is the
+    fastest sample. Return None for fewer than two samples, whose variation cannot be estimated.
     """
     count = len(samples)
     if count < 2:
@@ -84,11 +85,11 @@ def undisturbed(samples: Sequence[float], confidence: float = CONFIDENCE) -> Int
 
 
 def median_interval(values: Sequence[float], confidence: float = CONFIDENCE) -> Interval:
-    """Return the narrowest interval of two order statistics that holds the median with
-    `confidence`.
+    """Return a confidence interval for the median of the distribution of `values`.
 
-    With fewer values (below six for 95 %) no such interval exists. Then return the whole range,
-    with its smaller `Interval.coverage`.
+    Its ends are two of the values: the closest ones with which the interval contains the median
+    with probability `confidence`. With few values (fewer than six for 95 %), no such interval
+    exists. Then return the range of all values, with its smaller `Interval.coverage`.
 
     Raises:
         ValueError: if `values` is empty.
@@ -137,10 +138,10 @@ class Comparison(JsonValue):
 
     @property
     def outcome(self) -> Outcome:
-        """Return FASTER or SLOWER if the pairs show a difference that matters; otherwise TIE.
+        """Return FASTER or SLOWER if the difference is significant and large enough, else TIE.
 
-        The interval of the median ratio must exclude 1, and the difference must exceed TIE_MARGIN.
-        FASTER also requires an interval with full confidence.
+        The confidence interval of the median ratio must exclude 1, and the median must differ from
+        1 by more than TIE_MARGIN. FASTER also requires an interval with a coverage of CONFIDENCE.
         """
         interval = self.interval
         if interval.high < 1.0 and self.ratio < 1.0 - TIE_MARGIN:
@@ -151,16 +152,19 @@ class Comparison(JsonValue):
         return Outcome.TIE
 
     def _derived(self) -> tuple[float, float, float, float, str]:
-        """The values derived from the ratios, for readers that do not compute them."""
+        """Return the additional fields of the JSON form, which follow from the ratios.
+
+        They are the median ratio, the ends and the coverage of its interval, and the outcome.
+        """
         found = self.interval
         return self.ratio, found.low, found.high, found.coverage, self.outcome.value
 
 
 def may_be_faster(ratios: Sequence[float], pairs: int) -> bool:
-    """Whether the outcome can still be FASTER when all `pairs` have run, given the first `ratios`.
+    """Whether a comparison of `pairs` pairs can still have the outcome FASTER.
 
-    If not even the best possible ratios in the remaining pairs would suffice, the comparison can
-    stop early without changing its answer.
+    `ratios` are the ratios of the pairs that have run. If the result is false, the comparison can
+    end early: even the best possible ratios in the remaining pairs would not suffice.
     """
     left = (0.0,) * (pairs - len(ratios))
     return Comparison("", (*ratios, *left)).outcome is Outcome.FASTER
@@ -172,15 +176,17 @@ def racing(
     leader_seconds: float | None = None,
     confidence: float = CONFIDENCE,
 ) -> list[bool]:
-    """Decide for each kernel whether it may still be the fastest, or within `margin` of the
-    fastest.
+    """Decide for each kernel whether to take more samples of it.
+
+    A kernel is dropped if it is significantly slower than the fastest kernel. Return true for the
+    kernels to keep, in the order of `samples`.
 
     Args:
-        samples: for each kernel, its seconds, at least one, taken in the same rounds as the
-            others'.
-        margin: relative; a kernel stays unless it is shown to be slower by more than this.
-        leader_seconds: the fastest sample of a kernel outside `samples`, if there is one.
-        confidence: the confidence with which a kernel must be shown to be slower.
+        samples: for each kernel, at least one time in seconds. The times of different kernels were
+            measured in the same rounds.
+        margin: a fraction; a kernel is dropped only if it is slower by more than this.
+        leader_seconds: the fastest sample of a kernel outside `samples`; None without one.
+        confidence: the confidence required to drop a kernel.
     """
     fastest = [min(each) for each in samples]
     best = min(fastest)

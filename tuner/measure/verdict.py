@@ -1,4 +1,4 @@
-"""Selects the finalist that becomes the record."""
+"""Selection of the finalist that becomes a task's record."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from tilewright.tuner.protocol.measurement import Trial
 
 
 def winner_of(trials: Sequence[Trial]) -> Trial | None:
-    """Return the finalist's trial that becomes the record.
+    """Return the trial that becomes the record, given the trials of a task's finalists.
 
-    It is the fastest challenger that was shown to be faster than the incumbent, or else the
-    incumbent: the first trial without a comparison. Only certified trials count; without one,
-    return None. If the incumbent wins, `Comparison.outcome` of the other trials gives the reason.
+    This is the fastest of the challengers with the outcome FASTER. If there are none, it is the
+    incumbent, the first trial without a comparison. Trials that failed or lack a certificate are
+    ignored. Return None if no trial qualifies.
     """
     sound = [t for t in trials if t.measurement.certified and t.measurement.run_seconds is not None]
     faster = [
