@@ -1,10 +1,10 @@
-"""Builds and measures batches of candidates in the background of the tune loop.
+"""A pipeline that builds and measures batches of candidates while the tuning loop proposes others.
 
-The decisions of the loop depend on the order in which it sent and took batches. The pipeline
-records this order in a journal. A batch that was sent has the entry SCREEN_SENT or FINAL_SENT. A
-batch that was taken has its number as the entry; sent and adopted batches are numbered from 0. To
-repeat a run, its journal is given to a pipeline, which keeps to that order even if other batches
-are ready earlier.
+The decisions of the loop depend on the order in which it sends batches and receives their results.
+The pipeline records this order in a journal of integers. Sending a batch adds the entry SCREEN_SENT
+or FINAL_SENT. Returning a finished batch adds the number of the batch; sent and adopted batches are
+numbered from 0. To replay a run, a new pipeline gets its journal, and follows this order even if
+other batches finish earlier.
 """
 
 from __future__ import annotations
@@ -41,10 +41,19 @@ Most expected outputs take less time, so the order of a run does not depend on i
 
 @dataclass(slots=True, eq=False)
 class Batch:
-    """A batch of candidates of one task, from its submission until all its trials are known.
+    """A batch of candidates of one task in the pipeline.
 
     Attributes:
-        trials: the trials so far; complete if `finished`.
+        number: the number of the batch in the journal.
+        state: the state of the task.
+        size: number of candidates.
+        repeat: the settings for repeated timing.
+        schedules: the trial id and the schedule of each candidate.
+        ticket: the builds of the candidates; None for a batch of an earlier process.
+        prepared: the expected outputs, until the request is sent.
+        request: the request to the runner; None until it is sent.
+        trials: the trials so far; complete once `finished` is true.
+        duplicates: by trial id, the other candidates that have the same code as the trial's.
     """
 
     number: int
@@ -64,7 +73,7 @@ class Batch:
 
 
 class Pipeline:
-    """Builds and measures batches in the background, and returns them with their trials."""
+    """Builds batches, sends them to the runner, and returns finished batches with their trials."""
 
     def __init__(
         self,
@@ -81,13 +90,14 @@ class Pipeline:
         """Create an empty pipeline.
 
         Args:
-            builder, runner: build and measure candidates.
-            link: links the objects of a batch.
+            builder: compiles candidates.
+            runner: measures them.
+            link: links the objects of a batch into a library.
             references: computes the expected outputs.
             options: the settings of the run.
             timings: records the seconds of sending and waiting.
-            `beside`: records the seconds in which the runner is busy.
-            journal: the order of batches to keep to; None for a run that is not repeated.
+            beside: records the seconds in which the runner is busy.
+            journal: the journal of a recorded run to replay; None for a new run.
         """
         self._builder = builder
         self._runner = runner
@@ -104,20 +114,20 @@ class Pipeline:
 
     @property
     def journal(self) -> tuple[int, ...]:
-        """Return the order in which batches were sent and taken so far."""
+        """Return the order in which batches were sent and returned so far (see the module)."""
         return tuple(self._journal)
 
     @property
     def repeats(self) -> bool:
-        """Whether the pipeline repeats the order of a given journal."""
+        """Whether this is a replay, in which batches follow the order of a given journal."""
         return self._given is not None
 
     def has_room(self, phase: Phase, least: int = 0) -> bool:
         """Whether the loop should propose another batch of this phase now.
 
-        Without a given journal, it should if the builders would run out of work, or if fewer than
-        `least` batches are in the pipeline. With a journal, it should if the next entry is a sent
-        batch of this phase.
+        In a replay, it should if the next entry of the journal is a sent batch of this phase.
+        Otherwise, it should if the pipeline has fewer than AHEAD batches more than the runner
+        processes at a time, or fewer than `least` batches.
         """
         if self._given is not None:
             return self._next_given() == _sent(phase)
@@ -129,7 +139,7 @@ class Pipeline:
         return not self._batches
 
     def candidates(self, phase: Phase) -> int:
-        """Return the number of candidates of this phase in the pipeline."""
+        """Return the number of candidates in the pipeline that belong to batches of this phase."""
         return sum(batch.size for batch in self._batches if batch.phase is phase)
 
     def send(
@@ -139,7 +149,10 @@ class Pipeline:
         phase: Phase,
         repeat: RepeatSettings,
     ) -> None:
-        """Submit a batch: build its schedules, then measure them."""
+        """Start to build a batch of candidates of a task; they are measured once they are built.
+
+        `repeat` has the settings for repeated timing. The batch gets the next number.
+        """
         prepared = self._references.prepare(state.task.workload, phase, state.task.points)
         named = tuple((state.new_trial_id(schedule, phase), schedule) for schedule in schedules)
         self._journal.append(_sent(phase))
@@ -161,7 +174,7 @@ class Pipeline:
         return self._runner.resume()
 
     def adopt(self, state: TaskState, request: MeasureRequest) -> None:
-        """Add a request that an earlier process sent, as a batch whose results are awaited."""
+        """Add a request that an earlier process sent to the runner as a batch of this pipeline."""
         self._batches.append(
             Batch(
                 self._next_number(),
@@ -174,12 +187,19 @@ class Pipeline:
         )
 
     def discard(self, request: MeasureRequest) -> None:
-        """Cancel and forget a request of an earlier process that is no longer needed."""
+        """Cancel a request of an earlier process that is no longer needed; ignore its result."""
         self._runner.cancel([request.request_id])
         self._runner.acknowledge([request.request_id])
 
     def finished(self, timeout_seconds: float) -> list[Batch]:
-        """Remove and return finished batches, oldest first; wait up to the timeout for results."""
+        """Remove finished batches from the pipeline and return them, oldest first.
+
+        Wait for results up to the timeout. With the option `in_order` or in a replay, return at
+        most one batch, and only if it is the next one in the order.
+
+        Raises:
+            TuningError: if a replay cannot continue in the order of its journal.
+        """
         self._forward()
         with timed(self._timings, "idle"):
             results = self._runner.poll(timeout_seconds)
@@ -215,7 +235,7 @@ class Pipeline:
         return None
 
     def _next_given(self) -> int | None:
-        """Return the next entry of the given journal; None at its end."""
+        """Return the next entry of the journal that is replayed; None at its end."""
         assert self._given is not None
         done = len(self._journal)
         return self._given[done] if done < len(self._given) else None
@@ -225,7 +245,7 @@ class Pipeline:
         return self._numbers - 1
 
     def _count_busy(self) -> None:
-        """Add the time since the last call if the runner had requests then."""
+        """Record the time since the last call in `beside` if the runner then had requests."""
         if self._beside is None:
             return
         now = time.perf_counter()
@@ -235,7 +255,7 @@ class Pipeline:
         self._busy_since = now if waiting else None
 
     def acknowledge(self, batches: Sequence[Batch]) -> None:
-        """Tell the runner that the trials of batches are stored."""
+        """Tell the runner that the trials of these batches are stored (`Runner.acknowledge`)."""
         sent = [batch.request.request_id for batch in batches if batch.request is not None]
         if sent:
             self._runner.acknowledge(sent)
@@ -243,7 +263,7 @@ class Pipeline:
     def cancel(self) -> None:
         """Cancel all builds and requests.
 
-        `finished` still returns the batches, with the measurements made so far.
+        `finished` still returns all batches, with the measurements that were completed.
         """
         for batch in self._batches:
             if batch.ticket is not None and batch.request is None:
@@ -252,9 +272,9 @@ class Pipeline:
         self._runner.cancel([b.request.request_id for b in self._batches if b.request is not None])
 
     def _forward(self) -> None:
-        """Submit built batches to the runner, in order.
+        """Send built batches to the runner, in the order in which they were proposed.
 
-        A batch whose expected output is not computed yet lets later batches overtake it.
+        A batch whose expected outputs are still being computed is skipped and sent later.
         """
         for batch in self._batches:
             if batch.finished or batch.request is not None or batch.ticket is None:
@@ -338,11 +358,10 @@ class Pipeline:
             self._beside.add("run", 0.0, len(request.candidates))
 
     def _is_known(self, batch: Batch, result: Built) -> bool:
-        """Whether a screened candidate reuses the measurement of another candidate with the same
-        code.
+        """Whether a candidate gets the measurement of an earlier candidate with the same code.
 
-        A repeated run always uses the recorded measurement. Which candidate with this code was
-        measured first depends on the time of the builds.
+        It does in screening, except in a replay. A replay uses the recorded measurement of each
+        candidate, because the duration of the builds decides which candidate is the earlier one.
         """
         known = result.object_digest in batch.state.by_object
         return known and batch.phase is Phase.SCREEN and not self.repeats
@@ -368,10 +387,10 @@ class Pipeline:
 
 
 def _put_in_order(batch: Batch) -> None:
-    """Sort the trials by the order in which they were proposed.
+    """Sort a batch's trials by the order in which the candidates were proposed.
 
-    Trials without a measurement, such as failed builds, are known first, and their number depends
-    on the time of the builds. Learning must not depend on it.
+    Trials without a measurement, such as failed builds, are added first. Without sorting, the order
+    of the training samples would depend on the duration of the builds.
     """
     places = {name: place for place, (name, _) in enumerate(batch.schedules)}
     batch.trials.sort(key=lambda trial: places.get(trial.id, 0))

@@ -1,4 +1,4 @@
-"""Finds the plug-ins of a package, so that a cost model or strategy is added as a new file."""
+"""Discovery of plug-ins in a package: a new cost model or search strategy needs only a new file."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ from typing import Any
 
 
 def members(package: ModuleType, attribute: str) -> dict[str, Any]:
-    """Import all modules of a package, and return the `attribute` of each module that has it.
+    """Import all modules of a package, and return the attribute named `attribute` of each module.
 
-    The keys are the module names with dashes instead of underscores.
+    Modules without this attribute are left out. The keys of the result are the module names, with
+    dashes instead of underscores.
     """
     found: dict[str, Any] = {}
     for info in sorted(pkgutil.iter_modules(package.__path__), key=lambda info: info.name):

@@ -1,10 +1,10 @@
 """Requests to measure batches of candidates, and their results.
 
-A request is one batch of candidates of one workload. It names the linked shared object by its
-SHA-256, lists the kernels in it, and gives the distributions of the random inputs. The expected
-output is an .npy file, also named by digest, which a device fetches once per workload. Requests are
-JSON; blobs are sent separately. Only the standard library and NumPy are imported, because devices
-use this module.
+A request has one batch of candidates of one workload. It states the SHA-256 of the shared library
+with the candidates, lists the kernels in it, and gives the distributions of the random inputs. The
+expected output is an .npy file, also identified by its SHA-256, which a device fetches once per
+workload. Requests are JSON; the files (blobs) are sent separately. Devices use this module, so it
+imports only the standard library and NumPy.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ are evicted before each timed run."""
 
 
 class Distribution(StrEnum):
-    """The distribution of a random input of a measurement."""
+    """The probability distribution of the elements of a random input."""
 
     NORMAL = "normal"
     """Standard normal."""
@@ -48,13 +48,13 @@ class Distribution(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class InputSpec(JsonValue):
-    """The distribution and the seed of one random input.
+    """A random input array, given by its type, its distribution and the seed of its generator.
 
     Attributes:
-        shape: the logical shape, before a layout packs it.
-        dtype: the name of a compiler dtype.
-        scale: a factor applied to random floats.
-        low, high: the half-open range of random integers, without `high`.
+        shape: the logical shape, which does not depend on the layout in memory.
+        dtype: the name of the element type, such as "float32".
+        scale: a factor by which random floats are multiplied.
+        low, high: the range of random integers, including `low` and excluding `high`.
     """
 
     shape: tuple[Annotated[int, Between(0, LARGEST_SIZE)], ...]
@@ -66,7 +66,7 @@ class InputSpec(JsonValue):
     high: int = 2
 
     def draw(self) -> np.ndarray:
-        """Generate the array, with its logical shape, row-major; bfloat16 as raw bits in uint16."""
+        """Generate the array, in row-major order; bfloat16 values are 16-bit patterns in uint16."""
         rng = np.random.default_rng(self.seed)
         values: np.ndarray
         match self.distribution:
@@ -90,21 +90,23 @@ class InputSpec(JsonValue):
 
 @dataclass(frozen=True, slots=True)
 class RepeatSettings(JsonValue):
-    """The number of timed samples per candidate, and the rules that stop the timing early.
+    """The number of timed samples per candidate, and the rules by which timing ends early.
 
     Attributes:
-        samples: number of rounds. Each round visits the candidates in a new seeded order and takes
-            one sample of each. For finalists, the number of pairs with the incumbent.
-        sample_seconds: a sample consists of as many runs as fit into this time, after one untimed
-            run.
-        round_seconds: least time between the starts of two rounds. Disturbances on a shared machine
-            come in bursts of some tens of milliseconds, and a burst would cover all rounds of a
-            small batch.
-        abandon_ratio: a candidate that takes this many times the fastest time of the batch (or
-            `incumbent_seconds`) is abandoned at once.
-        margin: a candidate shown to be slower by more than this fraction gets no further rounds
-            (`statistics.racing`).
+        samples: number of rounds. Each round takes one sample of each candidate, in a random order.
+            For finalists, the number of pairs with the incumbent.
+        sample_seconds: duration of a sample. It consists of as many runs as fit into this time,
+            after one untimed run.
+        round_seconds: smallest time between the starts of two rounds. Disturbances on a shared
+            machine come in bursts of some tens of milliseconds. Without this time, a burst could
+            affect all rounds of a small batch.
+        abandon_ratio: a candidate gets no more samples once it takes this many times the fastest
+            time of the batch or of the incumbent.
+        margin: a candidate that is significantly slower than the fastest one, by more than this
+            fraction, gets no more samples (`statistics.racing`).
+        incumbent_seconds: the fastest known time of the task; None if unknown.
         limit_seconds: wall-time limit for each step of one candidate.
+        seed: the seed of the random orders.
     """
 
     samples: int = 5
@@ -119,12 +121,15 @@ class RepeatSettings(JsonValue):
 
 @dataclass(frozen=True, slots=True)
 class Candidate(JsonValue):
-    """One kernel of a batch.
+    """One kernel of a batch, to be checked and timed.
 
     Attributes:
-        schedule: its Schedule as JSON.
-        spec: its KernelSpec as JSON.
+        trial_id: the id of the trial that it will become.
+        schedule: its schedule as JSON.
+        schedule_digest: digest of the schedule.
+        spec: the kernel's `KernelSpec` as JSON.
         object_digest: digest of its code.
+        build_seconds: the time of its build.
         origin: the source of the candidate, such as a search strategy; devices ignore it.
     """
 
@@ -139,15 +144,15 @@ class Candidate(JsonValue):
 
 @dataclass(frozen=True, slots=True)
 class Case(JsonValue):
-    """A set of inputs with the expected output.
+    """A set of inputs with the expected output, on which candidates are checked.
 
     Attributes:
-        inputs: the distributions of the random inputs.
-        reference_digest: digest of the expected output (logical shape, row-major, as .npy).
+        inputs: the random inputs.
+        reference_digest: digest of the .npy file with the expected output (in row-major order).
         sizes: sizes of the workload's open dimensions, by name.
-        weight: factor of the seconds of this case in a candidate's time; 0 if the case only serves
-            for checks.
-        least_seconds: lower bound of the seconds on any machine; a shorter time is implausible.
+        weight: factor by which the time for this case contributes to a candidate's time; 0 if
+            candidates are only checked, not timed.
+        least_seconds: lower bound of the time on any machine; a shorter time is implausible.
     """
 
     inputs: tuple[InputSpec, ...]
@@ -161,15 +166,22 @@ class Case(JsonValue):
 class MeasureRequest(JsonValue):
     """A request to check and time one batch of candidates of one workload.
 
-    It contains all data for converting its results to trials, so a restarted tuner loses nothing.
+    It contains all data that are needed to convert the result to trials, so that a restarted tuner
+    needs no other data of the process that sent it.
 
     Attributes:
-        library_digest: digest of the shared object with all candidates.
-        cases: the inputs on which every candidate is checked. The cases with a weight are timed; if
-            none has one, the first case is timed.
-        least_seconds: lower bound of the workload's seconds on any machine.
-        incumbent: trial id of the candidate with which each of the others is timed in pairs; empty
-            in screening.
+        key: the record key of the candidates.
+        library_digest: digest of the shared library with all candidates.
+        cases: the inputs on which every candidate is checked. Candidates are timed on the cases
+            with a positive weight, or if there are none, on the first case.
+        tolerance: the largest accepted error, relative to the largest expected value.
+        least_seconds: lower bound of the workload's time on any machine.
+        incumbent: trial id of the candidate with which each of the others is timed alternately;
+            empty in screening.
+        repeat: the settings for repeated timing.
+        plain: digests of a plan and of input arrays, for a device without NumPy
+            (`tuner.measure.plain_form`); empty for other devices.
+        protocol: the version of the message format.
     """
 
     kind: ClassVar[RequestKind] = RequestKind.MEASURE
@@ -204,26 +216,31 @@ class MeasureRequest(JsonValue):
 
     @property
     def has_sizes(self) -> bool:
-        """Whether the workload has dynamic sizes, so that results have a time per timed case."""
+        """Whether the workload has dynamic sizes; then results have a time for each timed case."""
         return bool(self.cases[0].sizes)
 
     @property
     def digests(self) -> tuple[str, ...]:
-        """Return the digests of all blobs that a device has to fetch."""
+        """Return the digests of all blobs that a device needs to execute the request."""
         references = dict.fromkeys(c.reference_digest for c in self.cases)
         return (self.library_digest, *references, *self.plain)
 
     def check(self) -> None:
-        """Raise ValueError unless all cases give sizes for the same dimensions."""
+        """Check that all cases give sizes for the same dimensions.
+
+        Raises:
+            ValueError: if they do not.
+        """
         if len({tuple(name for name, _ in case.sizes) for case in self.cases}) > 1:
             raise ValueError("the cases have sizes of other dimensions")
 
     @classmethod
     def from_json(cls, data: object) -> Self:
-        """Decode a request.
+        """Decode a request from its JSON form.
 
         Raises:
-            ProtocolError: if it has another protocol version, or a field is missing or invalid.
+            ProtocolError: if its protocol version is not this release's, or if a field is missing
+                or invalid.
         """
         check_protocol(data)
         return decode(cls, data)
@@ -244,9 +261,12 @@ _MEASURED = Via(
 
 @dataclass(frozen=True, slots=True)
 class MeasureResult(JsonValue):
-    """The results of a request: the trial id and the measurement of each candidate.
+    """The result of a `MeasureRequest`.
 
-    They are in the order of the request.
+    Attributes:
+        measurements: the trial id and the measurement of each candidate, in the order of the
+            request.
+        worker: the id of the worker that measured the batch.
     """
 
     kind: ClassVar[RequestKind] = RequestKind.MEASURE
@@ -263,16 +283,20 @@ class MeasureResult(JsonValue):
     protocol: int = PROTOCOL
 
     def by(self, worker_id: str) -> Self:
-        """Return a copy of the result with this worker id; the original id is not trusted."""
+        """Return a copy of the result that states `worker_id` as the worker.
+
+        The service uses the authenticated id, because a worker may have written any other one.
+        """
         named = tuple((name, replace(m, worker=worker_id)) for name, m in self.measurements)
         return replace(self, measurements=named, worker=worker_id)
 
     @classmethod
     def from_json(cls, data: object) -> Self:
-        """Decode a result.
+        """Decode a result from its JSON form.
 
         Raises:
-            ProtocolError: if it has another protocol version, or a field is missing or invalid.
+            ProtocolError: if its protocol version is not this release's, or if a field is missing
+                or invalid.
         """
         check_protocol(data)
         return decode(cls, data)

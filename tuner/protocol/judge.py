@@ -1,9 +1,9 @@
 """Plausibility checks of a device's result against its request.
 
-The service checks results before it stores them, and the tuner before it learns from them, because
-a worker may be faulty or lie. A plausible result still needs another worker's confirmation before
-other jobs use it. Only the standard library and NumPy are imported, because devices use this
-module.
+A worker may be faulty or dishonest, so the service checks results before it stores them, and the
+tuner checks them before it uses them. Even a plausible result is used by other jobs only after
+another worker has confirmed it. Devices use this module, so it imports only the standard library
+and NumPy.
 """
 
 from __future__ import annotations
@@ -67,10 +67,10 @@ _INSTRUCTION_BYTES = 16
 
 
 class ImplausibleError(ValueError):
-    """A device's result contradicts its request.
+    """Raised if a device's result contradicts its request or cannot be true.
 
     Attributes:
-        field: the path of the wrong field.
+        field: the path of the wrong field, such as `measurements.0.measurement.status`.
     """
 
     def __init__(self, field: str, sentence: str) -> None:
@@ -79,7 +79,7 @@ class ImplausibleError(ValueError):
 
 
 def most_result_bytes(request: Request) -> int:
-    """Return the largest size in bytes of a valid result's JSON.
+    """Return an upper bound of the size in bytes of the JSON of a request's result.
 
     A server rejects a longer body without reading it.
     """
@@ -107,7 +107,11 @@ def most_result_bytes(request: Request) -> int:
 
 
 def check_result(request: Request, result: WorkResult) -> None:
-    """Raise ImplausibleError if this cannot be the result of the batch or run."""
+    """Check that a result is plausible for a request, of either kind.
+
+    Raises:
+        ImplausibleError: if it is not.
+    """
     if isinstance(request, MeasureRequest) and isinstance(result, MeasureResult):
         check_measured(request, result)
     elif isinstance(request, RunRequest) and isinstance(result, RunResult):
@@ -117,7 +121,11 @@ def check_result(request: Request, result: WorkResult) -> None:
 
 
 def check_measured(request: MeasureRequest, result: MeasureResult) -> None:
-    """Raise ImplausibleError if this cannot be the result of the batch."""
+    """Check that a result is plausible for a batch of candidates.
+
+    Raises:
+        ImplausibleError: if it is not.
+    """
     _require(result.request_id == request.request_id, "request_id", "is another request's")
     names = [candidate.trial_id for candidate in request.candidates]
     said = [name for name, _ in result.measurements]
@@ -167,8 +175,10 @@ def _check_candidate(
 
 
 def _check_at_sizes(request: MeasureRequest, found: Measurement, place: str) -> None:
-    """Check the times at each of the request's sizes, and that their weighted sums are
-    the totals.
+    """Check a measurement's times at each of the request's sizes.
+
+    The weighted sums of these times must be the total times of the measurement. `place` is the path
+    of the field in the result, for the error message.
     """
     asked = tuple((case.sizes, case.weight) for case in request.timed)
     _require(found.distribution == asked, place, "are not the request's")
@@ -203,7 +213,11 @@ def _check_comparison(
 
 
 def check_run(request: RunRequest, result: RunResult) -> None:
-    """Raise ImplausibleError if this cannot be the result of the run."""
+    """Check that a result is plausible for a run of whole programs.
+
+    Raises:
+        ImplausibleError: if it is not.
+    """
     _require(result.request_id == request.request_id, "request_id", "is another request's")
     ok = result.status is RunStatus.OK
     work = request.work

@@ -1,8 +1,8 @@
-"""Measurements, and the trials and records stored from them, with their JSON forms.
+"""Measurements, and the trials and records that are stored from them.
 
-A candidate that does not build, crashes or computes a wrong output is a result too: a `Measurement`
-with a failed status and an error message. This module imports only the standard library, because
-devices use it too.
+If a candidate does not build, crashes or computes a wrong output, its `Measurement` has the status
+of the failure and an error message. Devices use this module, so it imports only the standard
+library and modules that need no more.
 """
 
 from __future__ import annotations
@@ -58,15 +58,19 @@ class Status(StrEnum):
 
     @property
     def says_something_of_the_candidate(self) -> bool:
-        """Whether the outcome depends on the candidate alone, so that repeating it is useless."""
+        """Whether the outcome depends only on the candidate.
+
+        Then it makes no sense to measure the candidate again. The outcome does not depend on the
+        candidate if, for example, the worker was lost.
+        """
         return self not in (Status.NO_REFERENCE, Status.WORKER_LOST, Status.CANCELLED)
 
 
 class Phase(StrEnum):
     """The purpose of a measurement.
 
-    Screening finds good candidates cheaply, the finals choose the best of them, and a confirmation
-    measures a record again.
+    Screening finds good candidates with few samples. The final phase compares the best of them with
+    the incumbent. A confirmation measures a record a second time.
     """
 
     SCREEN = "screen"
@@ -76,7 +80,14 @@ class Phase(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class RecordKey(JsonValue):
-    """The key of a record: workload key, target key, number of threads, and numerics mode."""
+    """The key under which a record is stored.
+
+    Attributes:
+        workload_key: a hash of the workload.
+        target_key: a hash of the target.
+        threads: number of threads.
+        numerics: the numerics mode: "strict", "fast" or "loose".
+    """
 
     workload_key: str
     target_key: str
@@ -115,11 +126,12 @@ UnixTime = Annotated[float, Between(0.0, 1e11)]
 
 @dataclass(frozen=True, slots=True)
 class TimesAt(JsonValue):
-    """Times of a candidate at one size point of a workload with open dimensions.
+    """The times of a candidate for one choice of sizes of a workload's open dimensions.
 
     Attributes:
+        sizes: the size of each open dimension, by name.
         weight: factor of these times in the candidate's total time.
-        samples_seconds: seconds of one run, one value per sample.
+        samples_seconds: the time of one run in seconds, for each sample.
     """
 
     sizes: Sizes
@@ -128,7 +140,7 @@ class TimesAt(JsonValue):
 
     @property
     def run_seconds(self) -> float:
-        """Return the fastest sample in seconds."""
+        """Return the time of the fastest sample in seconds."""
         return min(self.samples_seconds)
 
 
@@ -136,21 +148,25 @@ class TimesAt(JsonValue):
 class Measurement(JsonValue):
     """The result of measuring one candidate on a device, or of a build that failed.
 
-    The fields `checks` to `object_digest` below certify correctness: the output agreed with the
-    expected output.
+    The attributes `checks` to `object_digest` are the certificate, the evidence that the output is
+    correct.
 
     Attributes:
-        samples_seconds: seconds of one run of the kernel: CPU time with one thread, wall time with
-            several. With open sizes, weighted sums of the samples in `at_sizes`, which were taken
-            one after the other.
+        samples_seconds: the time of one run of the kernel in seconds, for each sample. It is CPU
+            time with one thread, and wall time with several threads. With open sizes, it is the
+            weighted sum of the times in `at_sizes`.
+        at_sizes: with open sizes, the times at each size point.
         comparison: the comparison with the incumbent, for finalists other than the incumbent.
-        speed: the slowest reading of the reference kernel around the batch.
-        checks: number of sets of random inputs that were checked; `seeds` are their seeds.
+        speed: the slowest reading of the device's speed before and after the batch.
+        checks: number of sets of random inputs on which the output was checked.
+        seeds: the seeds of these inputs.
         max_error: the largest error relative to the largest expected output; at most `tolerance`.
         reference_digest: digest of the expected output for the first set.
         object_digest: digest of the checked code.
         measure_seconds: wall time from the candidate's check to its last sample, including samples
             of other candidates in between.
+        worker: the id of the worker.
+        device: the properties of the device, as JSON.
         measured_at: Unix time in seconds.
     """
 
@@ -174,11 +190,10 @@ class Measurement(JsonValue):
 
     @property
     def ok(self) -> bool:
-        """Whether the candidate ran, was correct, and has plausible times; others are not learned
-        from.
+        """Whether the candidate ran, its output was correct, and its times are positive and finite.
 
-        Plausibility is checked because a stored measurement may be from a release that did not
-        check devices' results.
+        Times are checked because a stored measurement may be from an older release, which did not
+        check the results of devices.
         """
         return self.status is Status.OK and all(
             0.0 < seconds < math.inf for seconds in self.samples_seconds
@@ -186,10 +201,10 @@ class Measurement(JsonValue):
 
     @property
     def run_seconds(self) -> float | None:
-        """Return the fastest sample, by which candidates are ranked; None for a failure.
+        """Return the time in seconds by which candidates are ranked; None for a failure.
 
-        With open sizes, it is the weighted sum of the fastest sample at each size: a disturbance at
-        one size does not affect the others.
+        It is the fastest sample. With open sizes, it is the weighted sum of the fastest sample at
+        each size, so that a disturbance at one size does not affect the others.
         """
         if not (self.ok and self.samples_seconds):
             return None
@@ -199,40 +214,46 @@ class Measurement(JsonValue):
 
     @property
     def distribution(self) -> SizeWeights:
-        """Return the measured sizes with their weights; empty for a workload with fixed sizes."""
+        """Return the sizes at which the candidate was timed, with their weights.
+
+        The tuple is empty for a workload with fixed sizes.
+        """
         return tuple((each.sizes, each.weight) for each in self.at_sizes)
 
     @property
     def certified(self) -> bool:
-        """Whether the output was correct on as many sets of random inputs as a record requires.
+        """Whether the output was correct on CERTIFICATE_CHECKS sets of random inputs.
 
-        With open sizes, the first set, on which the candidate is timed, is checked once per size.
+        Only then can the candidate become a record. With open sizes, the first set counts once for
+        each size point.
         """
         return self.ok and self.checks >= CERTIFICATE_CHECKS - 1 + max(1, len(self.at_sizes))
 
     @property
     def interval(self) -> Interval | None:
-        """Return a confidence interval for the undisturbed time, in seconds.
+        """Return a confidence interval for the time without disturbances, in seconds.
 
-        Return None for a failure, or for a single sample.
+        Return None for a failure, or if there are fewer than two samples.
         """
         return undisturbed(self.samples_seconds) if self.ok else None
 
     @property
     def disturbed(self) -> bool:
-        """Whether the machine was slow during the measurement, so that its times are unreliable."""
+        """Whether the device was too slow during the measurement, so that times are unreliable."""
         return self.speed is not None and self.speed.disturbed
 
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """One measured candidate.
+    """A candidate that was measured, with its measurement, as stored in the database.
 
     Attributes:
-        id: the result of `trial_id`, by which a repeated report is recognised.
-        origin: the source of the candidate: "default", or the description by the search strategy.
-        withdrawn: whether the trial's worker is no longer trusted. Searches ignore the trial, and
-            its id is not reused.
+        id: the result of `trial_id`. A trial that is reported twice has the same id.
+        phase: the purpose of the measurement.
+        codegen_version: the version of code generation that compiled the candidate.
+        origin: the source of the candidate: "default", or a name given by the search strategy.
+        withdrawn: whether the trial is invalid because its worker is no longer trusted. Searches
+            ignore such a trial, and its id is not used again.
     """
 
     id: str
@@ -248,7 +269,7 @@ class Trial:
 
 @dataclass(frozen=True, slots=True)
 class TuningRecord:
-    """The best known schedule for a record key, with the measurement that certifies it."""
+    """The best known schedule for a record key, with its measurement and certificate."""
 
     key: RecordKey
     schedule: Schedule
@@ -259,10 +280,10 @@ class TuningRecord:
 
     @property
     def run_seconds(self) -> float:
-        """Seconds of one run: the fastest sample.
+        """The time of one run in seconds (`Measurement.run_seconds`).
 
         Raises:
-            ValueError: if the measurement is a failure, which no record should have.
+            ValueError: if the measurement failed, so that it should not be part of a record.
         """
         seconds = self.measurement.run_seconds
         if seconds is None:
@@ -270,8 +291,9 @@ class TuningRecord:
         return seconds
 
     def holds(self, codegen_version: str) -> bool:
-        """Whether the record is valid for this version of code generation, and its output
-        certified.
+        """Whether the record has a certificate and the given version of code generation.
+
+        A record of another version is not used, because the same schedule may give other code.
         """
         return self.codegen_version == codegen_version and self.measurement.certified
 
@@ -279,9 +301,10 @@ class TuningRecord:
 def trial_id(
     key: RecordKey, schedule_digest: str, phase: Phase, job_id: str, serial: int | str = 0
 ) -> str:
-    """Return the id of a trial, 32 hexadecimal digits; it is the same after a restart of the job.
+    """Return the id of a trial, 32 hexadecimal digits.
 
-    `serial` distinguishes repeated measurements of one candidate in one job: a number, or the id of
+    The id is a hash of the arguments, so it does not change if the job is restarted. `serial`
+    distinguishes repeated measurements of one candidate in one job. It is a number, or the id of
     the record that is measured again.
     """
     parts = (

@@ -1,4 +1,4 @@
-"""Decodes requests and results of both kinds: batches of candidates, and runs of whole programs."""
+"""Decoding of requests and results whose kind (batch of candidates or run) is not known."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ def read_request(data: object) -> Request:
     """Decode a MeasureRequest or a RunRequest from its JSON form.
 
     Raises:
-        ProtocolError: if it has another protocol version, or a field is missing or invalid.
+        ProtocolError: if its protocol version is not this release's, or if a field is missing or
+            invalid.
     """
     match kind_of(data):
         case RequestKind.MEASURE:
@@ -31,7 +32,8 @@ def read_result(data: object) -> WorkResult:
     """Decode a MeasureResult or a RunResult from its JSON form.
 
     Raises:
-        ProtocolError: if it has another protocol version, or a field is missing or invalid.
+        ProtocolError: if its protocol version is not this release's, or if a field is missing or
+            invalid.
     """
     match kind_of(data):
         case RequestKind.MEASURE:
@@ -41,10 +43,10 @@ def read_result(data: object) -> WorkResult:
 
 
 def kind_of(data: object) -> RequestKind:
-    """Return the kind of a request or result in its JSON form.
+    """Return the kind of a request or result, given its JSON form.
 
     Raises:
-        ProtocolError: if it has another protocol version, or an unknown kind.
+        ProtocolError: if its protocol version is not this release's, or if its kind is unknown.
     """
     check_protocol(data)
     kind = data.get("kind") if isinstance(data, Mapping) else None

@@ -1,4 +1,4 @@
-"""Results of runs of whole programs (`runs`), and their JSON form."""
+"""The results that devices return for runs of whole programs (`runs`)."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ FETCH_BYTES = 16 << 20
 
 
 class RunStatus(StrEnum):
-    """The outcome of a run."""
+    """The outcome of a run of whole programs on a device."""
 
     OK = "ok"
     FAILED = "failed"
@@ -38,12 +38,12 @@ class RunStatus(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Race:
-    """A comparison of each variant of a model with the first one, the incumbent.
+    """The result of timing several variants of a model against the first one, the incumbent.
 
     Attributes:
         incumbent_seconds: the time of the incumbent's fastest run.
-        comparisons: the comparisons of the other variants, in order.
-        worker: the id of the worker that ran all of them; "" for no or several workers.
+        comparisons: the comparison of each other variant with the incumbent, in their order.
+        worker: the id of the worker that ran all variants; empty if several workers did, or none.
     """
 
     incumbent_seconds: float
@@ -63,9 +63,10 @@ _OutputError = Annotated[
 
 @dataclass(frozen=True, slots=True)
 class _Race:
-    """The JSON form of a race.
+    """The JSON form of a `Race`.
 
-    Each comparison is a pair of the variant that it was compared with and the time ratios.
+    Each comparison consists of the id of the variant with which a variant was compared, and the
+    time ratios.
     """
 
     incumbent_seconds: float
@@ -88,17 +89,18 @@ _RaceJson = Annotated[
 
 @dataclass(frozen=True, slots=True)
 class RunResult(JsonValue):
-    """The result of a run. Only the fields for its kind of work are set.
+    """The result of a `RunRequest`. Only the attributes for its kind of work are set.
 
     Attributes:
         status: whether the run succeeded, or how it failed.
         error: one sentence about a failure; empty after success.
-        errors: largest errors of a check, by output name (`model_runs.largest_error`).
-        fetched: outputs returned by a check, as .npy files by output name.
-        race: the result of a race.
-        seconds: the seconds of a profile, one value per instruction.
-        speeds: the measured peaks of the machine.
-        worker: the id of the worker that ran it.
+        errors: after a check, the largest error of each output, by name
+            (`model_runs.largest_error`).
+        fetched: after a check, the requested outputs as .npy files, by output name.
+        race: after a race, its result.
+        seconds: after a profile, the time of each instruction of the program.
+        speeds: after a measurement of the machine's peaks, these peaks.
+        worker: the id of the worker that executed the run.
     """
 
     kind: ClassVar[RequestKind] = RequestKind.RUN
@@ -121,11 +123,14 @@ class RunResult(JsonValue):
     protocol: int = PROTOCOL
 
     def by(self, worker_id: str) -> Self:
-        """Return a copy of the result with this worker id; the original id is not trusted."""
+        """Return a copy of the result that states `worker_id` as the worker.
+
+        The service uses the authenticated id, because a worker may have written any other one.
+        """
         return replace(self, worker=worker_id)
 
     def arrays(self) -> dict[str, np.ndarray]:
-        """Decode the fetched outputs; return them by output name.
+        """Decode the outputs in `fetched`, and return the arrays by output name.
 
         Raises:
             ProtocolError: if an output is not an .npy file.
@@ -140,10 +145,11 @@ class RunResult(JsonValue):
 
     @classmethod
     def from_json(cls, data: object) -> Self:
-        """Decode a result.
+        """Decode a result from its JSON form.
 
         Raises:
-            ProtocolError: if it has another protocol version, or a field is missing or invalid.
+            ProtocolError: if its protocol version is not this release's, or if a field is missing
+                or invalid.
         """
         check_protocol(data)
         return decode(cls, data)

@@ -1,10 +1,11 @@
-"""Requests to run whole programs on a device, the second kind of request besides `batches`.
+"""Requests to run whole programs on a device. (The module `batches` has requests for kernels.)
 
-A request names the programs and the work: check outputs, race, profile, or measure the machine's
-peaks. A program consists of instructions, code and weights, all named by digest. Weights are sent
-in parts named by content, so programs that pack a weight identically share its blob whatever its
-position. A request states in advance the blobs, memory and time that it needs. Only the standard
-library and NumPy are imported, because devices use this module.
+A request contains programs and the work to do with them: check outputs, race several variants,
+profile a program, or measure the machine's peaks. A program consists of instructions, code and
+weights, which are blobs identified by digest. Weights are sent in parts, so that programs which
+pack a weight identically share its blob, even at different positions. A request states in advance
+the blobs, memory and time that it needs. Devices use this module, so it imports only the standard
+library and NumPy.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ Files = Mapping[str, Digest]
 
 
 class WorkKind(StrEnum):
-    """The kind of work of a run."""
+    """What a device does in a run: check outputs, race variants, profile, or measure its peaks."""
 
     CHECK = "check"
     RACE = "race"
@@ -58,12 +59,13 @@ class WorkKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A part of a program's weights: its position in a blob and in the weight block, in bytes.
+    """A part of a program's weights, with its positions in a blob and in the block of weights.
 
     Attributes:
-        start: the offset in the blob.
+        digest: the digest of the blob.
+        start: the offset in the blob, in bytes.
+        offset: the offset in the program's block of weights, in bytes.
         bytes: the length.
-        offset: the offset in the program's block of weights.
     """
 
     json_form: ClassVar[JsonForm] = JsonForm(row=True)
@@ -79,12 +81,12 @@ class ProgramParts:
     """A program to run, given by the digests of its blobs.
 
     Attributes:
-        program: digest of the JSON of `compiler.runtime.program.Program`.
-        library: digest of its code, a shared library; empty if it has no kernels.
+        program: digest of the program's instructions (`compiler.runtime.program.Program`) as JSON.
+        library: digest of the shared library with its kernels; empty if it has none.
         block: number of its block of weights. Programs with equal numbers share the block.
-        parts: the weights that it reads.
-        inputs: maps the name of an input to the digest of the .npy file that fills it. All other
-            inputs are random.
+        parts: the parts of the block that it reads.
+        inputs: for inputs with given values, by name, the digest of the .npy file. All other inputs
+            are random.
     """
 
     json_form: ClassVar[JsonForm] = JsonForm(sparse=("inputs",))
@@ -106,12 +108,14 @@ class ProgramParts:
 
 @dataclass(frozen=True, slots=True)
 class CheckWork:
-    """Work: run a program once on random inputs from `seed` and compare its outputs.
+    """A run that executes a program once and compares its outputs with expected values.
 
     Attributes:
         program: position of the program in `RunRequest.programs`.
-        expected: for each output to compare, the digest of an .npy file with the expected values.
-        fetch: the names of the outputs to return (`run_results.FETCH_BYTES`).
+        seed: the seed of the random inputs.
+        expected: for each output to compare, by name, the digest of an .npy file with the expected
+            values.
+        fetch: the names of the outputs to return, of at most `run_results.FETCH_BYTES` together.
     """
 
     json_form: ClassVar[JsonForm] = JsonForm(constants={"do": WorkKind.CHECK.value})
@@ -124,10 +128,12 @@ class CheckWork:
 
 @dataclass(frozen=True, slots=True)
 class RaceWork:
-    """Work: time each variant in pairs with the first variant.
+    """A run that times several variants of a model, each alternately with the first variant.
 
-    A variant is a sequence of programs that run one after the other, given by their positions in
-    `RunRequest.programs`.
+    Attributes:
+        variants: the variants. Each is a sequence of programs that run one after the other, given
+            by their positions in `RunRequest.programs`.
+        seed: the seed of the random inputs.
     """
 
     json_form: ClassVar[JsonForm] = JsonForm(constants={"do": WorkKind.RACE.value})
@@ -138,9 +144,12 @@ class RaceWork:
 
 @dataclass(frozen=True, slots=True)
 class ProfileWork:
-    """Work: time each instruction of a program within whole runs.
+    """A run that times each instruction of a program, in executions of the whole program.
 
-    The result has the fastest of `samples` times per instruction.
+    Attributes:
+        program: position of the program in `RunRequest.programs`.
+        samples: number of executions. The result has the fastest time of each instruction.
+        seed: the seed of the random inputs.
     """
 
     json_form: ClassVar[JsonForm] = JsonForm(constants={"do": WorkKind.PROFILE.value})
@@ -152,11 +161,11 @@ class ProfileWork:
 
 @dataclass(frozen=True, slots=True)
 class SpeedsWork:
-    """Work: measure the peaks of the machine with the functions in a library (`speeds.Probes`).
+    """A run that measures the machine's peak arithmetic rates and memory bandwidths.
 
     Attributes:
-        library: digest of the shared library.
-        vector_bytes: size of the vectors that the functions use.
+        library: digest of a shared library with the probe functions (`roofline.probe_library`).
+        vector_bytes: size of the vectors that these functions use.
         cache_bytes, memory_bytes: sizes of the device's caches and memory.
         dots: the operand types for which the library has a dot-product function.
     """
@@ -178,17 +187,19 @@ class RunRequest(JsonValue):
     """A request to run whole programs on a device.
 
     Attributes:
-        request_id: its id; equal requests of one job have equal ids.
+        request_id: the id of the request; equal requests of one job have equal ids.
         job_id: the job that submits the run.
-        threads: the threads that programs run with.
+        threads: the number of threads of each program.
         programs: the programs, to which `work` refers by position.
         block_bytes: the size in bytes of each block of weights.
         work: the work to do.
-        blobs: the size in bytes of each named blob, by digest.
-        memory_bytes: the largest amount of memory that the run needs in addition to the process.
-        limit_seconds: wall-time limit for one step: loading a program, or one run of it.
+        blobs: the size in bytes of each blob that the device needs, by digest.
+        memory_bytes: the largest amount of memory that the run needs, without the memory of the
+            process itself.
+        limit_seconds: wall-time limit for one step: loading a program, or one execution of it.
         plain: digests of a plan and of input arrays, for a device without NumPy
-            (`tuner.measure.plain_form`).
+            (`tuner.measure.plain_form`); empty for other devices.
+        protocol: the version of the message format.
     """
 
     kind: ClassVar[RequestKind] = RequestKind.RUN
@@ -215,29 +226,31 @@ class RunRequest(JsonValue):
 
     @property
     def digests(self) -> tuple[str, ...]:
-        """Return the digests of all blobs that a device has to fetch."""
+        """Return the digests of all blobs that a device needs to execute the request."""
         return tuple(self.blobs)
 
     @property
     def blob_bytes(self) -> int:
-        """Return the total size of all blobs in bytes."""
+        """Return the total size in bytes of the blobs that a device needs."""
         return sum(self.blobs.values())
 
     @classmethod
     def from_json(cls, data: object) -> Self:
-        """Decode a request.
+        """Decode a request from its JSON form.
 
         Raises:
-            ProtocolError: if it has another protocol version, or a field is missing, invalid, or
-                beyond plausible limits.
+            ProtocolError: if its protocol version is not this release's, or if a field is missing,
+                invalid or beyond plausible limits.
         """
         check_protocol(data)
         return decode(cls, data)
 
 
 def _check_places(request: RunRequest) -> None:
-    """Raise ValueError if the request refers to a program, block or blob that it does not
-    contain.
+    """Check that a request contains every program, block and blob to which it refers.
+
+    Raises:
+        ValueError: if it does not, or if the blobs together are too large.
     """
     named: set[str] = set(request.plain)
     for program in request.programs:

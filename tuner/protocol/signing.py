@@ -1,8 +1,8 @@
-"""The signed bytes of a lease, and a verifier of Ed25519 signatures (RFC 8032, section 5.1.7).
+"""Verification of signed leases: the bytes that are signed, and Ed25519 (RFC 8032, section 5.1.7).
 
-The verifier uses only the standard library, because a device may have no other library. Keys,
-messages and signatures are public, so its variable running time reveals nothing. The service signs
-with a library (`service.signing`).
+The verifier uses only the standard library, because a device may have no other one. Its running
+time depends on its arguments, but reveals no secret, because public keys, messages and signatures
+are public. The service signs leases with a library (`service.signing`).
 """
 
 from __future__ import annotations
@@ -24,17 +24,18 @@ _ZERO: _Point = (0, 1, 1, 0)
 
 
 def signed_lease(request_id: str, payload: Mapping[str, Any]) -> bytes:
-    """Return the bytes that the service signs for a lease: the request id and the payload.
+    """Return the bytes that the service signs for a lease, from its request id and its payload.
 
-    The bytes depend only on the values, not on the formatting of their JSON.
+    The payload is encoded as canonical JSON, so that the result does not depend on its formatting.
     """
     text = json.dumps(payload, sort_keys=True, separators=(",", ":"))
     return f"tilewright lease 1\n{request_id}\n{text}".encode()
 
 
 def is_signature(public: bytes, message: bytes, signature: bytes) -> bool:
-    """Whether `signature` (64 bytes) is a valid signature of `message` by the key `public` (32
-    bytes).
+    """Whether `signature` is a valid Ed25519 signature of `message`.
+
+    `public` is the public key of the signer (32 bytes). A valid signature has 64 bytes.
     """
     if len(public) != 32 or len(signature) != 64:
         return False
@@ -48,7 +49,7 @@ def is_signature(public: bytes, message: bytes, signature: bytes) -> bool:
 
 
 def _point(data: bytes) -> _Point | None:
-    """Decode a curve point from 32 bytes; None if they do not encode a point."""
+    """Decode a point of the curve from 32 bytes; return None if they do not encode a point."""
     number = int.from_bytes(data, "little")
     odd, y = number >> 255, number & ((1 << 255) - 1)
     if y >= _P:
@@ -77,7 +78,10 @@ def _negated(point: _Point) -> _Point:
 
 
 def _sum(one: _Point, other: _Point) -> _Point:
-    """Add two points by RFC 8032, section 5.1.4; also correct for equal points."""
+    """Return the sum of two points of the curve, by the formulas of RFC 8032, section 5.1.4.
+
+    They are also correct for equal points.
+    """
     a = (one[1] - one[0]) * (other[1] - other[0]) % _P
     b = (one[1] + one[0]) * (other[1] + other[0]) % _P
     c = 2 * one[3] * other[3] * _D % _P
@@ -87,7 +91,7 @@ def _sum(one: _Point, other: _Point) -> _Point:
 
 
 def _two_products(first: int, one: _Point, second: int, other: _Point) -> _Point:
-    """Return [first]one + [second]other, computed bit by bit."""
+    """Return the point [first]one + [second]other, a sum of two multiples of curve points."""
     both = _sum(one, other)
     found = _ZERO
     for bit in reversed(range(max(first.bit_length(), second.bit_length()))):

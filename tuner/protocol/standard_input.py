@@ -1,5 +1,6 @@
-"""The kinds of the messages between a harness and its agent, on standard input and output.
+"""Names of the messages between the harness and the agent, the process that controls it.
 
+They communicate through the harness's standard input and output.
 `tuner/measure/harness/serve.c` documents the messages.
 """
 
@@ -9,9 +10,9 @@ from enum import StrEnum
 
 
 class AgentMessage(StrEnum):
-    """The kind of an agent's message: the value of its field `do`.
+    """The kind of a message from the agent to the harness, in the message's field `do`.
 
-    A message that sends a blob does not have this field.
+    Messages that send a blob do not have this field.
     """
 
     WORK = "work"
@@ -20,7 +21,7 @@ class AgentMessage(StrEnum):
 
 
 class HarnessMessage(StrEnum):
-    """The kind of a harness's message: the name of its first field."""
+    """The kind of a message from the harness to the agent: the name of its first field."""
 
     HELLO = "hello"
     NEED = "need"
@@ -33,7 +34,7 @@ class HarnessMessage(StrEnum):
 
 
 class FailureCause(StrEnum):
-    """The value of the field `cause` of a harness's message that work failed."""
+    """Whether the device or the request caused a failure: field `cause` of the message FAILED."""
 
     WORKER = "worker"
     """The device cannot do the work."""

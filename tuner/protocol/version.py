@@ -1,4 +1,4 @@
-"""The fields common to all messages of the worker protocol: its version and the request's kind."""
+"""The two fields that all messages of the worker protocol have: protocol version and kind."""
 
 from __future__ import annotations
 
@@ -19,11 +19,15 @@ class RequestKind(StrEnum):
 
 
 class ProtocolError(ValueError):
-    """A message is malformed or of another protocol version."""
+    """Raised if a message is malformed, or if its protocol version is not this release's."""
 
 
 def check_protocol(data: object) -> None:
-    """Raise ProtocolError if a message has another protocol version than this release."""
+    """Check that a message in its JSON form has the protocol version of this release.
+
+    Raises:
+        ProtocolError: if it has not.
+    """
     version = data.get("protocol") if isinstance(data, Mapping) else None
     if version != PROTOCOL:
         raise ProtocolError(
