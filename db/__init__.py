@@ -1,6 +1,6 @@
 """The database of Tilewright: models, jobs, measurements and the best schedules, in SQL.
 
-One set of stores serves SQLite (embedded) and PostgreSQL. Importing this package loads nothing
-else; `db.engine` needs SQLAlchemy, and `db.migrate` needs alembic for a database of an earlier
-revision.
+The same code serves SQLite (in the process) and PostgreSQL (a server). Importing this package
+imports none of its modules. `db.engine` needs SQLAlchemy. `db.migrate` needs alembic only to
+migrate a database of an earlier revision.
 """

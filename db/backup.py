@@ -1,12 +1,13 @@
 """Backup and restore of the whole database: one tar archive with all rows and blobs.
 
-    manifest.json        format, revision of the schema, time, rows of each table, blobs
-    tables/NAME.jsonl    one JSON array per row, in the order of the first line's column names;
-                         bytes are base64
-    blobs/DIGEST         the bytes
+    manifest.json        format number, schema revision, time of the backup, number of rows per
+                         table, number and bytes of the blobs
+    tables/NAME.jsonl    the first line lists the column names; every other line is one row, a JSON
+                         array in that order; bytes are base64
+    blobs/DIGEST         the bytes of a blob
 
-The format is the same for SQLite and PostgreSQL, and each can restore the other's archives. An
-archive of an earlier revision is restored at that revision and then migrated.
+SQLite and PostgreSQL share this format, so a backup of either can be restored into the other. An
+archive of an earlier schema revision is restored at that revision and then migrated.
 """
 
 from __future__ import annotations
@@ -40,7 +41,17 @@ _MANIFEST, _TABLES, _BLOBS = "manifest.json", "tables/", "blobs/"
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """The contents of an archive: format, schema revision, time, rows per table, and blobs."""
+    """The table of contents of an archive, stored in it as `manifest.json`.
+
+    Attributes:
+        format: the version number of the archive format.
+        revision: the schema revision of the database.
+        created_at: the time of the backup, in seconds since the epoch.
+        tables: number of rows per table.
+        blobs: number of blobs in the archive.
+        blob_bytes: total size of these blobs.
+        missing: digests of blobs that the database lists, but whose bytes were not found.
+    """
 
     format: int
     revision: str
@@ -52,11 +63,11 @@ class Manifest:
 
 
 class NotEmptyError(DatabaseError):
-    """The database has rows; a backup is restored into an empty one only."""
+    """A restore was refused because the database already has rows. It needs an empty database."""
 
 
 class BackupError(DatabaseError):
-    """The file is not a backup archive, or is damaged; nothing was restored."""
+    """The file is not a backup archive, or it is damaged. No row was restored."""
 
 
 def backup(
@@ -64,12 +75,18 @@ def backup(
 ) -> Manifest:
     """Save the rows of all tables and all blobs to an archive, while the service is running.
 
-    The rows are one snapshot. Only the owner may read the file, and it appears complete or not at
-    all.
+    All rows come from one database snapshot. The archive is readable by its owner only. It gets its
+    final name when it is complete, so an interrupted backup leaves no partial file there.
+
+    Args:
+        engine: the database.
+        place: the store of the blobs' bytes.
+        file: the path of the archive. An existing file is replaced.
+        clock: returns the time that is noted in the manifest.
 
     Raises:
         SchemaVersionError: if the database is not at this release's revision.
-        StorageError: if it cannot be read, or the file cannot be written.
+        StorageError: if the database cannot be read, or the file cannot be written.
     """
     revision = current_revision(engine)
     if revision != head_revision():
@@ -108,10 +125,13 @@ def backup(
 
 
 def restore(engine: sa.Engine, place: BlobBytes, file: Path) -> Manifest:
-    """Fill an empty database and its blobs from an archive, and migrate it to this release.
+    """Fill an empty database and its blob store `place` from an archive, then migrate to this
+    release.
+
+    Return the manifest of the archive.
 
     Raises:
-        BackupError: if the file is not an archive, or a blob in it is damaged.
+        BackupError: if the file is not an archive, or a blob or table in it is damaged.
         NotEmptyError: if the database has rows.
         SchemaVersionError: if a newer release made the archive, or it is too old to be migrated.
         StorageError: if the file cannot be read, or the database or the blobs cannot be written.
@@ -133,7 +153,7 @@ def restore(engine: sa.Engine, place: BlobBytes, file: Path) -> Manifest:
 
 
 def _save_rows(engine: sa.Engine, archive: tarfile.TarFile) -> tuple[dict[str, int], list[str]]:
-    """Write the rows of all tables from one snapshot.
+    """Write one `tables/NAME.jsonl` per table to the archive, all from one database snapshot.
 
     Return the number of rows per table, and the digests of all blobs.
     """
@@ -199,7 +219,9 @@ def _manifest(archive: tarfile.TarFile, file: Path) -> Manifest:
 
 
 def _make_ready(engine: sa.Engine, revision: str) -> None:
-    """Create an empty database at this revision.
+    """Create an empty database at schema revision `revision`.
+
+    Tables of another revision are dropped if all tables are empty.
 
     Raises:
         NotEmptyError: if a table of the database has rows.
@@ -263,7 +285,10 @@ def _restore_rows(
 
 
 def _continue_numbers(connection: sa.Connection, table: sa.Table) -> None:
-    """Set PostgreSQL's sequences to continue after the restored rows."""
+    """Set PostgreSQL's sequences of a table's primary key to the largest restored value.
+
+    Without this, the next insert would reuse a restored number. Does nothing on SQLite.
+    """
     if connection.dialect.name != "postgresql":
         return
     for column in table.primary_key.columns:
@@ -275,7 +300,9 @@ def _continue_numbers(connection: sa.Connection, table: sa.Table) -> None:
 
 
 def _read(archive: tarfile.TarFile, name: str) -> IO[bytes]:
-    """Return a file of the archive. Raises BackupError if none has this name."""
+    """Open the archive's file `name` for reading. Raises BackupError if the archive does not
+    have it.
+    """
     try:
         found = archive.extractfile(name)
     except KeyError:

@@ -1,9 +1,9 @@
 """Invalidation of cached lookups of records and models, across processes.
 
 A transaction that changes served records or models adds their keys to the table `lookup_changes`,
-which keeps the last few rows. A cache reads the rows added since its last read before it answers,
-and drops the entries with these keys. So no cached answer is older than the last commit before the
-query, whichever process committed.
+which keeps the newest 10,000 rows. A cache reads the rows added since its last read before it
+answers, and drops the entries with these keys. So a cached result always reflects the commits of
+all processes up to the query.
 """
 
 from __future__ import annotations
@@ -34,11 +34,10 @@ _SINCE = "SELECT serial, key FROM lookup_changes WHERE serial > {} ORDER BY seri
 
 
 def invalidate_lookups(connection: sa.Connection, keys: Iterable[str]) -> None:
-    """Add keys of workloads or models to the table `lookup_changes`.
+    """Make the lookup caches of all processes drop their entries of these keys.
 
-    Caches then drop their entries of these keys.
-
-    It takes effect when the connection's transaction commits.
+    The keys of workloads or models are added to the table `lookup_changes`. They take effect when
+    the connection's transaction commits.
     """
     named = sorted(set(keys))
     if not named:
@@ -51,7 +50,9 @@ def invalidate_lookups(connection: sa.Connection, keys: Iterable[str]) -> None:
 
 
 class LookupChanges(Protocol):
-    """A reader of the invalidated lookup keys, for one event loop."""
+    """Reads the lookup keys that transactions invalidated. Use each instance in one event loop
+    only.
+    """
 
     def unchanged(self) -> bool:
         """Whether it is certain that no key has been invalidated since the last `read`.
@@ -62,8 +63,8 @@ class LookupChanges(Protocol):
     async def read(self) -> Collection[str] | None:
         """Return the keys that were invalidated since the last call. Calls must not overlap.
 
-        None means that any key may be invalid: at the first call, after a connection broke, or
-        after too many changes.
+        None means that every cached entry may be invalid. The result is None at the first call, at
+        the first call after a connection broke, and if more keys changed than the table keeps.
 
         Raises:
             StorageError: if the database fails.
@@ -74,20 +75,25 @@ class LookupChanges(Protocol):
 
 
 def open_changes(engine: sa.Engine) -> LookupChanges:
-    """Create the reader of a database's changes. It connects at the first call of a method."""
+    """Create a reader of a database's invalidated lookup keys. Its first `read` opens a
+    connection.
+    """
     return PostgresChanges(engine) if engine.dialect.name == "postgresql" else SqliteChanges(engine)
 
 
 class _Rows:
-    """A position in `lookup_changes`: the number of the last row read."""
+    """The reader's position in `lookup_changes`: the serial number of the last row that was
+    read.
+    """
 
     def __init__(self) -> None:
         self.last = 0
 
     def keys(self, rows: Collection[tuple[int, str]]) -> Collection[str] | None:
-        """Return the keys of rows read since the last position, and advance the position.
+        """Return the keys of newly read rows, and move the position to the last of them.
 
-        Return None if some rows after the last position are already deleted.
+        `rows` are (serial number, key) pairs in ascending order. Return None if rows between the
+        old position and the first new row may be deleted already.
         """
         if not rows:
             return ()
@@ -97,9 +103,9 @@ class _Rows:
 
 
 class SqliteChanges:
-    """Reads invalidated keys on SQLite.
+    """Reads invalidated lookup keys on SQLite.
 
-    SQLite reports commits of other connections without reading a table (`PRAGMA data_version`).
+    `PRAGMA data_version` shows whether another connection committed, without reading a table.
     """
 
     def __init__(self, engine: sa.Engine) -> None:
@@ -127,8 +133,11 @@ class SqliteChanges:
         self._own = self._version = None
 
     def _read(self) -> tuple[bool, int | None, list[Any]]:
-        """Return whether the connection is new, the file's data version, and the rows; runs in a
-        thread.
+        """Read the new rows of `lookup_changes`, in a worker thread.
+
+        Return whether the connection was just opened, the file's data version before the read (None
+        if locked), and the rows as (serial, key). For a new connection, the only row is the newest
+        serial.
         """
         with translated_errors(self._engine):
             anew = self._own is None
@@ -159,7 +168,7 @@ class SqliteChanges:
 
 
 class PostgresChanges:
-    """Reads invalidated keys on PostgreSQL, in the event loop on a separate connection."""
+    """Reads invalidated lookup keys on PostgreSQL, asynchronously over a connection of its own."""
 
     def __init__(self, engine: sa.Engine) -> None:
         self._engine = engine

@@ -1,4 +1,4 @@
-"""Checks the consistency of a database, its blobs, and this release's schema."""
+"""Checks that the rows, the blobs and the schema of a database are consistent."""
 
 from __future__ import annotations
 
@@ -28,7 +28,12 @@ class Severity(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """A fault, described in one sentence."""
+    """An inconsistency that `check` found.
+
+    Attributes:
+        severity: a note if the regular clean-up corrects it; an error if data is or will be lost.
+        what: the description, one sentence for users.
+    """
 
     severity: Severity
     what: str
@@ -37,8 +42,13 @@ class Finding:
 def check(engine: sa.Engine, place: BlobBytes, *, deep: bool = False) -> Iterator[Finding]:
     """Check the database and the blobs without changing them, and yield each finding at once.
 
-    With `deep`, every blob is read and its digest computed, and SQLite checks the integrity of its
-    file.
+    If the database is not at this release's schema revision, that is the only finding.
+
+    Args:
+        engine: the database.
+        place: the store of the blobs' bytes.
+        deep: whether to read every blob and compare its digest, and to run SQLite's integrity
+            check.
 
     Raises:
         StorageError: if the database or the blobs cannot be read.
@@ -83,7 +93,10 @@ def check(engine: sa.Engine, place: BlobBytes, *, deep: bool = False) -> Iterato
 
 
 def _digest(place: BlobBytes, digest: str) -> str | None:
-    """Return the digest of the stored bytes; None if the sweep has removed them."""
+    """Compute the SHA-256 of a blob's stored bytes, in hex.
+
+    Return None if the blob was deleted since `check` listed it.
+    """
     hasher = hashlib.sha256()
     try:
         for chunk in place.read(digest):

@@ -1,8 +1,8 @@
-"""Two clocks: the database's, for times that several processes compare, and this machine's.
+"""Two clocks: that of the database, for times that several processes compare, and the local one.
 
-Times in the database are seconds since the epoch, UTC, float64. If one machine sets a deadline and
-another one reads it, both use the database's clock, so that their own clocks do not matter. Tests
-can replace both clocks.
+Times in the database are seconds since the epoch, UTC, float64. Deadlines that one machine sets and
+another reads use the database's clock. So the machines' own clocks may differ. Tests can replace
+both clocks.
 """
 
 from __future__ import annotations
@@ -46,7 +46,8 @@ def _postgresql(*_: Any, **__: Any) -> str:
 def instant(clock: Clock | None) -> Instant:
     """Return a function that creates an SQL expression for the present time.
 
-    The expression reads the database's clock, or has the time of `clock` if one is passed.
+    The expression reads the database's clock. If `clock` is passed, it is a constant instead: the
+    time of `clock` when the function is called.
     """
     if clock is None:
         return database_now

@@ -1,8 +1,8 @@
 """Opens a database, and defines two kinds of transaction: for writing and for reading.
 
-A writing transaction is `BEGIN IMMEDIATE` on SQLite. It takes the write lock at once, and waits for
-it at most `busy_seconds`; a deferred one would fail half-way. On PostgreSQL both kinds run at READ
-COMMITTED and rely on row locks.
+On SQLite, a writing transaction is `BEGIN IMMEDIATE`: it acquires the write lock at the start, and
+waits for it at most `busy_seconds`. With a plain `BEGIN`, the first write could fail although the
+reads before it succeeded. On PostgreSQL both kinds run at READ COMMITTED and rely on row locks.
 """
 
 from __future__ import annotations
@@ -72,13 +72,13 @@ def open_engine(url: str, *, busy_seconds: float = 15.0, pool_size: int = 10) ->
     migrated: call `db.migrate.upgrade(engine)`.
 
     Args:
-        url: the database.
+        url: the address of the database, in one of these forms.
         busy_seconds: the longest wait for a lock or for a pooled connection.
         pool_size: number of pooled connections. Up to twice as many may be open.
 
     Raises:
-        StorageError: if the server is unknown, the folder is not writable, the kind of database is
-            not supported, or SQLite is in memory.
+        StorageError: if the URL is invalid or of another kind of database, the server cannot be
+            reached, the folder is not writable, or SQLite is in memory.
     """
     try:
         parsed = sa.make_url(url)
@@ -97,8 +97,8 @@ def open_engine(url: str, *, busy_seconds: float = 15.0, pool_size: int = 10) ->
 def writing(engine: sa.Engine) -> Iterator[sa.Connection]:
     """Open a writing transaction: it commits at the end, and rolls back on any exception.
 
-    Within `together` it is a savepoint of the outer transaction. Raises StorageError if the disk is
-    full, or the database is locked or unreachable.
+    Inside a `together` context, `writing` opens a savepoint of the outer transaction instead.
+    Raises StorageError if the disk is full, or the database is locked or unreachable.
     """
     joined = _joined_in(engine)
     if joined is not None:
@@ -113,10 +113,11 @@ def writing(engine: sa.Engine) -> Iterator[sa.Connection]:
 
 @contextmanager
 def together(engine: sa.Engine) -> Iterator[None]:
-    """Join all reads and writes of this thread within the context into one transaction.
+    """Run all reads and writes of this thread within the context in one transaction.
 
-    It applies to all stores of the engine. It commits at the end; if anything fails, nothing is
-    saved. Keep it short: on SQLite no other transaction can write during it.
+    All stores that use this engine take part. The transaction commits at the end of the context; an
+    exception rolls everything back. Keep the context short: on SQLite no other transaction can
+    write meanwhile.
     """
     with writing(engine) as connection:
         token = _joined.set((engine, connection, threading.get_ident()))
@@ -132,7 +133,10 @@ _joined: ContextVar[tuple[sa.Engine, sa.Connection, int] | None] = ContextVar(
 
 
 def _joined_in(engine: sa.Engine) -> sa.Connection | None:
-    """Return the connection of this thread's `together` context, if it belongs to this engine."""
+    """Return the connection of this thread's `together` context.
+
+    Return None outside such a context, or if the context belongs to another engine.
+    """
     joined = _joined.get()
     if joined is None or joined[0] is not engine or joined[2] != threading.get_ident():
         return None
@@ -168,10 +172,11 @@ def reading(engine: sa.Engine) -> Iterator[sa.Connection]:
 
 
 class OwnConnection:
-    """A database connection outside the pool, in autocommit mode, with the pool's settings.
+    """A database connection outside the pool, in autocommit mode, opened with the engine's
+    settings.
 
     Attributes:
-        driver: the database driver's connection.
+        driver: the connection object of the database driver (sqlite3 or psycopg).
     """
 
     def __init__(self, engine: sa.Engine) -> None:
@@ -187,10 +192,11 @@ class OwnConnection:
 
 
 def ping(engine: sa.Engine) -> None:
-    """Check that the database answers and has a schema.
+    """Check that the database responds and that its schema was created.
 
     Raises:
-        StorageError: if the database does not answer, or has no schema.
+        SchemaVersionError: if the database was never migrated.
+        StorageError: if the database does not respond.
     """
     with reading(engine) as connection:
         connection.execute(sa.text("SELECT version_num FROM alembic_version"))
@@ -291,10 +297,11 @@ def _open_sqlite(url: sa.URL, busy_seconds: float, pool_size: int) -> sa.Engine:
 
 
 def _use_wal(path: Path, engine: sa.Engine, busy_seconds: float) -> None:
-    """Switch the file permanently to write-ahead logging, so that readers never wait.
+    """Switch the SQLite file permanently to write-ahead logging, so that readers never wait for
+    writers.
 
-    SQLite does not call its busy handler for the switch, so this function retries if two processes
-    start together.
+    SQLite's busy timeout does not cover this switch, so the function itself retries for
+    `busy_seconds` if another process switches the file at the same time.
     """
     deadline = time.monotonic() + busy_seconds
     with translated_errors(engine):
@@ -335,10 +342,10 @@ def _open_postgresql(url: sa.URL, busy_seconds: float, pool_size: int) -> sa.Eng
 
 
 def _ping_after_a_pause(engine: sa.Engine) -> None:
-    """Test a pooled connection before its use if it was idle for PING_SECONDS.
+    """Make the pool test each connection that was idle for PING_SECONDS before it is used again.
 
-    The server may have been restarted since. Recently used connections are not tested, because that
-    would cost a busy process one more round trip per transaction.
+    A restart of the server breaks idle connections; a broken one is replaced. More recently used
+    connections are not tested, because each test costs one more round trip per transaction.
     """
 
     @event.listens_for(engine, "checkin")

@@ -21,7 +21,7 @@ class DatabaseError(Exception):
 
 
 class StorageError(DatabaseError):
-    """The database or the blob store failed; nothing of the call was saved."""
+    """The database or the blob store failed. The failed call has saved nothing."""
 
     def __init__(self, message: str, kind: StorageKind = StorageKind.OTHER) -> None:
         self.kind = kind
@@ -29,12 +29,12 @@ class StorageError(DatabaseError):
 
     @property
     def retryable(self) -> bool:
-        """Whether the same call may succeed if repeated soon."""
+        """Whether the same call may succeed soon: the database was locked or unreachable."""
         return self.kind in (StorageKind.LOCKED, StorageKind.UNREACHABLE)
 
 
 class NotFoundError(DatabaseError):
-    """No row has this id."""
+    """No object of the requested kind, such as a job, has the given id or digest."""
 
     def __init__(self, what: str, key: str) -> None:
         self.what = what
@@ -43,7 +43,7 @@ class NotFoundError(DatabaseError):
 
 
 class ShortIdError(NotFoundError):
-    """The id is shorter than the shortest allowed prefix, and no row has it as its whole id."""
+    """The id is shorter than the shortest allowed prefix, and is not the complete id of any row."""
 
     def __init__(self, what: str, key: str, least: int) -> None:
         super().__init__(what, key)
@@ -51,7 +51,7 @@ class ShortIdError(NotFoundError):
 
 
 class AmbiguousIdError(NotFoundError):
-    """Several ids have the given prefix."""
+    """The given prefix of an id fits several ids."""
 
     def __init__(self, what: str, key: str, found: str) -> None:
         super().__init__(what, key)
@@ -63,19 +63,21 @@ class PositionError(DatabaseError):
 
 
 class KeyMismatchError(DatabaseError):
-    """An idempotency key was used earlier for another request."""
+    """An idempotency key was sent again, but with a different request."""
 
 
 class KeyInFlightError(DatabaseError):
-    """The first request with an idempotency key is not answered yet."""
+    """An idempotency key was sent again while the first request with it is still being
+    processed.
+    """
 
 
 class QuotaError(DatabaseError):
     """The caller's token has reached a quota.
 
     Attributes:
-        quota: identifies the quota for programs, such as "open-jobs".
-        limit: the allowed number.
+        quota: the machine-readable name of the quota, such as "open-jobs".
+        limit: the largest allowed number, such as 5 open jobs.
     """
 
     def __init__(self, quota: str, limit: int, message: str) -> None:
@@ -85,11 +87,14 @@ class QuotaError(DatabaseError):
 
 
 class StateError(DatabaseError):
-    """A change of state that the transition table does not allow, such as from a finished job."""
+    """The object's present state does not allow the requested change, such as resuming a
+    finished job.
+    """
 
 
 class StaleLeaseError(DatabaseError):
-    """The caller's lease or claim has ended: another holder has it now, or the work is finished.
+    """The caller's lease or claim has ended: it was passed to another holder, or the work is
+    finished.
 
     The caller must stop at once, and cannot save anything under this lease.
     """

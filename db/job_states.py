@@ -8,7 +8,7 @@ from tilewright.db.errors import StateError
 
 
 class JobState(StrEnum):
-    """The state of a job. The last four are final."""
+    """The state of a tuning job. Succeeded, incomplete, failed and cancelled are final."""
 
     QUEUED = "queued"  # waits for a tuner
     WAITING = "waiting_for_worker"  # no live worker runs its target; no tuner holds it

@@ -1,9 +1,9 @@
 """Migrates a database to the schema of this release.
 
 A new database gets the tables of `db.models`, and is marked with the newest revision. A database at
-an earlier revision gets the missing migrations. Both happen in one transaction, also on SQLite.
-Other processes that start at the same time wait: on PostgreSQL for an advisory lock, on SQLite for
-the write lock.
+an earlier revision gets the missing migrations. Either happens in one transaction, also on SQLite.
+Other processes that start at the same time wait for its end: on PostgreSQL for an advisory lock, on
+SQLite for the write lock.
 """
 
 from __future__ import annotations
@@ -33,10 +33,9 @@ _VERSION = sa.Table(
 
 
 def upgrade(engine: sa.Engine, revision: str | None = None) -> None:
-    """Bring a database to a revision; safe if several processes start at once.
+    """Migrate a database to a schema revision. Several processes may call it at the same time.
 
-    If the database already has the revision, it is only read, so the call need not wait for
-    writers.
+    If the database already has the revision, the call only reads, and does not wait for writers.
 
     Args:
         engine: the database, which may be empty.
@@ -62,24 +61,24 @@ def upgrade(engine: sa.Engine, revision: str | None = None) -> None:
 
 
 def current_revision(engine: sa.Engine) -> str | None:
-    """Return the revision of the database; None if it was never migrated."""
+    """Return the schema revision of the database; None if it was never migrated."""
     with reading(engine) as connection:
         return _revision(connection)
 
 
 def head_revision() -> str:
-    """Return the newest revision of this release."""
+    """Return the newest schema revision of this release."""
     return max(known_revisions())
 
 
 def known_revisions() -> frozenset[str]:
-    """Return the revisions from which this release can migrate."""
+    """Return the schema revisions from which this release can migrate a database."""
     names = (path.stem for path in _MIGRATIONS.glob("versions/v*.py"))
     return frozenset(name[1:].partition("_")[0] for name in names)
 
 
 def require_known(revision: str, subject: str) -> None:
-    """Raise SchemaVersionError unless this release can migrate from the revision.
+    """Raise SchemaVersionError unless this release can migrate from a schema revision.
 
     Args:
         revision: the revision of a database or of an archive.
@@ -117,16 +116,18 @@ def _create(connection: sa.Connection) -> None:
 
 
 def _turn(index: sa.Index) -> tuple[bool, str]:
-    """Return a sort key for creating indexes: partial indexes last.
+    """Return a sort key for creating a table's indexes: partial indexes last, each group by name.
 
-    If two indexes cost the same, SQLite uses the one created last, which should be the smaller,
-    partial one. `table.indexes` is an unordered set.
+    If two indexes cost the same, SQLite's planner uses the one created last. The partial index is
+    smaller and should be used. `table.indexes` is an unordered set, so the order must be set here.
     """
     return index.dialect_options["sqlite"]["where"] is not None, str(index.name)
 
 
 def _migrate(connection: sa.Connection, revision: str) -> None:
-    """Apply the missing migrations up to a revision."""
+    """Apply the missing migrations up to schema revision `revision`, in the connection's
+    transaction.
+    """
     from alembic import command
     from alembic.config import Config
 
@@ -141,7 +142,10 @@ def _migrate(connection: sa.Connection, revision: str) -> None:
 
 @contextmanager
 def _exclusive(engine: sa.Engine) -> Iterator[sa.Connection]:
-    """Open a transaction during which no other migration runs."""
+    """Open a writing transaction that excludes migrations by other processes.
+
+    They wait: on PostgreSQL for an advisory lock, on SQLite for the write lock.
+    """
     with engine.connect() as connection:
         write_immediately(connection)
         sqlite = engine.dialect.name == "sqlite"

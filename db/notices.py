@@ -1,7 +1,7 @@
 """Notices between processes: a transaction publishes topics, and its commit wakes the waiters.
 
-On PostgreSQL, notices use LISTEN and NOTIFY. SQLite has neither: there a transaction adds a row to
-the table `notices`, which keeps the last few rows. One poller in each process detects that the file
+On PostgreSQL, notices use LISTEN and NOTIFY. SQLite has neither. There a transaction adds a row to
+the table `notices`, which keeps the newest 1000 rows. One poller per process detects that the file
 has changed (`PRAGMA data_version`, which reads no table) and reads the new rows.
 
 A notice may be lost, for example if a connection breaks. So waiters also query `topic_states` from
@@ -47,17 +47,17 @@ _DROP_OLD = sa.delete(_notices).where(
 
 
 def job_topic(job_id: str) -> str:
-    """Return the topic of a job's events."""
+    """Return the notice topic that is published when a job gets a new event."""
     return f"job:{job_id}"
 
 
 def queue_topic(target_key: str) -> str:
-    """Return the topic of requests for a target that workers can claim."""
+    """Return the notice topic that is published when a target has measurement requests to claim."""
     return f"queue:{target_key}"
 
 
 def worker_topic(worker_id: str) -> str:
-    """Return the topic of changes to a worker's state: drained, resumed or removed."""
+    """Return the notice topic that is published when a worker is drained, resumed or removed."""
     return f"worker:{worker_id}"
 
 
@@ -76,9 +76,9 @@ def announce(connection: sa.Connection, topics: Iterable[str]) -> None:
 
 
 def topic_states(engine: sa.Engine, topics: Collection[str]) -> Mapping[str, int]:
-    """Return a number for each topic that changes with every event of the topic.
+    """Return a number for each topic. A changed number shows that the topic has had a new event.
 
-    Topics without a row in the database are left out.
+    A topic is left out if its job or worker does not exist, or its target has no queued request.
 
     Raises:
         StorageError: if the database fails.
@@ -108,21 +108,22 @@ _names: sa.BindParameter[Any] = sa.bindparam("names", expanding=True)
 
 
 def is_queued() -> sa.ColumnElement[bool]:
-    """Return the SQL condition for queued requests, in the form that matches their index.
+    """Return the SQL condition that selects queued requests by their partial index.
 
-    The state is a literal: with a bound parameter, no query planner would use the partial index.
+    The state is a literal in the SQL: with a bound parameter, no query planner would use that
+    index.
     """
     return _requests.c.state == sa.literal_column("'queued'")
 
 
 class NoticeSource(Protocol):
-    """The notices that a process receives. Only one thread may use it."""
+    """Receives the notices of all processes. Use each instance in one thread only."""
 
     def wait(self, seconds: float) -> Sequence[str] | None:
         """Wait up to `seconds` for notices, and return their topics; empty at the timeout.
 
-        None means that notices may be lost, so that anything may have changed. This is the result
-        of the first call, and of the first call after a connection broke.
+        None means that notices may have been lost, so every topic may have changed. The result is
+        None at the first call, and at the first call after a connection broke.
 
         Raises:
             StorageError: if the database fails.
@@ -133,12 +134,12 @@ class NoticeSource(Protocol):
 
 
 def open_source(engine: sa.Engine) -> NoticeSource:
-    """Create the source of a database's notices. It connects at the first call of a method."""
+    """Create a receiver of a database's notices. Its first `wait` opens a connection."""
     return PostgresSource(engine) if engine.dialect.name == "postgresql" else SqliteSource(engine)
 
 
 class PostgresSource:
-    """Receives notices by LISTEN, on a separate connection to PostgreSQL."""
+    """Receives notices by LISTEN, on a PostgreSQL connection of its own."""
 
     def __init__(self, engine: sa.Engine) -> None:
         self._engine = engine
@@ -164,9 +165,9 @@ class PostgresSource:
 
 
 class SqliteSource:
-    """Receives notices on SQLite: reads the new rows of the table `notices`.
+    """Receives notices on SQLite.
 
-    They are read when the database's file has changed.
+    Whenever the database file has changed, it reads the new rows of the table `notices`.
     """
 
     def __init__(self, engine: sa.Engine) -> None:

@@ -1,11 +1,12 @@
 """The review rules for claims: their states, and the trustworthiness of their reports.
 
 A claim is a statement about speed: a schedule is the fastest of its record key, or the tuned
-program beats the untuned one in a race. Both kinds pass through the states of one table,
-`TRANSITIONS`. A claim by a device outside the service is provisional: only the job that requested
-the measurement uses it. A review is a second measurement, which confirms or disputes the claim. The
-service serves a confirmed claim to all jobs. The attestation of a claim describes its reporters,
-the workers that measured: one worker twice, two workers of one owner, or workers of two owners.
+program beats the untuned one in a race. Claims of both kinds have the states of `ReviewState` and
+the transitions of `TRANSITIONS`. A claim by a device outside the service is provisional: only the
+job that requested the measurement uses it. A review is a second measurement, which confirms or
+disputes the claim. The service serves a confirmed claim to all jobs. The attestation of a claim
+describes its reporters, the workers that measured: one worker twice, two workers of one owner, or
+workers of two owners.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from enum import StrEnum
 
 
 class ClaimKind(StrEnum):
-    """The kind of statement that a claim makes."""
+    """The kind of statement that a claim makes: about one schedule, or about a race of programs."""
 
     SCHEDULE = "schedule"
     """A schedule is the fastest known for a workload: a tuning record."""
@@ -24,7 +25,9 @@ class ClaimKind(StrEnum):
 
 
 class ReviewState(StrEnum):
-    """The state of a claim."""
+    """The review state of a claim: whether a second measurement confirmed it, and whether it is
+    served.
+    """
 
     PROVISIONAL = "provisional"
     """Measured once, by a device that is not ours: only the job that requested the measurement uses
@@ -67,12 +70,14 @@ TRANSITIONS: dict[ReviewState, frozenset[ReviewState]] = {
 
 
 def before(state: ReviewState) -> list[str]:
-    """Return the states from which a claim may change to `state`, as SQL values."""
+    """Return the states from which a claim may change to `state`, as values for an SQL `IN`."""
     return [old.value for old, following in TRANSITIONS.items() if state in following]
 
 
 class Attestation(StrEnum):
-    """The trustworthiness of the reports behind a claim, in increasing order."""
+    """How trustworthy a claim is, judged by the workers that reported it. Members go from weak
+    to strong.
+    """
 
     ONCE = "once"
     ONE_WORKER = "one-worker"
@@ -87,7 +92,9 @@ class Attestation(StrEnum):
 
     @property
     def weak(self) -> bool:
-        """Whether the workers of one owner could have forged the claim on their own."""
+        """Whether one owner's workers are the only source of the claim, so that the owner may
+        have forged it.
+        """
         return self.rank < Attestation.TWO_OWNERS.rank
 
     @property
@@ -108,10 +115,10 @@ _SENTENCES = {
 
 @dataclass(frozen=True, slots=True)
 class ClaimReporter:
-    """The worker that reported a measurement, and its owner: the id of the worker's token at that
-    time.
+    """The worker that reported a measurement, and its owner.
 
-    Both are empty for the service's own machine.
+    The owner is the id of the token that the worker used at that time. Worker and owner are empty
+    for the service's own machine.
     """
 
     worker: str

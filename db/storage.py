@@ -1,4 +1,4 @@
-"""All stores of one database and one place for blobs."""
+"""`Storage`: the stores of one database and of its blobs, opened together."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ WORKER_LOST_SECONDS = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Storage:
-    """The stores of one database and its blobs, for the service's processes and local commands."""
+    """All stores of one database and its blobs. Service processes and local commands open one."""
 
     engine: sa.Engine
     clock: Clock
@@ -79,18 +79,19 @@ class Storage:
         worker_lost_seconds: float = WORKER_LOST_SECONDS,
         worker_failures: int = MOST_FAILURES,
     ) -> Storage:
-        """Open a database and bring it to this release's schema.
+        """Open a database, migrate it to this release's schema, and create its stores.
 
         Args:
             database_url: `sqlite:///FILE` or `postgresql://user:password@host/name`.
             blob_folder: the folder for blobs; created if it does not exist.
             blob_url: `s3://bucket/prefix` to store blobs in a bucket instead; the folder then only
                 has temporary files.
-            clock: the time in seconds since the epoch, for tests. Without one, decisions of several
-                processes use the database's time, and everything else this machine's.
+            clock: returns the time in seconds since the epoch; for tests. By default, times that
+                several processes compare come from the database's clock, and all others from this
+                machine's.
             worker_lost_seconds: time without a heartbeat after which a worker counts as lost.
-            worker_failures: number of failures caused by a worker within an hour that put it into
-                quarantine.
+            worker_failures: number of failures caused by a worker within an hour that quarantine
+                the worker.
 
         Raises:
             DatabaseError: if the database cannot be opened, is from a newer release, or is too old
@@ -134,7 +135,10 @@ class Storage:
         )
 
     def together(self) -> AbstractContextManager[None]:
-        """Join all reads and writes of this thread into one transaction (`db.engine.together`)."""
+        """Run all reads and writes of this thread within the context in one transaction.
+
+        See `db.engine.together`.
+        """
         return together(self.engine)
 
     def close(self) -> None:
@@ -143,9 +147,9 @@ class Storage:
 
 
 def open_place(folder: Path, url: str) -> BlobBytes:
-    """Open the place for the bytes of blobs: the bucket of `url`, or `folder` if `url` is empty.
+    """Open the store for the bytes of blobs: the S3 bucket `url`, or `folder` if `url` is empty.
 
-    With a bucket, `folder` is used for temporary files.
+    With a bucket, temporary files are written below `folder`.
 
     Raises:
         StorageError: if the folder or the bucket cannot be opened.

@@ -33,7 +33,13 @@ class TokenRow(Base):
 
 
 class RateLimitRow(Base):
-    """A token bucket: its level at a point in time."""
+    """A token bucket that limits the rate of a client's requests.
+
+    Attributes:
+        bucket: the name of the bucket.
+        level: the remaining tokens of the bucket at time `at`.
+        at: seconds since the epoch.
+    """
 
     __tablename__ = "rate_limits"
 
@@ -43,7 +49,11 @@ class RateLimitRow(Base):
 
 
 class IdempotencyRow(Base):
-    """A request with an idempotency key, and its first answer."""
+    """A request that was sent with an idempotency key, and the response to it.
+
+    The same request is not executed again: it gets the stored `status` and `answer` (the body),
+    which are None until the first execution ends.
+    """
 
     __tablename__ = "idempotency_keys"
 
@@ -58,7 +68,10 @@ class IdempotencyRow(Base):
 
 
 class AuditRow(Base):
-    """An action in the audit log: actor, action, time, address."""
+    """An entry of the audit log: the time and actor of an administrative action, and its subject.
+
+    The origin is the client's address, or the user and host of a local command.
+    """
 
     __tablename__ = "audit"
 

@@ -19,7 +19,13 @@ class ModelRow(Base):
 
 
 class BlobRow(Base):
-    """A blob whose bytes are stored, or are about to be."""
+    """A blob whose bytes are stored, or will be stored soon: the row is written first.
+
+    Attributes:
+        touched_at: the last time that a process used it. Recently used blobs are not deleted.
+        doomed_until: while the clean-up deletes the bytes, the time until which none may write
+            them.
+    """
 
     __tablename__ = "blobs"
 
@@ -33,7 +39,7 @@ class BlobRow(Base):
 
 
 class BlobReferenceRow(Base):
-    """A reference from a row, the holder, to a blob.
+    """A reference to a blob from a row of another table, such as a job: the holder.
 
     The blob is kept as long as its holder exists.
     """

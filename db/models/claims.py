@@ -1,4 +1,4 @@
-"""Tables of claims, which are statements about speed, and of the jobs whose artifacts use them."""
+"""Tables of claims, which are statements about speed, and of the jobs that used each claim."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ _RACE = "kind = 'race'"
 class ClaimRow(Base):
     """A statement about speed by a device, its evidence, and the state of its review.
 
-    The newest confirmed claim of a subject is served. The subject of a claim about a schedule is
-    its workload; the subject of a race is the digest of the programs that ran.
+    Of the confirmed claims about a subject, the newest is served. The subject of a claim about a
+    schedule is its workload. The subject of a race is the digest of the programs that ran.
     """
 
     __tablename__ = "claims"
@@ -78,7 +78,7 @@ class ClaimRow(Base):
 
 
 class ClaimUseRow(Base):
-    """The use of a claim by a job's artifact."""
+    """A job whose artifact contains the schedules of a claim."""
 
     __tablename__ = "claim_uses"
 

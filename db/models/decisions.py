@@ -10,7 +10,7 @@ from tilewright.db.models.base import Base, Json
 
 
 class TunedSizesRow(Base):
-    """A combination of sizes at which a job tuned a model."""
+    """A combination of sizes of a model's dynamic dimensions, at which a job tuned the model."""
 
     __tablename__ = "tuned_sizes"
 
@@ -23,7 +23,7 @@ class TunedSizesRow(Base):
 
 
 class CostModelRow(Base):
-    """A trained cost model; its bytes are the blob with this digest."""
+    """A version of the cost model of a target. Its file is stored as the blob `digest`."""
 
     __tablename__ = "cost_models"
 
@@ -43,7 +43,10 @@ class CostModelRow(Base):
 
 
 class TuningRunRow(Base):
-    """The recording of a tuning run, from which it can be repeated, and its forecast."""
+    """The recording of a tuning run: options, inputs, measurements, result and forecast.
+
+    `tilewright job replay` repeats the run from the recording, without a device.
+    """
 
     __tablename__ = "tuning_runs"
 

@@ -90,9 +90,10 @@ class TaskRow(Base):
 
 
 class OpenTaskRow(Base):
-    """A task that a job is tuning, so that no other job tunes it.
+    """A lock: the job `job_id` is tuning this task, so no other job tunes it.
 
-    A row is valid as long as the claim on the job under which the task was taken.
+    The lock is valid as long as the job has the same fencing token, that is, as long as the tuner
+    that took the lock holds the job.
     """
 
     __tablename__ = "open_tasks"

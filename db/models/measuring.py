@@ -36,7 +36,7 @@ class WorkerRow(Base):
 
 
 class WorkerOutcomeRow(Base):
-    """Number of a worker's trials with a status."""
+    """The number of a worker's trials that ended with a certain status."""
 
     __tablename__ = "worker_outcomes"
 

@@ -1,4 +1,6 @@
-"""Tables of notices between processes."""
+"""Tables by which processes coordinate: locks on periodic work, notices, and invalidated
+lookups.
+"""
 
 from __future__ import annotations
 
@@ -9,9 +11,14 @@ from tilewright.db.types import SerialId
 
 
 class SweepRow(Base):
-    """A turn: a lock on periodic work that one process does at a time.
+    """A lock on periodic work, such as deleting old rows, so that only one process does it at a
+    time.
 
-    It has the name of the work, its holder, the end of the hold, and the time of the last run.
+    Attributes:
+        name: the name of the work.
+        holder: the process that has the lock.
+        until: the time at which the lock expires.
+        swept_at: the time of the last run of the work.
     """
 
     __tablename__ = "sweeps"
@@ -23,7 +30,10 @@ class SweepRow(Base):
 
 
 class NoticeRow(Base):
-    """A recent notice of a SQLite transaction (`tilewright.db.notices`). PostgreSQL uses NOTIFY."""
+    """A notice from a SQLite transaction to waiting processes (see `tilewright.db.notices`).
+
+    Only the newest rows are kept. PostgreSQL uses NOTIFY instead.
+    """
 
     __tablename__ = "notices"
     # numbers are never reused: a gap shows that rows were missed
@@ -34,7 +44,11 @@ class NoticeRow(Base):
 
 
 class LookupChangeRow(Base):
-    """A recently invalidated lookup key (`tilewright.db.changes`); only the last rows are kept."""
+    """The key of a workload or model whose cached lookups are invalid (see
+    `tilewright.db.changes`).
+
+    Only the newest rows are kept.
+    """
 
     __tablename__ = "lookup_changes"
     # numbers are never reused: they show how far behind a reader is

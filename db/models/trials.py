@@ -1,4 +1,4 @@
-"""Tables of measured candidates."""
+"""Tables of trials, which are measured candidates."""
 
 from __future__ import annotations
 
@@ -61,7 +61,10 @@ class TrialRow(Base):
 
 
 class RetiredTrialsRow(Base):
-    """A record key whose trials were deleted by age, and the arrival time of the oldest of them."""
+    """A record key some of whose trials were deleted because of their age.
+
+    `oldest_at` is the arrival time of the oldest deleted trial, in seconds since the epoch.
+    """
 
     __tablename__ = "retired_trials"
 

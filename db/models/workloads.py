@@ -1,4 +1,4 @@
-"""Tables of workloads and targets: the texts that the keys are hashes of."""
+"""Tables of workloads and targets, by key. A key is the hash of the workload or target."""
 
 from __future__ import annotations
 
@@ -22,8 +22,14 @@ class WorkloadRow(Base):
 class WorkloadShapeRow(Base):
     """Derived properties of a workload, computed when first needed.
 
-    They are its structure without sizes, the sizes, its readable name, and the key of its family:
-    workloads that differ only in numbers.
+    Attributes:
+        structure: the workload without its sizes.
+        family: the key of the workload's family, whose members differ only in numbers such as
+            scales.
+        sizes: the sizes that `structure` leaves out.
+        extent: sum of the sizes' binary logarithms.
+        operator: the operator that names the workload, such as "conv".
+        name: the readable name, such as "conv 3x3 +relu 64x56x56".
     """
 
     __tablename__ = "workload_shapes"

@@ -1,4 +1,5 @@
-"""Stores, one per file.
+"""The stores: classes that read and write the database, one area per file.
 
-A store takes an engine and a clock, and returns frozen values, never rows.
+A store is created with an engine and a clock. Its methods return immutable values, not SQLAlchemy
+rows.
 """

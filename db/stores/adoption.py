@@ -1,4 +1,4 @@
-"""Import of records from other services, many at a time."""
+"""Import of tuning records from other services, many at a time."""
 
 from __future__ import annotations
 
@@ -28,9 +28,14 @@ def adopt(
 ) -> Sequence[ReviewState | None]:
     """Store imported records, and serve each unless a faster record of its key exists.
 
-    If the served record of a workload with open sizes was measured at other sizes, the times are
-    not comparable, and that record remains served. The number of SQL statements does not depend on
-    the number of records. Call it within a transaction of `claim_rows.changing`.
+    Records of a workload with dynamic dimensions are comparable only if they were measured at the
+    same sizes. Otherwise the record that is served now remains served. The number of SQL statements
+    does not depend on the number of records.
+
+    Args:
+        connection: in a transaction that `claim_rows.changing` opened.
+        new: the records, each with the second measurement of its schedule if there was one.
+        now: the present time, in seconds since the epoch.
 
     Return the new state of each record, in order; None for a record that was already stored, which
     does not change.

@@ -20,7 +20,10 @@ _newest_first = PageOrder((_audit.c.serial,))
 
 
 class Action(StrEnum):
-    """The actions that are logged. Reading, submitting and measuring are not."""
+    """The administrative actions that the audit log contains.
+
+    Reading, submitting jobs and measuring are not logged.
+    """
 
     TOKEN_CREATED = "token.created"
     TOKEN_REVOKED = "token.revoked"
@@ -39,10 +42,14 @@ class Action(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One logged action.
+    """An entry of the audit log: one action.
 
     Attributes:
-        actor: the id of a token; "" for a command on the service's own machine.
+        serial: the number of the entry, in the order of logging.
+        at: the time in seconds since the epoch.
+        actor: the id of the token that was used; "" for a command on the service's own machine.
+        origin: the address of the client, or the user and host of a command.
+        subject: the id of the changed object, such as a job, token or worker.
     """
 
     serial: int
@@ -56,7 +63,7 @@ class Entry:
 
 
 class AuditStore:
-    """The audit log. Entries are added and read, but never changed."""
+    """The audit log. Entries can be added and read, but not changed."""
 
     def __init__(self, engine: sa.Engine, clock: Clock = system_clock) -> None:
         self._engine = engine
@@ -72,7 +79,7 @@ class AuditStore:
         origin: str,
         detail: Mapping[str, Any] | None = None,
     ) -> None:
-        """Log an action at the present time.
+        """Log an action at the present time. The parameters are the fields of `Entry`.
 
         Raises:
             StorageError: if the database fails.

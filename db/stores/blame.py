@@ -1,19 +1,20 @@
 """Consequences of a lease that ended without a result, for its request and for its worker.
 
-A candidate under which several workers died is set aside. If workers of several tokens could take
-the candidate, the dead workers must belong to several tokens, because one token can have any number
-of workers.
+A request is set aside, that is, not offered again, if several workers disappeared while they
+measured it. If workers of several tokens could take the request, the lost workers must belong to
+several tokens, because one token can have any number of workers.
 
-A worker with several failures of its own is put into quarantine. It gets no requests for a pause,
-and then one at a time: the canary. An accepted canary result ends the quarantine; a failed canary
+A worker that caused several failures is put into quarantine. It gets no requests for a pause, and
+then a single one: the canary. An accepted canary result ends the quarantine; a failed canary
 doubles the pause.
 
-Attempts are counted by owner. If the workers of one token have used up the attempts of a request,
-it is reserved for others, as long as one of them is alive. A late result, which arrived while
-another worker had the request, is accepted if that worker fails, so the work is not repeated.
+Attempts are counted per owner. If the workers of one owner have used up the attempts of a request,
+it is reserved for other owners while any of their workers is alive. A late result is one that
+arrived after the request was leased to another worker. It is accepted if that worker fails, so the
+work is not repeated.
 
-A new registration must not evade a quarantine. So a worker inherits the failures of its token
-before its registration. Until a result of its own is accepted, it shares all failures of its token.
+A worker cannot evade a quarantine by registering again: a new worker inherits the earlier failures
+of its token. Until its first accepted result, all failures of the token count for it.
 """
 
 from __future__ import annotations
@@ -62,17 +63,18 @@ def end_some(
     heard_since: float,
     most_failures: int,
 ) -> Sequence[tuple[str, RequestState]]:
-    """End at most `MOST_TOGETHER` leases that meet the condition `over`, and blame their workers.
+    """End up to `MOST_TOGETHER` leases of workers that stopped sending heartbeats, and blame the
+    workers.
 
-    Their workers stopped sending heartbeats. Rows that another transaction has locked are skipped.
-    Return the ids of the requests with their new states.
+    Rows that another transaction has locked are skipped. Return the ids of the requests with their
+    new states.
 
     Args:
         connection: in a writing transaction.
-        over: the condition for a lease to end.
-        now: the present time.
+        over: the SQL condition that selects the leases to end.
+        now: the present time, in seconds since the epoch.
         heard_since: workers with a heartbeat since this time count as alive.
-        most_failures: number of failures that put a worker into quarantine.
+        most_failures: number of recent failures that put a worker into quarantine.
     """
     query = (
         sa.select(requests)
@@ -106,15 +108,19 @@ def end_without_result(
     now: float,
     alive: Sequence[EligibleWorker],
 ) -> RequestState:
-    """End a lease without a result. Return the new state of its request: queued again, or ended.
+    """End a lease without a result, and decide what happens to its request.
+
+    The request is completed by a late result of an earlier worker, queued again after a pause, or
+    ended. Return its new state.
 
     Args:
+        connection: in a writing transaction.
         request: the locked row of the leased request.
         lease_id: the id of the lease.
-        outcome: how the lease ends.
-        blame: the cause of the end.
-        error: a message.
-        now: the present time.
+        outcome: how the lease ended, such as lost or failed.
+        blame: who caused the failure: the worker, the candidate or the service; None if nobody did.
+        error: the error message that is stored with the lease and the request.
+        now: the present time, in seconds since the epoch.
         alive: the result of `eligible_workers`.
     """
     ended = {
@@ -173,9 +179,11 @@ def end_without_result(
 
 
 def _answer_late(connection: sa.Connection, request: sa.Row[Any], now: float) -> bool:
-    """Accept a late result for a request if one from a trusted worker exists.
+    """Complete a request with a late result, if one from a worker that is not quarantined is
+    stored.
 
-    Return whether one was accepted.
+    A late result arrived after the request was leased to another worker. Return whether one was
+    used.
     """
     query = (
         sa.select(leases.c.id, leases.c.worker_id, leases.c.late_result)
@@ -215,11 +223,12 @@ def _answer_late(connection: sa.Connection, request: sa.Row[Any], now: float) ->
 
 @dataclass(frozen=True, slots=True)
 class EligibleWorker:
-    """A worker that may get requests for its targets.
+    """A worker that may get requests.
 
     Attributes:
-        owner: the id of its token.
-        targets: the keys of its targets.
+        id: the worker's id.
+        owner: the id of the worker's token; None without tokens.
+        targets: the keys of the targets for which the worker measures.
     """
 
     id: str
@@ -246,9 +255,7 @@ def eligible_workers(connection: sa.Connection, heard_since: float) -> Sequence[
 
 @dataclass(frozen=True, slots=True)
 class Failures:
-    """The number of times that one owner's workers failed a request, and the time of the last
-    failure.
-    """
+    """How often one owner's workers failed a request, and when last (seconds since the epoch)."""
 
     count: int = 0
     last_at: float = 0.0
@@ -257,7 +264,7 @@ class Failures:
 def failures_by_owner(
     connection: sa.Connection, request_ids: Collection[str]
 ) -> Mapping[str, Mapping[str | None, Failures]]:
-    """Return the failures of each request by owner, the id of a token.
+    """Return, for each request id, the failures of each owner. An owner is the id of a token.
 
     Owners without failures are left out.
     """
@@ -287,10 +294,19 @@ def failures_by_owner(
 def spent_owners(
     connection: sa.Connection, rows: Sequence[sa.Row[Any]], heard_since: float
 ) -> Set[tuple[str, str | None]]:
-    """Return (request id, owner) for each owner whose workers have used up a request's attempts.
+    """Find owners whose workers have used up a request's attempts while other owners could still
+    try it.
 
-    The request is reserved for other owners as long as one of their workers is alive. A silent
-    worker counts as alive until it counts as lost.
+    Such a request is reserved for the other owners. It is not reserved if no eligible worker of
+    another owner measures for its target.
+
+    Args:
+        connection: in a transaction.
+        rows: the rows of the requests.
+        heard_since: workers with a heartbeat since this time count as alive. Failures before it no
+            longer bar an owner.
+
+    Return (request id, owner) pairs. A worker of such an owner must not claim the request.
     """
     tried = [row for row in rows if row.attempt >= row.max_attempts and row.only_worker is None]
     if not tried:
@@ -307,7 +323,11 @@ def spent_owners(
 
 
 def judge(connection: sa.Connection, worker_id: str, now: float, most_failures: int) -> None:
-    """Put a worker into quarantine after `most_failures` recent failures, or a failed canary."""
+    """Quarantine a worker that has caused `most_failures` failures within the last hour.
+
+    A worker that is already in quarantine stays there after one failed canary request, with a
+    doubled pause.
+    """
     query = sa.select(workers).where(workers.c.id == worker_id).with_for_update()
     worker = connection.execute(query).first()
     if worker is None:
@@ -352,10 +372,11 @@ def judge(connection: sa.Connection, worker_id: str, now: float, most_failures: 
 
 
 def _answerable_for(connection: sa.Connection, worker: sa.Row[Any]) -> sa.ColumnElement[bool]:
-    """Return the SQL condition for the failed leases that count against a worker.
+    """Return the SQL condition that selects the leases whose failures count against a worker.
 
-    They are its own leases, those of its token before its registration, and all of its token until
-    a result of the worker is accepted.
+    These are its own leases, and those that other workers with the same token held before the
+    worker registered. Until a result of the worker is accepted, later leases of the token count
+    too.
     """
     own: sa.ColumnElement[bool] = leases.c.worker_id == worker.id
     if worker.owner is None or worker.quarantined_at is not None:
@@ -372,9 +393,11 @@ def _answerable_for(connection: sa.Connection, worker: sa.Row[Any]) -> sa.Column
 
 
 def inherited(connection: sa.Connection, owner: str | None) -> dict[str, Any]:
-    """Return the quarantine columns for a token's new worker; empty without a quarantine.
+    """Return the quarantine columns for a new worker of a token, so that it starts in quarantine
+    too.
 
-    They are copied from the token's worker with the latest canary time.
+    The values are copied from the quarantined worker of the token `owner` that waits longest for
+    its canary request. Empty if no worker of the token is in quarantine.
     """
     columns = ("quarantined_at", "quarantine_reason", "canary_at", "quarantines")
     query = (
@@ -388,7 +411,9 @@ def inherited(connection: sa.Connection, owner: str | None) -> dict[str, Any]:
 
 
 def _count(failed: Any) -> int:
-    """Count failures. All leases that a worker held when it died count as one failure."""
+    """Count the failures among leases. Leases that one worker lost at the same time count as one
+    failure.
+    """
     own = {row.request_id for row in failed if row.outcome != LeaseOutcome.LOST.value}
     lost = [row for row in failed if row.outcome == LeaseOutcome.LOST.value]
     deaths = min(
@@ -398,14 +423,14 @@ def _count(failed: Any) -> int:
 
 
 def readmit(connection: sa.Connection, worker_id: str, taken_at: float | None, now: Any) -> None:
-    """Take a worker out of quarantine.
+    """End a worker's quarantine.
 
     Args:
         connection: in a writing transaction.
         worker_id: the worker.
-        taken_at: the time at which it claimed the canary that succeeded; a quarantine that began
-            later does not end. None if an admin ends the quarantine.
-        now: the present time.
+        taken_at: the time at which the worker claimed the canary request that succeeded. A
+            quarantine that began after it does not end. None if an admin ends the quarantine.
+        now: the present time, in seconds since the epoch.
     """
     update = sa.update(workers).where(
         workers.c.id == worker_id, workers.c.quarantined_at.is_not(None)
@@ -420,10 +445,11 @@ def readmit(connection: sa.Connection, worker_id: str, taken_at: float | None, n
 
 
 def blame_others(connection: sa.Connection, request_id: str, worker_id: str) -> set[str]:
-    """Blame other workers for their failures of a request that `worker_id` has completed.
+    """Blame other workers for failing a request that `worker_id` has completed.
 
-    The completed request shows that neither the service nor the candidate caused these failures.
-    Return the ids of the blamed workers, for `judge`.
+    Their failures were attributed to the service until now. The result shows that neither the
+    service nor the candidate caused them. Return the ids of the blamed workers, which the caller
+    passes to `judge`.
     """
     update = (
         sa.update(leases)

@@ -1,7 +1,7 @@
-"""The interface of places that store the bytes of blobs, and temporary files for arriving bytes.
+"""`BlobBytes`, the interface of stores for the bytes of blobs, and temporary files for uploads.
 
-A place maps digests to bytes. The purpose, age and deletion of a blob are decided by
-`db.stores.blobs`.
+Such a store maps digests to bytes. `db.stores.blobs` decides which blobs are kept and when they are
+deleted.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _DIGEST = re.compile(r"[0-9a-f]{64}")
 
 
 def is_digest(text: str) -> bool:
-    """Whether a text is a SHA-256 in lower-case hex."""
+    """Whether a text is a SHA-256 digest in lower-case hex."""
     return _DIGEST.fullmatch(text) is not None
 
 
@@ -41,7 +41,7 @@ class StoredBytes:
 
 @dataclass(frozen=True, slots=True)
 class Staged:
-    """Complete bytes in a temporary file, before they are stored under their digest."""
+    """A completely received blob in a temporary file, before it is stored under its digest."""
 
     path: Path
     digest: str
@@ -50,9 +50,9 @@ class Staged:
 
 @dataclass(frozen=True, slots=True)
 class QuarantinedBytes:
-    """The name of bytes that a sweep has moved aside before it deletes them.
+    """The temporary name of a blob's bytes while the clean-up deletes them.
 
-    Lookups by digest do not find these bytes, but they can be restored.
+    Lookups by digest do not find the bytes under this name, but they can still be restored.
     """
 
     digest: str
@@ -60,12 +60,12 @@ class QuarantinedBytes:
 
     @staticmethod
     def of(digest: str) -> QuarantinedBytes:
-        """Create a new unique name for the bytes of a digest."""
+        """Create a new unique name for the bytes of the blob `digest`."""
         return QuarantinedBytes(digest, secrets.token_hex(8))
 
     @staticmethod
     def parse(name: str) -> QuarantinedBytes | None:
-        """Convert a `name` back to its parts; None for any other text."""
+        """Parse a `name` of this class, such as a file name. Return None for any other text."""
         digest, _, nonce = name.partition("-")
         return QuarantinedBytes(digest, nonce) if is_digest(digest) and nonce else None
 
@@ -75,41 +75,46 @@ class QuarantinedBytes:
 
 
 class TooManyBytesError(ValueError):
-    """More bytes arrived than allowed."""
+    """An upload exceeded its limit of bytes."""
 
 
 class BlobBytes(Protocol):
-    """A place that stores bytes by digest, such as a folder or a bucket.
+    """A store of bytes by digest, such as a folder or a bucket.
 
-    Every method raises StorageError if the place fails.
+    Every method raises StorageError if the store fails.
     """
 
     @property
     def staging(self) -> Path:
-        """Return the local folder for temporary files of arriving bytes."""
+        """Return the local folder for temporary files of blobs that are being received."""
         ...
 
     def keep(self, staged: Staged) -> None:
-        """Store staged bytes under their digest, completely or not at all.
+        """Store a received blob under its digest, completely or not at all.
 
-        The file may be moved.
+        The call may move the temporary file `staged.path` to its final place.
         """
         ...
 
     def size(self, digest: str) -> int | None:
-        """Return the number of bytes of a digest; None if it is missing, or not a digest."""
+        """Return the size of a blob in bytes; None if it is not stored, or `digest` is not a
+        digest.
+        """
         ...
 
     def read(self, digest: str, start: int = 0, end: int | None = None) -> Iterator[bytes]:
-        """Yield the bytes from `start` up to but excluding `end`, in chunks, without verification.
+        """Yield a blob's bytes from `start` up to but excluding `end`, in chunks.
+
+        `end` None means the end of the blob. The digest is not verified.
 
         Raises:
-            NotFoundError: at the call, before the first chunk, if no blob has the digest.
+            NotFoundError: if no blob has the digest; raised by the call, not by the iterator.
         """
         ...
 
     def local(self, digest: str) -> AbstractContextManager[Path]:
-        """Open a context that yields a local file with the bytes, for reading only.
+        """Open a context that yields the path of a local file with a blob's bytes. Only read the
+        file.
 
         Raises:
             NotFoundError: if no blob has the digest.
@@ -117,42 +122,47 @@ class BlobBytes(Protocol):
         ...
 
     def quarantine(self, digests: Sequence[str]) -> Sequence[QuarantinedBytes]:
-        """Move bytes to new, unique names, so that lookups by digest miss them; return the names.
+        """Move blobs to new, unique names, so that lookups by digest do not find them. Return the
+        names.
 
-        Missing bytes are skipped. `restore_quarantined` reverts it, and `discard` deletes the
-        bytes.
+        Blobs that are not stored are skipped. `restore_quarantined` moves the bytes back, and
+        `discard` deletes them.
         """
         ...
 
     def restore_quarantined(self, aside: Sequence[QuarantinedBytes]) -> None:
-        """Store quarantined bytes under their digests again.
+        """Move quarantined bytes back to their digests.
 
-        Bytes that already exist under the digest are equal.
+        If a digest was stored again meanwhile, its bytes are the same, so replacing them is
+        harmless.
         """
         ...
 
     def discard(self, aside: Sequence[QuarantinedBytes]) -> None:
-        """Delete quarantined bytes; missing ones are not an error."""
+        """Delete quarantined bytes. Names that no longer exist are ignored."""
         ...
 
     def all_quarantined(self) -> Sequence[QuarantinedBytes]:
-        """Return the names of all quarantined bytes."""
+        """Return the names of all quarantined bytes, including those left by processes that were
+        killed.
+        """
         ...
 
     def list(self) -> Iterator[StoredBytes]:
-        """Yield all stored blobs, ordered by digest."""
+        """Yield all stored blobs, without quarantined ones."""
         ...
 
     def remove_left_overs(self, older_than: float) -> int:
-        """Delete temporary files from before a time, left by killed processes.
+        """Delete temporary files that killed processes left behind.
 
-        Return the freed bytes.
+        Files modified before `older_than` (seconds since the epoch) are deleted. Return the freed
+        bytes.
         """
         ...
 
 
 class Staging:
-    """A temporary file for bytes that arrive in chunks. It is deleted at the end unless moved.
+    """A temporary file for a blob that arrives in chunks. `close` deletes it unless it was moved.
 
     Every method raises StorageError if the disk fails.
     """
@@ -168,10 +178,10 @@ class Staging:
         self._file = os.fdopen(handle, "wb", buffering=0)
 
     def write(self, chunk: bytes) -> None:
-        """Append a chunk.
+        """Append a chunk to the file.
 
         Raises:
-            TooManyBytesError: if the chunks together exceed the limit of bytes.
+            TooManyBytesError: if all chunks together exceed `max_bytes`.
         """
         self._bytes += len(chunk)
         if self._max_bytes is not None and self._bytes > self._max_bytes:
@@ -181,7 +191,7 @@ class Staging:
             _write_all(self._file, chunk)
 
     def finish(self) -> Staged:
-        """Flush the bytes to the disk, and return them as `Staged`."""
+        """Flush the file to the disk. Return its path, digest and size."""
         with os_errors(self._folder):
             os.fsync(self._file.fileno())
         return Staged(self._path, self._hasher.hexdigest(), self._bytes)
@@ -194,9 +204,10 @@ class Staging:
 
 @contextmanager
 def stage(folder: Path, chunks: Iterable[bytes], max_bytes: int | None = None) -> Iterator[Staged]:
-    """Open a context that yields the concatenated chunks in a temporary file.
+    """Open a context that yields a temporary file in `folder` with all chunks, one after the other.
 
-    The file is deleted at the end unless it was moved. Errors of the iterable pass unchanged.
+    The file is deleted at the end of the context unless it was moved. Exceptions of the iterable
+    are not converted.
 
     Raises:
         StorageError: if the disk fails.
@@ -212,7 +223,8 @@ def stage(folder: Path, chunks: Iterable[bytes], max_bytes: int | None = None) -
 
 
 def remove_old_files(folder: Path, older_than: float) -> int:
-    """Delete files that were modified before a time.
+    """Delete the files of a folder that were modified before `older_than` (seconds since the
+    epoch).
 
     Return the freed bytes.
 
@@ -234,7 +246,7 @@ def remove_old_files(folder: Path, older_than: float) -> int:
 
 @contextmanager
 def os_errors(path: Path) -> Iterator[None]:
-    """Turn errors of the file system into StorageError."""
+    """Convert each OSError within the context to a StorageError that names `path`."""
     try:
         yield
     except OSError as error:
@@ -242,8 +254,8 @@ def os_errors(path: Path) -> Iterator[None]:
 
 
 def _write_all(file: FileIO, chunk: bytes) -> None:
-    """Write all bytes; a single unbuffered write may be partial, mainly if the disk is
-    almost full.
+    """Write a whole chunk. One unbuffered write may write only a part, for example on a full
+    disk.
     """
     rest = memoryview(chunk)
     while rest:

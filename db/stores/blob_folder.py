@@ -1,4 +1,6 @@
-"""Stores the bytes of blobs as files in a folder: `folder/ab/cdef...`."""
+"""A store of blobs as files in a folder. The first two hex digits name a subfolder:
+`ab/cdef...`.
+"""
 
 from __future__ import annotations
 
@@ -26,8 +28,8 @@ _TEMPORARY, _ASIDE = "incoming", "aside"
 class BlobFolder:
     """Stores the bytes of blobs as files in a folder.
 
-    A blob appears completely or not at all: its file is synced to disk, renamed, and the folder
-    synced.
+    A blob is stored completely or not at all: a complete, synced file is renamed to its final path,
+    and then its folder is synced.
     """
 
     def __init__(self, folder: str | Path) -> None:
@@ -44,8 +46,9 @@ class BlobFolder:
 
     @property
     def staging(self) -> Path:
-        """Return the folder for temporary files, inside the blob folder, so that they can be
-        renamed.
+        """Return the folder for temporary files of blobs that are being received.
+
+        It lies inside the blob folder, so a file can be renamed to its final path.
         """
         return self.folder / _TEMPORARY
 
@@ -54,7 +57,7 @@ class BlobFolder:
         return self.folder / _ASIDE
 
     def path(self, digest: str) -> Path:
-        """Return the path of a digest's file, which need not exist."""
+        """Return the path for the bytes of the blob `digest`, whether or not the file exists."""
         return self.folder / digest[:2] / digest[2:]
 
     def keep(self, staged: Staged) -> None:
@@ -153,7 +156,7 @@ class BlobFolder:
 
 
 def _sync_folder(path: Path) -> None:
-    """Flush this folder to the disk, so that a rename in it survives a power failure."""
+    """Flush a folder to the disk, so that a rename inside it survives a power failure."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)

@@ -1,4 +1,4 @@
-"""Stores the bytes of blobs as objects of an S3-compatible store: `prefix/ab/cdef...`."""
+"""A store of blobs as objects of an S3-compatible service, with names `prefix/ab/cdef...`."""
 
 from __future__ import annotations
 
@@ -35,16 +35,20 @@ RETRY_SECONDS = 20
 class BlobObjects:
     """Stores the bytes of blobs as objects in an S3 bucket, or below a prefix of it.
 
-    An object appears completely or not at all; large ones are uploaded in parts. The usual
+    An object is stored completely or not at all; large objects are uploaded in parts. The usual
     environment variables of S3 clients set the address and the keys (`AWS_ENDPOINT_URL`,
-    `AWS_REGION`, `AWS_ACCESS_KEY_ID`, ...). The bucket's own lifecycle rules must delete the parts
-    of interrupted uploads.
+    `AWS_REGION`, `AWS_ACCESS_KEY_ID`, ...). Configure lifecycle rules of the bucket to delete the
+    parts of interrupted uploads.
     """
 
     def __init__(self, url: str, staging: Path) -> None:
-        """Create a store for `s3://bucket/prefix`. Raises StorageError if the URL has another form.
+        """Create a store for `s3://bucket/prefix`. No request is sent yet.
 
-        `staging` is the local folder for arriving bytes.
+        `staging` is the local folder for blobs that are being received; created if it does not
+        exist.
+
+        Raises:
+            StorageError: if the URL has another form, or the package obstore is not installed.
         """
         try:
             import obstore.exceptions
@@ -72,8 +76,8 @@ class BlobObjects:
 
     @property
     def staging(self) -> Path:
-        """Return the local folder from which arriving bytes are uploaded, once their digest is
-        known.
+        """Return the local folder for blobs that are being received. They are uploaded when
+        complete.
         """
         return self._staging
 
@@ -135,10 +139,10 @@ class BlobObjects:
             yield Path(file.name)
 
     def quarantine(self, digests: Sequence[str]) -> Sequence[QuarantinedBytes]:
-        """Move bytes to new names (`BlobBytes.quarantine`) by copying: an object store cannot
-        rename.
+        """Move blobs to new, unique names, as `BlobBytes.quarantine` describes.
 
-        The bytes do not pass through this machine.
+        Object stores cannot rename, so the store copies each object and deletes the original. The
+        bytes do not pass through this machine.
         """
         return [
             one

@@ -1,8 +1,8 @@
 """The whole schema at revision 0038, which replaces all earlier migrations.
 
-The revision keeps its number, so a database at 0038 needs no change. In a database created by the
-earlier migrations, `jobs.target_key`, `blobs.bytes` and `tuning_runs.adopted` accept NULL. No store
-has written NULL to them since revision 0011, long before the first release.
+A database that the earlier migrations brought to 0038 is valid as it is. It differs in one respect:
+its columns `jobs.target_key`, `blobs.bytes` and `tuning_runs.adopted` accept NULL. No store has
+written NULL to them since revision 0011, long before the first release.
 """
 
 from __future__ import annotations
