@@ -173,7 +173,7 @@ class BlobObjects:
         return [one for one in found if one is not None]
 
     def _move(self, source: str, place: str) -> bool:
-        """Move an object. Return False if it does not exist."""
+        """Rename an object of the bucket. Return False if it does not exist."""
         import obstore
 
         try:
@@ -199,10 +199,10 @@ class BlobObjects:
 
     @contextmanager
     def _errors(self, *, key: bool = False) -> Iterator[None]:
-        """Turn errors of the object store into StorageError.
+        """Convert errors of the object store within the context to StorageError.
 
-        With `key`, the error for a missing object passes unchanged. Without it, that error means
-        that the bucket is missing.
+        With `key`, the FileNotFoundError for a missing object is not converted. Without `key`, this
+        error means that the bucket is missing.
         """
         import obstore.exceptions as errors
 

@@ -1,7 +1,7 @@
 """References from rows to blobs, written in the same transaction as the row.
 
-The row that refers to a blob is its holder. The sweep queries the tables to see whether a holder
-still exists, so code that deletes a row need not handle blobs.
+The row that refers to a blob, such as a job, is its holder. `BlobStore.sweep` deletes a blob when
+none of its holders exists any more. So code that deletes a holder's row need not delete blobs.
 """
 
 from __future__ import annotations
@@ -39,7 +39,9 @@ _LOCK = (
 
 
 class BlobKind(StrEnum):
-    """The purpose of a blob, which also determines the table of its holder."""
+    """The purpose of a blob. It determines which table has the row that keeps the blob (its
+    holder).
+    """
 
     MODEL = "model"  # an ONNX file; held by its row
     ARTIFACT = "artifact"  # held by the job that made it
@@ -49,23 +51,28 @@ class BlobKind(StrEnum):
 
 
 def cost_model_holder(target_key: str, version: int) -> str:
-    """Return the holder name for a version of a target's cost model."""
+    """Return the name of a cost model's version in references to its blob: `TARGET_KEY/VERSION`."""
     return f"{target_key}/{version}"
 
 
 def refer(connection: sa.Connection, kind: BlobKind, holder: str, digests: Sequence[str]) -> None:
-    """Keep blobs from the sweep while the row of one holder exists; see `refer_all`."""
+    """Protect blobs from deletion while the row of their holder exists; see `refer_all`."""
     refer_all(connection, kind, {holder: digests})
 
 
 def refer_all(
     connection: sa.Connection, kind: BlobKind, named: Mapping[str, Collection[str]]
 ) -> None:
-    """Keep blobs from the sweep while the rows of their holders exist.
+    """Protect blobs from deletion (`BlobStore.sweep`) while the rows of their holders exist.
 
-    `named` maps each holder to the digests that it refers to. The blobs' rows are locked against a
-    sweep until the transaction ends. A reference to a digest without a row is written, too; the
-    sweep ignores it, and `db check` reports it.
+    The blobs' rows stay locked until the transaction ends, so that none is deleted before it
+    commits. If no blob has a digest, the reference is stored nevertheless, and `db check` reports
+    it.
+
+    Args:
+        connection: the transaction that also writes the holders' rows.
+        kind: the purpose of the blobs.
+        named: the digests of each holder, by the holder's id.
     """
     wanted = sorted({(digest, holder) for holder, digests in named.items() for digest in digests})
     for some in chunks(sorted({digest for digest, _ in wanted})):
@@ -75,12 +82,12 @@ def refer_all(
 
 
 def held(digest: sa.ColumnElement[str]) -> sa.ColumnElement[bool]:
-    """Return the SQL condition that a reference to a blob exists."""
+    """Return the SQL condition that at least one reference to the blob `digest` exists."""
     return sa.exists().where(_references.c.digest == digest)
 
 
 def stale() -> sa.ColumnElement[bool]:
-    """Return the SQL condition that the holder of a reference no longer exists."""
+    """Return the SQL condition that a reference's holder no longer exists or needs the blob."""
     return sa.or_(
         *(sa.and_(_references.c.kind == kind.value, sa.not_(_holds(kind))) for kind in BlobKind)
     )
@@ -105,8 +112,9 @@ def _holds(kind: BlobKind) -> sa.ColumnElement[bool]:
 
 
 def named_by_rows(connection: sa.Connection) -> Iterator[tuple[str, str, str]]:
-    """Yield (kind, holder, digest) of every blob that a row refers to, with or without a
-    reference.
+    """Yield (kind, holder, digest) for every blob that the row of a holder names.
+
+    `check` compares them with the stored references, some of which may be missing.
     """
     for digest in connection.execute(sa.select(_models.c.digest)).scalars():
         yield BlobKind.MODEL.value, digest, digest

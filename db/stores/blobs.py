@@ -1,15 +1,15 @@
-"""Blobs: immutable bytes named by their SHA-256, each with a row.
+"""Blobs: immutable bytes named by their SHA-256, each with a row in the database.
 
-The bytes are stored separately (`BlobBytes`): in a folder, or an object store. Rows that refer to a
-blob write a reference to it in the same transaction. Only the sweep deletes a blob: if it has no
-references, and was not touched for long.
+The bytes are stored separately (`BlobBytes`), in a folder or an object store. A row that refers to
+a blob adds a reference in the same transaction. `BlobStore.sweep`, called periodically, deletes
+blobs that have no references and were not used for a certain time.
 
-Bytes are deleted outside of transactions: an object store may be slow, and on SQLite no other
-transaction could write. So the sweep marks the rows, commits, quarantines the bytes, removes the
-rows that still have its mark, and then deletes the bytes. A process that saves the same bytes at
-this time waits until the row is gone. If the sweep is killed in between, or sleeps, its marks
-expire, and the blobs may be used again. Then the same sweep restores their bytes when it continues,
-or the next sweep does.
+The sweep deletes bytes outside of transactions, because an object store may be slow, and because on
+SQLite no other transaction could write meanwhile. First it marks the rows and commits. Then it
+quarantines the bytes, deletes the rows that still have its mark, and finally deletes the bytes. A
+process that saves the same bytes waits until the row is deleted. A mark expires after a time, in
+case its process was killed or suspended; the blob may then be used again. Its quarantined bytes are
+restored by the same sweep when it resumes, or by the next one.
 """
 
 from __future__ import annotations
@@ -54,9 +54,9 @@ _YOUNG = sa.select(_blobs.c.digest, _blobs.c.bytes).where(
 
 
 class BlobStore:
-    """Stores blobs: rows in the database, bytes in a `BlobBytes`.
+    """Stores blobs: their rows in the database, their bytes in a `BlobBytes`.
 
-    Only `get` checks the bytes against their digest.
+    Only `get` verifies that the bytes match their digest.
     """
 
     def __init__(self, engine: sa.Engine, place: BlobBytes, clock: Clock = system_clock) -> None:
@@ -66,9 +66,12 @@ class BlobStore:
         self.place = place
 
     def put(self, data: bytes) -> str:
-        """Save bytes, and return their SHA-256 in hex. Existing bytes are not written again.
+        """Save bytes, and return their SHA-256 in hex. Bytes that are already stored are not
+        written again.
 
-        Raises StorageError: FULL, DENIED, or LOCKED if a sweep is about to delete the same bytes.
+        Raises:
+            StorageError: if the bytes cannot be stored or the database fails; of kind LOCKED if the
+                same bytes are just being deleted by `sweep`.
         """
         digest = hashlib.sha256(data).hexdigest()
         self._need({digest: len(data)})
@@ -79,8 +82,9 @@ class BlobStore:
         return digest
 
     def put_stream(self, chunks: Iterable[bytes], max_bytes: int | None = None) -> tuple[str, int]:
-        """Save the concatenated chunks without keeping them in memory. Return their digest and
-        size.
+        """Save a blob from an iterable of chunks. Return its digest and its size in bytes.
+
+        The blob is never completely in memory.
 
         Raises:
             StorageError: if the bytes cannot be stored, or the database fails.
@@ -93,9 +97,10 @@ class BlobStore:
     def staged(
         self, chunks: Iterable[bytes], max_bytes: int | None = None
     ) -> AbstractContextManager[Staged]:
-        """Open a context that yields the concatenated chunks in a temporary file.
+        """Open a context that yields a temporary file with all chunks, one after the other.
 
-        The caller may inspect it and save it with `keep`; otherwise it is deleted at the end.
+        The caller may inspect the file and save it with `keep`. Otherwise the end of the context
+        deletes it.
 
         Raises:
             StorageError: if the bytes cannot be written.
@@ -104,7 +109,7 @@ class BlobStore:
         return stage(self.place.staging, chunks, max_bytes)
 
     def keep(self, staged: Staged) -> None:
-        """Save staged bytes.
+        """Save the temporary file of `staged` as a blob.
 
         Raises:
             StorageError: if the bytes cannot be stored, or the database fails.
@@ -114,10 +119,12 @@ class BlobStore:
         self.place.keep(staged)
 
     def touch(self, digests: Collection[str]) -> Set[str]:
-        """Protect blobs from the next sweeps by renewing their age. Return the digests that exist.
+        """Protect blobs from the next calls of `sweep`, as if they were newly saved.
+
+        Return those of the digests that are stored.
 
         Raises:
-            StorageError: if the database or the place of the bytes fails.
+            StorageError: if the database or the store of the bytes fails.
         """
         sizes = {digest: self.place.size(digest) for digest in set(digests)}
         there = {digest: size for digest, size in sizes.items() if size is not None}
@@ -126,7 +133,7 @@ class BlobStore:
         return {digest for digest in there if self.place.size(digest) is not None}
 
     def get(self, digest: str) -> bytes:
-        """Return the bytes.
+        """Return the bytes of a blob, after verifying their digest.
 
         Raises:
             NotFoundError: if no blob has the digest.
@@ -138,15 +145,20 @@ class BlobStore:
         return data
 
     def read(self, digest: str, start: int = 0, end: int | None = None) -> Iterator[bytes]:
-        """Yield the bytes from `start` up to but excluding `end`, in chunks, without verification.
+        """Yield a blob's bytes from `start` up to but excluding `end`, in chunks.
+
+        `end` None means the end of the blob. The digest is not verified.
 
         Raises:
-            NotFoundError: if no blob has the digest, or the text is not a digest.
+            NotFoundError: if no blob has the digest, or `digest` is not a digest.
         """
         return self.place.read(digest, start, end)
 
     def local(self, digest: str) -> AbstractContextManager[Path]:
-        """Open a context that yields a local file with the bytes, unverified, for reading only.
+        """Open a context that yields the path of a local file with a blob's bytes. Only read the
+        file.
+
+        The digest is not verified.
 
         Raises:
             NotFoundError: if no blob has the digest.
@@ -168,18 +180,19 @@ class BlobStore:
         return self.place.size(digest) is not None
 
     def digests(self) -> Iterator[str]:
-        """Return an iterator over the digests of all stored bytes."""
+        """Return an iterator over the digests of all stored blobs."""
         return (stored.digest for stored in self.place.list())
 
     def sweep(self, keep_seconds: float) -> int:
-        """Delete blobs without references that were not touched for `keep_seconds`.
+        """Delete blobs that have no references and were not saved or touched for `keep_seconds`.
 
-        Return the freed bytes. Several processes may call it concurrently. Saving or touching a
-        blob renews its age, which protects it until a row refers to it.
+        The waiting time protects a new blob until a row refers to it. Return the freed bytes.
+        Several processes may call it concurrently.
 
         Raises:
-            StorageError: if the place fails. The rows of deleted blobs are deleted, too. The
-                remaining blobs stay marked for a while, because the place may still delete them.
+            StorageError: if the store of the bytes fails. Blobs deleted before the failure have
+                lost their rows too. Those that were being deleted stay marked for a while, because
+                their bytes may still disappear.
         """
         limit = self._clock() - keep_seconds
         freed = self.place.remove_left_overs(limit)
@@ -191,9 +204,15 @@ class BlobStore:
         return freed
 
     def _need(self, sizes: Mapping[str, int]) -> None:
-        """Create or renew the rows of blobs; wait while a sweep is about to delete their bytes.
+        """Protect blobs from deletion: create their rows, or renew the time of their last use.
 
-        Raises StorageError(LOCKED) if the wait takes too long.
+        If `sweep` is just deleting one of the blobs, wait until it has finished.
+
+        Args:
+            sizes: the size in bytes of each blob, by digest.
+
+        Raises:
+            StorageError: of kind LOCKED if the wait takes longer than WAIT_SECONDS.
         """
         now = self._clock()
         left = dict(sizes)
@@ -219,7 +238,10 @@ class BlobStore:
                 time.sleep(_POLL_SECONDS)
 
     def _make_young(self, rows: Sequence[dict[str, Any]]) -> Sequence[str]:
-        """Write the rows of blobs that no sweep has marked. Return the digests written."""
+        """Insert or renew the rows of blobs, except rows that a sweep has marked for deletion.
+
+        Return the digests whose rows were written.
+        """
         with writing(self._engine) as connection:
             insert = upsert(connection, _blobs)
             again = {name: insert.excluded[name] for name in ("bytes", "touched_at")}
@@ -232,11 +254,17 @@ class BlobStore:
             return written.scalars().all()
 
     def _doomed(self) -> sa.ColumnElement[bool]:
-        """Return the SQL condition that a sweep has marked a blob, and the mark has not expired."""
+        """Return the SQL condition that a blob is marked for deletion and the mark has not
+        expired.
+        """
         return sa.and_(_blobs.c.doomed_until.is_not(None), _blobs.c.doomed_until > self._now())
 
     def _bring_back(self) -> None:
-        """Restore or delete blobs that killed sweeps have quarantined."""
+        """Clean up the quarantined bytes that killed sweeps left behind.
+
+        Bytes whose blob has a row are restored; bytes without a row are deleted. Bytes with a valid
+        mark are left alone, because another sweep may be deleting them.
+        """
         for some in chunks(self.place.all_quarantined()):
             query = sa.select(_blobs.c.digest, self._doomed().label("doomed"))
             with reading(self._engine) as connection:
@@ -249,7 +277,9 @@ class BlobStore:
             self.place.discard([one for one in some if one.digest not in doomed])
 
     def _adopt(self) -> None:
-        """Add rows for bytes that have none, such as bytes in a copied folder."""
+        """Insert rows for stored bytes that have none, such as files of a folder that was copied
+        here.
+        """
         with reading(self._engine) as connection:
             known = set(connection.execute(sa.select(_blobs.c.digest)).scalars())
         rows = [
@@ -276,7 +306,10 @@ class BlobStore:
             connection.execute(sa.delete(_references).where(stale()))
 
     def _remove_some(self, limit: float) -> int | None:
-        """Delete a batch of blobs. Return the freed bytes, or None if no blob is left."""
+        """Delete a batch of blobs that have no references and were last used before `limit`.
+
+        Return the freed bytes; None if no such blob is left.
+        """
         unwanted = (
             sa.select(_blobs.c.digest)
             .where(

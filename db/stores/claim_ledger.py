@@ -1,9 +1,9 @@
 """The store of claims, which are devices' statements about speed, and of their reviews.
 
 A claim is proposed, then confirmed or disputed, and possibly superseded or withdrawn. The claim of
-a device outside the service is provisional. The ledger serves it to other jobs after a second
-measurement has confirmed it (`db.review_state` has the rules). Claims about schedules are never
-deleted. So if a claim is withdrawn, the jobs that used it get an event.
+a device outside the service is provisional. The ledger serves it to other jobs only after a second
+measurement has confirmed it (rules: `db.review_state`). Claims about schedules are never deleted,
+so the jobs that used a claim can be notified if it is withdrawn.
 """
 
 from __future__ import annotations
@@ -61,9 +61,9 @@ _shapes = table_of(WorkloadShapeRow)
 
 
 class ClaimLedger:
-    """Stores claims and their reviews, and selects the claims that are served.
+    """Stores claims and their reviews, and selects the claims that are served to all jobs.
 
-    All methods are idempotent.
+    Repeating a call has no further effect, except for `add_race`.
     """
 
     def __init__(self, engine: sa.Engine, clock: Clock = system_clock) -> None:
@@ -73,9 +73,12 @@ class ClaimLedger:
     # claims
 
     def propose(self, record: TuningRecord, job_id: str) -> None:
-        """Store a provisional record of a job, unless a record with its id exists.
+        """Store a tuning record that job `job_id` measured as a provisional claim.
 
-        Raises ValueError if the record's measurement failed.
+        A record with the same id is not changed.
+
+        Raises:
+            ValueError: if the record's measurement failed.
         """
         with writing(self._engine) as connection:
             owner = reporter_of(connection, record.measurement.worker).owner
@@ -94,16 +97,16 @@ class ClaimLedger:
     ) -> StoredRace:
         """Store the verdict of a race that a job requested.
 
-        If the service's own machine raced (`worker` is None), the verdict is served at once.
+        A verdict of the service's own machine is served at once; that of a worker is provisional.
 
         Args:
             identity: the digest of the programs that ran.
             mode: target key, threads and numerics of the programs.
-            codegen_version: the code generation of the programs.
-            job_id: the job; "" without one.
-            served: the schedules that win.
+            codegen_version: the version of the code generator that built the programs.
+            job_id: the id of the job; "" without a job.
+            served: which schedules won, such as the tuned ones.
             verdict: the verdict as JSON.
-            worker: the id of the worker that raced.
+            worker: the id of the worker that ran the race; None for the service's own machine.
         """
         with changing(self._engine) as connection:
             reporter = None if worker is None else reporter_of(connection, worker)
@@ -125,8 +128,10 @@ class ClaimLedger:
             return stored_race(connection.execute(query).one())
 
     def race(self, identity: str, job_id: str = "") -> StoredRace | None:
-        """Return the newest verdict on `identity` that is confirmed, or the job's own provisional
-        one.
+        """Return the newest verdict about the programs `identity` that a job may use.
+
+        This is a confirmed verdict, or a provisional one that the job itself requested. Return None
+        without such a verdict.
         """
         believed: sa.ColumnElement[bool] = is_confirmed
         if job_id:
@@ -143,16 +148,19 @@ class ClaimLedger:
         return None if row is None else stored_race(row)
 
     def race_by_id(self, claim_id: str) -> StoredRace | None:
-        """Return the verdict with this id; None if retention has deleted it."""
+        """Return the verdict of a race by the id of its claim; None if it was deleted because of
+        its age.
+        """
         query = sa.select(claims).where(is_race, claims.c.id == claim_id)
         with reading(self._engine) as connection:
             row = connection.execute(query).first()
         return None if row is None else stored_race(row)
 
     def race_counts(self) -> dict[str, int]:
-        """Count the jobs that raced or used another job's verdict, by the schedules that won.
+        """Count races by the schedules that won, for metrics.
 
-        The key is the value of `served` in the statement of the verdict.
+        A job that reuses another job's verdict counts as one more race. The key is the value of
+        `served` that `add_race` stored.
         """
         served = claims.c.statement["served"].as_string()
         raced = sa.select(served.label("served")).where(is_race)
@@ -167,7 +175,9 @@ class ClaimLedger:
             return {row[0]: row[1] for row in connection.execute(query)}
 
     def provisional(self, job_id: str) -> Sequence[StoredRecord]:
-        """Return a job's records that are neither confirmed nor disputed, oldest first."""
+        """Return the provisional records of a job, oldest first: no second measurement was made
+        yet.
+        """
         query = sa.select(claims).where(
             claims.c.job_id == job_id,
             claims.c.state == ReviewState.PROVISIONAL.value,
@@ -182,15 +192,16 @@ class ClaimLedger:
     def confirm(
         self, claim_id: str, review: Mapping[str, Any], worker: str, *, ours: bool = False
     ) -> bool:
-        """Record a review that agrees with a claim.
+        """Record a second measurement that agrees with a claim.
 
-        A provisional claim is then served; the attestation of a served claim is raised. But a
-        provisional schedule is superseded at once if a newer and faster schedule with at least the
-        same attestation is served. It is served if that schedule is withdrawn later.
+        A provisional claim is then served. A claim that is served already gets a higher
+        attestation. A provisional schedule is superseded at once if a newer and faster schedule
+        with at least the same attestation is served. It will be served if that schedule is
+        withdrawn later.
 
         Args:
             claim_id: the claim.
-            review: the second report as JSON.
+            review: the report of the second measurement as JSON.
             worker: the id of the worker that measured again.
             ours: whether the service's own machine measured again.
 
@@ -222,16 +233,17 @@ class ClaimLedger:
         return True
 
     def dispute(self, claim_id: str, review: Mapping[str, Any], reason: str) -> bool:
-        """Record a review that contradicts a claim, and serve the previous claim instead.
+        """Record a second measurement that contradicts a claim, and serve the previous claim
+        instead.
 
-        The trials for this workload are withdrawn, too, if they are from the claim's reporter or
-        from an earlier reviewer: otherwise a time that is too good would remain the best of every
-        later run.
+        The trials of the same record key by the claim's reporter and its earlier reviewer are
+        withdrawn too. Otherwise a time that is too short would remain the best one of every later
+        tuning run.
 
         Args:
             claim_id: the claim.
-            review: the second report as JSON.
-            reason: the contradiction.
+            review: the report of the second measurement as JSON.
+            reason: how the measurements differ, as text for users.
 
         Returns:
             False if the claim needs no more review.
@@ -268,12 +280,12 @@ class ClaimLedger:
         """Return records whose attestation a measurement by one of `others` could raise, newest
         first.
 
-        A record qualifies if it is served. It also qualifies if it is provisional, its job has
-        ended, and no later record of its key exists.
+        Served records qualify. A provisional record qualifies if its job has ended and its key has
+        no later record.
 
         Args:
-            target_key, codegen_version: the target and the code generation of the records.
-            others: the reporters that could measure.
+            target_key, codegen_version: the target and the code-generator version of the records.
+            others: the workers that could measure again, with their owners.
             but: ids of records to leave out.
             limit: the largest number of records.
         """
@@ -288,12 +300,17 @@ class ClaimLedger:
         record_ids: Collection[str] = (),
         workers: Collection[str] = (),
     ) -> Withdrawn:
-        """Withdraw the named records, and all claims that these workers reported.
+        """Withdraw the records `record_ids`, and all claims that these workers reported.
 
-        The newest predecessor of each withdrawn served claim is served again. The trials of the
-        workers, and the trials behind the named records, are withdrawn. Claims of other workers
-        become provisional if only these workers confirmed them. Races are also withdrawn, and thus
-        repeated, if their job used a withdrawn record or measurements of these workers.
+        If a withdrawn claim was served, its newest predecessor is served again. The trials of the
+        workers and the trials of the named records are withdrawn too. Claims that only these
+        workers had confirmed become provisional. A race is withdrawn, and thus repeated, if its job
+        used a withdrawn record or measurements of these workers.
+
+        Args:
+            reason: the reason, as text for users.
+            record_ids: ids of records, or unique prefixes of ids.
+            workers: ids of workers.
 
         Raises:
             NotFoundError: if a named record does not exist.
@@ -305,18 +322,19 @@ class ClaimLedger:
 
     @contextmanager
     def adopting(self) -> Iterator[None]:
-        """Open one transaction for all records adopted in it, and for rows of other stores.
+        """Open one transaction for several calls of `adopt`, and for writes of other stores.
 
-        Transactions that change the served claims are serialised.
+        It excludes all other transactions that change the served claims.
         """
         with together(self._engine), changing(self._engine):
             yield
 
     def adopt(self, new: Sequence[Foreign]) -> Sequence[ReviewState | None]:
-        """Store records of other services, and serve each unless a faster one exists.
+        """Store records from other services, and serve each unless a faster record of its key is
+        served.
 
-        Return the state of each, in order; None for a record that was already stored, which does
-        not change.
+        Return the review state of each record, in order; None for a record that was already stored,
+        which does not change.
         """
         with changing(self._engine) as connection:
             return adopt(connection, new, self._clock())
@@ -324,9 +342,9 @@ class ClaimLedger:
     def revalidate(
         self, record_ids: Collection[str], codegen_version: str, compiler_version: str
     ) -> None:
-        """Assign records to a newer code generation that generates the same code for them.
+        """Mark records as valid for a newer code generator that generates the same code for them.
 
-        It waits for concurrent reviews, because confirming a record rewrites its row.
+        The call waits for concurrent reviews, because confirming a record rewrites its row.
         """
         values = {"codegen_version": codegen_version, "compiler_version": compiler_version}
         keys = set[str]()
@@ -341,10 +359,10 @@ class ClaimLedger:
     # jobs that are built on claims
 
     def use(self, claim_ids: Collection[str], job_id: str) -> bool:
-        """Record that a job's artifact uses these claims.
+        """Record that a job's artifact contains the schedules of these claims.
 
-        Return False if one of them was withdrawn or disputed since the job found it. Then the job
-        has to look up the served claims again.
+        Return False, and record nothing, if one of them was disputed or withdrawn after the job
+        read it. The job must then look up the served claims again.
         """
         names = sorted(set(claim_ids))
         gone_states = [ReviewState.WITHDRAWN.value, ReviewState.DISPUTED.value]
@@ -360,14 +378,16 @@ class ClaimLedger:
         return True
 
     def leave(self, claim_ids: Collection[str], job_id: str) -> None:
-        """Record that a job's artifact does not use these claims after all."""
+        """Revert `use`: record that a job's artifact does not contain the schedules of these
+        claims.
+        """
         with changing(self._engine) as connection:
             for some in chunks(sorted(set(claim_ids))):
                 chosen = _uses.c.claim_id.in_(some) & (_uses.c.job_id == job_id)
                 connection.execute(sa.delete(_uses).where(chosen))
 
     def uses(self, claim_id: str) -> Sequence[str]:
-        """Return the ids of the jobs whose artifacts use a claim."""
+        """Return the ids of the jobs whose artifacts contain the schedule of a claim."""
         query = sa.select(_uses.c.job_id).where(_uses.c.claim_id == claim_id)
         with reading(self._engine) as connection:
             return sorted(connection.execute(query).scalars())
@@ -375,7 +395,9 @@ class ClaimLedger:
     # look-ups
 
     def served(self, keys: Sequence[RecordKey]) -> dict[RecordKey, StoredRecord]:
-        """Return the served records of these keys, with the state of their review."""
+        """Return the served record of each key, with its review. Keys without a served record
+        are left out.
+        """
         found: dict[RecordKey, StoredRecord] = {}
         with reading(self._engine) as connection:
             for row in served_rows(connection, keys):
@@ -384,7 +406,7 @@ class ClaimLedger:
         return found
 
     def get(self, record_id: str) -> StoredRecord:
-        """Return the record with this id, or the only one whose id starts with it.
+        """Return the record with this id, or the only one whose id starts with `record_id`.
 
         Raises:
             NotFoundError: if no record has this id, or several ids start with it.
@@ -437,9 +459,10 @@ class ClaimLedger:
 
 
 class JobRecords:
-    """The record store for a job on a worker's device: its new records are provisional.
+    """The record store of a job that tunes on a worker's device.
 
-    It reads the served records, and the trials of all jobs.
+    It reads the served records and the trials of all jobs. The records that it stores are
+    provisional.
     """
 
     def __init__(self, served: SqlRecordStore, ledger: ClaimLedger, job_id: str) -> None:
@@ -448,11 +471,11 @@ class JobRecords:
         self._job_id = job_id
 
     def best_record(self, key: RecordKey) -> TuningRecord | None:
-        """Return the served record of a key, or None."""
+        """Return the served record of a record key, or None."""
         return self._served.best_record(key)
 
     def add_record(self, record: TuningRecord) -> None:
-        """Store a provisional record.
+        """Store a record as a provisional claim of the job.
 
         Raises:
             ValueError: if the measurement of the record failed.
@@ -460,7 +483,7 @@ class JobRecords:
         self._ledger.propose(record, self._job_id)
 
     def add_trials(self, trials: Sequence[Trial]) -> None:
-        """Save trials. Existing trials with the same id do not change."""
+        """Save trials. A trial whose id is already stored does not change."""
         self._served.add_trials(trials)
 
     def trials(self, key: RecordKey) -> list[Trial]:
@@ -473,20 +496,20 @@ def _reviewable(row: sa.Row[Any]) -> bool:
 
 
 def _locked(connection: sa.Connection, claim_id: str) -> sa.Row[Any] | None:
-    """Lock and return the row of a claim; None if retention has deleted it."""
+    """Lock and return the row of a claim; None if it was deleted because of its age."""
     query = sa.select(claims).where(claims.c.id == claim_id).with_for_update()
     return connection.execute(query).first()
 
 
 def _beaten(connection: sa.Connection, row: sa.Row[Any], attestation: Attestation) -> bool:
-    """Whether a newer served schedule is faster than a provisional one.
+    """Whether the schedule of a provisional claim is slower than a newer schedule that is served.
 
-    Both must have the same code generation and sizes, and the served one at least the given
-    attestation.
+    The two are compared only if they have the same record key, code-generator version and sizes.
+    The served claim must also have at least the attestation `attestation`.
 
     Args:
         connection: the connection to the database.
-        row: the provisional claim.
+        row: the row of the provisional claim.
         attestation: the attestation that the provisional claim would get.
     """
     if row.kind != ClaimKind.SCHEDULE.value or row.state != ReviewState.PROVISIONAL.value:

@@ -1,8 +1,8 @@
-"""Conversion between claims and rows of their table, and serving of a claim.
+"""Conversion between claims and rows of the table `claims`, and the function that serves a claim.
 
-The two kinds of claims differ only in their statement and their evidence. A schedule claims to be
-the fastest of its record key; the evidence is a Measurement. A race claims which schedules of a
-model win; the evidence is its verdict.
+A claim is a statement with evidence. A claim about a schedule states that the schedule is the
+fastest of its record key; its evidence is a Measurement. A claim about a race states which
+schedules of a model win; its evidence is the verdict.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ is_confirmed = claims.c.state == ReviewState.CONFIRMED.value
 
 @dataclass(frozen=True, slots=True)
 class StoredClaim:
-    """A claim, the worker that reported it, and the state of its review.
+    """A claim from the database, with its reporter and its review.
 
     Attributes:
         id: for a record, derived from the evidence (`record_id`); for a race, random.
@@ -52,8 +52,8 @@ class StoredClaim:
         reason: the reason for a dispute or withdrawal.
         job_id: the job that requested the measurement; "" without one.
         reporter: the worker that measured.
-        attestation: the trustworthiness of its reports.
-        review: the second report as JSON, if there is one.
+        attestation: how trustworthy the claim is, judged by the workers that measured it.
+        review: the report of the second measurement as JSON; None without one.
         stored_at: Unix time in seconds.
     """
 
@@ -75,7 +75,7 @@ class StoredRecord(StoredClaim):
 
     @property
     def worker(self) -> str:
-        """The id of the worker that measured the schedule."""
+        """Return the id of the worker that measured the schedule."""
         return self.reporter.worker
 
     @property
@@ -90,7 +90,7 @@ class StoredRace(StoredClaim):
 
     Attributes:
         identity: the digest of the programs that ran.
-        served: the schedules that win.
+        served: which schedules won, such as the tuned ones.
         verdict: the verdict as JSON.
     """
 
@@ -128,7 +128,7 @@ def stored_race(row: sa.Row[Any]) -> StoredRace:
 
 
 def _claim(row: sa.Row[Any]) -> dict[str, Any]:
-    """Return the fields of `StoredClaim` from a row."""
+    """Convert the columns that all claims have to the arguments of `StoredClaim`."""
     return {
         "id": row.id,
         "state": ReviewState(row.state),
@@ -142,10 +142,10 @@ def _claim(row: sa.Row[Any]) -> dict[str, Any]:
 
 
 def record_id(key: RecordKey, schedule_digest: str, trial_id: str) -> str:
-    """Return the id of a record, 32 hexadecimal digits, derived from its evidence.
+    """Return the id of a record: 32 hexadecimal digits, a hash of key, schedule and trial.
 
-    The id does not depend on the code-generation version, because a record stays valid while the
-    code is the same.
+    The version of the code generator does not enter the hash, because a record stays valid in a
+    newer version that generates the same code.
     """
     parts = (*map(str, key.to_json().values()), schedule_digest, trial_id)
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:32]
@@ -154,14 +154,14 @@ def record_id(key: RecordKey, schedule_digest: str, trial_id: str) -> str:
 def record_values(
     record: TuningRecord, now: float, *, job_id: str = "", owner: str = "", ours: bool = True
 ) -> dict[str, Any]:
-    """Return the columns of a new claim about a schedule.
+    """Return the columns of the row for a new claim about a schedule.
 
     Args:
         record: the tuning record.
         now: the present time in Unix seconds.
-        job_id: the job that requested the measurement.
-        owner: the owner of the worker that measured.
-        ours: whether the service's own machine measured.
+        job_id: the job that requested the measurement; "" without one.
+        owner: the owner of the worker that measured: the id of its token.
+        ours: whether the service's own machine measured; the claim is then confirmed at once.
 
     Raises:
         ValueError: if the record's measurement failed.
@@ -193,17 +193,17 @@ def race_values(
     job_id: str,
     reporter: ClaimReporter | None,
 ) -> dict[str, Any]:
-    """Return the columns of a new claim about a race.
+    """Return the columns of the row for a new claim about a race.
 
     Args:
         identity: the digest of the programs that ran.
         mode: target key, threads and numerics of the programs.
-        codegen_version: the code generation of the programs.
-        served: the schedules that win.
+        codegen_version: the version of the code generator that built the programs.
+        served: which schedules won, such as the tuned ones.
         verdict: the verdict as JSON.
         now: the present time in Unix seconds.
-        job_id: the job that requested the race.
-        reporter: the worker that raced; None for the service's own machine.
+        job_id: the job that requested the race; "" without one.
+        reporter: the worker that ran the race; None for the service's own machine.
     """
     return {
         "id": uuid.uuid4().hex,
@@ -235,7 +235,10 @@ def _reported(reporter: ClaimReporter, ours: bool, job_id: str, now: float) -> d
 
 
 def served_rows(connection: sa.Connection, keys: Sequence[RecordKey]) -> Iterator[sa.Row[Any]]:
-    """Yield the rows of the served schedules of these keys, with one query per mode."""
+    """Yield the rows of the claims that are served for these record keys, oldest first per mode.
+
+    Keys with the same target, threads and numerics (mode) are read by one query.
+    """
     for mode, some in by_mode(keys):
         query = sa.select(claims).where(
             *(claims.c[name] == value for name, value in mode.items()),
@@ -247,9 +250,10 @@ def served_rows(connection: sa.Connection, keys: Sequence[RecordKey]) -> Iterato
 
 
 def by_mode(keys: Sequence[RecordKey]) -> Iterator[tuple[dict[str, Any], Sequence[str]]]:
-    """Group keys that differ only in the workload.
+    """Group record keys by mode: target, threads and numerics.
 
-    Yield their common columns by name, and at most as many workload keys as fit into one statement.
+    Yield the mode as columns by name, and the workload keys. A large group is divided, so that its
+    workload keys fit into one SQL statement.
     """
     workloads: dict[tuple[str, int, str], list[str]] = {}
     for key in dict.fromkeys(keys):
@@ -262,10 +266,10 @@ def by_mode(keys: Sequence[RecordKey]) -> Iterator[tuple[dict[str, Any], Sequenc
 
 @contextmanager
 def changing(engine: sa.Engine) -> Iterator[sa.Connection]:
-    """Open a transaction that changes the served claims; such transactions are serialised.
+    """Open a transaction that changes the served claims. Only one such transaction runs at a time.
 
-    Serving a claim rewrites its row. On PostgreSQL, a concurrent transaction that waited for the
-    old row would miss the new one, and a withdrawal would leave the claim served.
+    Serving a claim replaces its row. On PostgreSQL, a concurrent withdrawal that waits for the old
+    row would not see the new one, so the withdrawn claim would remain served.
     """
     with writing(engine) as connection:
         one_at_a_time(connection, "claims")
@@ -273,14 +277,17 @@ def changing(engine: sa.Engine) -> Iterator[sa.Connection]:
 
 
 def same_subject(values: Columns) -> sa.ColumnElement[bool]:
-    """Return the SQL condition that a claim has the same subject as these columns."""
+    """Return the SQL condition that a claim has the same kind, subject and mode as the columns
+    `values`.
+    """
     return sa.and_(*(claims.c[name] == values[name] for name in SUBJECT))
 
 
 def serve(connection: sa.Connection, values: dict[str, Any]) -> None:
-    """Insert a confirmed claim as the newest of its subject, and supersede the previous one.
+    """Insert a confirmed claim as the newest of its subject, and supersede the claim served before.
 
-    A row with the same id is replaced. Call it in a transaction of `changing`.
+    `values` are the columns of the new row. A row with the same id is replaced. Call it within a
+    transaction of `changing`.
     """
     served = sa.and_(same_subject(values), is_confirmed)
     connection.execute(sa.delete(claims).where(claims.c.id == values["id"]))
@@ -290,6 +297,6 @@ def serve(connection: sa.Connection, values: dict[str, Any]) -> None:
 
 
 def invalidate_schedule_lookups(connection: sa.Connection, rows: Iterable[Columns]) -> None:
-    """Invalidate cached lookups of the schedules among these claims."""
+    """Invalidate the cached lookups of all workloads whose schedules are among these claims."""
     changed = {row["subject"] for row in rows if row["kind"] == ClaimKind.SCHEDULE.value}
     invalidate_lookups(connection, changed)

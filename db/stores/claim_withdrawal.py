@@ -1,6 +1,6 @@
 """Withdrawal of claims: by id, or all claims of faulty workers.
 
-The functions run in a transaction of `claim_rows.changing`.
+All functions must be called in a transaction of `claim_rows.changing`.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ _uses = table_of(ClaimUseRow)
 
 @dataclass(frozen=True, slots=True)
 class Withdrawn:
-    """The changes made by a withdrawal.
+    """The effects of a withdrawal.
 
     Attributes:
-        records: the withdrawn schedules.
-        restored: records that are served again in place of withdrawn ones.
+        records: the withdrawn claims about schedules.
+        restored: ids of the claims that are served again in place of withdrawn ones.
         races: number of withdrawn verdicts of races.
         trials: number of withdrawn trials.
         jobs: ids of the jobs whose artifact used a withdrawn record, or for which the workers
             measured.
-        named: the complete ids of the named records.
+        named: the complete ids of the records that were given by id or prefix.
     """
 
     records: tuple[StoredRecord, ...]
@@ -85,13 +85,14 @@ def withdraw(
 
 
 def restore(connection: sa.Connection, rows: Sequence[sa.Row[Any]]) -> tuple[str, ...]:
-    """Serve the newest superseded claim of each subject that lost its served claim.
+    """For each subject that lost its served claim, serve its newest superseded claim again.
 
-    Return the ids of the claims served again.
+    Superseded claims that were measured only once are skipped. Return the ids of the claims that
+    are served again.
 
     Args:
         connection: in a transaction of `claim_rows.changing`.
-        rows: the claims that are no longer served, with their previous columns.
+        rows: the rows of the claims before they were withdrawn or disputed.
     """
     restored = []
     lost = [row for row in rows if row.state == ReviewState.CONFIRMED.value]
@@ -119,9 +120,10 @@ def _is_schedule(row: sa.Row[Any]) -> bool:
 def _chosen(
     connection: sa.Connection, record_ids: Collection[str], workers: Collection[str]
 ) -> tuple[list[sa.Row[Any]], set[str]]:
-    """Lock and return the claims to withdraw, and the complete ids of the named records.
+    """Lock the claims to withdraw: those with the given ids, and all that these workers reported.
 
-    Raises NotFoundError for an unknown record.
+    Return their rows, and the complete ids of the records that were given by id or prefix. Raises
+    NotFoundError for an unknown record.
     """
     found: dict[str, sa.Row[Any]] = {}
     for column, values in ((claims.c.id, record_ids), (claims.c.reporter, workers)):
@@ -156,10 +158,10 @@ def _jobs_built_on(connection: sa.Connection, claim_ids: Sequence[str]) -> set[s
 
 
 def _lose_reviews(connection: sa.Connection, workers: Collection[str]) -> list[sa.Row[Any]]:
-    """Discard the reviews by these workers.
+    """Discard the second measurements that these workers made of other claims.
 
-    Return the claims whose attestation decreases, with their previous columns. A confirmed claim
-    becomes provisional again. A superseded one stays superseded, and cannot be restored.
+    A claim confirmed by such a review becomes provisional again. A superseded claim stays
+    superseded, but `restore` will skip it. Return the rows of these claims before the change.
     """
     fallen: list[sa.Row[Any]] = []
     held = [ReviewState.CONFIRMED.value, ReviewState.SUPERSEDED.value]
@@ -179,9 +181,10 @@ def _lose_reviews(connection: sa.Connection, workers: Collection[str]) -> list[s
 def _withdraw_trials(
     connection: sa.Connection, trial_ids: Sequence[str], workers: Collection[str]
 ) -> tuple[int, set[str]]:
-    """Withdraw trials by id and by worker.
+    """Withdraw the trials with these ids, and all trials of these workers.
 
-    Return the number of newly withdrawn trials, and the jobs for which the workers measured.
+    Return the number of newly withdrawn trials, and the ids of the jobs for which the workers
+    measured.
     """
     count, jobs = 0, set[str]()
     named = [name for name in trial_ids if name]

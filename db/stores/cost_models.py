@@ -1,7 +1,8 @@
-"""Trained cost models: one row per version, with the bytes of the model as a blob.
+"""Trained cost models: one row per version, with the file of the model as a blob.
 
-Versions of a target are numbered from 1. At most one of them is promoted, and tuning runs start
-from it. `promote` replaces it by another version, and `roll_back` returns to the previous one.
+The versions of a target are numbered from 1. At most one version is promoted: tuning runs of the
+target start from it. `promote` changes the promoted version, and `roll_back` promotes the previous
+one again.
 """
 
 from __future__ import annotations
@@ -41,9 +42,12 @@ class StoredCostModel:
     """One version of a target's cost model.
 
     Attributes:
-        scores: its scores on held-out tasks.
-        chance: the scores of a random ranking on these tasks.
+        digest: the blob with the model's file.
+        feature_version: the version of the features that the model reads.
+        rows, tasks: number of training examples, and of the tasks that they come from.
         trials: number of trials that the target had when the model was trained.
+        scores: the model's scores on tasks held out from training.
+        chance: the scores of a random ranking on these tasks.
     """
 
     target_key: str
@@ -62,7 +66,7 @@ class StoredCostModel:
 
 
 class CostModelStore:
-    """Stores the versions of cost models: rows in the database, bytes in the blob store."""
+    """Stores the versions of cost models: rows in the database, files in the blob store."""
 
     def __init__(self, engine: sa.Engine, blobs: BlobStore, clock: Clock = system_clock) -> None:
         self._engine = engine
@@ -82,9 +86,10 @@ class CostModelStore:
         scores: Mapping[str, Any],
         chance: Mapping[str, Any],
     ) -> StoredCostModel:
-        """Save a trained model as the next version of its target. Return its row.
+        """Save a trained model as the next version of its target. Return the new version.
 
-        The version is a candidate: no run uses it before it is promoted.
+        Tuning runs do not use it before it is promoted. The parameters are the fields of
+        `StoredCostModel`; `data` is the file.
         """
         digest = self._blobs.put(data)
         values: dict[str, Any] = {
@@ -113,7 +118,7 @@ class CostModelStore:
         return _stored(values)
 
     def get(self, target_key: str, version: int) -> StoredCostModel:
-        """Return a version of a target's model.
+        """Return version `version` of a target's cost model.
 
         Raises:
             NotFoundError: if the target has no such version.
@@ -122,10 +127,10 @@ class CostModelStore:
             return _get(connection, target_key, version)
 
     def data(self, model: StoredCostModel) -> bytes:
-        """Return the bytes of a model.
+        """Return the file of a cost model.
 
         Raises:
-            NotFoundError: if the target has no such version.
+            NotFoundError: if the blob store does not have the file.
             StorageError: of the kind CORRUPT if the bytes do not match the digest.
         """
         return self._blobs.get(model.digest)
@@ -137,9 +142,12 @@ class CostModelStore:
         limit: int | None = None,
         after: Position | None = None,
     ) -> Page[StoredCostModel]:
-        """Return a page of versions, newest first, of one target or of all.
+        """Return a page of cost-model versions, newest first.
 
-        `limit` and `after` are as in `PageOrder.page`.
+        Args:
+            target_key: only versions of this target; None for all targets.
+            limit: the largest number of versions; None for no limit.
+            after: the position `Page.next` of the previous page.
 
         Raises:
             PositionError: if no version can have the position `after`.
@@ -153,14 +161,16 @@ class CostModelStore:
             )
 
     def promoted(self, target_key: str) -> StoredCostModel | None:
-        """Return the version from which tuning runs of a target start, or None."""
+        """Return the promoted version, from which tuning runs of the target start. None without
+        one.
+        """
         with reading(self._engine) as connection:
             return _promoted(connection, target_key)
 
     def promote(self, target_key: str, version: int) -> StoredCostModel:
-        """Make tuning runs start from this version, and retire the previously promoted one.
+        """Make tuning runs of the target start from this version. Return it.
 
-        Nothing changes if it is already promoted.
+        The version promoted before is retired. Nothing changes if this version is already promoted.
 
         Raises:
             NotFoundError: if the target has no such version.
@@ -183,9 +193,11 @@ class CostModelStore:
             return _get(connection, target_key, version)
 
     def roll_back(self, target_key: str) -> StoredCostModel:
-        """Retire the promoted version, and promote the previous one again.
+        """Retire the promoted version of a target, and promote the previous one again. Return the
+        latter.
 
-        Raises StateError if no version is promoted, or none was promoted before it.
+        Raises:
+            StateError: if no version is promoted, or none was promoted before it.
         """
         with writing(self._engine) as connection:
             _lock(connection, target_key)
@@ -214,7 +226,10 @@ class CostModelStore:
 
 
 def _lock(connection: sa.Connection, target_key: str) -> None:
-    """Serialise changes to a target's versions; on SQLite, only one transaction writes anyway."""
+    """Wait until no other transaction changes versions of this target, and keep others waiting.
+
+    On SQLite nothing is needed, because only one transaction writes at a time.
+    """
     if connection.dialect.name == "postgresql":
         connection.execute(sa.select(sa.func.pg_advisory_xact_lock(sa.func.hashtext(target_key))))
 

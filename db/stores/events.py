@@ -1,4 +1,7 @@
-"""Events of jobs, numbered from 1 without gaps, so that a stream can be resumed anywhere."""
+"""Events of jobs, numbered from 1 per job without gaps.
+
+A client that reads a job's events as a stream can therefore resume after any number.
+"""
 
 from __future__ import annotations
 
@@ -39,9 +42,10 @@ class EventStore:
         self._clock = clock
 
     def append(self, job_id: str, events: Sequence[EventData]) -> int:
-        """Add (kind, data) events in order. Return the last sequence number.
+        """Add events, given as (kind, data), to a job in order. Return the number of the last one.
 
-        The job's row is locked, so that a number becomes visible only after all smaller ones.
+        The job's row is locked until the commit, so a reader that sees an event sees all earlier
+        ones.
 
         Raises:
             NotFoundError: if no job has this id.
@@ -50,9 +54,10 @@ class EventStore:
             return append_events(connection, job_id, events, self._clock())
 
     def spread(self, job_id: str, kind: str, most: int) -> Sequence[JobEvent]:
-        """Return the events of one kind, in order, or a sample of them.
+        """Return a job's events of one kind in order, or an evenly spaced sample of them.
 
-        If there are more than `most`, return at most `most` evenly spaced events and the last one.
+        A sample of at most `most` events, plus the last event, is returned if there are more than
+        `most`.
         """
         # by its position among its kind: sequence numbers of one kind may all be odd
         place = sa.func.row_number().over(order_by=_events.c.sequence)
@@ -70,7 +75,9 @@ class EventStore:
     def list(
         self, job_id: str, *, but: str, limit: int, after: Position | None = None
     ) -> Page[JobEvent]:
-        """Return a page of a job's events, newest first, except events of the kind `but`.
+        """Return a page of a job's events, newest first, without the events of kind `but`.
+
+        `after` is the position `Page.next` of the previous page.
 
         Raises:
             PositionError: if no event can have the position `after`.
@@ -80,7 +87,10 @@ class EventStore:
             return _newest_first.page(connection, query, _event, limit, after)
 
     def since(self, job_id: str, sequence: int = 0, limit: int = 500) -> Sequence[JobEvent]:
-        """Return events after number `sequence`, in order; empty for an unknown job."""
+        """Return up to `limit` events of a job after number `sequence`, in order.
+
+        The result is empty if the job does not exist.
+        """
         query = (
             sa.select(_events)
             .where(_events.c.job_id == job_id, _events.c.sequence > sequence)
@@ -98,7 +108,10 @@ def _event(row: sa.Row[Any]) -> JobEvent:
 def append_events(
     connection: sa.Connection, job_id: str, events: Sequence[EventData], now: float
 ) -> int:
-    """Add events like `EventStore.append`, within a transaction of another store."""
+    """Add events to a job, as `EventStore.append` does, but in the transaction of `connection`.
+
+    Return the number of the last event. Raises NotFoundError if the job does not exist.
+    """
     counted = (
         sa.update(_jobs)
         .where(_jobs.c.id == job_id)

@@ -1,4 +1,4 @@
-"""Counts and ages over the whole database, for metrics."""
+"""Counts and ages for the service's metrics, computed over the whole database."""
 
 from __future__ import annotations
 
@@ -20,7 +20,14 @@ _trials = table_of(TrialRow)
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """Counts and ages over the whole database. An age is in seconds; 0 without such a row."""
+    """Counts and ages for the service's metrics.
+
+    Attributes:
+        oldest_lease: age of the oldest live lease in seconds; 0 without a live lease.
+        oldest_queued: age of the oldest queued request in seconds; 0 without a queued request.
+        trials: number of trials ever stored, including deleted ones.
+        ended: number of leases that ended in the last hour, by outcome and blame ("" for no blame).
+    """
 
     oldest_lease: float  # of the live leases
     oldest_queued: float
@@ -29,14 +36,14 @@ class Figures:
 
 
 class GaugeStore:
-    """Computes metrics by queries over all rows. `clock` is for tests."""
+    """Computes metrics with SQL queries over whole tables. A `clock` is passed only by tests."""
 
     def __init__(self, engine: sa.Engine, clock: Clock | None = None) -> None:
         self._engine = engine
         self._now = instant(clock)
 
     def read(self) -> Figures:
-        """Query the present figures.
+        """Compute the present values of the metrics.
 
         Raises:
             StorageError: if the database fails.

@@ -1,8 +1,8 @@
-"""Idempotency keys: a client may repeat a request with a key, and it is executed once.
+"""Idempotency keys: a client may repeat a request with its key, and it is executed only once.
 
-A row is in flight until its answer is stored. The process that executes the request holds the row
-for a limited time, and renews this hold; if the process dies, the next repetition of the request
-takes over. An answer is stored as opaque bytes.
+A request is in flight until its response is stored. The process that executes it holds the key's
+row for a limited time, and extends that time periodically. If the process dies, the next repetition
+of the request is executed instead. The store does not interpret the bytes of a response.
 """
 
 from __future__ import annotations
@@ -26,7 +26,13 @@ HELD_SECONDS = 30.0
 
 @dataclass(frozen=True, slots=True)
 class HeldKey:
-    """The right to execute the request with an idempotency key, which one process has at a time."""
+    """The exclusive right of one process to execute the request with an idempotency key.
+
+    Attributes:
+        token_id: the token of the request. Each token has separate keys.
+        key: the idempotency key.
+        holder: a random name for this execution.
+    """
 
     token_id: str
     key: str
@@ -35,27 +41,30 @@ class HeldKey:
 
 @dataclass(frozen=True, slots=True)
 class Answered:
-    """The stored answer to the first request with an idempotency key."""
+    """The stored response to the first request with an idempotency key: HTTP status and body."""
 
     status: int
     answer: bytes
 
 
 class IdempotencyStore:
-    """Stores idempotency keys of tokens, with the digests and answers of their requests."""
+    """Stores the idempotency keys of each token, with their requests' digests and responses."""
 
     def __init__(self, engine: sa.Engine, clock: Clock | None = None) -> None:
         self._engine = engine
         self._now = instant(clock)
 
     def begin(self, token_id: str, key: str, digest: str) -> HeldKey | Answered:
-        """Reserve a key for the execution of its request, or return the stored answer.
+        """Acquire the right to execute a request, or return the stored response to it.
 
-        `digest` identifies the content of the request.
+        Args:
+            token_id: the token of the request.
+            key: the idempotency key.
+            digest: a digest of the request: method, path, query and body.
 
         Raises:
             KeyMismatchError: if the key was used for a request with another digest.
-            KeyInFlightError: if another process executes the request.
+            KeyInFlightError: if the request is being executed now.
         """
         now = self._now()
         held = HeldKey(token_id, key, uuid.uuid4().hex)
@@ -87,20 +96,25 @@ class IdempotencyStore:
         return Answered(row.status, row.answer)
 
     def renew(self, held: HeldKey) -> None:
-        """Extend the hold on a key."""
+        """Extend the time for which this process may execute the request of a key."""
         self._update(held, until=self._now() + HELD_SECONDS)
 
     def finish(self, held: HeldKey, status: int, answer: bytes) -> None:
-        """Store the answer. It has no effect if another process has taken over the request."""
+        """Store the response to a request. Does nothing if another process has taken over the
+        request.
+        """
         self._update(held, status=status, answer=answer)
 
     def release(self, held: HeldKey) -> None:
-        """Delete the key of a request that had no effect, so that it can be used again."""
+        """Delete the key of a request that had no effect, so that the client can send it again."""
         with writing(self._engine) as connection:
             connection.execute(sa.delete(_keys).where(_mine(held)))
 
     def remove(self, kept_seconds: float) -> int:
-        """Delete keys older than `kept_seconds` that are not in flight. Return their number."""
+        """Delete keys older than `kept_seconds`, except those whose request is in flight.
+
+        Return the number of deleted keys.
+        """
         now = self._now()
         old = sa.and_(_keys.c.created_at < now - kept_seconds, _keys.c.until <= now)
         with reading(self._engine) as connection:  # mostly nothing is due: take no write lock

@@ -35,7 +35,7 @@ def row_of_id(
 
     Args:
         connection: the connection to query.
-        query: selects the column, among others; its conditions limit the rows.
+        query: selects the rows to search, with `column` among its columns.
         column: the column of the ids.
         given: an id, or at least the first four characters of one.
         what: the noun of error messages, such as "job".
@@ -43,7 +43,7 @@ def row_of_id(
     Raises:
         NotFoundError: if no id starts with `given`.
         ShortIdError: if `given` is shorter than `LEAST_GIVEN`, and not an id.
-        AmbiguousIdError: if several do; the message names them.
+        AmbiguousIdError: if several ids start with `given`; the message names them.
     """
     row = connection.execute(query.where(column == given)).first()
     if row is not None:
@@ -75,11 +75,13 @@ def id_of(
     what: str,
     *where: sa.ColumnElement[bool],
 ) -> str:
-    """Return the complete id for an id or its beginning.
+    """Return the complete id that is `given`, or the only id that starts with `given`.
+
+    The parameters are those of `row_of_id`; `where` has further conditions for the rows to search.
 
     Raises:
         NotFoundError: if no id starts with `given`.
-        AmbiguousIdError: if several do; the message names them.
+        AmbiguousIdError: if several ids start with `given`; the message names them.
     """
     found: str = row_of_id(connection, sa.select(column).where(*where), column, given, what)[0]
     return found

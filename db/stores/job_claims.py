@@ -1,6 +1,7 @@
-"""Operations of tuners on jobs: claim in a fair order, report progress, change state, release.
+"""Operations of tuners on jobs: claim a job, report progress, change its state, release it.
 
-Here, a claim is a tuner's exclusive hold on a job for a limited time, not a statement about speed.
+Jobs are claimed in a fair order among their owners. In this module, a claim is a tuner's exclusive
+hold on a job for a limited time, not a statement about speed.
 """
 
 from __future__ import annotations
@@ -49,8 +50,8 @@ _jobs = jobs_table
 class JobClaims:
     """The operations of tuners on the job queue. Every write requires a valid claim.
 
-    `clock` is for tests. Without one, times are the database's, so that a tuner whose clock is
-    ahead does not take jobs from others.
+    Times come from the database's clock, so a tuner whose own clock is fast does not take jobs from
+    others. Tests may pass another `clock`.
     """
 
     def __init__(self, engine: sa.Engine, clock: Clock | None = None) -> None:
@@ -58,7 +59,9 @@ class JobClaims:
         self._now = instant(clock)
 
     def _clock(self, connection: sa.Connection) -> float:
-        """Return the present time in seconds since the epoch, by the database or by `clock`."""
+        """Return the present time in seconds since the epoch, from the clock that the store
+        uses.
+        """
         return connection.execute(sa.select(self._now())).scalar_one()
 
     def claim(
@@ -72,21 +75,22 @@ class JobClaims:
         stall_seconds: float = float("inf"),
         shared: bool = False,
     ) -> tuple[JobClaim, Job] | None:
-        """Claim the next job for a tuner; return the claim and the job, or None without a job.
+        """Claim the next job for a tuner. Return the claim and the job, or None if no job is
+        available.
 
-        The next job belongs to the owner with the fewest running jobs. Among these jobs, it is the
-        one with the highest priority, then the oldest. The job becomes running with a higher
-        fencing token. A job that was claimed `max_attempts` times in a row without a new trial
-        fails instead.
+        Jobs of the owner with the fewest running jobs come first. Among them the highest priority
+        comes first, then the oldest job. The claim makes the job running, and increases its fencing
+        token. A job that `max_attempts` tuners in a row were lost with, without a new trial, fails
+        instead.
 
         Args:
             tuner: the name of the tuner.
             lease_seconds: time until the claim ends unless it is renewed.
-            max_attempts: number of consecutive tuners that may be lost while they hold a job.
+            max_attempts: the number of consecutive tuners that may be lost while they hold a job.
             max_running: limit of running jobs per owner, unless the owner's token has its own.
-            wait_seconds: the default time that a job waits for a worker. After that it is claimed
-                without one, and ends with the known records.
-            stall_seconds: time without progress after which a job is taken from its tuner.
+            wait_seconds: how long a job waits for a worker, unless the job has its own limit. After
+                that it is claimed without a worker, and ends with the known records.
+            stall_seconds: time without progress after which another tuner may claim a running job.
             shared: whether the tuner holds other jobs (see SHARED_ATTEMPTS and ALONE_SECONDS).
         """
         with reading(self._engine) as connection:
@@ -169,14 +173,15 @@ class JobClaims:
         *,
         only_wake: bool = False,
     ) -> int:
-        """Move jobs without a live worker from queued to waiting, and jobs with one back to queued.
+        """Adapt the states of queued and waiting jobs to the workers that are alive.
 
-        Return the number of jobs whose state changed. The reason of jobs that wait for one specific
-        worker is updated. Any process may call it at any time.
+        Queued jobs without a suitable worker become waiting. Waiting jobs with one become queued.
+        If the reason for waiting has changed, a job that needs one specific worker gets the new
+        reason. Return the number of jobs whose state changed. Any process may call it at any time.
 
         Args:
-            served: whether a worker is alive, given a target key and, for a job that needs one
-                specific worker, the worker's id.
+            served: whether a suitable worker is alive, given a target key and, for a job that needs
+                one specific worker, the worker's id.
             reason: returns the reason why a job waits, with a remedy, given the same arguments.
             only_wake: only move waiting jobs to queued.
         """
@@ -220,7 +225,7 @@ class JobClaims:
         return count
 
     def renew(self, claim: JobClaim, lease_seconds: float) -> Job:
-        """Extend a claim by `lease_seconds` from now.
+        """Extend a claim to `lease_seconds` from now, and return the job.
 
         Raises:
             StaleLeaseError: if another tuner holds the job, or the job was stopped or has ended.
@@ -236,10 +241,11 @@ class JobClaims:
         *,
         event: JsonObject | None = None,
     ) -> None:
-        """Save the counters of a job, and optionally an event "progress".
+        """Save the counters of a job, and add an event "progress" with them.
 
-        The event has the counters and the values of `event`. New trials count as progress: if the
-        tuner is lost later, this does not count as a failed attempt.
+        `event` has further values for the event. After new trials, attempts are counted from 1
+        again: if the tuner is lost later, the job is not suspected of having caused the earlier
+        losses.
 
         Raises:
             StaleLeaseError: if another tuner holds the job, or the job was stopped or has ended.
@@ -261,7 +267,8 @@ class JobClaims:
             append_events(connection, claim.job_id, [("progress", data)], now)
 
     def tell(self, claim: JobClaim, events: Sequence[EventData]) -> None:
-        """Add events to a job; they count as progress.
+        """Add events to a job. The job then counts as making progress, so it is not considered
+        stalled.
 
         Raises:
             StaleLeaseError: if another tuner holds the job, or the job was stopped or has ended.
@@ -281,9 +288,9 @@ class JobClaims:
         result: JsonObject | None = None,
         artifact_digest: str | None = None,
     ) -> Job:
-        """Change the state of a job that a tuner has claimed, and add an event "state".
+        """Change the state of a claimed job, add an event "state", and return the job.
 
-        The tuner's claim ends, unless a tuner also holds jobs in the new state.
+        The claim ends unless the new state is running or verifying.
 
         Args:
             claim: the tuner's claim of the job.
@@ -311,9 +318,9 @@ class JobClaims:
             return step(connection, job, state, self._clock(connection), **values)
 
     def release(self, claim: JobClaim, *, waits: str | None = None) -> None:
-        """Release an unfinished job; the claim does not count as an attempt.
+        """Return an unfinished job to the queue. The claim does not count as an attempt.
 
-        The job is queued again; if `waits` is given, it waits for a worker for this reason instead.
+        If `waits` is given, the job waits for a worker instead, with this text as the reason.
 
         Raises:
             StaleLeaseError: if another tuner holds the job, or the job was stopped or has ended.

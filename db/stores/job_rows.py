@@ -1,4 +1,4 @@
-"""The value classes of jobs, and the function that makes all changes of a job's state."""
+"""The value classes of jobs, and `step`, the function that makes every change of a job's state."""
 
 from __future__ import annotations
 
@@ -26,9 +26,16 @@ held_states = sorted(state.value for state in HELD_STATES)
 
 @dataclass(frozen=True, slots=True)
 class JobProgress:
-    """Progress of a job, reported by its tuner.
+    """The progress of a job, as reported by its tuner.
 
-    Seconds of the model are weighted sums over tasks.
+    Attributes:
+        phase: one word for users, such as "importing" or "tuning".
+        trials_done: number of measured candidates, including failed ones.
+        default_seconds: estimated time of one run of the model with untuned defaults: the sum over
+            tasks, each weighted by its count.
+        best_seconds: the same with the best schedules so far.
+        seconds_left: the estimated remaining time of the job.
+        forecast_gain: expected gain of another minute of tuning, as a fraction of `best_seconds`.
     """
 
     phase: str = ""  # one word for users: "importing", "tuning", ...
@@ -74,9 +81,10 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class JobClaim:
-    """A tuner's exclusive hold on a job, required for every write of the tuner.
+    """A tuner's exclusive hold on a job. Every write of a tuner requires one.
 
-    `fencing_token` grows with each claim, so that writes under an earlier claim are rejected.
+    `fencing_token` grows with each claim of the job, so that writes under an earlier claim are
+    rejected.
     """
 
     job_id: str
@@ -85,7 +93,9 @@ class JobClaim:
 
 
 def seen_jobs(sees: str | None) -> tuple[sa.ColumnElement[bool], ...]:
-    """Return SQL conditions that select the jobs of the owner with this name; empty for None."""
+    """Return SQL conditions that select the jobs of all tokens with the name `sees`; empty for
+    None.
+    """
     if sees is None:
         return ()
     return (jobs_table.c.owner.in_(sa.select(_tokens.c.id).where(_tokens.c.name == sees)),)
@@ -94,13 +104,16 @@ def seen_jobs(sees: str | None) -> tuple[sa.ColumnElement[bool], ...]:
 def get_job(
     connection: sa.Connection, job_id: str, *, lock: bool = False, sees: str | None = None
 ) -> Job:
-    """Return the job with this id, or the only one whose id starts with it.
+    """Return the job with this id, or the only job whose id starts with `job_id`.
 
-    `sees` is the name of an owner, whose jobs alone are visible; None for all jobs. With `lock`,
-    the row is locked.
+    Args:
+        connection: the connection to query.
+        job_id: the id, or a unique prefix of it.
+        lock: whether to lock the job's row until the transaction ends.
+        sees: the name of an owner; only the owner's jobs are found. None for all jobs.
 
     Raises:
-        NotFoundError: if no visible job has this id, or several ids start with it.
+        NotFoundError: if no such job has this id, or several ids start with it.
     """
     query = sa.select(jobs_table).where(*seen_jobs(sees))
     query = query.with_for_update() if lock else query
@@ -111,7 +124,7 @@ _PROGRESS_FIELDS = tuple(field.name for field in fields(JobProgress))
 
 
 def job_of(row: sa.Row[Any]) -> Job:
-    """Convert a complete row to a job."""
+    """Convert a row with all columns of the table of jobs to a Job."""
     values = dict(row._mapping)
     progress = JobProgress(**{name: values.pop(name) for name in _PROGRESS_FIELDS})
     for name in ("idempotency_key", "event_sequence"):
@@ -121,13 +134,19 @@ def job_of(row: sa.Row[Any]) -> Job:
 
 
 def step(connection: sa.Connection, job: Job, state: JobState, now: float, **values: Any) -> Job:
-    """Change the state of a job by the transition table, add an event, and return the job.
+    """Change the state of a job, add an event "state", and return the changed job.
 
-    The caller has locked the job's row; `values` are further columns to set. If the job ends or is
-    paused, its measurement requests are cancelled.
+    If the job ends or is paused, its measurement requests are cancelled.
+
+    Args:
+        connection: a transaction that has locked the job's row.
+        job: the job before the change.
+        state: the new state.
+        now: the present time, in seconds since the epoch.
+        values: further columns to set.
 
     Raises:
-        StateError: if the transition table does not allow the change.
+        StateError: if `TRANSITIONS` does not allow the change.
     """
     check_transition(job.id, job.state, state)
     values.setdefault("reason", None)
@@ -147,17 +166,17 @@ def step(connection: sa.Connection, job: Job, state: JobState, now: float, **val
 
 
 def state_event(state: JobState, **why: str | None) -> EventData:
-    """Return the event for a change of state.
+    """Return the event "state" that reports a job's new state.
 
-    `why` has further values of the event, such as a reason; values that are None are left out.
+    `why` has further values of the event, such as a reason. Values that are None are left out.
     """
     return "state", {"state": state.value, **{k: v for k, v in why.items() if v is not None}}
 
 
 def check_claim(connection: sa.Connection, claim: JobClaim) -> Job:
-    """Lock a claimed job's row until the transaction ends, and return the job.
+    """Lock the row of a claimed job until the transaction ends, and return the job.
 
-    A claim is valid after its deadline as long as no other tuner has taken the job.
+    An expired claim remains valid until another tuner claims the job.
 
     Raises:
         StaleLeaseError: if another tuner holds the job, or the job was stopped or has ended.
@@ -170,7 +189,7 @@ def check_claim(connection: sa.Connection, claim: JobClaim) -> Job:
 
 
 def holds(claim: JobClaim) -> sa.ColumnElement[bool]:
-    """Return the SQL condition that a row is the claimed job, and the claim is valid."""
+    """Return the SQL condition that selects the claimed job's row, if the claim is still valid."""
     return sa.and_(
         jobs_table.c.id == claim.job_id,
         jobs_table.c.fencing_token == claim.fencing_token,

@@ -1,4 +1,4 @@
-"""Jobs, which are users' requests to tune a model, and the operations of users on them."""
+"""Jobs, which are users' requests to tune a model, and the operations of users on jobs."""
 
 from __future__ import annotations
 
@@ -64,15 +64,24 @@ class JobStore(JobClaims):
         max_open: int | None = None,
         idempotency_key: str | None = None,
     ) -> Job:
-        """Create a job with its first event.
+        """Create a job with its first event, and return the job.
 
-        The job is queued; if `waits` is given, it waits for a worker for this reason instead. If
-        the owner has used the idempotency key before, return the first job, regardless of quotas.
+        If the owner has already created a job with the same idempotency key, return that job
+        instead, regardless of quotas.
 
         Args:
-            samples: digests of sample inputs, which are kept while the job is open.
-            max_open: the quota of open jobs, unless the owner's token has its own.
+            model_digest: the model to tune.
+            target: the target as the user named it, such as "x86-64-v3".
+            target_key: the key of that target.
+            worker_id: the only worker that may measure; None for all workers of the target.
+            threads, numerics, options: the settings of the job.
+            samples: digests of sample inputs, which are kept until the job ends.
+            priority: the highest comes first among jobs of the same owner.
+            wait_seconds: the longest wait for a worker; None for the service's setting.
+            waits: if given, the job waits for a worker for this reason. Otherwise it is queued.
             owner: the id of a token.
+            max_open: the quota of open jobs, unless the owner's token has its own.
+            idempotency_key: the client's name for this request.
 
         Raises:
             NotFoundError: if the model is unknown.
@@ -126,20 +135,21 @@ class JobStore(JobClaims):
             return job_of(made)
 
     def get(self, job_id: str, sees: str | None = None) -> Job:
-        """Return the job with this id, or the only one whose id starts with it.
+        """Return the job with this id, or the only job whose id starts with `job_id`.
 
-        `sees` limits the visible jobs to those of one owner (`Token.sees`).
+        `sees` is the name of an owner; only the owner's jobs are found (`Token.sees`). None for all
+        jobs.
 
         Raises:
-            NotFoundError: if no visible job has this id, or several ids start with it.
+            NotFoundError: if no such job has this id, or several ids start with it.
         """
         with reading(self._engine) as connection:
             return get_job(connection, job_id, sees=sees)
 
     def seen(self, job_ids: Collection[str], sees: str | None) -> Collection[str]:
-        """Return the ids of jobs that an owner may see.
+        """Return those of the ids whose jobs an owner may see.
 
-        `sees` is the name of the owner (`Token.sees`); None sees all jobs.
+        `sees` is the name of the owner (`Token.sees`). None means all jobs: then no id is checked.
         """
         if sees is None:
             return job_ids
@@ -164,7 +174,7 @@ class JobStore(JobClaims):
 
         Args:
             owner: the id of the token that created the jobs.
-            sees: the name of an owner, whose jobs alone are visible (`Token.sees`).
+            sees: the name of an owner; only the owner's jobs are listed (`Token.sees`).
             state: the state of the jobs.
             results: whether to read the results, which may be long; otherwise they are None.
             limit: the largest number of jobs.
@@ -183,17 +193,17 @@ class JobStore(JobClaims):
             return _newest_first.page(connection, query, job_of, limit, after)
 
     def counts(self) -> Mapping[JobState, int]:
-        """Count jobs by state; every state is present."""
+        """Return the number of jobs in each state, including 0 for states without jobs."""
         query = sa.select(_jobs.c.state, sa.func.count()).group_by(_jobs.c.state)
         with reading(self._engine) as connection:
             found = {row[0]: row[1] for row in connection.execute(query)}
         return {state: found.get(state.value, 0) for state in JobState}
 
     def cancel(self, job_id: str) -> Job:
-        """End a job at once, and cancel its measurement requests.
+        """End a job at once, and cancel its measurement requests. Return the job.
 
-        A tuner that holds the job notices at its next write. A job that has ended does not change
-        (cancelling twice is not an error).
+        A tuner that holds the job gets a StaleLeaseError at its next write. A job that has ended
+        does not change, so cancelling twice is not an error.
 
         Raises:
             NotFoundError: if no job has this id.
@@ -205,10 +215,9 @@ class JobStore(JobClaims):
             return step(connection, job, JobState.CANCELLED, self._clock(connection))
 
     def pause(self, job_id: str) -> Job:
-        """Stop a job at once until `resume`, and cancel its measurement requests; its trials are
-        kept.
+        """Stop a job until `resume`, and cancel its measurement requests. Return the job.
 
-        Pausing twice is not an error.
+        Its trials are kept. Pausing twice is not an error.
 
         Raises:
             NotFoundError: if no job has this id.
@@ -221,9 +230,10 @@ class JobStore(JobClaims):
             return step(connection, job, JobState.PAUSED, self._clock(connection))
 
     def resume(self, job_id: str) -> Job:
-        """Queue a paused job again; it continues from its trials.
+        """Queue a paused job again. Return the job.
 
-        A job that is not paused does not change.
+        The job continues from the trials that it has stored. A job that is not paused does not
+        change.
 
         Raises:
             NotFoundError: if no job has this id.
@@ -237,9 +247,10 @@ class JobStore(JobClaims):
 
 
 def _check_quota(connection: sa.Connection, owner: str, max_open: int | None) -> None:
-    """Raise QuotaError if the owner may not have one more open job.
+    """Raise QuotaError if the owner already has as many open jobs as its quota allows.
 
-    The owner's row is locked, so that two concurrent requests cannot both count the same jobs.
+    The limit is the quota of the owner's token, or else `max_open`; None means no limit. The
+    token's row is locked, so that two concurrent requests cannot both create the last allowed job.
     """
     token = sa.select(_tokens.c.name, _tokens.c.max_open_jobs).where(_tokens.c.id == owner)
     row = connection.execute(token.with_for_update()).first()

@@ -1,8 +1,8 @@
 """Leases measurement requests to several workers at once, in two steps: `survey` and `take`.
 
-Here, a claim is a worker's call for leases, not a statement about speed. Data common to the claims
-are read once. Claims are served in the order of their arrival. The first requests of the queue are
-distributed one at a time, so that a few requests go to many workers.
+In this module, a claim is a worker's call for leases, not a statement about speed. Data that
+several claims need are read once. Each claim in turn, in the order of arrival, gets one request,
+until all have enough. So a few requests are spread over many workers.
 """
 
 from __future__ import annotations
@@ -29,12 +29,13 @@ class Claim:
     """A worker's call for leases on measurement requests.
 
     Attributes:
-        worker_id: the worker.
-        target_keys: the targets that it measures for.
-        limit: the largest number of requests.
-        token_id: the worker's token.
-        claim_id: the worker's own name for this claim. If the answer is lost, the worker repeats
-            the claim with the same name, and gets the same leases while they are valid.
+        worker_id: the id of the worker.
+        target_keys: the targets for which the worker measures.
+        limit: the largest number of requests to lease.
+        token_id: the id of the worker's token.
+        claim_id: a name for this claim, chosen by the worker. If the response is lost, the worker
+            repeats the claim with the same name. It then gets the same leases if they are still
+            valid.
     """
 
     worker_id: str
@@ -46,7 +47,7 @@ class Claim:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """The result of a claim: its leases, or the reason for their absence."""
+    """The result of a worker's claim: its leases, or the reason why it has none."""
 
     leases: Sequence[Lease] = ()
     empty: bool = False
@@ -57,8 +58,14 @@ class Found:
 
 @dataclass(slots=True)
 class _Claimant:
-    """A claim during the distribution: the requests given to it, and the number that it may still
-    get.
+    """A claim while requests are assigned to claims.
+
+    Attributes:
+        claim: the claim.
+        owner: the id of the worker's token.
+        room: the number of further requests that the claim may get.
+        avoided: ids of the requests that the claim must not get.
+        given: the rows of the requests assigned to the claim.
     """
 
     claim: Claim
@@ -78,15 +85,15 @@ class _Claimant:
 
 @dataclass(frozen=True, slots=True)
 class Survey:
-    """Data for several claims, read before any request is leased. A claim is identified by its
+    """Data about several claims, read before any request is leased. A claim is identified by its
     index.
 
     Attributes:
-        found: the results of claims that get no new leases.
+        found: the results of the claims that get no new leases.
         able: the claims that may get requests.
-        owners: the owner of each worker.
-        in_quarantine: the workers in quarantine.
-        targets: the targets with waiting requests.
+        owners: the owner (token id) of each worker, by worker id.
+        in_quarantine: the ids of the workers in quarantine.
+        targets: the keys of the targets with queued requests.
     """
 
     found: Mapping[int, Found | NotFoundError]
@@ -97,7 +104,7 @@ class Survey:
 
 
 def survey(connection: sa.Connection, claims: Sequence[Claim], now: Now) -> Survey:
-    """Determine which claims may get requests, and the results of those that may not."""
+    """Determine which claims may get new leases, and the results of all other claims."""
     known = _facts(connection, {claim.worker_id for claim in claims}, now)
     again = _again(connection, claims)
     found: dict[int, Found | NotFoundError] = {}
@@ -127,12 +134,14 @@ def take(
     lost_after_seconds: float,
     lease_seconds: float,
 ) -> Sequence[Found]:
-    """Lease requests to the claims that a survey admitted, and return a result per claim.
+    """Lease requests to the claims that `survey` admitted (`Survey.able`). Return a result per
+    claim.
 
     Args:
+        connection: in a writing transaction.
         claims: the admitted claims, in the order of their arrival.
         seen: the result of `survey`.
-        now: the present time.
+        now: the present time, in seconds since the epoch.
         lost_after_seconds: time without a heartbeat after which a worker counts as lost.
         lease_seconds: the duration of the leases.
     """
@@ -165,7 +174,10 @@ def _facts(
 def _again(
     connection: sa.Connection, claims: Iterable[Claim]
 ) -> Mapping[tuple[str, str | None], Sequence[Lease]]:
-    """Return the live leases of earlier claims with the same worker and name."""
+    """Find the live leases of claims that a worker has already sent, under the same claim id.
+
+    Return them by (worker id, claim id). A repeated claim gets them instead of new leases.
+    """
     names = sorted({claim.claim_id for claim in claims if claim.claim_id is not None})
     found: dict[tuple[str, str | None], list[Lease]] = {}
     if names:
@@ -183,7 +195,9 @@ def _again(
 
 
 def _targets_that_wait(connection: sa.Connection, claims: Sequence[Claim], now: Now) -> Set[str]:
-    """Return the targets with a queued request that one of these workers may get."""
+    """Return the keys of the targets that have a queued request for at least one of these
+    claims.
+    """
     asked = sorted({target for claim in claims for target in claim.target_keys})
     names = sorted({claim.worker_id for claim in claims})
     looks = [
@@ -212,10 +226,11 @@ def _takeable(
 def _try_canaries(
     connection: sa.Connection, claimants: Iterable[_Claimant], ill: Collection[str], now: float
 ) -> None:
-    """Limit workers in quarantine to one request at a time, after their pause.
+    """Let workers in quarantine get at most one request (a canary), and only when their pause has
+    ended.
 
-    The worker's row is locked, so that two concurrent claims of the worker, in this process or
-    another, get only one canary.
+    A worker that holds a lease gets no other. The rows of the workers are locked, so that two
+    concurrent claims of one worker, also from different processes, get only one canary.
     """
     tried = {each.claim.worker_id: each for each in claimants if each.claim.worker_id in ill}
     if not tried:
@@ -235,11 +250,11 @@ def _try_canaries(
 
 
 def _avoid(connection: sa.Connection, claimants: Iterable[_Claimant], heard_since: float) -> None:
-    """Set the requests that each claim avoids: those that its worker recently failed.
+    """Set the requests that each claim must not get: those that its worker recently failed.
 
-    A request is avoided only if another live worker has not failed it yet, and only for the time in
-    which a silent worker counts as alive. A worker that is alive but claims nothing must not block
-    a request.
+    Such a request is left to other workers while one of them is alive and has not failed it. After
+    the time in which a silent worker counts as alive, the claim may get it anyway. Otherwise a live
+    worker that never claims would block the request.
     """
     able = {each.claim.worker_id for each in claimants if each.room}
     others = leases.alias()
@@ -286,7 +301,9 @@ def _deal(
     now: float,
     heard_since: float,
 ) -> Set[str]:
-    """Assign requests to claims. Return the targets that may have further requests."""
+    """Assign queued requests to claims. Return the targets that may have further queued
+    requests.
+    """
     left: set[str] = set()
     seen: list[int] = []
     unread = sorted(targets)
@@ -321,9 +338,16 @@ def _first(
     seen: Sequence[int],
     now: float,
 ) -> Sequence[sa.Row[Any]]:
-    """Lock and return the first queued requests for a target, up to the wanted number.
+    """Lock the first queued requests for a target, as many as the claims want together. Return
+    their rows.
 
-    Requests in `seen`, and requests that all of these workers avoid (`nobodys`), are left out.
+    Args:
+        connection: in a writing transaction.
+        target: the key of the target.
+        wanting: the claims that can get requests for it.
+        nobodys: ids of requests that all these claims avoid; they are left out.
+        seen: serial numbers of requests that were already read; they are left out.
+        now: the present time, in seconds since the epoch.
     """
     query: sa.Select[Any] = (
         sa.select(*_taken_columns, requests.c.only_worker, requests.c.priority)
@@ -341,7 +365,11 @@ def _first(
 def _deal_out(
     rows: list[sa.Row[Any]], claimants: Sequence[_Claimant], spent: Set[tuple[str, str | None]]
 ) -> None:
-    """Assign to each claim in turn the first request that it may get, until no claim gets more."""
+    """Assign requests round-robin: each claim in turn gets the first request that it may have.
+
+    This ends when no claim can get another request. Assigned rows are removed from `rows`. `spent`
+    has the (request id, owner) pairs that `spent_owners` excludes.
+    """
     turn = [each for each in claimants if each.room]
     while rows and turn:
         next_turn = []
@@ -362,7 +390,10 @@ def _insert(
     now: float,
     lease_seconds: float,
 ) -> Sequence[Sequence[Lease]]:
-    """Insert a lease for each assigned request. Return the leases of each claim."""
+    """Insert a lease for each assigned request, and mark the request as leased.
+
+    Return the leases of each claim.
+    """
     deadline = now + lease_seconds
     made: list[list[Lease]] = []
     rows: list[dict[str, Any]] = []

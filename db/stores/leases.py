@@ -1,9 +1,8 @@
 """The measurement queue for workers: claim requests, renew leases, report results, release leases.
 
-A lease is a separate row, named by 128 random bits. Operations name the lease and its worker
-together, so that other workers can neither end nor revive it. A request has at most one live lease.
-Rows are locked in a fixed order, requests before leases before workers, so that two processes
-cannot deadlock.
+A lease is a row with a random 128-bit id. Each operation checks the lease together with its worker,
+so that no other worker can end or extend the lease. A request has at most one live lease. Rows are
+locked in a fixed order (requests, leases, workers), so that two processes cannot deadlock.
 """
 
 from __future__ import annotations
@@ -71,9 +70,9 @@ class LeaseStore(MeasureQueue):
 
     Args:
         engine: the database.
-        clock: for tests; without one, times are the database's.
+        clock: for tests; by default, times come from the database's clock.
         lost_after_seconds: time without a heartbeat after which a worker counts as lost.
-        most_failures: number of failures caused by a worker within an hour that put it into
+        most_failures: number of failures caused by a worker within an hour that put the worker into
             quarantine.
     """
 
@@ -99,10 +98,9 @@ class LeaseStore(MeasureQueue):
         token_id: str | None = None,
         claim_id: str | None = None,
     ) -> Sequence[Lease]:
-        """Lease up to `limit` queued requests for these targets to a worker; empty if none is
-        queued.
+        """Lease up to `limit` queued requests for these targets to a worker.
 
-        See `claim_all`.
+        The result is empty if no request is queued. See `claim_all`.
 
         Raises:
             NotFoundError: if no worker has this id.
@@ -118,12 +116,13 @@ class LeaseStore(MeasureQueue):
     ) -> Sequence[Found | NotFoundError]:
         """Lease requests to several claims in one transaction. Return a result per claim.
 
-        The result for an unknown worker is a NotFoundError. A worker that is unregistered or
-        drained gets nothing, and a worker in quarantine at most a canary. A request that a worker
-        failed is offered to other live workers first, for `lost_after_seconds`. A repeated claim
-        gets its valid leases again.
+        The result for an unknown worker is a NotFoundError. An unregistered or drained worker gets
+        no lease, and a worker in quarantine at most one. A request that a worker failed is offered
+        to other live workers first, for `lost_after_seconds`. A claim that is repeated with the
+        same `claim_id` gets the leases of the first one, if they are still valid.
 
-        No request goes to two claims: PostgreSQL locks and skips rows, and SQLite has one writer.
+        Two claims never get the same request: on PostgreSQL, rows that another transaction has
+        locked are skipped, and SQLite has one writer at a time.
         """
         with reading(self._engine) as connection:  # usually no row matches: take no write lock
             seen = survey(connection, claims, self._now())
@@ -145,19 +144,21 @@ class LeaseStore(MeasureQueue):
     def renew(
         self, worker_id: str, lease_ids: Sequence[str], lease_seconds: float
     ) -> Mapping[str, float]:
-        """Extend leases of a worker by `lease_seconds` from now. Return the new deadlines by lease.
+        """Extend leases of a worker to `lease_seconds` from now. Return the new deadlines by lease
+        id.
 
-        A lease that is missing from the answer no longer belongs to the worker.
+        A lease that is missing from the result no longer belongs to the worker.
         """
         return self.renew_all([(worker_id, lease_ids)], lease_seconds)[0]
 
     def renew_all(
         self, named: Sequence[tuple[str, Sequence[str]]], lease_seconds: float
     ) -> Sequence[Mapping[str, float]]:
-        """Extend the leases that each worker names. Return, per worker, the new deadline by lease.
+        """Extend leases of several workers to `lease_seconds` from now.
 
-        `named` has pairs of a worker and its leases. A lease that is missing from the answer no
-        longer belongs to the worker, which must stop its work.
+        `named` has (worker id, lease ids) pairs. Return, for each pair, the new deadlines by lease
+        id. A lease that is missing from the result no longer belongs to the worker, which must stop
+        the work.
         """
         whose: dict[str, str] = {}
         asked = {(lease_id, worker_id) for worker_id, ids in named for lease_id in ids}
@@ -178,7 +179,8 @@ class LeaseStore(MeasureQueue):
         ]
 
     def asked(self, lease_id: str) -> JsonObject:
-        """Return the request of a lease as JSON, whoever holds the lease.
+        """Return the payload (JSON) of the request that a lease is for, without checking the
+        worker.
 
         Raises:
             NotFoundError: if no lease has this id.
@@ -192,7 +194,8 @@ class LeaseStore(MeasureQueue):
         return payload
 
     def held(self, lease_id: str, worker_id: str) -> Held:
-        """Return the request of a worker's lease, to check the result against.
+        """Return the request of a worker's lease, so that the worker's result can be checked
+        against it.
 
         Raises:
             NotFoundError: if the worker holds no lease with this id.
@@ -203,9 +206,9 @@ class LeaseStore(MeasureQueue):
         return found
 
     def held_all(self, named: Sequence[tuple[str, str]]) -> Sequence[Held | None]:
-        """Return the request for each pair of a lease and its worker, to check results against.
+        """Return the request for each (lease id, worker id) pair, as `held` does.
 
-        The entry of an unknown pair is None.
+        The entry is None if the worker has no such lease.
         """
         with reading(self._engine) as connection:
             return held(connection, named)
@@ -215,8 +218,15 @@ class LeaseStore(MeasureQueue):
     ) -> Completion:
         """Save the result of a lease; see `complete_all`.
 
-        Raises NotFoundError if the worker has no such lease. Raises StaleLeaseError if the worker
-        ended the lease, or its result was refused.
+        Args:
+            lease_id: the id of the lease.
+            worker_id: the worker that reports.
+            result_key: identifies the result, so that a repeated report is recognised.
+            result: the result as JSON.
+
+        Raises:
+            NotFoundError: if the worker has no such lease.
+            StaleLeaseError: if the worker ended the lease, or its result was rejected.
         """
         (completed,) = self.complete_all([Report(lease_id, worker_id, result_key, result)])
         if isinstance(completed, DatabaseError):
@@ -228,17 +238,17 @@ class LeaseStore(MeasureQueue):
     ) -> Sequence[Completion | NotFoundError | StaleLeaseError]:
         """Save several results in one transaction. Return the Completion of each, or its error.
 
-        A result after the end of its lease is still accepted while no other worker has the request.
-        If another worker has it, or it is cancelled, the result is LATE: stored with the lease, and
-        accepted only if the other worker fails.
+        A result that arrives after its lease ended is accepted if no other worker has the request.
+        If another worker has it, or the request was cancelled, the result is LATE: it is stored
+        with the lease and accepted only if the other worker fails.
         """
         with writing(self._engine) as connection:
             return save(connection, reports, self._time(connection), self._most_failures)
 
     def fail(self, lease_id: str, worker_id: str, cause: Cause, error: str) -> RequestState:
-        """End a lease that the worker gives up. Return the new state of its request.
+        """End a lease because the worker gave up its request. Return the new state of the request.
 
-        Other workers may try the request as long as attempts are left.
+        The request is queued again if it has attempts left.
 
         Raises:
             NotFoundError: if the worker has no such lease.
@@ -256,9 +266,9 @@ class LeaseStore(MeasureQueue):
         return self._give_up(lease_id, worker_id, outcome, blame, error)
 
     def refuse(self, lease_id: str, worker_id: str, error: str) -> RequestState:
-        """Reject the result of a lease. Return the new state of its request.
+        """End a lease because the worker's result is invalid. Return the new state of the request.
 
-        Another worker gets the request.
+        The worker is blamed. The request is queued again if it has attempts left.
 
         Raises:
             NotFoundError: if the worker has no such lease.
@@ -267,7 +277,7 @@ class LeaseStore(MeasureQueue):
         return self._give_up(lease_id, worker_id, LeaseOutcome.REFUSED, Blame.WORKER, error)
 
     def release(self, worker_id: str, lease_ids: Sequence[str]) -> int:
-        """Release leases of a worker that shuts down. Return their number.
+        """End leases of a worker that shuts down. Return the number of ended leases.
 
         Their requests are queued again, and the leases do not count as attempts.
         """
@@ -297,11 +307,11 @@ class LeaseStore(MeasureQueue):
         return len(free)
 
     def expire(self) -> Expiry:
-        """End leases whose deadline has passed. Return the affected requests.
+        """End all leases whose deadline has passed. Return the ids of their requests.
 
-        Their requests are queued again, or end. Several processes may call it concurrently. If
-        thousands expire together, each transaction ends only some of them, so that others do not
-        wait long for its locks.
+        A request is queued again, or it ends if it has no attempts left. Several processes may call
+        this concurrently. Each transaction ends only a limited number of leases, so that others do
+        not wait long for its locks.
         """
         over = sa.and_(leases.c.ended_at.is_(None), leases.c.deadline <= self._now())
         with reading(self._engine) as connection:  # usually no row matches: take no write lock
@@ -325,7 +335,7 @@ class LeaseStore(MeasureQueue):
         )
 
     def wake(self) -> int:
-        """Wake waiting claims for requests whose pause before another attempt has ended.
+        """Notify waiting workers of requests whose pause between two attempts has ended.
 
         Return the number of these requests. Several processes may call it concurrently.
         """
@@ -342,17 +352,19 @@ class LeaseStore(MeasureQueue):
         return len(rows)
 
     def extend(self, seconds: float) -> int:
-        """Extend the deadlines of all leases, after a time in which no worker could renew.
+        """Add `seconds` to the deadlines of all live leases. Return the number of leases.
 
-        Return the number of leases.
+        The service calls it after it was unavailable, because no worker could renew its leases
+        then.
         """
         update = sa.update(leases).where(leases.c.ended_at.is_(None))
         with writing(self._engine) as connection:
             return connection.execute(update.values(deadline=leases.c.deadline + seconds)).rowcount
 
     def in_hand(self) -> dict[str, int]:
-        """Return the number of live leases of each worker, by worker id; drained workers are
-        included.
+        """Return the number of live leases of each worker that has any, by worker id.
+
+        Drained workers are included.
         """
         query = (
             sa.select(leases.c.worker_id, sa.func.count())
@@ -363,7 +375,11 @@ class LeaseStore(MeasureQueue):
             return {row[0]: row[1] for row in connection.execute(query)}
 
     def names_blob(self, token_id: str, digest: str) -> bool:
-        """Whether a valid lease of one of this token's workers refers to the blob."""
+        """Whether one of this token's workers has a live lease whose request needs the blob
+        `digest`.
+
+        The worker may then download the blob.
+        """
         query = (
             sa.select(requests.c.blob_digests)
             .join(leases, leases.c.id == requests.c.lease_id)
@@ -374,7 +390,7 @@ class LeaseStore(MeasureQueue):
             return any(digest in named for named in connection.execute(query).scalars())
 
     def name_more(self, lease_id: str, worker_id: str, digests: Collection[str]) -> None:
-        """Add blobs to the request of a valid lease, so that its worker may read them.
+        """Add blobs to the request of a live lease, so that the worker may download them.
 
         Raises:
             NotFoundError: if the worker has no such lease.
@@ -413,7 +429,7 @@ class LeaseStore(MeasureQueue):
         return state
 
     def _time(self, connection: sa.Connection) -> float:
-        """Return the time that all rows of one transaction share."""
+        """Return the present time, which all rows that a transaction writes share."""
         now = connection.execute(sa.select(self._now())).scalar_one()
         return float(now)
 
@@ -421,7 +437,11 @@ class LeaseStore(MeasureQueue):
 def _locked(
     connection: sa.Connection, lease_id: str, worker_id: str
 ) -> tuple[sa.Row[Any], sa.Row[Any]]:
-    """Lock the request of a worker's lease. Return its row and the row of the lease."""
+    """Lock the request of a worker's lease. Return the rows of the request and of the lease.
+
+    Raises:
+        NotFoundError: if the worker has no such lease.
+    """
     mine = sa.and_(leases.c.id == lease_id, leases.c.worker_id == worker_id)
     name = sa.select(leases.c.request_id).where(mine).scalar_subquery()
     query = sa.select(requests).where(requests.c.id == name).with_for_update()

@@ -1,7 +1,8 @@
-"""The measurement queue for tuners: submit, query, acknowledge, cancel.
+"""The measurement queue for tuners: submit, query, acknowledge and cancel requests.
 
-States: queued -> leased -> done | failed | expired | set_aside | cancelled, and back from leased to
-queued if a lease ends without a result. `attempt` counts the leases that were not released.
+A request goes from queued to leased, and then to done, failed, expired, set_aside or cancelled. It
+returns from leased to queued if a lease ends without a result. The column `attempt` counts its
+leases, except those that a worker released.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ _UNSTORED = sa.text("state NOT IN ('queued', 'leased') AND NOT acknowledged")
 class MeasureQueue:
     """The measurement queue, with the operations of tuners.
 
-    `clock` is for tests; without one, times are the database's.
+    Times come from the database's clock. Tests may pass another `clock`.
     """
 
     def __init__(self, engine: sa.Engine, clock: Clock | None = None) -> None:
@@ -56,14 +57,20 @@ class MeasureQueue:
         self._insert_made: postgresql.Insert | sqlite.Insert | None = None
 
     def submit(self, new: Sequence[NewRequest], stored: Collection[str] = ()) -> Sequence[str]:
-        """Queue requests in one transaction. Return the ids of the new ones.
+        """Queue measurement requests in one transaction. Return the ids of those that are newly
+        queued.
 
-        Existing requests do not change, except that cancelled ones are queued again and count as
-        new: their job was paused, and continues. `stored` are other requests whose outcomes the
-        tuner has stored; they are acknowledged in the same transaction.
+        A request whose id already exists does not change, unless it was cancelled because its job
+        was paused: then it is queued again.
 
-        Raises StaleLeaseError if a job of the requests is paused or has ended, even if its tuner
-        has not noticed yet. Then nothing is queued or acknowledged.
+        Args:
+            new: the requests.
+            stored: ids of earlier requests whose outcomes the tuner has stored; they are
+                acknowledged in the same transaction.
+
+        Raises:
+            StaleLeaseError: if a job of the requests is paused or has ended. Then nothing is queued
+                or acknowledged.
         """
         rows = [
             {
@@ -96,7 +103,7 @@ class MeasureQueue:
         return [name for name in dict.fromkeys(r.request_id for r in new) if name in known]
 
     def _insert(self, connection: sa.Connection, columns: tuple[str, ...]) -> sa.Executable:
-        """Return the statement that inserts new requests and queues cancelled ones again."""
+        """Return the SQL statement that inserts new requests, and queues cancelled ones again."""
         if self._insert_made is None:  # building it takes as long as running it
             insert = upsert(connection, requests)
             again = {name: insert.excluded[name] for name in columns if name != "id"}
@@ -124,9 +131,9 @@ class MeasureQueue:
 
         Args:
             job_id: the job.
-            unfinished: only requests that are not final.
-            unacknowledged: only requests whose outcome the tuner has not stored; a restarted tuner
-                resumes them.
+            unfinished: only requests that are queued or leased.
+            unacknowledged: only requests whose outcome no tuner has stored; a restarted tuner
+                continues with them.
         """
         query = sa.select(*_status_columns).where(requests.c.job_id == job_id)
         if unfinished:
@@ -138,16 +145,19 @@ class MeasureQueue:
             return [_status(row) for row in rows.all()]
 
     def unstored(self, job_id: str) -> Sequence[str]:
-        """Return the ids of a job's final requests whose outcomes no tuner has stored.
+        """Return the ids of a job's finished requests whose outcomes no tuner has stored.
 
-        Tuners call it often, so an index contains only these requests.
+        Tuners call it often, so it reads a partial index of exactly these requests.
         """
         query = sa.select(requests.c.id).where(requests.c.job_id == job_id, _UNSTORED)
         with reading(self._engine) as connection:
             return connection.execute(query.order_by(requests.c.serial)).scalars().all()
 
     def left_behind(self, limit: int = 100) -> Sequence[RequestStatus]:
-        """Return requests whose outcome no tuner stored before their job ended, oldest first."""
+        """Return up to `limit` requests with results that no tuner stored before their job ended.
+
+        The oldest come first.
+        """
         over = sa.select(_jobs.c.id).where(_jobs.c.state.not_in(_open_job))
         finished = [RequestState.DONE.value, RequestState.SET_ASIDE.value]
         query = sa.select(*_status_columns).where(
@@ -160,9 +170,9 @@ class MeasureQueue:
             return [_status(row) for row in rows.all()]
 
     def unfinished(self, jobs: str) -> Sequence[str]:
-        """Return the ids of requests that are not final, for all jobs with the id prefix `jobs`.
+        """Return the ids of queued and leased requests of all jobs whose id starts with `jobs`.
 
-        The query uses the indexes of queued and of leased requests.
+        The query reads the partial indexes of queued requests and of live leases.
         """
         mine = requests.c.job_id.startswith(jobs, autoescape=True)
         in_hand = sa.select(leases.c.request_id).where(leases.c.ended_at.is_(None))
