@@ -1,7 +1,8 @@
 """Column types that behave alike on SQLite and PostgreSQL, and the JSON encoding of columns.
 
-A crashed kernel or a foreign device may report any text. PostgreSQL rejects NUL in text and NaN in
-JSON, and UTF-8 has no lone surrogates. A measurement must not be lost because of that.
+A crashed kernel or an outside device may report arbitrary text. PostgreSQL rejects NUL characters
+in text and NaN in JSON, and UTF-8 cannot encode lone surrogates. These are replaced, so that such a
+measurement can be saved.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ def clean_text(text: str) -> str:
 
 
 class SafeText(TypeDecorator[str]):
-    """TEXT column whose values are passed through `clean_text` when they are written."""
+    """A TEXT column whose values pass through `clean_text` before they are written."""
 
     impl = sa.Text
     cache_ok = True
@@ -46,7 +47,9 @@ def dump_json(value: Any) -> str:
 
 
 def canonical_json(value: Any) -> str:
-    """Encode a value as JSON with sorted keys and without blanks: equal values give equal text."""
+    """Encode a value as JSON with sorted keys and without spaces, so that equal values give
+    equal text.
+    """
     return json.dumps(_finite(value), allow_nan=False, separators=(",", ":"), sort_keys=True)
 
 

@@ -184,7 +184,7 @@ class MeasureQueue:
             return connection.execute(query).scalars().all()
 
     def payloads(self, request_ids: Sequence[str]) -> Mapping[str, JsonObject]:
-        """Return the JSON of these requests, by id. Unknown ids are left out."""
+        """Return the JSON payload of each request, by request id. Unknown ids are left out."""
         found: dict[str, JsonObject] = {}
         with reading(self._engine) as connection:
             for some in chunks(request_ids):
@@ -196,7 +196,8 @@ class MeasureQueue:
     def acknowledge(self, request_ids: Collection[str]) -> int:
         """Record that the tuner has stored the outcomes of these requests.
 
-        Requests that are not final are ignored. Return the number of the others.
+        Requests that are still queued or leased are ignored. Return the number of acknowledged
+        requests.
         """
         if not request_ids:
             return 0
@@ -204,9 +205,10 @@ class MeasureQueue:
             return _acknowledge(connection, request_ids)
 
     def cancel(self, *, job_id: str | None = None, request_ids: Sequence[str] | None = None) -> int:
-        """Cancel the unfinished requests of a job, or those of a list. Return their number.
+        """Cancel the queued and leased requests of a job, or of a list of requests. Return their
+        number.
 
-        Their workers notice when they renew the leases.
+        A worker that has leased one of them learns this when it renews the lease.
         """
         wanted: list[sa.ColumnElement[bool]] = [
             requests.c.id.in_(some) for some in chunks(sorted(request_ids or ()))
@@ -217,9 +219,10 @@ class MeasureQueue:
             return sum(_cancel(connection, which, self._now()) for which in wanted)
 
     def hand_on(self, request_ids: Sequence[str], worker_id: str) -> Sequence[str]:
-        """Reserve queued requests for another worker than before. Return their ids.
+        """Reserve queued requests for worker `worker_id` alone, in place of any earlier
+        reservation.
 
-        Requests that are leased or final do not change.
+        Leased and finished requests do not change. Return the ids of the changed requests.
         """
         waiting = (
             sa.select(requests.c.id, requests.c.target_key)
@@ -236,10 +239,10 @@ class MeasureQueue:
         return names
 
     def prune(self, older_than_seconds: float) -> int:
-        """Delete old final requests with their leases. Return their number.
+        """Delete requests that finished more than `older_than_seconds` ago, with their leases.
 
-        An outcome that the tuner of an open job has not stored is kept, however old, so that no
-        finished measurement is lost while the tuner is away.
+        Outcomes that the tuner of an open job has not stored are kept at any age, so that no
+        measurement is lost while the tuner does not run. Return the number of deleted requests.
         """
         limit = self._now() - older_than_seconds
         open_jobs = sa.select(_jobs.c.id).where(_jobs.c.state.in_(_open_job))
@@ -261,7 +264,7 @@ class MeasureQueue:
         return len(names)
 
     def waiting_targets(self, target_keys: Collection[str]) -> Set[str]:
-        """Return those of the targets that have a queued request."""
+        """Return the keys among `target_keys` whose targets have a queued request."""
         found: set[str] = set()
         with reading(self._engine) as connection:
             for some in chunks(sorted(target_keys)):
@@ -271,7 +274,7 @@ class MeasureQueue:
         return found
 
     def depth(self) -> Mapping[RequestState, int]:
-        """Count requests by state, for metrics; every state is present."""
+        """Return the number of requests in each state, including 0 for states without requests."""
         query = sa.select(requests.c.state, sa.func.count()).group_by(requests.c.state)
         with reading(self._engine) as connection:
             found = {row[0]: row[1] for row in connection.execute(query)}
@@ -306,18 +309,18 @@ def _acknowledge(connection: sa.Connection, request_ids: Collection[str]) -> int
 
 
 def cancel_requests(connection: sa.Connection, job_id: str, now: float) -> int:
-    """Cancel a job's unfinished requests, within a transaction of another store.
+    """Cancel a job's queued and leased requests, in the transaction of `connection`.
 
-    Return their number.
+    `now` is the present time, in seconds since the epoch. Return the number of cancelled requests.
     """
     return _cancel(connection, requests.c.job_id == job_id, sa.literal(now, sa.Double()))
 
 
 def lock_leases(connection: sa.Connection, which: sa.ColumnElement[bool]) -> Sequence[sa.Row[Any]]:
-    """Lock the leases that meet a condition, and return their rows without late results.
+    """Lock the leases that meet the condition `which`. Return their rows without late results.
 
-    Leases are locked in the order of their ids. The caller locks their requests first. Late results
-    are left out because they may be large.
+    To prevent deadlocks, leases are locked in the order of their ids, and the caller has locked
+    their requests before. Late results are left out because they may be large.
     """
     columns = (column for column in leases.c if column.name != "late_result")
     query = sa.select(*columns).where(which).order_by(leases.c.id)

@@ -1,4 +1,4 @@
-"""Uploaded ONNX models, named by the SHA-256 of their bytes."""
+"""Uploaded ONNX models. The id of a model is the SHA-256 of its file."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class UploadedModel:
 
 
 class ModelStore:
-    """Stores uploaded models: rows in the database, bytes in the blob store."""
+    """Stores uploaded models: rows in the database, ONNX files in the blob store."""
 
     def __init__(self, engine: sa.Engine, blobs: BlobStore, clock: Clock = system_clock) -> None:
         self._engine = engine
@@ -43,7 +43,7 @@ class ModelStore:
         self._clock = clock
 
     def add(self, data: bytes, name: str, owner: str | None = None) -> UploadedModel:
-        """Save the bytes of a model, and register it.
+        """Save an ONNX file, and register it as a model. The parameters are those of `register`.
 
         Raises:
             StorageError: if the bytes cannot be stored, or the database fails.
@@ -53,15 +53,19 @@ class ModelStore:
     def register(
         self, digest: str, size: int, name: str, owner: str | None = None
     ) -> UploadedModel:
-        """Register a model whose blob of `size` bytes is already stored.
+        """Register a model whose file of `size` bytes is already stored as blob `digest`. Return
+        the model.
 
-        If the owner has registered it before, its first name stays, because jobs are shown with
-        it. Raises NotFoundError if the blob does not exist.
+        If the owner registered the model earlier, it keeps the name it had then, because the
+        owner's jobs are shown with that name.
 
         Args:
-            digest, size: the model's blob.
+            digest, size: the blob's SHA-256 and its number of bytes.
             name: the owner's name for the model.
             owner: the id of a token. All tokens with the same name are one owner.
+
+        Raises:
+            NotFoundError: if the blob does not exist.
         """
         if digest not in self._blobs:
             raise NotFoundError("blob", digest)
@@ -77,21 +81,22 @@ class ModelStore:
             return _get(connection, digest, uploader)
 
     def get(self, digest: str, sees: str | None = None) -> UploadedModel:
-        """Return the model with this digest, or the only one whose digest starts with it.
+        """Return the model with this digest, or the only one whose digest starts with `digest`.
 
         `sees` is the name of an owner (`Token.sees`). Then only models that this owner uploaded are
-        visible, with the owner's names for them.
+        found, and they have the owner's names. None for all models.
 
         Raises:
-            NotFoundError: if no visible model has this digest, or several digests start with it.
+            NotFoundError: if no such model has this digest, or several digests start with it.
         """
         with reading(self._engine) as connection:
             return _get(connection, digest, sees)
 
     def names(self, wanted: Collection[tuple[str, str]]) -> Mapping[tuple[str, str], str]:
-        """Return the owner's name for each model, by (digest, owner); else the model's first name.
+        """Return the name of each model, by (digest, owner).
 
-        Unknown models are left out.
+        This is the name under which the owner uploaded the model. If the owner did not upload it,
+        it is the name under which it was uploaded first. Unknown models are left out.
         """
         first: dict[str, str] = {}
         own: dict[tuple[str, str], str] = {}
@@ -105,19 +110,22 @@ class ModelStore:
         return {each: own.get(each, first[each[0]]) for each in wanted if each[0] in first}
 
     def register_samples(self, digest: str, owner: str) -> None:
-        """Record that the owner with this name uploaded sample inputs; their blob is already
-        stored.
+        """Record that an owner uploaded sample inputs, whose file is already stored as blob
+        `digest`.
+
+        `owner` is the name of the owner's tokens.
         """
         with writing(self._engine) as connection:
             insert_new(connection, _samples, [{"digest": digest, "owner": owner}])
 
     def touch_samples(self, digests: Collection[str], sees: str | None) -> Collection[str]:
-        """Protect sample inputs from the next sweeps. Return the digests that exist.
+        """Protect uploaded sample inputs from the next deletions of unreferenced blobs.
 
-        `sees` is the name of an owner, whose samples alone are visible; None for all samples.
+        `sees` is the name of an owner; samples of other owners are ignored. None for all samples.
+        Return the digests that exist.
 
         Raises:
-            StorageError: if the database or the place of the bytes fails.
+            StorageError: if the database or the store of the bytes fails.
         """
         mine = set(digests)
         if sees is not None:
@@ -142,8 +150,8 @@ class ModelStore:
     ) -> Page[UploadedModel]:
         """Return a page of models, newest first.
 
-        `after` is the position `Page.next` of the previous page. `sees` is the name of an owner,
-        whose models alone are visible; None for all models.
+        `after` is the position `Page.next` of the previous page. `sees` is the name of an owner;
+        only models that the owner uploaded are listed. None for all models.
 
         Raises:
             PositionError: if no model can have the position `after`.
@@ -153,7 +161,9 @@ class ModelStore:
 
 
 def _query(sees: str | None) -> sa.Select[Any]:
-    """Select all models; with `sees`, an owner's models with the owner's names for them."""
+    """Return a query for all models. With `sees`, only the models of this owner, under the
+    owner's names.
+    """
     if sees is None:
         return sa.select(_models)
     columns = [_uploads.c.name if c is _models.c.name else c for c in _models.columns]

@@ -1,4 +1,7 @@
-"""Tasks being tuned: one job at a time per workload, target, threads, numerics and code version."""
+"""Locks on tasks, so that only one job at a time tunes the same task.
+
+Tasks are the same if they agree in workload, target, threads, numerics and code-generator version.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,7 @@ _jobs = table_of(JobRow)
 
 @dataclass(frozen=True, slots=True)
 class OpenTask:
-    """A task on which only one job should spend trials at a time."""
+    """A task that only one job should tune at a time."""
 
     workload_key: str
     target_key: str
@@ -31,7 +34,7 @@ class OpenTask:
 class OpenTaskStore:
     """Stores which job is tuning which task, so that two jobs do not tune the same task.
 
-    A job holds a task as long as the claim on the job under which it took the task.
+    A task stays reserved as long as the tuner that reserved it holds the job.
     """
 
     def __init__(self, engine: sa.Engine, clock: Clock | None = None) -> None:
@@ -39,7 +42,9 @@ class OpenTaskStore:
         self._now = instant(clock)
 
     def take(self, claim: JobClaim, wanted: Sequence[OpenTask]) -> frozenset[OpenTask]:
-        """Reserve the tasks that no other running job holds. Return the reserved tasks.
+        """Reserve tasks for a claimed job, except those that another running job has reserved.
+
+        Return the reserved tasks.
 
         Raises:
             StaleLeaseError: if another tuner holds the job, or the job was stopped or has ended.
@@ -79,9 +84,9 @@ class OpenTaskStore:
         return frozenset(mine)
 
     def release(self, claim: JobClaim) -> None:
-        """Release all tasks that the job took under this claim.
+        """Release all tasks that were reserved under this claim of a job.
 
-        A tuner that has lost its claim cannot release tasks that the next tuner took for the job.
+        A tuner that has lost the job cannot release the tasks that the next tuner reserved for it.
         """
         mine = _open.c.job_id == claim.job_id, _open.c.fencing_token == claim.fencing_token
         with writing(self._engine) as connection:

@@ -1,8 +1,8 @@
 """Paging of lists by position (keyset pagination).
 
-A page starts after the position of the previous page's last row: its values in the columns that
-order the list. So rows added or removed in between neither hide nor repeat other rows, and a late
-page costs as much as the first.
+A position consists of a row's values in the columns by which the list is ordered. A page has the
+rows after the last row of the previous page. So rows that are added or removed between two requests
+do not make other rows disappear or repeat, and a late page costs as much as the first.
 """
 
 from __future__ import annotations
@@ -29,10 +29,11 @@ _LARGEST = (1 << 63) - 1
 class Page(list[T]):
     """One page of a list.
 
-    A page may have fewer rows than the limit, or none, without being the last.
+    Only `next` shows whether a page is the last. A page in the middle may have fewer rows than the
+    limit, or none, if rows were filtered out.
 
     Attributes:
-        next: the position of the next page; None after the last.
+        next: the position after which the next page begins; None on the last page.
     """
 
     def __init__(self, items: Iterable[T], behind: Position | None) -> None:
@@ -45,7 +46,8 @@ class PageOrder:
     """The sort order of a paged list.
 
     Attributes:
-        columns: the columns that order the list. Together they are unique, and none is NULL.
+        columns: the columns to sort by. No two rows agree in all of them, and none is NULL.
+        descending: whether all columns are sorted in descending order.
     """
 
     columns: tuple[sa.Column[Any], ...]
@@ -59,14 +61,14 @@ class PageOrder:
         limit: int | None,
         after: Position | None = None,
     ) -> Page[T]:
-        """Return at most `limit` rows of a query that follow a position.
+        """Run a query, and return at most `limit` of the rows that follow a position.
 
         Args:
             connection: the connection to query.
-            query: selects the columns of the order, among others.
-            item: converts a row to an item; None omits the row.
+            query: selects the rows, with the columns of the order among its columns.
+            item: converts a row to an item of the page; a row converted to None is left out.
             limit: the largest number of rows; None for no limit.
-            after: the position; None for the first page.
+            after: the position `Page.next` of the previous page; None for the first page.
 
         Raises:
             PositionError: if no row of this list can have this position.
@@ -101,7 +103,9 @@ def _kind(column: sa.Column[Any]) -> type:
 
 
 def _fits(value: object, kind: type) -> bool:
-    """Whether a column of this type can hold a value from a request."""
+    """Whether a position's value, which comes from a request, is valid for a column of type
+    `kind`.
+    """
     match value:
         case bool():
             return False

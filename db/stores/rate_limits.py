@@ -1,7 +1,7 @@
-"""Rate limits as token buckets in the database, so that they hold across replicas.
+"""Rate limits as token buckets in the database, so that they hold across replicas of the service.
 
-A bucket is one row. Taking from it is one statement on the database's clock. So replicas that take
-at the same time are serialised, and a replica's wrong clock has no effect.
+A bucket is one row. Taking a token is one SQL statement that reads the database's clock. So
+concurrent replicas take tokens one after the other, and their own clocks may be wrong.
 """
 
 from __future__ import annotations
@@ -20,7 +20,12 @@ _buckets = table_of(RateLimitRow)
 
 @dataclass(frozen=True, slots=True)
 class Rate:
-    """A rate limit: a burst of at most `burst` (1 or more), and `per_second` in the long run."""
+    """A rate limit.
+
+    Attributes:
+        burst: the largest number of requests at once, 1 or more: the capacity of the bucket.
+        per_second: requests per second in the long run.
+    """
 
     burst: float
     per_second: float
@@ -36,7 +41,7 @@ class RateLimitStore:
     def take(self, bucket: str, rate: Rate) -> float:
         """Take one token from a bucket. Return 0.0, or the seconds until a token is available.
 
-        If none is available, nothing is taken.
+        In the second case, nothing is taken.
         """
         now = self._now()
         gone = now - _buckets.c.at
@@ -63,7 +68,8 @@ class RateLimitStore:
     def remove_full(self, idle_seconds: float) -> int:
         """Delete buckets that were not used for `idle_seconds`. Return their number.
 
-        After this time, every bucket must be full. A new bucket, which is full, is then equivalent.
+        The time must be long enough to fill every bucket. A deleted bucket is created again full,
+        so the deletion has no effect on the limit.
         """
         idle = _buckets.c.at < self._now() - idle_seconds
         with reading(self._engine) as connection:  # mostly nothing is due: take no write lock

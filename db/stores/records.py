@@ -1,7 +1,7 @@
-"""Trials, including failed ones, and the served records.
+"""Store of trials, including failed ones, and of the records that are served.
 
-The states of records are in `claim_ledger`: a record is served while it is the newest confirmed one
-of its key. Withdrawn trials are marked, not deleted.
+A record is served while it is the newest confirmed record of its key; `claim_ledger` manages these
+states. Withdrawn trials are marked, not deleted.
 """
 
 from __future__ import annotations
@@ -45,7 +45,10 @@ KEY = ("workload_key", "target_key", "threads", "numerics")
 
 
 class SqlRecordStore:
-    """Stores trials and records in SQL, for the tuner (RecordStore) and the compiler."""
+    """Stores trials and records in SQL. It implements the tuner's RecordStore.
+
+    For the compiler it implements ScheduleSource.
+    """
 
     def __init__(self, engine: sa.Engine, clock: Clock = system_clock) -> None:
         self._engine = engine
@@ -54,9 +57,9 @@ class SqlRecordStore:
     # trials
 
     def add_trials(self, trials: Sequence[Trial]) -> None:
-        """Save trials in one transaction, and count them for their workers.
+        """Save trials in one transaction, and add them to the counts of their workers.
 
-        An existing trial with the same id does not change.
+        A trial whose id is already stored does not change.
         """
         now = self._clock()
         rows = [_trial_row(trial, now) for trial in trials]
@@ -71,8 +74,9 @@ class SqlRecordStore:
             return [trial_of(row) for row in connection.execute(query)]
 
     def failed_schedules(self, key: RecordKey) -> set[str]:
-        """Return the digests of schedules that failed for a record key; withdrawn trials do not
-        count.
+        """Return the digests of the schedules whose trials failed for a record key.
+
+        Withdrawn trials are left out.
         """
         query = (
             sa.select(_trials.c.schedule_digest)
@@ -89,7 +93,7 @@ class SqlRecordStore:
             return [trial_of(row) for row in connection.execute(query)]
 
     def count_trials(self, job_id: str) -> dict[Status, int]:
-        """Count a job's trials by status; every status is present."""
+        """Return the number of a job's trials for each status, including 0."""
         query = (
             sa.select(_trials.c.status, sa.func.count())
             .where(_trials.c.job_id == job_id)
@@ -100,7 +104,9 @@ class SqlRecordStore:
         return {status: found.get(status.value, 0) for status in Status}
 
     def count_screened(self, keys: Sequence[RecordKey], but_of_job: str) -> int:
-        """Count the screening trials for these keys, except those of the job `but_of_job`."""
+        """Count the trials of the screening phase for these record keys in all jobs except
+        `but_of_job`.
+        """
         count = 0
         with reading(self._engine) as connection:
             for mode, some in by_mode(keys):
@@ -116,7 +122,8 @@ class SqlRecordStore:
     def newest_trials(
         self, target_keys: Sequence[str], codegen_version: str, limit: int
     ) -> list[Trial]:
-        """Return the newest trials of these targets and this code generation, in order of arrival.
+        """Return the newest trials of these targets by one code-generator version, in order of
+        arrival.
 
         Withdrawn trials are left out. `limit` is the largest number of trials.
         """
@@ -134,7 +141,9 @@ class SqlRecordStore:
             return [trial_of(row) for row in reversed(connection.execute(query).all())]
 
     def count_by_target(self, codegen_version: str) -> dict[str, int]:
-        """Count the trials of one code generation by target, without withdrawn ones."""
+        """Count the trials by one code-generator version for each target key, without withdrawn
+        trials.
+        """
         query = (
             sa.select(_trials.c.target_key, sa.func.count())
             .where(_trials.c.codegen_version == codegen_version, _believed)
@@ -146,21 +155,22 @@ class SqlRecordStore:
     # records
 
     def add_record(self, record: TuningRecord) -> None:
-        """Serve a record for its key, in place of any earlier one.
+        """Store a record and serve it, instead of any earlier record of its key.
 
-        Raises ValueError if the record's measurement failed.
+        Raises:
+            ValueError: if the record's measurement failed.
         """
         with changing(self._engine) as connection:
             serve(connection, record_values(record, self._clock()))
 
     def best_record(self, key: RecordKey) -> TuningRecord | None:
-        """Return the served record of a key, or None."""
+        """Return the served record of a record key, or None."""
         return self.best_records([key]).get(key)
 
     def best_records(self, keys: Sequence[RecordKey]) -> dict[RecordKey, TuningRecord]:
-        """Return the served record of each key that has one, by key.
+        """Return the served record of each key. Keys without a served record are left out.
 
-        It takes one query per mode.
+        Keys with the same target, threads and numerics are read by one query.
         """
         with reading(self._engine) as connection:
             found = map(record_of, served_rows(connection, keys))
@@ -169,7 +179,9 @@ class SqlRecordStore:
     # the compiler's ScheduleSource
 
     def best(self, workload_key: str, mode: Mode) -> Schedule | None:
-        """Return the schedule of the served record; None without one."""
+        """Return the schedule of the served record of a workload in a mode; None without a
+        record.
+        """
         record = self.best_record(RecordKey(workload_key, *mode.key))
         return None if record is None else record.schedule
 
@@ -199,7 +211,10 @@ def _trial_row(trial: Trial, now: float) -> dict[str, Any]:
 
 
 def trial_of(row: sa.Row[Any]) -> Trial:
-    """Convert a row to a trial. Each field of its measurement is a column with the same name."""
+    """Convert a row of the table of trials to a Trial.
+
+    Each field of its Measurement is a column with the same name.
+    """
     measured = {each.name: row._mapping[each.name] for each in fields(Measurement)}
     return Trial(
         id=row.id,

@@ -1,4 +1,6 @@
-"""Reporters of claims, the workers that measured, read from the table of workers."""
+"""Lookup of a claim's reporter (the worker that measured, and its owner) in the table of
+workers.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +14,9 @@ _workers = table_of(WorkerRow)
 
 
 def reporter_of(connection: sa.Connection, worker: str) -> ClaimReporter:
-    """Return the ClaimReporter for a worker id; its owner is the worker's present token."""
+    """Return the ClaimReporter for a worker id. The owner is the token that the worker has now.
+
+    The owner is "" if the worker is unknown or has no token.
+    """
     query = sa.select(_workers.c.owner).where(_workers.c.id == worker)
     return ClaimReporter(worker, connection.execute(query).scalar() or "")

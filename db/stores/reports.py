@@ -1,4 +1,4 @@
-"""Saves the results of leases; results that arrive together share one transaction."""
+"""Saves the results that workers report for their leases, several in one transaction."""
 
 from __future__ import annotations
 
@@ -22,7 +22,9 @@ class Report:
     """A worker's result for a lease.
 
     Attributes:
-        result_key: the worker's own key for the result, so that a repeated report is not an error.
+        lease_id, worker_id: the lease and the worker that holds it.
+        result_key: the worker's name for the result. The same result may be reported twice.
+        result: the result as JSON.
     """
 
     lease_id: str
@@ -32,7 +34,9 @@ class Report:
 
 
 def held(connection: sa.Connection, named: Iterable[tuple[str, str]]) -> Sequence[Held | None]:
-    """Return the request for each pair of a lease and its worker; None for an unknown pair."""
+    """Return the request for each (lease id, worker id) pair; None if the worker has no such
+    lease.
+    """
     wanted = list(named)
     query = (
         sa.select(
@@ -51,9 +55,13 @@ def held(connection: sa.Connection, named: Iterable[tuple[str, str]]) -> Sequenc
 def save(
     connection: sa.Connection, reports: Sequence[Report], now: float, most_failures: int
 ) -> Sequence[Completion | NotFoundError | StaleLeaseError]:
-    """Save results in the order of their arrival. Return the Completion of each, or its error.
+    """Save results in the given order. Return the Completion of each, or its error.
 
-    `most_failures` is the number of failures that put a worker into quarantine.
+    Args:
+        connection: in a writing transaction.
+        reports: the results.
+        now: the present time, in seconds since the epoch.
+        most_failures: number of recent failures that put a worker into quarantine.
     """
     batch = _Batch(connection, {report.lease_id for report in reports}, now)
     judged = [batch.judge(report) for report in reports]
@@ -62,7 +70,11 @@ def save(
 
 
 class _Batch:
-    """The locked rows of leases and of their requests. Results change them one after the other."""
+    """The leases of several results and their requests, locked and read once.
+
+    `judge` updates these copies, so that a later result sees the effect of earlier ones. `write`
+    saves all changes.
+    """
 
     def __init__(self, connection: sa.Connection, names: Collection[str], now: float) -> None:
         of = sa.select(leases.c.request_id).where(leases.c.id.in_(sorted(names)))
@@ -78,7 +90,7 @@ class _Batch:
         self._late: list[Report] = []
 
     def judge(self, report: Report) -> Completion | NotFoundError | StaleLeaseError:
-        """Decide whether a result is accepted."""
+        """Decide whether a result is accepted, a duplicate, late or invalid."""
         lease = self._leases.get(report.lease_id)
         request = self._requests.get(lease["request_id"]) if lease else None
         if lease is None or request is None or lease["worker_id"] != report.worker_id:
@@ -102,7 +114,7 @@ class _Batch:
         return Completion.ACCEPTED
 
     def write(self, connection: sa.Connection, most_failures: int) -> None:
-        """Save the judged results, and the consequences for the workers."""
+        """Save the accepted and the late results, and update quarantines of workers accordingly."""
         for report in self._late:
             # the worker is alive, so the lost lease is not its fault
             values = {"outcome": LeaseOutcome.LATE.value, "blame": None}
@@ -126,8 +138,11 @@ class _Batch:
         return self._requests[self._leases[report.lease_id]["request_id"]]
 
     def _judge_workers(self, connection: sa.Connection, most_failures: int) -> None:
-        """Readmit workers whose canary succeeded, and judge workers whose failed requests others
-        completed.
+        """Update quarantines after the accepted results.
+
+        A worker in quarantine whose request succeeded is readmitted. If another worker failed one
+        of these requests before, the result shows that the other worker was faulty: it is blamed
+        and judged.
         """
         names = sorted({report.worker_id for report in self._accepted})
         ill = sa.select(workers.c.id).where(
@@ -151,7 +166,7 @@ class _Batch:
 
 
 def over(lease_id: str, request_id: str, outcome: str) -> StaleLeaseError:
-    """Create the error for an operation on a lease that has ended."""
+    """Return the error for an operation on a lease that has ended with `outcome`."""
     return StaleLeaseError(f"lease '{lease_id}' of '{request_id}' is over: {outcome}")
 
 

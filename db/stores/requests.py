@@ -25,7 +25,7 @@ class RequestState(StrEnum):
 
 
 class LeaseOutcome(StrEnum):
-    """The end of a lease."""
+    """How a lease ended."""
 
     COMPLETED = "completed"  # its result is the result of the request
     FAILED = "failed"  # the worker gave up the request
@@ -38,7 +38,7 @@ class LeaseOutcome(StrEnum):
 
 
 class Blame(StrEnum):
-    """The cause to which the service attributes a lease without a result."""
+    """Who caused a lease to end without a result, in the judgement of the service."""
 
     CANDIDATE = "candidate"
     WORKER = "worker"
@@ -46,7 +46,7 @@ class Blame(StrEnum):
 
 
 class Cause(StrEnum):
-    """The cause that a worker reports if it gives up a lease."""
+    """Why a worker gives up a lease, as the worker itself reports."""
 
     KILLED = "killed"  # the worker's process died while it held the lease
     WORKER = "worker"  # this device cannot execute the request
@@ -55,10 +55,10 @@ class Cause(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class NewRequest:
-    """A request that a tuner submits.
+    """A measurement request that a tuner submits.
 
-    The tuner chooses `request_id`, so a restarted tuner that submits it again finds the earlier
-    request and its result.
+    The tuner chooses `request_id`. So a restarted tuner that submits the same request again finds
+    the earlier one and its result.
     """
 
     request_id: str
@@ -88,7 +88,7 @@ class Lease:
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """The request of a lease, against which the worker's result is checked."""
+    """A lease and the payload of its request, against which the worker's result is checked."""
 
     lease_id: str
     request_id: str
@@ -97,7 +97,7 @@ class Held:
 
 @dataclass(frozen=True, slots=True)
 class LeaseStatus:
-    """A lease in the history of a request: its worker and its end."""
+    """One lease in the history of a request: which worker had it, and how it ended."""
 
     lease_id: str
     request_id: str
@@ -115,7 +115,7 @@ class LeaseStatus:
 
 @dataclass(frozen=True, slots=True)
 class RequestStatus:
-    """The state and the outcome of a request, for tuners."""
+    """The state and the outcome of a measurement request, as tuners read it."""
 
     request_id: str
     job_id: str | None
@@ -137,7 +137,9 @@ class Completion(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Expiry:
-    """The requests whose leases `LeaseStore.expire` ended: ids by new state."""
+    """The ids of the requests whose leases `LeaseStore.expire` ended, by the requests' new
+    states.
+    """
 
     requeued: tuple[str, ...] = ()
     lost: tuple[str, ...] = ()  # without remaining attempts

@@ -1,7 +1,8 @@
 """Deletion by age: trials, finished jobs, artifacts, models and audit entries.
 
-The best record and its evidence are kept regardless of age, until a better one replaces them. Rows
-of open jobs are kept. Blobs are not deleted here: the sweep deletes blobs without references.
+The best record of a key and its evidence are kept at any age, until a better record replaces them.
+Rows of open jobs are kept too. The bytes of deleted models and artifacts are deleted later, by
+`BlobStore.sweep`.
 """
 
 from __future__ import annotations
@@ -62,7 +63,9 @@ _open_jobs = sa.select(_jobs.c.id).where(sa.not_(_ended))
 
 @dataclass(frozen=True, slots=True)
 class Retention:
-    """The days after which each kind of row is deleted; 0 keeps it for ever."""
+    """The age in days at which each kind of row is deleted; 0 means that the rows are kept
+    forever.
+    """
 
     trials: float = 0.0
     jobs: float = 0.0
@@ -77,9 +80,10 @@ class RetentionStore:
         self._now = instant(clock)
 
     def apply(self, policy: Retention) -> Mapping[str, int]:
-        """Delete rows that are older than the policy allows. Return their number by kind.
+        """Delete rows that are older than the policy allows.
 
-        Several processes may call it concurrently.
+        Return the number of deleted rows by kind, such as "trials". Several processes may call it
+        concurrently.
 
         Raises:
             StorageError: if the database fails.
@@ -97,7 +101,7 @@ class RetentionStore:
         }
 
     def retired(self, keys: Sequence[RecordKey], until: float) -> Sequence[RecordKey]:
-        """Return the keys for which `apply` has deleted a trial stored no later than `until`.
+        """Return those record keys that have lost trials to `apply`, stored at or before `until`.
 
         `until` is a Unix time in seconds.
         """
@@ -114,7 +118,13 @@ class RetentionStore:
         return [key for key in keys if key in found]
 
     def _forget(self, key: Key, old: Condition, forget: Forget) -> int:
-        """Delete old rows in batches. Return their number."""
+        """Delete rows in batches. Return their number.
+
+        Args:
+            key: the primary key of the table.
+            old: the SQL condition that selects the rows to delete.
+            forget: deletes the rows with the given keys, within a transaction.
+        """
         count = 0
         for _ in range(MOST_BATCHES):
             some = sa.select(key).where(old).order_by(key).limit(BATCH)
@@ -134,7 +144,11 @@ class RetentionStore:
 
 
 def _old_artifact(limit: sa.ColumnElement[float]) -> Condition:
-    """Return the condition for artifacts of ended jobs, except the newest of each kind."""
+    """Return the SQL condition for artifacts to delete: jobs that ended before `limit` and have
+    one.
+
+    The newest artifact of each kind (`_newest_artifacts`) is kept.
+    """
     return sa.and_(
         _jobs.c.artifact_digest.is_not(None),
         _ended,
@@ -144,8 +158,10 @@ def _old_artifact(limit: sa.ColumnElement[float]) -> Condition:
 
 
 def _old_job(limit: sa.ColumnElement[float]) -> Condition:
-    """Return the condition for ended jobs, except those with a newest artifact or a
-    served record.
+    """Return the SQL condition for jobs to delete: those that ended before `limit`.
+
+    Jobs are kept if they have the newest artifact of its kind (`_newest_artifacts`), or if their
+    artifact contains a served record.
     """
     serving = sa.select(_uses.c.job_id).join(claims, claims.c.id == _uses.c.claim_id)
     serving = serving.where(is_confirmed, is_schedule)
@@ -158,7 +174,11 @@ def _old_job(limit: sa.ColumnElement[float]) -> Condition:
 
 
 def _old_trial(limit: sa.ColumnElement[float]) -> Condition:
-    """Return the condition for trials that no record, open job or task of an open job needs."""
+    """Return the SQL condition for trials to delete: those stored before `limit`.
+
+    Trials of open jobs, trials of workloads that open jobs tune, and the evidence of claims are
+    kept.
+    """
     tuned = sa.select(_tasks.c.workload_key).where(_tasks.c.job_id.in_(_open_jobs))
     return sa.and_(
         _trials.c.stored_at < limit,
@@ -169,8 +189,10 @@ def _old_trial(limit: sa.ColumnElement[float]) -> Condition:
 
 
 def _old_model(limit: sa.ColumnElement[float]) -> Condition:
-    """Return the condition for models that no job uses and that were not uploaded again
-    recently.
+    """Return the SQL condition for models to delete: those uploaded before `limit` that no job
+    uses.
+
+    A model that was uploaded again since then is kept.
     """
     young = sa.select(_blobs.c.digest).where(_blobs.c.touched_at >= limit)
     return sa.and_(
@@ -185,9 +207,10 @@ def _old_entry(limit: sa.ColumnElement[float]) -> Condition:
 
 
 def _newest_artifacts() -> sa.Select[tuple[str]]:
-    """Select the jobs with the newest artifact of each kind.
+    """Return a query for the ids of the jobs that have the newest artifact of each kind.
 
-    A kind is a model, target, number of threads, numerics, precision and sizes.
+    Artifacts are of the same kind if they agree in model, target, number of threads, numerics,
+    precision and sizes.
     """
     same = (
         *(_jobs.c.model_digest, _jobs.c.target, _jobs.c.target_key),
@@ -215,7 +238,7 @@ def _delete_models(connection: sa.Connection, key: Key, gone: Sequence[Any]) -> 
 def _delete_trials(connection: sa.Connection, key: Key, gone: Sequence[Any]) -> None:
     """Delete trials, and add their record keys to the table `retired_trials`.
 
-    Lookups report such keys.
+    With that table, `RetentionStore.retired` can report that trials of a key are missing.
     """
     which = [_trials.c[name] for name in KEY]
     oldest = sa.func.min(_trials.c.stored_at).label("oldest_at")
@@ -238,10 +261,10 @@ def _clear_artifacts(connection: sa.Connection, key: Key, gone: Sequence[Any]) -
 
 
 def _delete_jobs(connection: sa.Connection, key: Key, gone: Sequence[Any]) -> None:
-    """Delete jobs, and the rows that belong only to them.
+    """Delete jobs with their events, tasks, runs and uses of claims.
 
-    The verdict of a race is kept if it is served or used by another job, because other jobs may
-    need it. Kept verdicts are deleted with a later job once they are neither served nor used.
+    The verdicts of their races are deleted too, unless a verdict is served or another job uses it.
+    The deletion of a later job removes such a verdict when this no longer holds.
     """
     for table in (_events, _tasks, _uses):
         connection.execute(sa.delete(table).where(table.c.job_id.in_(gone)))

@@ -1,4 +1,6 @@
-"""Recordings of tuning runs: their inputs, the journal of their batches, and their forecasts."""
+"""Recordings of tuning runs: their inputs, the order of their measured batches, and their
+forecasts.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,7 @@ _runs = table_of(TuningRunRow)
 
 @dataclass(frozen=True, slots=True)
 class StoredRun:
-    """A recorded tuning run. Fields about its course are None until the run ends."""
+    """A recorded tuning run. The fields about its result are None until the run ends."""
 
     id: str  # the job's, with a number from the second run of a job on
     starts: int  # more than 1: the run was killed and continued
@@ -52,10 +54,11 @@ class RunStore:
         self._clock = clock
 
     def start(self, started: Started) -> str:
-        """Store the inputs of a job's run. Return the run's id: JOB, then JOB.2 and so on.
+        """Store the inputs of a job's tuning run. Return the run's id.
 
-        A run without an end was killed. The next run of its job continues it, and replaces its
-        inputs.
+        The first run of job JOB has the id JOB, later runs JOB.2, JOB.3 and so on. If the process
+        of the last run was killed, the new run continues it: it gets the same id, and its inputs
+        replace the stored ones.
         """
         job_id = started.options.job_id
         values = {
@@ -80,7 +83,11 @@ class RunStore:
         return run_id
 
     def finish(self, run_id: str, finished: Finished) -> None:
-        """Store the course of a run at its end. Raises NotFoundError if it was never started."""
+        """Store the course and the result of a tuning run at its end.
+
+        Raises:
+            NotFoundError: if no run with this id was started.
+        """
         error = finished.forecast_error
         times = [s.best_seconds and s.best_seconds * s.count for s in finished.tasks]
         known = [seconds for seconds in times if seconds is not None]
@@ -107,7 +114,7 @@ class RunStore:
                 raise NotFoundError("run", run_id)
 
     def get(self, run_id: str) -> StoredRun:
-        """Return the run with this id, or the only one whose id starts with it.
+        """Return the run with this id, or the only one whose id starts with `run_id`.
 
         Raises:
             NotFoundError: if no run has this id, or several ids start with it.
@@ -116,7 +123,7 @@ class RunStore:
             return _run(row_of_id(connection, sa.select(_runs), _runs.c.id, run_id, "run"))
 
     def list(self, limit: int = 100) -> Sequence[StoredRun]:
-        """Return the newest `limit` runs, newest first."""
+        """Return at most `limit` runs, those started last first."""
         query = sa.select(_runs).order_by(_runs.c.started_at.desc(), _runs.c.id).limit(limit)
         with reading(self._engine) as connection:
             return [_run(row) for row in connection.execute(query)]

@@ -1,6 +1,6 @@
 """An index of workloads by structure, to find workloads that differ only in sizes.
 
-If a workload has no record, the records of these workloads are used.
+If a workload has no record, the records of such similar workloads are used.
 """
 
 from __future__ import annotations
@@ -32,13 +32,15 @@ LOOKED_AT = 1000
 
 @dataclass(frozen=True, slots=True)
 class WorkloadShape:
-    """Properties of a workload, computed from its text; empty if this release cannot read the text.
+    """Properties of a workload, computed from its text. All are empty if this release cannot read
+    it.
 
     Attributes:
-        structure: equal for workloads that differ only in sizes.
+        structure: the workload without sizes: equal for workloads that differ only in sizes.
         family: equal for workloads that differ only in numbers such as scales (`Workload.family`).
         sizes: the sizes, which `structure` leaves out.
-        name: a readable name.
+        operator: the operator that names the workload, such as "conv".
+        name: a readable name, such as "conv 3x3 +relu 64x56x56".
     """
 
     structure: str = ""
@@ -53,9 +55,9 @@ ShapeOf = Callable[[str], WorkloadShape]
 
 
 def distance(one: Sequence[int], other: Sequence[int]) -> float:
-    """Return the distance of two lists of sizes: the root mean square of the log2 of their ratios.
+    """Return how much two lists of sizes differ: the root mean square of the log2 of their ratios.
 
-    It is infinite if the lists differ in length.
+    The distance is infinite if the lists differ in length.
     """
     if len(one) != len(other):
         return math.inf
@@ -64,7 +66,8 @@ def distance(one: Sequence[int], other: Sequence[int]) -> float:
 
 
 def extent(sizes: Sequence[int]) -> float:
-    """Return the sum of the log2 of the sizes, a database index for finding similar sizes.
+    """Return the sum of the log2 of the sizes. The database index by this value finds similar
+    sizes.
 
     The extents of two lists of n sizes differ by at most n times their `distance`.
     """
@@ -73,7 +76,9 @@ def extent(sizes: Sequence[int]) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Relative:
-    """A workload with a served record that differs from another workload only in sizes."""
+    """A workload with the same structure as another, but with different sizes. It has a served
+    record.
+    """
 
     workload_key: str
     sizes: tuple[int, ...]
@@ -81,10 +86,12 @@ class Relative:
 
 @dataclass(frozen=True, slots=True)
 class Coverage:
-    """The number of workloads with a served record, per operator, target and number of threads.
+    """The number of workloads with a served record for one operator, target and number of threads.
 
     Attributes:
         operator: the operator; "" for workloads whose text this release cannot read.
+        target_key, threads: the target and the number of threads of the records.
+        workloads: the number of workloads.
     """
 
     operator: str
@@ -98,7 +105,13 @@ class ShapeStore:
         self._engine = engine
 
     def index(self, shape_of: ShapeOf, most: int | None = None) -> int:
-        """Compute and store missing shapes, of at most `most` workloads. Return their number."""
+        """Compute and store the shapes of workloads that have none. Return the number of new
+        shapes.
+
+        Args:
+            shape_of: computes the shape from a workload's text.
+            most: stop when at least this many shapes were stored; None for all.
+        """
         missing = (
             sa.select(_workloads.c.key, _workloads.c.text)
             .where(_workloads.c.key.not_in(sa.select(_shapes.c.workload_key)))
@@ -124,7 +137,10 @@ class ShapeStore:
         return count
 
     def names(self, workload_keys: Collection[str]) -> Mapping[str, str]:
-        """Return the readable name of each workload that has a stored shape, by key."""
+        """Return the readable names of workloads, by workload key.
+
+        Workloads whose shape is not stored yet are left out.
+        """
         found: dict[str, str] = {}
         with reading(self._engine) as connection:
             for some in chunks(sorted(set(workload_keys))):
@@ -134,7 +150,9 @@ class ShapeStore:
         return found
 
     def coverage(self) -> Sequence[Coverage]:
-        """Count the workloads with a served record, by operator, target and threads."""
+        """Count the workloads with a served record, for each operator, target and number of
+        threads.
+        """
         of = (_shapes.c.operator, claims.c.target_key, claims.c.threads)
         query = (
             sa.select(*of, sa.func.count(_shapes.c.workload_key.distinct()))
@@ -155,12 +173,12 @@ class ShapeStore:
         numerics: str,
         most: int,
     ) -> list[tuple[float, Relative]]:
-        """Return (distance, workload) for the workloads nearest to `sizes`, nearest first.
+        """Find workloads with the same structure and similar sizes that have a served record.
 
-        Only workloads with the same structure and a served record in this mode count; `most` limits
-        their number. Only the `LOOKED_AT` workloads with the nearest extents on each side are
-        compared, because the difference of extents gives a lower bound for the distance of the
-        others.
+        Return at most `most` (distance, workload) pairs, nearest first. The record must have the
+        given target, threads and numerics. Exact distances are computed only for the `LOOKED_AT`
+        workloads with the nearest larger `extent`, and as many with the nearest smaller one. A
+        large difference of extents implies a large distance, so the others are hardly nearer.
         """
         at = extent(sizes)
         served = sa.exists().where(
@@ -189,9 +207,10 @@ class ShapeStore:
     def members(
         self, family: str, target_key: str, threads: int, numerics: str, most: int
     ) -> list[str]:
-        """Return the keys of a family's workloads with a served record in this mode.
+        """Return the keys of at most `most` workloads of a family that have a served record.
 
-        The newest record is first. `most` limits the number of keys.
+        The record must have the given target, threads and numerics. The workload with the newest
+        record comes first.
         """
         query = (
             sa.select(_shapes.c.workload_key)
@@ -213,9 +232,11 @@ class ShapeStore:
     def times(
         self, workload_keys: Sequence[str], target_key: str, threads: int, numerics: str
     ) -> dict[str, dict[str, float]]:
-        """Return the fastest seconds of each schedule, by workload key and schedule digest.
+        """Return the fastest time in seconds of each measured schedule, by workload key and
+        schedule digest.
 
-        Only successful trials in this mode count; withdrawn ones are left out.
+        Only successful trials with this target, threads and numerics count. Withdrawn trials are
+        left out.
         """
         found: dict[str, dict[str, float]] = {}
         fastest: Any = sa.func.min(_trials.c.run_seconds)

@@ -1,4 +1,4 @@
-"""SQL statements that SQLite and PostgreSQL share, but for which SQLAlchemy has no common form."""
+"""SQL statements that SQLite and PostgreSQL share, but that SQLAlchemy has only per database."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ _T = TypeVar("_T")
 
 
 def upsert(connection: sa.Connection, table: sa.Table) -> postgresql.Insert | sqlite.Insert:
-    """Return the database's INSERT statement for a table, which can handle conflicts.
+    """Return an INSERT statement that can handle conflicts, in the dialect of the connection's
+    database.
 
     It has the methods `on_conflict_do_nothing` and `on_conflict_do_update`.
     """
@@ -48,10 +49,10 @@ def table_of(row: type[Base]) -> sa.Table:
 
 
 def insert_new(connection: sa.Connection, table: sa.Table, rows: Sequence[dict[str, Any]]) -> None:
-    """Insert rows, except those that exist already according to a unique constraint.
+    """Insert rows, except those that violate a unique constraint because they exist already.
 
-    If several processes may insert the same rows, the caller sorts them by key. PostgreSQL waits
-    for a concurrent insert of the same row, and a fixed order prevents deadlocks.
+    If several processes may insert the same rows, the caller must sort the rows by key. PostgreSQL
+    waits for a concurrent insert of the same row, and a fixed order prevents deadlocks.
     """
     if rows:
         connection.execute(_insert_new(connection.dialect.name, table), rows)
@@ -63,9 +64,9 @@ def insert_returning(
     rows: Sequence[dict[str, Any]],
     columns: Sequence[sa.Column[Any]],
 ) -> Sequence[sa.Row[Any]]:
-    """Insert rows, except those that exist already according to a unique constraint.
+    """Insert rows, except those that violate a unique constraint because they exist already.
 
-    Return the given columns of the inserted rows, in any order.
+    Return `columns` of the inserted rows, in any order.
     """
     if not rows:
         return ()
@@ -79,9 +80,10 @@ def _insert_new(dialect: str, table: sa.Table) -> postgresql.Insert | sqlite.Ins
 
 
 def one_at_a_time(connection: sa.Connection, what: str) -> None:
-    """Take the lock named `what` until the transaction ends; wait while another one holds it.
+    """Acquire the lock named `what` until the transaction ends. Wait while another transaction
+    holds it.
 
-    On SQLite nothing is done, because only one transaction writes.
+    On SQLite nothing is done, because only one transaction writes at a time.
     """
     if connection.dialect.name == "postgresql":
         number = zlib.crc32(what.encode())
@@ -89,5 +91,5 @@ def one_at_a_time(connection: sa.Connection, what: str) -> None:
 
 
 def chunks(values: Sequence[_T]) -> list[Sequence[_T]]:
-    """Split values into chunks that fit into the IN list of one statement."""
+    """Split values into chunks of at most 400, which fit into the IN list of one SQL statement."""
     return [values[start : start + _CHUNK] for start in range(0, len(values), _CHUNK)]

@@ -1,7 +1,8 @@
-"""Turns: locks for periodic work that only one process does at a time.
+"""Locks with a time limit for periodic work that only one process should do. A lock is called a
+turn.
 
 A turn is a row that its holder renews. Unlike an advisory lock of PostgreSQL, it works on both
-databases, and records when its holder was last seen.
+databases, and the row shows when its holder last renewed it.
 """
 
 from __future__ import annotations
@@ -26,27 +27,31 @@ TERM_SECONDS = 6.0
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """Proof that the caller holds a turn.
+    """Shows that the caller holds the lock on some periodic work.
 
     Attributes:
-        away_seconds: the time for which no process held the turn before; 0 without such a gap.
+        away_seconds: seconds for which no process held the lock before the caller acquired it; 0 if
+            this was less than TERM_SECONDS.
     """
 
     away_seconds: float
 
 
 class SweepStore:
-    """Stores turns by name. `clock` is for tests; without one, times are the database's."""
+    """Stores turns: locks on periodic work, by name.
+
+    Times come from the database's clock. Tests may pass another `clock`.
+    """
 
     def __init__(self, engine: sa.Engine, clock: Clock | None = None) -> None:
         self._engine = engine
         self._now = instant(clock)
 
     def take(self, name: str, holder: str) -> Turn | None:
-        """Take or renew a turn; None if another holder has it.
+        """Acquire or renew the lock `name` for `holder`. Return None if another holder has it.
 
-        A holder that calls again within TERM_SECONDS keeps the turn. Most calls only read: a turn
-        is renewed after half of this time.
+        The lock expires after TERM_SECONDS, so the holder must call again before that. Most calls
+        only read, because a lock is renewed only after half of this time.
         """
         with reading(self._engine) as connection:
             row = connection.execute(self._query(name)).first()
@@ -76,18 +81,17 @@ class SweepStore:
         return Turn(away if away > TERM_SECONDS else 0.0)
 
     def leave(self, name: str, holder: str) -> None:
-        """Release a turn if the holder has it.
-
-        The method `age` then returns None, as for a turn that was never taken.
-        """
+        """Release the lock `name` if `holder` has it. `age` then returns None."""
         with writing(self._engine) as connection:
             mine = sa.and_(_sweeps.c.name == name, _sweeps.c.holder == holder)
             connection.execute(sa.delete(_sweeps).where(mine))
 
     def age(self, name: str) -> float | None:
-        """Return the seconds since a process last held the turn; None if it is unused.
+        """Return the seconds since the lock `name` was last renewed. Its holder may have died
+        since.
 
-        The value is exact to half of TERM_SECONDS.
+        Return None if the lock was never acquired, or was released. Because of how `take` renews, a
+        live holder's value can reach half of TERM_SECONDS.
         """
         with reading(self._engine) as connection:
             row = connection.execute(self._query(name)).first()

@@ -1,4 +1,4 @@
-"""The tasks of jobs (workload, target and weight), and the texts of workloads and targets."""
+"""Stores of the tasks of jobs (workload, count and weight), and of workloads and targets by key."""
 
 from __future__ import annotations
 
@@ -51,7 +51,10 @@ class JobTask:
 
 @dataclass(frozen=True, slots=True)
 class StoredWorkload:
-    """A workload's text, and `key`, the hash of the text."""
+    """A workload as text, and its key, which is the hash of the text.
+
+    `created_at` is the time of its upload, in seconds since the epoch.
+    """
 
     key: str
     text: str
@@ -60,7 +63,7 @@ class StoredWorkload:
 
 @dataclass(frozen=True, slots=True)
 class StoredTarget:
-    """A target that jobs or workers use; `description` is its JSON form."""
+    """A target of jobs or workers. `description` is its JSON form."""
 
     key: str
     name: str
@@ -74,7 +77,10 @@ class TaskStore:
         self._clock = clock
 
     def put(self, claim: JobClaim, tasks: Sequence[JobTask]) -> None:
-        """Save new or changed tasks of a job in one transaction, in the given order.
+        """Save new or changed tasks of a claimed job in one transaction.
+
+        New tasks are appended to the job's list in the given order. A task that is already stored
+        keeps its position.
 
         Raises:
             StaleLeaseError: if another tuner holds the job, or the job was stopped or has ended.
@@ -110,6 +116,8 @@ class TaskStore:
     ) -> Page[JobTask]:
         """Return a page of a job's tasks, in the order in which they were first saved.
 
+        `after` is the position `Page.next` of the previous page.
+
         Raises:
             PositionError: if no task of the job can have the position `after`.
         """
@@ -118,8 +126,7 @@ class TaskStore:
             return _as_put.page(connection, query, _task, limit, after)
 
     def get(self, job_id: str, workload_key: str) -> JobTask:
-        """Return the task of a job with this workload key, or the only one whose key has this
-        prefix.
+        """Return a job's task for a workload, given the workload's key or a unique prefix of it.
 
         Raises:
             NotFoundError: if no task of the job has this key, or several keys start with it.
@@ -139,9 +146,11 @@ class TaskStore:
         limit: int = 100,
         after: Position | None = None,
     ) -> Page[tuple[str, JobTask]]:
-        """Return a page of (job id, task) for the tasks that match all given filters.
+        """Return a page of the tasks that match all given filters, as (job id, task), ordered by
+        job.
 
-        They are ordered by job. `sees` is as in `JobStore.get`.
+        `sees` is the name of an owner; only tasks of the owner's jobs are listed (`Token.sees`).
+        None for all jobs. `after` is the position `Page.next` of the previous page.
 
         Raises:
             PositionError: if no task can have the position `after`.
@@ -171,24 +180,24 @@ def _task(row: sa.Row[Any]) -> JobTask:
 
 
 class WorkloadStore:
-    """Stores the texts of workloads and targets by their keys, which are hashes of the texts."""
+    """Stores workloads as texts and targets as JSON. Their keys are hashes of this content."""
 
     def __init__(self, engine: sa.Engine, clock: Clock = system_clock) -> None:
         self._engine = engine
         self._clock = clock
 
     def put_workloads(self, texts: Mapping[str, str]) -> None:
-        """Save texts of workloads by key; existing keys do not change."""
+        """Save workloads, given as texts by key. A key that is already stored does not change."""
         now = self._clock()
         rows = [{"key": key, "text": text, "created_at": now} for key, text in texts.items()]
         with writing(self._engine) as connection:
             insert_new(connection, _workloads, sorted(rows, key=lambda row: str(row["key"])))
 
     def workload(self, key: str) -> str:
-        """Return the text of a workload.
+        """Return the text of a workload, given its key or a unique prefix of it.
 
         Raises:
-            NotFoundError: if no workload has this key.
+            NotFoundError: if no workload has this key, or several keys start with it.
         """
         return self.found_workload(key)[1]
 
@@ -216,6 +225,8 @@ class WorkloadStore:
     def list_workloads(self, *, limit: int, after: Position | None = None) -> Page[StoredWorkload]:
         """Return a page of workloads with their texts, newest first.
 
+        `after` is the position `Page.next` of the previous page.
+
         Raises:
             PositionError: if no workload can have the position `after`.
         """
@@ -226,7 +237,9 @@ class WorkloadStore:
             )
 
     def list_targets(self, *, limit: int, after: Position | None = None) -> Page[StoredTarget]:
-        """Return a page of the targets that jobs and workers use, ordered by key.
+        """Return a page of the targets of all jobs and workers, ordered by key.
+
+        `after` is the position `Page.next` of the previous page.
 
         Raises:
             PositionError: if no target can have the position `after`.
@@ -241,7 +254,9 @@ class WorkloadStore:
             )
 
     def put_target(self, key: str, name: str, description: Mapping[str, Any]) -> None:
-        """Save the name and the JSON description of a target; an existing key does not change."""
+        """Save the name and the JSON description of a target. A key that is already stored does
+        not change.
+        """
         row = {
             "key": key,
             "name": name,

@@ -1,4 +1,4 @@
-"""Bearer tokens: 256 random bits, of which only the SHA-256 is stored."""
+"""Bearer tokens of the API. A token's secret has 256 random bits; only its SHA-256 is stored."""
 
 from __future__ import annotations
 
@@ -51,21 +51,24 @@ class Token:
 
     @property
     def sees(self) -> str | None:
-        """Return the owner whose jobs and models the token may see; None for those of all owners.
+        """Return the name of the owner whose jobs and models the token may see; None for all
+        owners.
 
-        The owner is identified by the token's name.
+        All tokens with the same name belong to one owner. Admins see the jobs and models of all
+        owners.
         """
         return None if self.all_owners or Scope.ADMIN in self.scopes else self.name
 
     def allows(self, scope: Scope) -> bool:
-        """Whether the token has this scope. The scope admin includes all others."""
+        """Whether the token has this scope. The scope `admin` includes all others."""
         return scope in self.scopes or Scope.ADMIN in self.scopes
 
 
 def new_secret() -> str:
-    """Create a secret of 256 random bits.
+    """Create a token's secret: "tw_" and 256 random bits as text.
 
-    It never looks like a command-line option, and its prefix lets leak scanners recognise it.
+    Because of the prefix, no secret can be mistaken for a command-line option, and leak scanners
+    can recognise one.
     """
     return "tw_" + secrets.token_urlsafe(32)
 
@@ -86,19 +89,20 @@ class TokenStore:
         max_running_jobs: int | None = None,
         all_owners: bool = False,
     ) -> tuple[str, Token]:
-        """Create a token; return its secret, which is not stored, and the token.
+        """Create a token. Return its secret, which is not stored, and the token.
 
-        If `secret` belongs to an existing token, that token is changed instead: it gets the name,
-        the scopes and the lifetime, but stays revoked if it was. The embedded mode, which keeps its
-        secret in a file, uses this.
+        If `secret` belongs to an existing token, that token gets the given properties instead. It
+        stays revoked if it was. The embedded mode, which keeps its secret in a file, relies on
+        this.
 
         Args:
+            name: the owner's name; tokens with the same name have one owner.
+            scopes: the allowed kinds of requests.
+            lifetime_seconds: seconds until the token expires; None for never.
+            secret: the secret; by default a new one.
+            max_open_jobs, max_running_jobs: quotas; None for the quotas of the service's settings.
             all_owners: whether the token sees the jobs and models of all owners; otherwise it sees
                 only those of tokens with its name.
-            max_open_jobs, max_running_jobs: its quotas; None for the quotas of the service's
-                settings.
-            name, scopes, lifetime_seconds: properties of the token.
-            secret: its secret; a new one by default.
         """
         secret = secret if secret is not None else new_secret()
         now = self._clock()
@@ -121,7 +125,9 @@ class TokenStore:
         return secret, _token(row)
 
     def verify(self, secret: str) -> Token | None:
-        """Return the token with this secret; None if the secret is unknown, revoked or expired."""
+        """Return the token with this secret; None if no token has it, or it is revoked or
+        expired.
+        """
         found = self._find(secret)
         if found is None:
             return None
@@ -133,14 +139,15 @@ class TokenStore:
         return None if over or token.revoked_at is not None else token
 
     def find(self, secret: str) -> Token | None:
-        """Return the token with this current or previous secret, even if it is revoked or
-        expired.
+        """Return the token whose current or previous secret this is; None if there is none.
+
+        Unlike `verify`, it also finds revoked and expired tokens.
         """
         found = self._find(secret)
         return None if found is None else found[0]
 
     def holds(self, secret: str) -> bool:
-        """Whether a secret is the current secret of a token that is not revoked."""
+        """Whether a secret is the current secret of a token that was not revoked."""
         found = self._find(secret)
         return found is not None and not found[1] and found[0].revoked_at is None
 
@@ -156,13 +163,16 @@ class TokenStore:
     def rotate(
         self, token_id: str, *, grace_seconds: float, lifetime_seconds: float | None = None
     ) -> tuple[str, Token]:
-        """Give a token a new secret; return the secret and the token.
+        """Give a token a new secret. Return the secret and the token.
 
-        The previous secret stays valid for `grace_seconds`; older ones expire at once. With a
-        lifetime, the token expires that long from now; without one, its expiry does not change.
+        Args:
+            token_id: the id, or a unique prefix of it.
+            grace_seconds: how long the previous secret stays valid. Older secrets become invalid at
+                once.
+            lifetime_seconds: seconds from now until the token expires; None keeps its expiry.
 
         Raises:
-            NotFoundError: if no token has this id.
+            NotFoundError: if no token has this id, or several ids start with it.
             StateError: if the token was revoked.
         """
         secret = new_secret()
@@ -188,7 +198,7 @@ class TokenStore:
         return secret, _token(row)
 
     def used(self, token_id: str) -> None:
-        """Record that a token was used now.
+        """Set the time of a token's last use to now.
 
         Raises:
             StorageError: if the database fails.
@@ -198,12 +208,16 @@ class TokenStore:
             connection.execute(update.values(last_used_at=self._clock()))
 
     def use_is_old(self, token: Token) -> bool:
-        """Whether the recorded last use is old enough to be updated."""
+        """Whether the stored time of a token's last use is so old (60 s) that it should be
+        updated.
+        """
         last = token.last_used_at
         return last is None or self._clock() - last >= USED_SECONDS
 
     def _find(self, secret: str) -> tuple[Token, bool] | None:
-        """Return the token with a secret, and whether the token has a newer secret."""
+        """Return the token with a secret, and whether the secret is its previous one, before a
+        rotation.
+        """
         digest = _digest(secret)
         query = sa.select(_tokens).where(
             sa.or_(_tokens.c.digest == digest, _tokens.c.previous_digest == digest)
@@ -217,7 +231,8 @@ class TokenStore:
         return _token(row), True
 
     def revoke(self, token_id: str) -> Token:
-        """Revoke a token. A second call does not change the time.
+        """Revoke a token, and return it. If it was revoked before, the time of revocation does not
+        change.
 
         Raises:
             NotFoundError: if no token has this id, or several ids start with it.
@@ -236,6 +251,8 @@ class TokenStore:
 
     def list(self, *, limit: int | None = None, after: Position | None = None) -> Page[Token]:
         """Return a page of all tokens, oldest first, including revoked ones.
+
+        `after` is the position `Page.next` of the previous page.
 
         Raises:
             PositionError: if no token can have the position `after`.

@@ -1,4 +1,4 @@
-"""Queries for lists of trials, by job or workload, with any outcome."""
+"""Queries for the trials of a job or of a workload, including failed trials."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _newest_first = PageOrder((_trials.c.serial,))
 
 @dataclass(frozen=True, slots=True)
 class StoredTrial:
-    """A trial with the Unix time in seconds when it was stored."""
+    """A trial, and the time when it was stored, in seconds since the epoch."""
 
     trial: Trial
     stored_at: float
@@ -28,10 +28,14 @@ class StoredTrial:
 
 @dataclass(frozen=True, slots=True)
 class TrialOutline:
-    """The schedule and the outcome of a trial, without its measurement.
+    """The schedule and the outcome of a trial, without the rest of its measurement.
 
     Attributes:
         schedule: the schedule as JSON.
+        origin: the source of the candidate, such as the default or a search strategy.
+        phase, status, error: the phase of tuning, the outcome, and the message of a failure.
+        run_seconds: the fastest sample; None if the trial failed.
+        withdrawn: whether the trial was withdrawn.
     """
 
     schedule: dict[str, Any]
@@ -44,7 +48,7 @@ class TrialOutline:
 
 
 class TrialStore:
-    """Queries stored trials. `SqlRecordStore` saves them."""
+    """Queries for stored trials. `SqlRecordStore.add_trials` saves them."""
 
     def __init__(self, engine: sa.Engine) -> None:
         self._engine = engine
@@ -63,7 +67,7 @@ class TrialStore:
     ) -> Page[StoredTrial]:
         """Return a page of the trials that match all given filters, newest first.
 
-        A job or a workload is required, since there may be millions of trials.
+        A job or a workload is required, because the database may have millions of trials.
 
         Raises:
             ValueError: if neither a job nor a workload is given.
@@ -96,9 +100,10 @@ class TrialStore:
             )
 
     def outlines(self, job_id: str, workload_key: str, limit: int) -> Page[TrialOutline]:
-        """Return the schedules and outcomes of a task's trials, newest first.
+        """Return the schedules and outcomes of a job's newest trials for one workload, newest
+        first.
 
-        It takes a seventh of the time of `list`, which also reads the measurements.
+        This takes a seventh of the time of `list`, which also reads the measurements.
         """
         columns = [_trials.c[each.name] for each in fields(TrialOutline)]
         query = (
@@ -114,7 +119,7 @@ class TrialStore:
     def fastest(self, job_id: str, key: RecordKey) -> Trial | None:
         """Return the fastest successful trial of a job for a record key; None without one.
 
-        Among equal times, it is the first. Withdrawn trials do not count.
+        Of trials with equal times, the earliest is returned. Withdrawn trials are left out.
         """
         query = (
             sa.select(_trials)
@@ -133,11 +138,12 @@ class TrialStore:
         return None if row is None else trial_of(row)
 
     def _is(self, column: sa.Column[str], value: str) -> sa.ColumnElement[bool]:
-        """Return the condition that a column has a value, in a form that uses the column's index.
+        """Return the SQL condition `column = value`, in a form that makes PostgreSQL use the
+        column's index.
 
-        With `=`, PostgreSQL's planner may scan the whole table from the end until it has found
-        enough rows. It assumes that the rows of a job are spread evenly, but those of an old job
-        are all at the beginning.
+        With `=`, the planner may scan the whole table from its newest row until it has found enough
+        rows. It assumes that the rows of a job are evenly distributed. The rows of an old job are
+        all at the other end.
         """
         if self._engine.dialect.name == "postgresql":
             return column.between(value, value)

@@ -1,4 +1,4 @@
-"""The sizes of a model's dimensions at which jobs tuned it."""
+"""Store of the sizes of a model's dynamic dimensions at which jobs tuned it."""
 
 from __future__ import annotations
 
@@ -17,20 +17,24 @@ _sizes = table_of(TunedSizesRow)
 
 
 class TunedSizesStore:
-    """Stores the sizes at which jobs tuned models, by model digest and mode."""
+    """Stores the sizes at which jobs tuned models. The key is the model's digest and the mode."""
 
     def __init__(self, engine: sa.Engine) -> None:
         self._engine = engine
 
     def add(self, model_digest: str, mode: Mode, sizes: Mapping[str, int]) -> None:
-        """Record that a job tuned the model at these sizes of its named dimensions."""
+        """Record that a job tuned a model in a mode at these sizes, given by the dimensions'
+        names.
+        """
         row = {**_key(model_digest, mode), "sizes": canonical_json(dict(sizes))}
         with writing(self._engine) as connection:
             insert = upsert(connection, _sizes).values(row)
             connection.execute(insert.on_conflict_do_nothing())
 
     def list(self, model_digest: str, mode: Mode) -> Sequence[Mapping[str, int]]:
-        """Return all combinations of sizes at which jobs tuned the model in this mode."""
+        """Return all combinations of sizes at which jobs tuned a model in a mode, by dimension
+        name.
+        """
         same = [_sizes.c[name] == value for name, value in _key(model_digest, mode).items()]
         query = sa.select(_sizes.c.sizes).where(*same).order_by(_sizes.c.sizes)
         with reading(self._engine) as connection:

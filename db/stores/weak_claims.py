@@ -1,6 +1,7 @@
-"""Query for schedules that an idle worker could measure again, because their attestation is weak.
+"""Query for weakly attested schedules, which idle workers can measure again to make them
+trustworthy.
 
-A claim about a schedule is weak if workers of one owner alone reported it. The query finds served
+A claim about a schedule is weak if workers of only one owner reported it. The query finds served
 claims, and provisional claims whose job has ended.
 """
 
@@ -25,10 +26,15 @@ _jobs = table_of(JobRow)
 def weak_schedules(
     target_key: str, codegen_version: str, others: Collection[ClaimReporter], but: Collection[str]
 ) -> sa.Select[tuple[object, ...]]:
-    """Return a statement that selects claims whose attestation one of `others` could raise.
+    """Return a query for claims about schedules whose attestation a measurement by `others` could
+    raise.
 
-    They are claims about schedules, newest first, as in the index of weak claims. Claims named in
-    `but` are left out.
+    Newest claims come first, in the order of the partial index of weak claims.
+
+    Args:
+        target_key, codegen_version: the target and the code-generator version of the claims.
+        others: the workers that could measure again, with their owners.
+        but: ids of claims to leave out.
     """
     return (
         sa.select(claims)
@@ -62,11 +68,10 @@ _WEAK = sa.and_(
 
 
 def _left_behind() -> sa.ColumnElement[bool]:
-    """Return the condition for provisional claims of ended jobs without a later claim on their
-    subject.
+    """Return the SQL condition for provisional claims that no job will review any more.
 
-    An open job reviews its own claims. Confirming a claim serves it as the newest, so a later claim
-    must not exist.
+    Their job has ended; an open job reviews its own claims. There must be no later claim about the
+    same subject: `ClaimLedger.confirm` makes a claim the newest, so it would replace the later one.
     """
     open_job = sa.exists().where(
         _jobs.c.id == claims.c.job_id,
@@ -82,9 +87,9 @@ def _left_behind() -> sa.ColumnElement[bool]:
 
 
 def _better(other: ClaimReporter) -> sa.ColumnElement[bool]:
-    """Return the condition that another reporter raises a claim's attestation.
+    """Return the SQL condition that a measurement by `other` would raise a claim's attestation.
 
-    `ClaimReporter.second` has the same rule.
+    `ClaimReporter.second` implements the same rule in Python.
     """
     another = claims.c.reporter != other.worker
     return sa.or_(
@@ -95,10 +100,10 @@ def _better(other: ClaimReporter) -> sa.ColumnElement[bool]:
 
 
 def _decisive(others: Collection[ClaimReporter]) -> Sequence[ClaimReporter]:
-    """Select two workers of each of three owners.
+    """Select at most two workers of each of at most three owners, to keep the query small.
 
-    Together they can raise every attestation that any reporter can raise, because the reporter of a
-    claim is one worker of one owner.
+    A claim was reported by one worker of one owner. So if any worker in `others` can raise its
+    attestation, then one of the selected workers can.
     """
 
     def owner(one: ClaimReporter) -> str:

@@ -1,6 +1,7 @@
-"""The number of trials that each worker measured, by status.
+"""The number of trials that each worker has measured, by status.
 
-The counts are stored, because there may be millions of trials, and old trials are deleted.
+The numbers are stored because counting millions of trials would be slow, and because old trials are
+deleted.
 """
 
 from __future__ import annotations
@@ -18,9 +19,10 @@ _workers = table_of(WorkerRow)
 
 
 def count_outcomes(connection: sa.Connection, ended: Iterable[tuple[str, str]]) -> None:
-    """Count newly stored trials; `ended` has the (worker, status) of each.
+    """Add newly stored trials to the counts of their workers.
 
-    Trials of the service's own machine, of other services and of deleted workers are not counted.
+    `ended` has the (worker id, status) of each trial. Trials of the service's own machine, of other
+    services and of deleted workers are not counted.
     """
     counts = Counter((worker, status) for worker, status in ended if worker)
     known: set[str] = set()
@@ -45,7 +47,7 @@ def count_outcomes(connection: sa.Connection, ended: Iterable[tuple[str, str]]) 
 def outcomes_of(
     connection: sa.Connection, worker_ids: Collection[str]
 ) -> Mapping[str, Mapping[str, int]]:
-    """Return the number of trials by worker and status; workers without trials are left out."""
+    """Return the number of trials by worker id and status. Workers without trials are left out."""
     found: dict[str, dict[str, int]] = {}
     for some in chunks(sorted(worker_ids)):
         query = sa.select(_outcomes).where(_outcomes.c.worker.in_(some))
@@ -55,6 +57,6 @@ def outcomes_of(
 
 
 def forget_outcomes(connection: sa.Connection) -> None:
-    """Delete the counts of deleted workers."""
+    """Delete the counts of workers that no longer exist."""
     known = sa.select(_workers.c.id)
     connection.execute(sa.delete(_outcomes).where(_outcomes.c.worker.not_in(known)))

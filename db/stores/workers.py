@@ -1,4 +1,4 @@
-"""Workers, the processes on target devices: their devices and heartbeats."""
+"""Store of workers, the processes on target devices: descriptions, heartbeats and health."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ class Quarantine:
     """The quarantine of a worker that failed too often.
 
     Attributes:
-        reason: the failures that caused it.
-        since: the time at which it began.
-        canary_at: the time from which the worker may try one request.
+        reason: the failures that caused the quarantine.
+        since: the time at which it began, in seconds since the epoch.
+        canary_at: the time from which the worker may get a single request, to test it.
     """
 
     reason: str
@@ -68,15 +68,17 @@ class RegisteredWorker:
 
     @property
     def throttled(self) -> bool:
-        """Whether the worker's reference kernel has been slow for a long time."""
+        """Whether the device is throttled: the worker reported that its reference kernel has
+        become slow.
+        """
         return self.speed is not None and bool(self.speed.get("throttled"))
 
 
 @dataclass(frozen=True, slots=True)
 class Presence:
-    """The state of a worker that each of its API requests needs.
+    """The facts about a worker that every request from it needs.
 
-    It excludes the description of its device, which is most of a row.
+    The description of its device is left out, because it is most of a row.
     """
 
     id: str
@@ -93,7 +95,10 @@ class Heartbeat:
     """A heartbeat of a worker.
 
     Attributes:
-        device, speed, condition: the present state of the device; None for unchanged values.
+        worker_id: the id of the worker.
+        device: the description of the device; None if unchanged.
+        speed: the speed of the reference kernel; None if unchanged.
+        condition: temperature, load, clock and governor; None if unchanged.
     """
 
     worker_id: str
@@ -103,13 +108,13 @@ class Heartbeat:
 
     @property
     def facts(self) -> dict[str, Any]:
-        """Return the reported values by column."""
+        """Return the values that the heartbeat reports, by column of the table of workers."""
         reported = {"device": self.device, "speed": self.speed, "condition": self.condition}
         return {name: dict(value) for name, value in reported.items() if value is not None}
 
 
 class WorkerStore:
-    """Stores workers. `clock` is for tests; without one, times are the database's."""
+    """Stores workers. Times come from the database's clock; tests may pass another `clock`."""
 
     def __init__(
         self, engine: sa.Engine, clock: Clock | None = None, *, lost_after_seconds: float = 60.0
@@ -128,12 +133,21 @@ class WorkerStore:
         owner: str | None = None,
         worker_id: str | None = None,
     ) -> RegisteredWorker:
-        """Register a new worker, or a restarted one by its earlier id.
+        """Register a new worker, or one that was restarted and passes its earlier id as
+        `worker_id`.
 
-        A new worker starts in quarantine if another worker of its token is in quarantine.
+        A new worker starts in quarantine if another worker with the same token is in quarantine.
+
+        Args:
+            name: the worker's name.
+            target_keys: the targets for which the worker can measure.
+            device: the description of the device.
+            protocol: the version of the worker protocol.
+            owner: the id of the worker's token.
+            worker_id: the earlier id; None for a new worker.
 
         Raises:
-            NotFoundError: if the id is that of another owner's worker.
+            NotFoundError: if another owner's worker has the id.
         """
         now = self._now()
         facts = {
@@ -171,7 +185,7 @@ class WorkerStore:
     def heartbeat(self, worker_id: str, **facts: Mapping[str, Any] | None) -> Presence:
         """Record a heartbeat, and return the worker's state.
 
-        `facts` are the values of `Heartbeat` that have changed.
+        `facts` are those fields of `Heartbeat` that have changed.
 
         Raises:
             NotFoundError: if no worker has this id.
@@ -182,9 +196,10 @@ class WorkerStore:
         return found
 
     def heartbeats(self, signs: Sequence[Heartbeat]) -> Sequence[Presence | None]:
-        """Record heartbeats in one transaction. Return each worker's state; None if it is unknown.
+        """Record heartbeats in one transaction. Return the state of each worker; None for unknown
+        workers.
 
-        The heartbeat of an unregistered worker does not bring it back: it must register again.
+        A heartbeat does not re-register a worker that has unregistered.
         """
         with writing(self._engine) as connection:
             # locked in the order in which all code changes several rows
@@ -204,21 +219,22 @@ class WorkerStore:
         return [heard.get(sign.worker_id) for sign in signs]
 
     def presences(self, worker_ids: Collection[str] | None = None) -> Mapping[str, Presence]:
-        """Return the states of workers by id, in the order of registration; all workers
-        by default.
+        """Return the states of these workers by id, in the order of registration.
+
+        None means all workers. Unknown ids are left out.
         """
         query = self._presence_query(worker_ids).order_by(_workers.c.created_at, _workers.c.id)
         with reading(self._engine) as connection:
             return {row.id: self._presence(row) for row in connection.execute(query)}
 
     def get(self, worker_id: str, owner: str | None = None) -> RegisteredWorker:
-        """Return the worker with this id, or the only one whose id starts with it.
+        """Return the worker with this id, or the only one whose id starts with `worker_id`.
 
-        With `owner`, the id of a token, only workers that this token or no token registered are
-        visible.
+        If `owner`, the id of a token, is given, only workers that were registered with this token
+        or without a token are found.
 
         Raises:
-            NotFoundError: if no visible worker has this id, or several ids start with it.
+            NotFoundError: if no such worker has this id, or several ids start with it.
         """
         with reading(self._engine) as connection:
             query = sa.select(*self._columns())
@@ -231,7 +247,10 @@ class WorkerStore:
     ) -> Page[RegisteredWorker]:
         """Return a page of workers in the order of registration.
 
-        With `alive`, only healthy workers are listed.
+        Args:
+            alive: whether to list only healthy workers. Pages may then be shorter than `limit`.
+            limit: the largest number of workers; None for no limit.
+            after: the position `Page.next` of the previous page.
 
         Raises:
             PositionError: if no worker can have the position `after`.
@@ -246,15 +265,17 @@ class WorkerStore:
             return _oldest_first.page(connection, query, wanted, limit, after)
 
     def outcomes(self, worker_ids: Collection[str]) -> Mapping[str, Mapping[str, int]]:
-        """Return the number of trials by worker and status; workers without trials are left out."""
+        """Return the number of trials by worker id and status. Workers without trials are left
+        out.
+        """
         with reading(self._engine) as connection:
             return outcomes_of(connection, worker_ids)
 
     def healths(self, target_key: str, worker_ids: Collection[str] = ()) -> Counter[Health]:
-        """Count the workers for a target by health; with `worker_ids`, only these workers.
+        """Count the workers of a target by health.
 
-        Tuners call it often, so it does not read the descriptions of devices, the largest part of a
-        row.
+        If `worker_ids` is not empty, only these workers are counted. Tuners call this often, so it
+        does not read the descriptions of devices, the largest part of a row.
         """
         query = sa.select(
             _workers.c.target_keys,
@@ -274,7 +295,8 @@ class WorkerStore:
             )
 
     def drain(self, worker_id: str, draining: bool = True) -> RegisteredWorker:
-        """Stop or resume leasing requests to a worker.
+        """Drain a worker, so that it gets no new leases; `draining` False reverts this. Return the
+        worker.
 
         Raises:
             NotFoundError: if no worker has this id.
@@ -282,7 +304,7 @@ class WorkerStore:
         return self._update(worker_id, {"draining": draining}, worker_topic(worker_id))
 
     def readmit(self, worker_id: str) -> RegisteredWorker:
-        """End a worker's quarantine, on an admin's request.
+        """End a worker's quarantine when an admin requests it. Return the worker.
 
         Raises:
             NotFoundError: if no worker has this id.
@@ -301,9 +323,9 @@ class WorkerStore:
         self._update(worker_id, {"gone": True}, worker_topic(worker_id))
 
     def forget(self, silent_seconds: float) -> int:
-        """Delete workers without a heartbeat for `silent_seconds`; return their number.
+        """Delete workers without a heartbeat for `silent_seconds`. Return their number.
 
-        If such a worker comes back, it registers again.
+        A worker that starts again later has to register again.
         """
         limit = self._now() - silent_seconds
         silent = _workers.c.last_heartbeat < limit
@@ -335,7 +357,11 @@ class WorkerStore:
         return query.where(_workers.c.id.in_(sorted(worker_ids)))
 
     def _presence(self, row: sa.Row[Any], *, heard: bool = False) -> Presence:
-        """Convert a row; `heard` is true if the worker's heartbeat has just arrived."""
+        """Convert a row to a Presence.
+
+        If `heard` is true, the worker's heartbeat has just arrived, so it counts as alive whatever
+        the row says.
+        """
         return Presence(
             row.id,
             row.name,
@@ -347,7 +373,10 @@ class WorkerStore:
         )
 
     def _columns(self) -> Sequence[sa.ColumnElement[Any]]:
-        """Return the columns of a row, and the seconds since the worker's last heartbeat."""
+        """Return all columns of the table, and the computed column `silent_seconds`.
+
+        This is the time since the worker's last heartbeat.
+        """
         return (*_workers.c, self._silent_seconds())
 
     def _silent_seconds(self) -> sa.ColumnElement[float]:

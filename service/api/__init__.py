@@ -1,1 +1,3 @@
-"""The REST application: its routes, the schemas of its bodies, and the checks on each request."""
+"""The REST application: routes, schemas of request and response bodies, and checks of each
+request.
+"""

@@ -1,8 +1,8 @@
 """Cache of complete lookup responses: a repeated request gets the same bytes while they are valid.
 
 The cache key consists of the request's bytes and the owner of its token. The cache is consulted
-after the gate (`service.api.gate`) and before FastAPI, so a hit neither validates parameters nor
-uses a thread.
+after the access checks (`service.api.gate`) and before FastAPI, so a hit neither validates
+parameters nor uses a thread.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class LookupQuestion:
 
 
 class KnownAnswers:
-    """Caches the response to each `LookupQuestion` until a record that it contains changes.
+    """Caches the response to each `LookupQuestion` until a record or model in the response changes.
 
     Call all methods from one event loop.
     """
@@ -54,18 +54,22 @@ class KnownAnswers:
         invalidation.watch(self._kept)
 
     async def find(self, question: LookupQuestion) -> tuple[JsonAnswer | None, int]:
-        """Return the cached response or None, and the current version of the caches, for `give`.
+        """Return the cached response or None, and the version number of the caches.
 
-        Raises StorageError if the invalidated keys cannot be read.
+        `give` compares the number, to detect changes since then.
+
+        Raises:
+            StorageError: if the invalidated keys cannot be read.
         """
         version = await self._invalidation.refresh()
         return self._kept.get(question), version
 
     def give(self, scope: Scope, answer: JsonAnswer, keys: Iterable[str]) -> Response:
-        """Return the response of a `LookupRoute`, and cache it until one of `keys` changes.
+        """Cache the response of a `LookupRoute` until one of `keys` changes, and return it for
+        sending.
 
-        The response must depend only on the request and on the records with these keys. It is not
-        cached if the caches changed since `find`.
+        The response must depend only on the request and on the records and models with these keys.
+        It is not cached if the caches changed since `find`.
         """
         question, version = scope[_ASKED]
         if version == self._invalidation.version and question not in self._kept:
