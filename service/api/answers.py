@@ -79,7 +79,9 @@ class KnownAnswers:
 
 
 class LookupRoute(GatedRoute):
-    """A route that sends the response cached in `KnownAnswers`, and runs only without one."""
+    """A route that sends the response cached in `KnownAnswers`. Its function runs only on a
+    cache miss.
+    """
 
     async def _handle(self, scope: Scope, receive: Receive, send: Send) -> None:
         body, again = b"", receive
@@ -103,7 +105,10 @@ class LookupRoute(GatedRoute):
 
 
 async def _read(receive: Receive) -> tuple[bytes, Receive]:
-    """Read the complete body. Return it, and a `receive` function that delivers it again."""
+    """Read the complete body of a request.
+
+    Return it, and an ASGI function `receive` that delivers the same body once more.
+    """
     messages: list[Message] = []
     while True:
         messages.append(await receive())

@@ -48,9 +48,10 @@ HEALTH_THREADS = 2
 
 
 def create_app(settings: Settings, storage: Storage | None = None) -> FastAPI:
-    """Build the application.
+    """Build the web application.
 
-    Without `storage` the application opens its own at start-up and closes it at shutdown.
+    If `storage` is None, the application opens its own storage at start-up and closes it at
+    shutdown.
     """
 
     @asynccontextmanager
@@ -122,9 +123,9 @@ def create_app(settings: Settings, storage: Storage | None = None) -> FastAPI:
 
 @cache
 def _routes() -> Sequence[BaseRoute]:
-    """Return all routes. Every application of this process shares them.
+    """Return all routes. All applications of this process share the route objects.
 
-    The framework analyses the signatures of all routes in a tenth of a second, and tests build
+    FastAPI takes a tenth of a second to analyse the signatures of all routes, and the tests build
     1,000 applications.
     """
     whole = APIRouter()
@@ -136,10 +137,10 @@ def _routes() -> Sequence[BaseRoute]:
 
 
 def _pacing(settings: Settings) -> HeartbeatPacing:
-    """Return the heartbeat pacing that the settings allow.
+    """Return the pacing of worker heartbeats for these settings.
 
-    The longest interval keeps two promises. A first lease, which no heartbeat has renewed yet,
-    does not expire. A worker that misses two heartbeats does not count as lost.
+    Its longest interval is so short that a new lease is renewed by a heartbeat before it expires,
+    and that a worker may miss two heartbeats without being considered lost.
     """
     rarest = min(settings.lease_seconds * 2, settings.worker_lost_seconds) / 3
     return HeartbeatPacing(settings.heartbeat_seconds, rarest)
@@ -168,12 +169,11 @@ def stop_waiting(app: FastAPI) -> None:
 
 
 def route_modules() -> list[APIRouter]:
-    """Return the routers of all modules in service.api.routes.
+    """Return the routers of all modules in `service.api.routes`, in the order in which they are
+    matched.
 
-    Each module defines the variable `router`: a new file adds a group of routes.
-
-    The framework tries the groups in order. Frequently requested groups therefore come first,
-    lookups before leases.
+    Each module defines the variable `router`, so a new file adds its routes. Modules with the
+    variable `ASKED_OFTEN` come first, so that frequent requests are matched quickly.
     """
     names = sorted((m.name for m in pkgutil.iter_modules(routes.__path__)), reverse=True)
     modules = [importlib.import_module(f"{routes.__name__}.{name}") for name in names]

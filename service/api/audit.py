@@ -1,4 +1,4 @@
-"""Entries of the audit log that routes write."""
+"""Writing of audit log entries about requests to the API."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ from tilewright.service.api.deps import StorageDep, request_token
 
 
 class Auditor:
-    """Writes audit log entries about one request, with the token and the client's address."""
+    """Writes audit log entries about one request.
+
+    Each entry has the request's token as its actor, and the client's address.
+    """
 
     def __init__(self, token: Token, origin: str, storage: Storage) -> None:
         self._token = token
@@ -21,7 +24,9 @@ class Auditor:
         self._storage = storage
 
     def __call__(self, action: Action, subject: str, **detail: Any) -> None:
-        """Write one entry about a subject, such as a job's id.
+        """Write one entry: `action` was done to `subject`, such as a job's id.
+
+        `detail` has further values, which are stored as JSON.
 
         Raises:
             StorageError: if the database fails.

@@ -39,9 +39,9 @@ def blob_response(
 ) -> Response:
     """Return a response that streams a blob (200) or one range of its bytes (206).
 
-    The response is 304 if the client has the blob already (`If-None-Match`). A client resumes a
-    broken download with a `Range` header (RFC 9110, section 14). A list of ranges, or a range that
-    does not parse, gets the complete blob, as the RFC permits.
+    The response is 304 if the client has the blob already (`If-None-Match`). A client can resume an
+    interrupted download with a `Range` header (RFC 9110, section 14). The complete blob is sent if
+    the header has several ranges or is malformed; the RFC permits this.
 
     Raises:
         NotFoundError: if the blob does not exist.
@@ -78,7 +78,10 @@ def blob_response(
 
 
 def _wanted(request: Request, digest: str, size: int) -> tuple[int, int] | None:
-    """Return the requested half-open range of bytes, (first, end), or None for the whole blob."""
+    """Parse the `Range` header of a request for a blob of `size` bytes.
+
+    Return the bytes to send as a half-open range (first, end), or None for the whole blob.
+    """
     match = _RANGE.fullmatch(request.headers.get("range", ""))
     if match is None or request.headers.get("if-range", f'"{digest}"') != f'"{digest}"':
         return None

@@ -1,4 +1,6 @@
-"""In-memory caches: a bounded LRU cache, and removal of entries that a commit made stale."""
+"""In-memory caches: a bounded LRU cache, and removal of entries that a database commit made
+outdated.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,7 @@ Value = TypeVar("Value")
 
 
 class LRU(Generic[Key, Value]):
-    """A cache that drops the least recently used values while their total size exceeds `limit`.
+    """A cache that removes the least recently used values while their total size exceeds `limit`.
 
     Args:
         limit: the largest sum of all sizes, in the caller's unit (entries or bytes). A value larger
@@ -46,14 +48,14 @@ class LRU(Generic[Key, Value]):
         return entry[0]
 
     def put(self, key: Key, value: Value, size: int = 1, names: Iterable[str] = ()) -> None:
-        """Store a value, and drop the least recently used values while the total exceeds `limit`.
+        """Store a value. If the total size exceeds `limit`, remove the least recently used values.
 
         Args:
             key: the key of the value; an earlier value of this key is removed.
             value: the value.
             size: the size of the value, in the unit of `limit`.
-            names: names that the value depends on. `forget` removes the value with any of these
-                names.
+            names: names of things on which the value depends, such as keys of records. `forget`
+                with any of these names removes the value.
         """
         self.drop(key)
         if size > self.limit:
@@ -94,8 +96,8 @@ class LRU(Generic[Key, Value]):
 class Invalidation:
     """Removes outdated values from caches: call `refresh` before each use of a cached value.
 
-    After `refresh`, no cached value is older than the last commit before the call. Concurrent calls
-    share one read of the changes.
+    After `refresh`, cached values reflect all commits that precede the call. Concurrent calls share
+    one read of the changes.
     """
 
     def __init__(self, changes: LookupChanges, *caches: LRU[Any, Any]) -> None:
@@ -106,13 +108,17 @@ class Invalidation:
         """Grows with each read that finds a change."""
 
     def watch(self, cache: LRU[Any, Any]) -> None:
-        """Add a cache; the method `refresh` removes outdated values from it."""
+        """Add a cache from which `refresh` removes outdated values."""
         self._caches.append(cache)
 
     async def refresh(self) -> int:
-        """Remove the values that commits before the call made outdated; return the new version.
+        """Remove the values that earlier commits made outdated. Return the version number of the
+        caches.
 
-        Raises StorageError if the changes cannot be read.
+        The number grows whenever changes are found.
+
+        Raises:
+            StorageError: if the changes cannot be read.
         """
         if not self._changes.unchanged():
             await self._reads.ask(None)
@@ -137,7 +143,7 @@ class Invalidation:
 def held_bytes(value: object) -> int:
     """Return the memory in bytes of a value and all objects that it refers to, each counted once.
 
-    Classes, modules and members of enumerations do not count, because they exist anyway.
+    Classes, modules and members of enumerations are not counted, because other code shares them.
     """
     seen: set[int] = set()
     found = 0

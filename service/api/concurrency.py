@@ -1,7 +1,7 @@
-"""Shared work of concurrent coroutines: one call per key, and batches of questions.
+"""Sharing of work between concurrent coroutines: one call per key, and batches of questions.
 
-Use an object of these classes in one event loop only. If one caller is cancelled, the shared call
-continues for the other callers.
+Use each object in one event loop only. If one caller is cancelled, the shared call continues for
+the others.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ Arguments = ParamSpec("Arguments")
 def in_thread(function: Callable[Arguments, Answer]) -> Callable[Arguments, Awaitable[Answer]]:
     """Return a coroutine function that runs `function` in a thread, one call at a time.
 
-    The call does not count towards the limit of anyio's worker threads, so other calls in threads
-    cannot delay it.
+    Its calls do not count towards anyio's limit of worker threads. So they need not wait while all
+    these threads are busy.
     """
     limiter = CapacityLimiter(1)
 
@@ -37,9 +37,9 @@ def in_thread(function: Callable[Arguments, Answer]) -> Callable[Arguments, Awai
 
 
 class SingleFlight(Generic[Key, Answer]):
-    """Runs at most one call per key at a time. Callers during the call wait for its result.
+    """Runs at most one call per key at a time. Callers with the same key share its result.
 
-    If the call fails, each of these callers raises its exception. The result is dropped when the
+    If the call fails, each of these callers gets its exception. The result is not cached after the
     call ends.
     """
 
@@ -52,19 +52,21 @@ class SingleFlight(Generic[Key, Answer]):
     def running(self, key: Key) -> asyncio.Future[Answer] | None:
         """Return the future of the running call of a key, or None.
 
-        Await it under `asyncio.shield` if the caller may be cancelled, or else the call is
-        cancelled too.
+        A caller that may be cancelled must await it under `asyncio.shield`. Otherwise the shared
+        call is cancelled with the caller.
         """
         return self._calls.get(key)
 
     async def run(self, key: Key, make: Callable[[], Coroutine[Any, Any, Answer]]) -> Answer:
-        """Return the result of the running call of the key, or of a new call of `make`."""
+        """Await the running call of a key, and return its result. Without one, call `make` and
+        await that.
+        """
         return await asyncio.shield(self.start(key, make))
 
     def start(
         self, key: Key, make: Callable[[], Coroutine[Any, Any, Answer]]
     ) -> asyncio.Future[Answer]:
-        """Return the future of the running call of a key. Without one, start `make` first."""
+        """Return the future of the running call of a key. Without a running call, start `make`."""
         call = self._calls.get(key)
         if call is None:
             call = self._calls[key] = asyncio.create_task(make())
@@ -72,9 +74,9 @@ class SingleFlight(Generic[Key, Answer]):
         return call
 
     def forget(self) -> None:
-        """Let the next caller of each key start a new call, even if a call is running.
+        """Make the next caller of each key start a new call, even if a call is running.
 
-        Running calls continue for the callers that wait for them.
+        Running calls continue for the callers that already wait for them.
         """
         self._calls.clear()
 
@@ -88,14 +90,14 @@ class SingleFlight(Generic[Key, Answer]):
 class Batcher(Generic[Asked, Answer]):
     """Collects questions from concurrent callers, and answers them in batches, one batch at a time.
 
-    Questions that arrive during a call form the next batch, so the batch grows with the load and no
-    timer is needed. A call starts after its questions were asked, so no answer is older than its
-    question.
+    Questions that arrive while a batch is being answered form the next batch. So the batches grow
+    with the load, and no timer is needed. Work on a batch begins after its questions arrived, so no
+    answer is older than its question.
 
     Args:
         answer: returns the answers to a batch of questions, in order. If an answer is an exception,
             `ask` raises it for the caller of that question.
-        most: the limit of questions per call; None for no limit.
+        most: the largest number of questions per batch; None for no limit.
     """
 
     def __init__(
@@ -111,7 +113,7 @@ class Batcher(Generic[Asked, Answer]):
     async def ask(self, question: Asked) -> Answer:
         """Add a question to the next batch, and return its answer.
 
-        Raises the exception of a failed call, or an exception that is the answer.
+        If the answer is an exception, or the function `answer` fails, that exception is raised.
         """
         future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
         self._gathered.append((question, future))
@@ -135,9 +137,10 @@ class Batcher(Generic[Asked, Answer]):
             self._working = None
 
     async def _answers(self, questions: Sequence[Asked]) -> Sequence[Answer | Exception]:
-        """Answer each question.
+        """Answer a batch of questions.
 
-        If a question has an exception as its answer, only its caller raises it.
+        A DatabaseError is the answer to every question. After any other exception, the questions
+        are asked one by one, so that only the question at fault gets an exception.
         """
         try:
             return await self._answer(questions)

@@ -23,7 +23,7 @@ NOT_MODIFIED: dict[int | str, dict[str, Any]] = {
 
 @dataclass(frozen=True, slots=True)
 class JsonAnswer:
-    """A JSON response, and the 304 response for a client that has it already.
+    """A JSON response, and the 304 response for a client that already has it.
 
     Attributes:
         whole: the response with the body.
@@ -49,7 +49,9 @@ class JsonAnswer:
         return cls(whole, Response(status_code=304, headers=headers), tag)
 
     def to(self, scope: Scope) -> Response:
-        """Return the full response, or 304 if the client's `If-None-Match` names the tag."""
+        """Return the full response, or the 304 response if `If-None-Match` in the request names
+        the tag.
+        """
         if self.unchanged is not None:
             given = [value for name, value in scope["headers"] if name == b"if-none-match"]
             if given and _names([value.decode("latin-1") for value in given], self.tag):
@@ -58,12 +60,17 @@ class JsonAnswer:
 
 
 def tagged(request: Request, content: bytes) -> Response:
-    """Return a response with this JSON body and an `ETag`, or 304 if the client has it already."""
+    """Return a response with a JSON body and an `ETag`, or 304 if the client already has this
+    body.
+    """
     return JsonAnswer.tagged(content).to(request.scope)
 
 
 def has(request: Request, tag: str) -> bool:
-    """Whether the request's `If-None-Match` names this tag, or is `*`."""
+    """Whether the client already has the content with this `ETag`.
+
+    This is so if the request's `If-None-Match` names the tag, or is `*`.
+    """
     return _names(request.headers.getlist("if-none-match"), tag)
 
 

@@ -1,6 +1,4 @@
-"""FastAPI dependencies that routes share: stores, settings, a token with a scope, a job's
-target.
-"""
+"""FastAPI dependencies that many routes share, such as the storage, the settings and the token."""
 
 from __future__ import annotations
 
@@ -72,7 +70,7 @@ async def get_upload_limiter(request: Request) -> CapacityLimiter:
 
 
 def request_token(request: Request) -> Token:
-    """Return the token with which a request passed the gate (`service.api.gate`)."""
+    """Return the token that the gate (`service.api.gate`) has verified for a request."""
     token = request.scope["tilewright_token"]
     assert isinstance(token, Token)
     return token

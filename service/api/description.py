@@ -1,9 +1,9 @@
 """OpenAPI description of the interface: parameters, responses, errors and examples per operation.
 
 FastAPI derives parameters and responses from the types. This module adds error responses and
-examples to every operation. Error responses are problem documents; they follow from the checks that
-a request passes (the gate, a body, a limit). Examples of requests and responses combine the
-examples of their fields.
+examples to every operation. Error responses are problem documents (RFC 9457). Their statuses follow
+from the checks that the route makes, such as for a token, a body or a rate limit. The example of a
+request or response consists of the examples of its fields.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def describe(described: Json, routes: Sequence[GatedRoute], prefix: str) -> Json
 
 
 def _summary(route: GatedRoute) -> str:
-    """Return the first sentence of a route's docstring."""
+    """Return the summary of an operation: the first sentence of its route's docstring."""
     first = " ".join(route.description.partition("\n\n")[0].split())
     for end in (". ", "; ", ": "):
         first = first.partition(end)[0]
@@ -102,7 +102,10 @@ def _examples(operation: Json, schemas: Mapping[str, Json]) -> None:
 
 
 def _contents(operation: Json) -> Iterator[Json]:
-    """Yield the content of the request and of each successful response, except files."""
+    """Yield the content entries of an operation's request and successful responses.
+
+    An entry has the schema and the example of one media type. Entries for files are left out.
+    """
     holders = [operation.get("requestBody", {})]
     holders += [answer for status, answer in operation["responses"].items() if status < "300"]
     for holder in holders:
@@ -112,7 +115,7 @@ def _contents(operation: Json) -> Iterator[Json]:
 
 
 def example(schema: Json, schemas: Mapping[str, Json], where: str = "") -> Any:
-    """Return an example value of a JSON schema, built from the examples in the schema.
+    """Return an example value for a JSON schema, built from the examples of its parts.
 
     Args:
         schema: the schema.
@@ -120,7 +123,7 @@ def example(schema: Json, schemas: Mapping[str, Json], where: str = "") -> Any:
         where: the name of the schema in error messages.
 
     Raises:
-        ValueError: for text or an object without an example.
+        ValueError: if a string or an object without properties has no example.
     """
     if "examples" in schema:
         return schema["examples"][0]

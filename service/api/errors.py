@@ -1,4 +1,6 @@
-"""HTTP errors as problem documents: `application/problem+json` (RFC 9457), one type per error."""
+"""HTTP errors as problem documents: `application/problem+json` (RFC 9457), one type per kind of
+error.
+"""
 
 from __future__ import annotations
 
@@ -78,7 +80,9 @@ class ApiProblem(Exception):
         super().__init__(detail)
 
     def response(self) -> JSONResponse:
-        """Return a response with the problem document. A long `detail` loses its middle."""
+        """Return an HTTP response with the problem document. The middle of a long `detail` is
+        cut out.
+        """
         body = {
             "type": PREFIX + self.slug,
             "title": self.slug.replace("-", " ").capitalize(),
@@ -174,9 +178,9 @@ def database_problem(error: DatabaseError) -> ApiProblem:
 
 
 def _storage_problem(error: DatabaseError, status: int, slug: str, sentence: str) -> ApiProblem:
-    """Return a problem with a sentence that any client may read.
+    """Return a problem with a general sentence, which any client may read, and log the exact error.
 
-    Addresses and paths go to the log only, under the request's id.
+    The exact error may contain addresses and paths. The log entry has the request's id.
     """
     log.error("storage", kind=slug, error=str(error))
     retry = {"Retry-After": RETRY_SECONDS[slug]} if slug in RETRY_SECONDS else None
@@ -186,8 +190,8 @@ def _storage_problem(error: DatabaseError, status: int, slug: str, sentence: str
 def validation_problem(error: RequestValidationError) -> ApiProblem:
     """Return a 422 problem that lists the invalid fields of a request.
 
-    Its field `detail` is the first error, and its field `errors` has at most `MOST_FIELD_ERRORS`
-    of them.
+    Its `detail` describes the first invalid field. Its field `errors` lists at most
+    `MOST_FIELD_ERRORS`.
     """
     listed = map(_field_error, error.errors()[:MOST_FIELD_ERRORS])
     # without duplicates: a body that a dependency also reads is validated twice
@@ -210,7 +214,7 @@ _SLUGS = {404: "not-found", 405: "method-not-allowed", 413: "too-large", 400: "b
 
 
 def document(_: Request, problem: ApiProblem) -> Response:
-    """Return a problem as a JSON response; the default of `install`."""
+    """Return the JSON response for a problem. This is the default `answer` of `install`."""
     return problem.response()
 
 
@@ -219,7 +223,7 @@ def install(app: FastAPI, answer: Callable[[Request, ApiProblem], Response] = do
 
     Args:
         app: the application.
-        answer: returns the response to a request for its problem: a problem document or an HTML
+        answer: returns the response for a request and its problem: a problem document or an HTML
             page.
     """
 

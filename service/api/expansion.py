@@ -1,9 +1,9 @@
 """Expansion of leased requests for devices without NumPy (`tuner.measure.plain_form`).
 
 An expanded request also has a plan that states which element of which array fills each buffer. A
-tuner cannot know which worker will lease a request. Some workers of a target may have NumPy, and
-others not. A request is therefore expanded when a worker without NumPy asks for that. The arrays
-that the expanded request refers to are stored along with the request.
+tuner does not know which worker will lease a request, and not all workers of a target have NumPy.
+So a request is expanded only when a worker without NumPy asks for it. The arrays that the expanded
+request refers to are stored as blobs.
 """
 
 from __future__ import annotations
@@ -23,7 +23,9 @@ KEPT_BYTES = 64 << 20
 
 
 class RequestExpander:
-    """Expands requests, one at a time: generating random arrays takes memory and all cores."""
+    """Expands leased requests, one at a time: generating random arrays takes memory and all
+    cores.
+    """
 
     def __init__(self, storage: Storage) -> None:
         self._storage = storage
@@ -31,7 +33,9 @@ class RequestExpander:
         self._turn = CapacityLimiter(1)
 
     async def expanded(self, lease_id: str, worker_id: str) -> tuple[str, dict[str, Any]]:
-        """Return the id of a leased request, and the expanded request with its plan, as JSON.
+        """Expand a leased request, so that a worker without NumPy can execute it.
+
+        Return the id of the request, and the expanded request with its plan as JSON.
 
         Raises:
             NotFoundError: if the lease does not belong to the worker.

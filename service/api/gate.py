@@ -1,7 +1,8 @@
 """The gate: checks of a request's token, scope and content length before its body is read.
 
-It then reads the body within a size limit, at a minimum rate and before a deadline, without
-occupying a thread. Every gated route is a `GatedRoute`; its `Needs` dependency states the scope.
+Then the gate reads the body within a size limit, at a minimum rate and before a deadline, without
+occupying a thread. A route is subject to these checks if it is a `GatedRoute`; its dependency
+`Needs` states the scope.
 """
 
 from __future__ import annotations
@@ -49,7 +50,8 @@ log = structlog.get_logger("tilewright.web")
 
 
 class Needs(HTTPBearer):
-    """FastAPI dependency of a route that needs a token with a scope. It returns the token.
+    """FastAPI dependency of a route that needs a token with the scope `scope`. It returns the
+    token.
 
     The gate checks the scope before the dependency runs.
     """
@@ -67,7 +69,7 @@ class Needs(HTTPBearer):
 
 
 class TokenCache:
-    """Cache of the tokens that were verified at most `KNOWN_SECONDS` ago."""
+    """Caches verified tokens for `KNOWN_SECONDS`."""
 
     def __init__(self, tokens: TokenStore, clock: Callable[[], float] = time.monotonic) -> None:
         self._tokens = tokens
@@ -77,7 +79,8 @@ class TokenCache:
         self._version = 0  # grows when tokens are forgotten
 
     async def verify(self, secret: str) -> Token | None:
-        """Return the token of a secret, as `TokenStore.verify` does; the answer may be cached.
+        """Return the token with a secret, or None, as `TokenStore.verify` does. The answer may be
+        cached.
 
         Concurrent requests with the same secret share one look-up. A cached token is looked up
         again in the background once half of `KNOWN_SECONDS` has passed.
@@ -109,13 +112,15 @@ class TokenCache:
         return token
 
     def forget(self) -> None:
-        """Empty the cache, because tokens were created or revoked."""
+        """Empty the cache, because tokens may have been created or revoked."""
         self._version += 1
         self._known.clear()
         self._flights.forget()
 
     async def follow(self, notifier: Notifier) -> None:
-        """Empty the cache whenever any process revokes a token. Runs until cancelled."""
+        """Empty the cache whenever any process creates, changes or revokes a token. Runs until
+        cancelled.
+        """
         with notifier.listening(TOKENS) as subscription:
             while True:
                 await subscription.woken()
@@ -124,12 +129,12 @@ class TokenCache:
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """The minimum rate at which a request body must arrive, and the limit of its total time.
+    """The minimum rate at which a request body must arrive, and the longest time that it may take.
 
     Attributes:
         start_seconds: the grace period before the rate applies.
         bytes_per_second: the minimum rate.
-        most_seconds: the limit of the total time.
+        most_seconds: the longest time for the whole body.
     """
 
     start_seconds: float  # grace period before the rate applies
@@ -137,7 +142,8 @@ class Pace:
     most_seconds: float
 
     def seconds(self, received: int) -> float:
-        """Return the deadline of the next bytes of a body, in seconds after the start of the body.
+        """Return the deadline by which more bytes must arrive, in seconds after the start of the
+        body.
 
         Args:
             received: the number of bytes that have arrived.
@@ -146,11 +152,10 @@ class Pace:
 
 
 class Body:
-    """Receives the body of one request, and enforces limits of its size and its time.
+    """Receives the body of one request, and limits its size and its time.
 
-    `receive` raises HTTPException, the only exception that the framework passes on from here: 413
-    for a body that is too large, and 408 for a body that arrives too slowly. Both close the
-    connection.
+    `receive` raises an HTTPException: 413 if the body is too large, 408 if it arrives too slowly.
+    Either closes the connection. FastAPI does not pass on exceptions of other types from here.
     """
 
     def __init__(self, receive: Receive, what: str, limit_bytes: int, pace: Pace) -> None:
@@ -191,10 +196,10 @@ class Gate:
     """Checks the token, the scope and the body of every request to an application.
 
     Args:
-        settings: the limits of body sizes, and the pace of bodies.
+        settings: the limits of the sizes and times of bodies.
         tokens: verifies tokens.
-        most_of_result: returns the size in bytes of the largest possible result for a lease, by the
-            lease's id. Called in a thread.
+        most_of_result: returns the size in bytes of the largest possible result for a lease, given
+            the lease's id. It is called in a thread.
     """
 
     def __init__(
@@ -217,7 +222,7 @@ class Gate:
         }
 
     async def authenticate(self, headers: Mapping[bytes, bytes], scope: Scope) -> Token:
-        """Return the token of a request.
+        """Return the token of a request, which must have the scope `scope`.
 
         Raises:
             ApiProblem: 401 if the token is missing, invalid, revoked or expired; 403 if it lacks
@@ -240,7 +245,7 @@ class Gate:
         headers: Mapping[bytes, bytes],
         receive: Receive,
     ) -> Receive:
-        """Return a `receive` that enforces the limits of a route's body.
+        """Return an ASGI function `receive` that limits the size and the time of a request's body.
 
         Args:
             path: the path template of the route.
@@ -296,10 +301,11 @@ class GatedRoute(APIRoute):
 
     @property
     def refusals(self) -> frozenset[int]:
-        """The HTTP statuses of all errors that the route may return.
+        """Return the HTTP statuses of all errors that the route may return, for the OpenAPI
+        document.
 
-        The gate causes some of them. The decorator `refuses` declares the others on the route and
-        its dependencies.
+        Some follow from the checks of the gate. The decorator `refuses` declares the others on the
+        route's function and its dependencies.
         """
         found = {413, 422, 500, 503, 507} | refusals_of(self.dependant)
         if self._needs is not None:
@@ -343,7 +349,9 @@ class GatedRoute(APIRoute):
 
 
 def _needed(dependant: Dependant) -> Scope | None:
-    """Return the scope that a route or one of its dependencies needs, or None."""
+    """Return the scope that a route or one of its dependencies demands with `Needs`; None if
+    none does.
+    """
     if isinstance(dependant.call, Needs):
         return dependant.call.scope
     found = [_needed(each) for each in dependant.dependencies]

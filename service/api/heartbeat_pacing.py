@@ -1,8 +1,8 @@
 """Pacing of worker heartbeats: the interval between them grows with the number of workers.
 
-A heartbeat is a separate request. With 5,000 workers and an interval of five seconds, an API
-process did little else than answer heartbeats. Each process therefore lengthens the interval to
-limit heartbeats per second, within a bound that still detects a lost worker in time.
+Each heartbeat is a separate request. With 5,000 workers and an interval of five seconds, an API
+process did little else than answer heartbeats. So each process lengthens the interval to limit the
+number of heartbeats per second. A bound ensures that a lost worker is still detected in time.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ MOST_A_SECOND = 200.0
 
 
 class HeartbeatPacing:
-    """Computes the heartbeat interval from the workers that report to this process.
+    """Computes the heartbeat interval from the number of workers that report to this process.
 
     Args:
-        least_seconds: the interval for few workers.
+        least_seconds: the interval if there are few workers.
         most_seconds: the longest interval, for any number of workers.
         clock: returns the time in seconds.
     """
@@ -35,8 +35,10 @@ class HeartbeatPacing:
         self._heard: dict[str, float] = {}  # time of the last heartbeat; longest silent first
 
     def record(self, worker_id: str) -> None:
-        """Count the worker of a heartbeat, and drop workers that were silent for `2 *
-        most_seconds`."""
+        """Count a worker that has just sent a heartbeat.
+
+        Workers that were silent for `2 * most_seconds` are no longer counted.
+        """
         now = self._clock()
         self._heard.pop(worker_id, None)
         self._heard[worker_id] = now
@@ -45,6 +47,6 @@ class HeartbeatPacing:
 
     @property
     def seconds(self) -> float:
-        """The current interval between two heartbeats of a worker, in seconds."""
+        """Return the present interval between two heartbeats of a worker, in seconds."""
         wanted = len(self._heard) / MOST_A_SECOND
         return min(max(wanted, self._least_seconds), self._most_seconds)

@@ -1,13 +1,13 @@
-"""Periodic background work of the web process: lease expiry, and removal of old data.
+"""Periodic background work of the web process: expiry of leases, and removal of old data.
 
-Twice a second one replica expires the leases of silent workers. The replicas take turns, which the
-database assigns. Only the web process does this. While no replica runs, workers can neither renew
-leases nor report results. That time does not count towards expiry, so a request that a worker
-finishes meanwhile is not leased to another worker.
+Twice a second, one replica expires the leases of silent workers. A lock in the database decides
+which replica does it. While no web process runs, workers can neither renew leases nor report
+results. So leases are extended by that time; otherwise a request that a worker finishes meanwhile
+would be leased again.
 
 At longer intervals the process removes finished measurement requests, unreferenced blobs, and
-workers without a recent heartbeat. It removes trials, jobs, models and artifacts only if a setting
-requires it.
+workers without a recent heartbeat. It removes trials, jobs, models, artifacts and audit entries
+only if a setting says so.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ BUCKET_IDLE_SECONDS = 120.0
 class RemovedData:
     """The amount of data that one call of `remove_old_data` removed.
 
-    `blob_bytes` is in bytes. All other attributes are numbers of rows.
+    `blob_bytes` is in bytes. All other attributes are numbers of database rows.
     """
 
     requests: int
@@ -60,9 +60,9 @@ class RemovedData:
 def remove_old_data(storage: Storage, settings: Settings) -> RemovedData:
     """Remove data that is no longer needed. Several processes may call this concurrently.
 
-    Keeps each request whose outcome the tuner of an open job has not stored yet. Stores the
-    outcomes of requests whose jobs have ended. Keeps each blob that a row refers to, and each
-    recent blob, whose row may not be written yet.
+    First, results of ended jobs that no tuner has stored are stored as trials. Requests whose
+    outcome the tuner of an open job has not stored yet are kept. Blobs are kept if a row refers to
+    them, or if they are so recent that such a row may not be written yet.
     """
     store_orphaned_results(storage)
     requests = storage.leases.prune(settings.keep_finished_seconds)
@@ -76,7 +76,9 @@ def remove_old_data(storage: Storage, settings: Settings) -> RemovedData:
 
 
 def retention(settings: Settings) -> Retention:
-    """Return the days for which each kind of data is kept, from the settings `keep_KIND_days`."""
+    """Return the ages at which each kind of data is deleted, in days, from the settings
+    `keep_KIND_days`.
+    """
     kinds = (one.name for one in fields(Retention))
     return Retention(**{kind: getattr(settings, f"keep_{kind}_days") for kind in kinds})
 
@@ -84,14 +86,16 @@ def retention(settings: Settings) -> Retention:
 def sweep(
     storage: Storage, metrics: Metrics, holder: str, idle_seconds: float = float("inf")
 ) -> bool:
-    """Expire leases if it is this replica's turn. Return whether it was.
+    """Expire leases, unless another replica is responsible. Return whether this replica did it.
+
+    If no replica did it for some time, workers could not renew leases either. Then all leases are
+    first extended by that time.
 
     Args:
-        storage: the store of the leases.
+        storage: the stores of the leases and of the lock that assigns this work to a replica.
         metrics: counts the expired leases.
         holder: the name of this replica.
-        idle_seconds: the seconds since this replica's last call. No outage was longer, because this
-            replica ran before. Leases are extended by the time of an outage.
+        idle_seconds: seconds since this replica's last call, an upper bound for the extension.
     """
     turn = storage.sweeps.take(SWEEP, holder)
     if turn is None:
@@ -114,15 +118,17 @@ def sweep(
 
 
 async def name_all(storage: Storage) -> None:
-    """Compute the names of all workloads that have none yet, in batches."""
+    """Compute the readable names of all workloads that have none yet, in batches."""
     while await run_in_threadpool(name_workloads, storage):
         pass
 
 
 async def keep_house(storage: Storage, settings: Settings, metrics: Metrics) -> None:
-    """Expire leases and remove old data until cancelled. Retries after any failure.
+    """Expire leases and remove old data periodically, until cancelled. Failures are logged and
+    retried.
 
-    The first removal starts one interval after the start, when workers have sent heartbeats.
+    The first removal happens one interval after the start. By then, live workers have sent
+    heartbeats and are not removed.
     """
     holder = uuid.uuid4().hex
     tidied = time.monotonic()

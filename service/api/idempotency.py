@@ -1,11 +1,11 @@
 """Requests with an `Idempotency-Key` are executed once, however often a client sends them.
 
-The body is hashed while it is received. The check happens after its last byte and before the route
-runs. The first successful answer (2xx) is stored and replayed. Any other answer means that nothing
-changed, so a repetition is executed again.
+The body is hashed while it is received. After its last byte, and before the route's function runs,
+the key is looked up. The first successful response (2xx) is stored and sent to every repetition.
+Any other response means that nothing changed, so a repetition is executed again.
 
-An answer may contain the secret of a new token, which must not be readable in the database.
-Answers are therefore encrypted with a key derived from the secret of the client's own token.
+A response may contain the secret of a new token, which must not be readable in the database. So
+responses are encrypted with a key derived from the secret of the client's own token.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ log = structlog.get_logger("tilewright.web")
 
 
 class AnswerAtOnceError(HTTPException):
-    """Ends a request with a response: the stored answer of its first execution, or a problem.
+    """Ends a request early with a response: a stored response to an earlier request, or a problem.
 
-    It is an HTTPException, so FastAPI passes it on from the code that reads the body.
+    It is an HTTPException, because FastAPI passes on only these from the code that reads the body.
     """
 
     def __init__(self, response: Response) -> None:
@@ -67,9 +67,10 @@ def key_of(headers: Mapping[bytes, bytes]) -> str | None:
 
 
 class Once:
-    """Ensures that requests with the same `Idempotency-Key` are executed only once.
+    """Ensures that requests of a token with the same `Idempotency-Key` are executed only once.
 
-    Wrap the functions of a request with `receiving` and `sending`, and call `end` at its end.
+    One object serves one request. Wrap the request's ASGI functions with `receiving` and `sending`,
+    and call `end` at its end.
     """
 
     def __init__(
@@ -88,11 +89,11 @@ class Once:
         self._body = bytearray()
 
     async def begin(self) -> None:
-        """Reserve the key for this request.
+        """Reserve the key for this request, and renew the reservation in the background.
 
         Raises:
-            AnswerAtOnceError: with the stored answer if the request was already executed, or with a
-                problem if the database reports an error.
+            AnswerAtOnceError: with the stored response if the request was already executed, or with
+                a problem if the database reports an error.
         """
         try:
             found = await run_in_threadpool(
@@ -106,9 +107,9 @@ class Once:
         self._renewing = asyncio.create_task(self._renew(found))
 
     def receiving(self, receive: Receive) -> Receive:
-        """Return a replacement of the ASGI function `receive`.
+        """Return a replacement for the ASGI function `receive` of the request.
 
-        It hashes the body of the request, and calls `begin` after the last byte.
+        It hashes the body, and calls `begin` after the last byte.
         """
 
         async def hashed() -> Message:
@@ -122,10 +123,10 @@ class Once:
         return hashed
 
     def sending(self, send: Send) -> Send:
-        """Return a replacement of the ASGI function `send`.
+        """Return a replacement for the ASGI function `send` of the request.
 
-        It stores a successful answer before it reaches the client. Before it sends any other
-        answer, it releases the key.
+        It stores a successful response before any of it is sent to the client. Before any other
+        response, it releases the key.
         """
 
         async def kept(message: Message) -> None:
@@ -147,7 +148,9 @@ class Once:
         return kept
 
     async def end(self) -> None:
-        """Release the key of a request that has no successful answer."""
+        """Release the key, unless a successful response was stored, and stop renewing the
+        reservation.
+        """
         held, self._held = self._held, None
         if self._renewing is not None:
             self._renewing.cancel()

@@ -1,4 +1,4 @@
-"""Rate limits per token on expensive routes. All replicas share the counts."""
+"""Rate limits per token on expensive routes, shared by all replicas."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ T = TypeVar("T")
 
 
 class Limited(StrEnum):
-    """The actions with a rate limit."""
+    """The kinds of requests that have a rate limit. The values appear in error messages."""
 
     UPLOADS = "uploads"
     JOBS = "jobs"
@@ -56,14 +56,18 @@ class Limiter:
 
     @property
     def asker(self) -> str:
-        """The id of the token, by which tokens take turns in `Planning`."""
+        """Return the id of the token. `Planning` serves the questions of different tokens in
+        turn.
+        """
         return self._token.id
 
     def take(self, what: Limited) -> None:
-        """Count one action. A burst may use the allowance of a whole minute at once.
+        """Count one request against the token's limit per minute.
+
+        The requests of a whole minute may arrive at once.
 
         Raises:
-            ApiProblem: 429 with `Retry-After`, if the token's allowance is used up.
+            ApiProblem: 429 with `Retry-After`, if the token has reached its limit.
             StorageError: if the database does not answer.
         """
         limit = _per_minute(what, self._settings)
@@ -85,10 +89,10 @@ class Limiter:
 async def counted_answer(question: KeptQuestion[T], planning: Planning, limiter: Limiter) -> T:
     """Return the answer to a question about a model, from the cache or from a child process.
 
-    Only a computation counts against the rate limit of the token.
+    A question counts against the token's limit of model lookups only if it must be computed.
 
     Raises:
-        ApiProblem: if the answer cannot be computed, or the token's allowance is used up.
+        ApiProblem: if the answer cannot be computed, or the token has reached its limit.
     """
     if not planning.knows(question, limiter.asker):
         await run_in_threadpool(limiter.take, Limited.MODEL_LOOKUPS)

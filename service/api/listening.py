@@ -1,4 +1,6 @@
-"""Listening sockets, bound before anything else starts: a port in use gives a one-line error."""
+"""Listening sockets. The server opens them before anything else, to report a port in use in one
+line.
+"""
 
 from __future__ import annotations
 
@@ -10,16 +12,16 @@ BACKLOG = 2048
 
 
 class ListenError(Exception):
-    """The server cannot listen on the address. The message is one sentence."""
+    """The server cannot listen on the requested address. The message is one sentence."""
 
 
 def listen(host: str, port: int) -> list[socket.socket]:
-    """Return a listening socket per address of the host, all on the same port.
+    """Return one listening socket for each address of the host, all on the same port.
 
     Port 0 selects a free port.
 
     Raises:
-        ListenError: if the host is unknown or not this machine, or if the port is in use.
+        ListenError: if the host is unknown or is not this machine, or if the port is in use.
     """
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)

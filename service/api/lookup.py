@@ -1,4 +1,4 @@
-"""Lookups of tuned schedules: for one workload, for several, and for a model."""
+"""Lookups of tuned schedules: for given workloads, or for all workloads of a model."""
 
 from __future__ import annotations
 
@@ -23,9 +23,12 @@ from tilewright.service.jobs.device.targets import is_target_key
 
 
 async def target_key(name: str, storage: Storage) -> str:
-    """Return the key of the target with this name; a key is returned unchanged.
+    """Return the key of a target, given its name or its key.
 
-    A name that is not a key is looked up in the database, in a thread (`target_key_of`).
+    A name is resolved in a thread (`target_key_of`), because it may be in the database.
+
+    Raises:
+        UnknownTargetError: if no target has this name.
     """
     if is_target_key(name):
         return name
@@ -33,10 +36,10 @@ async def target_key(name: str, storage: Storage) -> str:
 
 
 def stands(name: str) -> bool:
-    """Whether a name always refers to the same target.
+    """Whether a name always refers to the same target, so that its target can be cached.
 
-    This holds for target keys, described targets and the name "host". The target of a worker may
-    change.
+    This holds for target keys, described targets and the name "host", but not for the name of a
+    worker, whose target may change.
     """
     return is_target_key(name) or is_described(name)
 
@@ -47,8 +50,8 @@ class LookupBytes:
 
     Attributes:
         content: a `LookupView` as JSON.
-        keys: the keys of the workloads, and the digest of the model. The response is stale once one
-            of these changes.
+        keys: the keys of the workloads, and the digest of the model if one was given. The response
+            is outdated when the records of such a workload, or the model, change.
     """
 
     content: bytes
@@ -58,7 +61,7 @@ class LookupBytes:
 async def lookup_workloads(
     storage: Storage, body: LookupRequest, served: RecordCache
 ) -> LookupBytes:
-    """Return the served record of each workload that `body` names, as a serialised answer.
+    """Return the served record of each workload in `body.workloads`, as a serialised response.
 
     Raises:
         UnknownTargetError: if the target is unknown.
@@ -77,14 +80,16 @@ async def lookup_model(
     limiter: Limiter,
     sees: str | None,
 ) -> LookupBytes:
-    """Return the served records of all workloads of a model, as a serialised answer.
+    """Return the served records of all workloads of the model `body.model`, as a serialised
+    response.
 
-    A model is planned at most once; the limiter counts plannings. `sees` is the owner whose models
-    the token may see, or None for all models.
+    The model must be planned to find its workloads. The result is cached, and only plannings count
+    against the rate limit. `sees` is the name of the owner whose models the token may see, or None
+    for all models.
 
     Raises:
         NotFoundError: if the owner never uploaded the model.
-        ApiProblem: if the model cannot be planned, or the token's allowance is used up.
+        ApiProblem: if the model cannot be planned, or the token has reached its limit.
     """
     assert body.model is not None
     digest = body.model
@@ -103,7 +108,10 @@ async def lookup_model(
 async def _lookup(
     served: RecordCache, body: LookupRequest, target: str, wanted: Sequence[PlannedWorkload]
 ) -> bytes:
-    """Return the serialised response, joined from records that are already serialised."""
+    """Return the serialised response to a lookup of the `wanted` workloads.
+
+    It is assembled from cached records that are already JSON.
+    """
     threads, numerics = body.mode_options.threads, body.mode_options.numerics
     found = await served.find((target, threads, numerics), {each.key for each in wanted})
     records = [found[each.key] or b"null" for each in wanted]

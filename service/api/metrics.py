@@ -1,4 +1,6 @@
-"""Prometheus metrics: requests as they are served, and queue lengths at the time of a scrape."""
+"""Prometheus metrics: requests are counted when they are served, queues when metrics are
+fetched.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,7 @@ _STATEMENT_BUCKETS = (0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3
 class Metrics:
     """The Prometheus metrics of one application.
 
-    They have a separate registry, because tests run many applications in one process.
+    Each application has a separate registry, because tests run many applications in one process.
     """
 
     def __init__(self) -> None:
@@ -117,7 +119,7 @@ class Metrics:
         )
 
     def time_statements(self, engine: sa.Engine) -> None:
-        """Start to time every SQL statement of this engine."""
+        """Measure the time of every SQL statement that this engine executes from now on."""
 
         def before(connection: sa.Connection, *_: Any) -> None:
             connection.info["tilewright_statement_began"] = time.perf_counter()
@@ -131,14 +133,14 @@ class Metrics:
         sa.event.listen(engine, "after_cursor_execute", after)
 
     def count_removed(self, removed: Mapping[str, int]) -> None:
-        """Count the removed rows and bytes of housekeeping, by kind."""
+        """Add the numbers of removed rows and bytes, by kind, to the metric of housekeeping."""
         for what, count in removed.items():
             self._removed.labels(what).inc(count)
 
     def render(self, storage: Storage) -> bytes:
         """Return all metrics in the Prometheus text format.
 
-        Reads the current numbers of requests, jobs, leases and workers from the database.
+        The numbers of requests, jobs, leases and workers are read from the database now.
         """
         depth = storage.leases.depth()
         for state in RequestState:
@@ -166,9 +168,10 @@ class Metrics:
 
 
 class _Totals(Collector):
-    """Counters that the database keeps. They survive restarts, and all processes share them.
+    """A Prometheus counter whose values come from the database.
 
-    `values` maps each value of the label to a count. A counter without a label has one entry, "".
+    So the values survive restarts, and all processes report the same ones. `values` maps each value
+    of the label to a count. A counter without a label has one entry, "".
     """
 
     def __init__(self, name: str, text: str, label: str = "") -> None:
@@ -217,7 +220,10 @@ class MetricsMiddleware:
                 timed.observe(time.perf_counter() - started)
 
     def _of(self, method: str, route: str, status: int) -> tuple[Counter, Histogram]:
-        """Return the metrics of a route. Cached, because finding them costs more than counting."""
+        """Return the counter and the histogram for a method, route and status.
+
+        They are cached, because looking them up costs more than counting.
+        """
         found = self._found.get((method, route, status))
         if found is None:
             found = (
@@ -229,9 +235,9 @@ class MetricsMiddleware:
 
 
 def _template(scope: Scope) -> str:
-    """Return the path of a request with the names of its parameters instead of their values.
+    """Return the path of a request with `{name}` in place of each parameter's value.
 
-    This limits the number of labels.
+    Without this, every job id would add a label to the metrics. Unknown paths become "unmatched".
     """
     if "route" not in scope:
         return "unmatched"

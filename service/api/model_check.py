@@ -1,4 +1,4 @@
-"""Checks at upload and submission that reject a model before a job would fail on it."""
+"""Checks that reject an invalid model at upload or submission, before a job fails because of it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ from tilewright.service.jobs.plan.segment_planning import plan_first_program
 
 
 def check_model_bytes(path: Path, name: str) -> None:
-    """Check that a file is an ONNX model: it parses, and it has a graph.
+    """Check that a file is an ONNX model: it can be parsed, and it has a graph and an opset.
+
+    `name` names the model in error messages.
 
     Raises:
         InvalidModelError: if the file is not an ONNX model.
@@ -31,9 +33,10 @@ def check_model_bytes(path: Path, name: str) -> None:
 
 
 def check_job(spec: JobSpec) -> None:
-    """Check that the model of a job can be planned like in the tuner, at the first of its sizes.
+    """Check that the tuner will be able to plan a job's model.
 
-    The model is given as bytes, because an uploaded model has no folder with external data.
+    The model is planned as the tuner does it, at the job's first combination of sizes. The job has
+    the model as bytes, because an uploaded model has no folder with external data.
 
     Raises:
         CompilerError: if the model cannot be planned; the message is one sentence.

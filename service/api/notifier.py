@@ -1,8 +1,9 @@
-"""Wakes coroutines when the database announces changes. Each process has one notifier.
+"""Wakes coroutines when a database transaction announces changes. Each process has one notifier.
 
-Event streams and long polls wait here, without holding a thread or a connection. A single thread
-receives the notices for all of them (`db.notices`). A notice may be lost. Every few seconds a task
-therefore queries the states of all subscribed topics, with one query per kind of topic.
+Event streams and long polls wait for notices without holding a thread or a connection. A single
+thread receives the notices for all of them (`db.notices`). Because a notice may be lost, a task
+also queries the states of all subscribed topics every few seconds, with one query per kind of
+topic.
 
 The thread and the task continue after any error. Otherwise all waiting coroutines would wait
 forever, without any sign of the failure.
@@ -38,16 +39,18 @@ RETRY_SECONDS, LONGEST_RETRY_SECONDS = 1.0, 15.0
 
 
 class States(Protocol):
-    """Type of functions like `db.notices.topic_states`, bound to a database.
+    """Type of the function that queries the states of topics, such as `db.notices.topic_states`.
 
-    The function returns a number for each topic, which differs after a change of the topic.
+    It returns a number for each topic. The number differs after a change of the topic.
     """
 
     def __call__(self, topics: Collection[str], /) -> Mapping[str, int]: ...
 
 
 class Listener(Protocol):
-    """An object whose method `wake` is called with each announced topic."""
+    """An object that is notified of topics: its method `wake` is called with each announced
+    topic.
+    """
 
     def wake(self, topic: str, /) -> None: ...
 
@@ -55,7 +58,8 @@ class Listener(Protocol):
 class Subscription:
     """Lets a coroutine wait for notices of topics.
 
-    It collects every notice from its creation on, so that none is lost between two waits.
+    Notices are collected from the creation of the subscription on, so none is lost between two
+    waits.
     """
 
     def __init__(self) -> None:
@@ -67,9 +71,9 @@ class Subscription:
         self._event.set()
 
     async def woken(self, seconds: float | None = None) -> frozenset[str]:
-        """Wait for a notice, and return all topics announced since the last call.
+        """Wait for a notice. Return all topics announced since the last call.
 
-        Returns an empty set after a timeout of `seconds`.
+        The result is empty if none arrives within `seconds`. None waits without a limit.
         """
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
@@ -90,7 +94,7 @@ class Notifier:
         states: queries the states of topics, to detect lost notices.
         fallback_seconds: the interval between these queries.
         failed: called after each failure, in any thread.
-        retry_seconds: the pause after a first failure.
+        retry_seconds: the pause after a first failure; it doubles with each further failure.
         clock: returns a monotonic time in seconds.
     """
 
@@ -116,16 +120,16 @@ class Notifier:
         self._thread = threading.Thread(target=self._hear, name="notices", daemon=True)
 
     async def start(self) -> None:
-        """Start receiving notices."""
+        """Start the thread that receives notices, and the task that queries topics."""
         self._loop = asyncio.get_running_loop()
         self._thread.start()
         self._fallback = asyncio.create_task(self._ask_now_and_then())
 
     @property
     def seconds_without_notices(self) -> float:
-        """Seconds since the notifier could last receive notices.
+        """Return the seconds since the notifier was last able to receive notices.
 
-        The value is infinite after the thread or the fallback task has ended.
+        The value is infinite if the thread or the fallback task has ended.
         """
         if not self._thread.is_alive() or self._fallback.done():
             return math.inf
@@ -151,8 +155,9 @@ class Notifier:
 
     @contextmanager
     def telling(self, listener: Listener, *topics: str) -> Iterator[None]:
-        """Call `listener.wake` with each of these topics that is announced while the context is
-        open."""
+        """Within the context, call `listener.wake` with each of these topics when it is
+        announced.
+        """
         for topic in topics:
             self._ears[topic].add(listener)
         try:
@@ -170,7 +175,9 @@ class Notifier:
                 listener.wake(topic)
 
     def wake_all(self) -> None:
-        """Wake every listener: notices may have been lost, or the process stops."""
+        """Wake every listener of every topic, because notices may have been lost, or the process
+        stops.
+        """
         self.wake(list(self._ears))
 
     def _hear(self) -> None:
@@ -190,14 +197,20 @@ class Notifier:
         self._source.close()
 
     def _tell(self, topics: Sequence[str] | None) -> None:
-        """Wake the listeners of topics in the event loop, or all listeners if `topics` is None."""
+        """Wake the listeners of topics in the event loop, or all listeners if `topics` is None.
+
+        It may be called from any thread.
+        """
         if topics is None:
             self._loop.call_soon_threadsafe(self.wake_all)
         elif topics:
             self._loop.call_soon_threadsafe(self.wake, topics)
 
     def _note(self, error: Exception) -> None:
-        """Count and log a failure. Any exception other than a DatabaseError is a bug."""
+        """Count and log a failure to receive notices or to query topics.
+
+        A DatabaseError is logged as a warning. Any other exception is a bug and logged as an error.
+        """
         self._failed()
         if isinstance(error, DatabaseError):
             log.warning("notices", error=str(error))

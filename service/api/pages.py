@@ -1,9 +1,9 @@
 """Pagination of lists over HTTP.
 
-`limit` bounds the size of a page. If more entries follow, the answer has a `Link` header with
-`rel="next"` (RFC 8288), and its page token again as `X-Next-Page-Token`. The token is opaque to
-clients. It contains the position after which the next page begins, and a digest of the list and
-its filters. Another list, or the same list with other filters, rejects it.
+`limit` bounds the number of entries of a page. If more entries follow, the response has a `Link`
+header with `rel="next"` (RFC 8288), and the header `X-Next-Page-Token` with the page token of that
+link. The token is opaque to clients. It contains the position after which the next page begins, and
+a digest of the list and its filters. So it is rejected by another list, or with other filters.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _OWN = frozenset({"limit", "page_token"})
 
 
 class Pages:
-    """The page of a list that a request asks for.
+    """Which page of a list a request asks for.
 
     Attributes:
         limit: the maximum number of entries.
@@ -43,13 +43,12 @@ class Pages:
 
     @property
     def wanted(self) -> tuple[int, Position | None]:
-        """The pair (`limit`, `after`), for the method `list` of a store."""
+        """Return (`limit`, `after`), the arguments of a store's method `list`."""
         return self.limit, self.after
 
     def linked(self, page: Page[T]) -> Page[T]:
-        """Return the page unchanged.
-
-        If another page follows, add its link to the response's headers.
+        """Add a link to the next page, if one follows, to the response's headers. Return `page`
+        unchanged.
         """
         if page.next is not None:
             token = _token(page.next, self._list())
@@ -63,7 +62,9 @@ class Pages:
         return sorted((name, value) for name, value in given if name not in _OWN)
 
     def _list(self) -> str:
-        """Return a digest of the list and its filters."""
+        """Return a digest of the list and its filters: of the request's path and query, without
+        paging.
+        """
         whole = json.dumps([self._request.url.path, self._filters()])
         return hashlib.sha256(whole.encode()).hexdigest()[:16]
 
@@ -73,9 +74,11 @@ def _token(position: Position, name: str) -> str:
 
 
 def _position(token: str, name: str) -> Position:
-    """Return the position in a page token. Raises a 422 problem for an invalid token.
+    """Return the position in a page token. `name` is the digest of the list that the request asks
+    for.
 
-    The store checks the position against its columns.
+    The store checks later that the position fits its columns. Raises ApiProblem (422) if the token
+    is malformed or belongs to another list.
     """
     try:
         found: Any = json.loads(base64.b64decode(token + "=" * (-len(token) % 4), b"-_", True))

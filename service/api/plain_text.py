@@ -1,6 +1,6 @@
 """Checks that URLs contain only text that every database can store.
 
-`service.api.schemas.bodies` checks request bodies.
+Request bodies are checked in `service.api.schemas.bodies`.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Reads and plans models in child processes, within limits of time and memory.
 
-A crafted or very large model can make reading slow, exhaust memory or crash the process. That ends
-the child and the request, but not the web process. Tokens take turns: if one token has many
-questions, other tokens still get a child process.
+A crafted or very large model can make reading slow, exhaust memory or crash the process. Then only
+the child process and the request fail, not the web process. Tokens take turns: even if one token
+has many questions, other tokens get a child process.
 """
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ T = TypeVar("T")
 class Planning:
     """Answers questions about models in child processes, and caches the answers.
 
-    The processes start at the first question, and run until `close`. The argument `asker` of the
-    methods is the id of the token that asks. Tokens take turns.
+    The processes start at the first question, and run until `close`. In all methods, `asker` is the
+    id of the token that asks; tokens take turns.
     """
 
     def __init__(self, settings: Settings, blobs: BlobStore) -> None:
@@ -72,7 +72,7 @@ class Planning:
         self._computing: SingleFlight[str, Any] = SingleFlight()
 
     async def check_model(self, path: Path, name: str, asker: str) -> None:
-        """Check that a file is an ONNX model.
+        """Check that the file at `path` is an ONNX model. `name` names the model in error messages.
 
         Raises:
             ApiProblem: if the file is not a model; the problem states the reason.
@@ -80,7 +80,8 @@ class Planning:
         await self._ask(ModelCheck(path, name), f"model '{name}'", asker)
 
     async def check_samples(self, path: Path, name: str, asker: str) -> None:
-        """Check that a file contains samples.
+        """Check that the file at `path` contains sample inputs. `name` names the file in error
+        messages.
 
         Raises:
             ApiProblem: if the file does not contain samples; the problem states the reason.
@@ -89,7 +90,7 @@ class Planning:
         await self._ask(question, f"'{name}'", asker)
 
     async def check_job(self, check: JobCheck, asker: str) -> None:
-        """Check that a model can be tuned with a job's options.
+        """Check that a model can be tuned with a job's options and sample inputs.
 
         Raises:
             ApiProblem: if the job cannot be planned; the problem states the reason.
@@ -107,7 +108,7 @@ class Planning:
             await self._ask(asked, f"model '{check.digest}'", asker)
 
     def knows(self, question: KeptQuestion[Any], asker: str) -> bool:
-        """Return whether `find` needs no further computation for this asker.
+        """Whether `find` can answer without starting another computation for this asker.
 
         This holds if the answer is cached or being computed, or if the asker already waits for it.
         """
@@ -119,7 +120,8 @@ class Planning:
     async def find(self, question: KeptQuestion[T], asker: str) -> T:
         """Return the answer to a question, from the cache or from a child process.
 
-        Each asker waits for its own turn, and the first turn computes the answer for all of them.
+        Several tokens may ask the same question at once. Each waits for its turn; the first that
+        gets one starts the computation, and all share its answer.
 
         Raises:
             ApiProblem: if the computation fails, or too many questions wait.
@@ -138,7 +140,10 @@ class Planning:
         return self._kept.setdefault(type(question), LRU(question.MOST_BYTES))
 
     async def _make(self, key: str, question: KeptQuestion[T], asker: str) -> T:
-        """Wait for the asker's turn; then return the answer of an earlier turn, or compute it."""
+        """Wait for the asker's turn, and compute the answer.
+
+        The answer is not computed again if another asker has computed it, or is computing it.
+        """
         async with AsyncExitStack() as stack:
             measured = Measured(question)
             if isinstance(question, ModelQuestion):
@@ -177,7 +182,12 @@ class Planning:
 
     @asynccontextmanager
     async def _turn(self, asker: str) -> AsyncIterator[None]:
-        """Occupy a place for a child inside the context. Raises a 503 problem if too many wait."""
+        """Within the context, occupy one of the child processes, after waiting for the asker's
+        turn.
+
+        Raises:
+            ApiProblem: 503, if too many questions wait already.
+        """
         async with AsyncExitStack() as stack:
             try:
                 await stack.enter_async_context(self._turns.turn(asker))
@@ -191,7 +201,14 @@ class Planning:
             yield
 
     async def _answered(self, question: Question, what: str) -> Any:
-        """Return a child's answer. Raises ApiProblem if the child rejects the model or fails."""
+        """Return a child process's answer to a question. `what` names the subject in error
+        messages.
+
+        If the pool breaks because an idle child was killed, the question is sent again once.
+
+        Raises:
+            ApiProblem: if the child rejects the model, takes too long, or crashes.
+        """
         try:
             try:
                 answer = await self._answer(question)
@@ -220,9 +237,10 @@ class Planning:
         return answer
 
     async def _answer(self, question: Question) -> Any:
-        """Return a child's answer.
+        """Send a question to a child process once, and return the answer.
 
-        Raises BrokenProcessPool if the pool ended before a child received the question.
+        Raises:
+            BrokenProcessPool: if the pool of processes ended before a child received the question.
         """
         await self._let_go()
         pool = self._started()

@@ -1,7 +1,8 @@
-"""Questions that a planning process answers about untrusted models, within a memory limit.
+"""The questions about untrusted models that a planning process answers, within a memory limit.
 
-This code runs in a child of the web process (`service.api.planning`). A user's mistake comes back
-as a `Refusal` value, because the project's exceptions do not survive pickling between processes.
+This code runs in a child of the web process (`service.api.planning`). Errors that are the user's
+fault are returned as a `Refusal` value, because the project's exceptions cannot be pickled and sent
+to the parent process.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """The fields of an `ApiProblem`, in a form that passes between processes."""
+    """The fields of an `ApiProblem`, in a form that can be sent between processes."""
 
     status: int
     slug: str
@@ -48,7 +49,13 @@ class Refusal:
 
 @dataclass(frozen=True, slots=True)
 class PlannedWorkload:
-    """A workload of a model: its key, a readable name, and how often one run executes it."""
+    """A workload of a model.
+
+    Attributes:
+        key: the workload's key.
+        name: a readable name; "" if unknown.
+        count: how often one run of the model executes the workload.
+    """
 
     key: str
     name: str
@@ -74,9 +81,9 @@ class JobCheck:
         digest: the SHA-256 of the model's file.
         mode: the mode in which the job tunes.
         options: the options of the job.
-        path: the model's file, as the child process finds it.
-        samples: the files of sample inputs, as the child process finds them.
-        samples_bytes: the limit of their size.
+        path: the model's file; `Planning.check_job` sets it.
+        samples: the files of sample inputs; `Planning.check_job` sets them.
+        samples_bytes: the limit of the samples' size.
     """
 
     digest: str
@@ -87,7 +94,11 @@ class JobCheck:
     samples_bytes: int = 0
 
     def spec(self, model: bytes) -> JobSpec:
-        """Return the job with a model's bytes. Raises TuningError for an unknown option."""
+        """Return the specification of the job, with the bytes of its model.
+
+        Raises:
+            TuningError: if an option is unknown.
+        """
         return JobSpec.of_options(ModelRequest(model, self.mode), self.options)
 
     def run(self) -> None:
@@ -99,7 +110,7 @@ class JobCheck:
 
 @dataclass(frozen=True, slots=True)
 class SamplesCheck:
-    """Checks that a file contains samples: named arrays of at most `limit_bytes`."""
+    """Checks that a file contains samples: named arrays of together at most `limit_bytes`."""
 
     file: SamplesFile
     limit_bytes: int
@@ -109,7 +120,10 @@ class SamplesCheck:
 
 
 class KeptQuestion(ABC, Generic[T]):
-    """A question whose answer is cached under the parameters that `asks` returns."""
+    """A question whose answer is cached.
+
+    Questions of one class for which `asks` returns equal parameters share an answer.
+    """
 
     __slots__ = ()
 
@@ -119,18 +133,18 @@ class KeptQuestion(ABC, Generic[T]):
     @property
     @abstractmethod
     def subject(self) -> str:
-        """The name of the question's subject in error messages, such as "model '5c2e...'"."""
+        """Return the question's subject for error messages, such as "model '5c2e...'"."""
 
     @abstractmethod
     def asks(self) -> tuple[object, ...]:
-        """Return all parameters that the answer depends on, as JSON values. `key` hashes them.
+        """Return all parameters on which the answer depends, as JSON values. `key` hashes them.
 
-        The code's version is not among them: the cache belongs to a process with one version.
+        The version of the code is not needed, because the cache is lost when the process ends.
         """
 
     @abstractmethod
     def run(self) -> T:
-        """Compute the answer.
+        """Compute the answer, in a child process.
 
         Raises:
             CompilerError: if the model is invalid or not supported.
@@ -151,7 +165,7 @@ class ModelQuestion(KeptQuestion[T]):
     @property
     @abstractmethod
     def model(self) -> str:
-        """The digest of the model's file."""
+        """Return the SHA-256 of the model's file."""
 
     @property
     def subject(self) -> str:
@@ -164,7 +178,7 @@ class ModelQuestion(KeptQuestion[T]):
 
 @dataclass(frozen=True, slots=True)
 class Measured(Generic[T]):
-    """Wraps a question. `run` returns the answer, and the answer's size in memory, in bytes."""
+    """Wraps a question. `run` returns its answer and the answer's size in memory, in bytes."""
 
     question: KeptQuestion[T]
 
@@ -175,7 +189,10 @@ class Measured(Generic[T]):
 
 @dataclass(frozen=True, slots=True)
 class WorkloadsQuestion(ModelQuestion[Sequence[PlannedWorkload]]):
-    """Asks for the workloads of a model. `dims` has sizes or ranges of dimensions by name."""
+    """Asks for the workloads of a model in a mode.
+
+    `dims` has the size, or the range such as "1..512", of each dynamic dimension by name.
+    """
 
     digest: str
     mode: Mode
@@ -208,7 +225,7 @@ class WorkloadsQuestion(ModelQuestion[Sequence[PlannedWorkload]]):
 class GraphQuestion(ModelQuestion[ModelGraph]):
     """Asks for the graph of a job's model, with its partition into workloads.
 
-    A model at several sizes is planned at the first of them.
+    If the job tunes the model at several combinations of sizes, the graph is for the first.
     """
 
     check: JobCheck
@@ -233,7 +250,7 @@ class GraphQuestion(ModelQuestion[ModelGraph]):
 
 @dataclass(frozen=True, slots=True)
 class CodeQuestion(KeptQuestion[ShownCode]):
-    """Asks for the code that a schedule generates for a workload, for any target.
+    """Asks for the code that is generated for a workload with a schedule, for any target.
 
     Attributes:
         text: the workload as text.
@@ -260,7 +277,7 @@ class CodeQuestion(KeptQuestion[ShownCode]):
 
 @dataclass(frozen=True, slots=True)
 class PredictionsQuestion(KeptQuestion[Predicted]):
-    """Asks for the cost models' predictions for trials of a workload.
+    """Asks for the times that cost models predict for trials of a workload.
 
     Attributes:
         text: the workload as text.
@@ -301,9 +318,10 @@ Question = ModelCheck | JobCheck | SamplesCheck | Measured[Any]
 
 
 def begin(memory_bytes: int) -> None:
-    """Limit the memory of this process, and lower its priority below the web process.
+    """Initialise a child process: limit its memory, and give it a lower priority than the web
+    process.
 
-    The process ignores SIGINT: its parent handles Ctrl-C.
+    The process ignores SIGINT, because its parent handles Ctrl-C.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     limit_memory(memory_bytes)
@@ -311,10 +329,10 @@ def begin(memory_bytes: int) -> None:
 
 
 def answer(question: Question) -> Any:
-    """Run a question in this child process, and return its result.
+    """Answer a question in this child process.
 
-    Returns a `Refusal` instead if the method `run` of the question raises CompilerError,
-    DatabaseError or MemoryError.
+    If answering raises CompilerError, DatabaseError or MemoryError, a `Refusal` is returned
+    instead.
     """
     run: Callable[[], Any] = question.run
     try:

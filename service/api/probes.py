@@ -1,6 +1,6 @@
-"""Probes for an orchestrator: `/healthz` reports liveness, `/readyz` readiness.
+"""Probes for an orchestrator such as Kubernetes: `/healthz` for liveness, `/readyz` for readiness.
 
-The probes need no token, and report nothing else.
+The probes need no token, and reveal nothing else about the service.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ router = APIRouter(include_in_schema=False)
 
 @router.get("/healthz")
 async def healthz() -> JSONResponse:
-    """Answer without any check: an answer shows that the process is alive."""
+    """Answer 200 without any check: the answer itself shows that the process is alive."""
     return JSONResponse({"status": "ok"})
 
 
@@ -41,9 +41,9 @@ async def healthz() -> JSONResponse:
 async def readyz(request: Request, part: Literal["api"] | None = None) -> JSONResponse:
     """Answer 200 if the process can serve requests, and otherwise 503 with a reason.
 
-    The database must answer, its notices must arrive, and a recent sweep must have expired leases.
-    Without `part=api`, a known tuner must also query for jobs. A load balancer uses `part=api`: it
-    needs replicas that serve requests, whether or not jobs proceed.
+    The database must answer, its notices must arrive, and some replica must have expired leases
+    recently. Without `part=api`, a tuner must also have looked for jobs recently, if one ever did.
+    A load balancer uses `part=api`, because replicas can serve requests even if no tuner runs.
     """
     state = request.app.state
     if state.stopping:

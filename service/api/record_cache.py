@@ -1,7 +1,7 @@
-"""Cache of served records, in serialised form, for lookups.
+"""Cache of served records as JSON, for lookups.
 
-A record is serialised once, and its bytes are kept until the record changes. Concurrent lookups of
-records that are not cached share one query.
+A record is serialised once, and its bytes are cached until the record changes. Concurrent lookups
+of records that are not cached share one query.
 """
 
 from __future__ import annotations
@@ -40,7 +40,9 @@ class RecordCache:
         self._query = in_thread(self._from_database)
 
     async def find(self, kind: RecordKind, workloads: Collection[str]) -> RecordBytes:
-        """Return the served record of each workload as JSON; b"" for a workload without a record.
+        """Return the served record of each workload as JSON, by workload key.
+
+        The value is b"" for a workload without a served record.
 
         Args:
             kind: the target key, threads and numerics of the records.

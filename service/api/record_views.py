@@ -1,4 +1,4 @@
-"""Conversion of records to response bodies."""
+"""Conversion of records and the results of record operations to response bodies."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tilewright.tuner.protocol.measurement import RecordKey
 
 
 def stored_record_view(stored: StoredRecord, name: str = "") -> StoredRecordView:
-    """Return the response body for a stored record. `name` is the name of its workload."""
+    """Return the response body for a stored record. `name` is the readable name of its workload."""
     second = stored.confirmation
     return StoredRecordView(
         id=stored.id,
@@ -54,9 +54,11 @@ def import_view(done: Imported) -> ImportView:
 
 
 def answer_view(key: RecordKey, answer: Answer, name: str = "") -> AnswerView:
-    """Return the response body for an answer: the schedule to use for the workload of `key`.
+    """Return the response body for `answer`: which schedule to use for the workload of `key`, and
+    why.
 
-    `name` is the name of the workload for which the answer's record was tuned.
+    The answer's record may belong to a similar workload; `name` is the readable name of that
+    workload.
     """
     return AnswerView(
         **key.to_json(),

@@ -13,9 +13,9 @@ _refusals: dict[Callable[..., Any], frozenset[int]] = {}
 
 
 def refuses(*statuses: int) -> Callable[[Function], Function]:
-    """Return a decorator that declares the statuses of the problems that a function raises.
+    """Return a decorator that declares which HTTP error statuses a function can cause.
 
-    The function is a route or a dependency. The statuses of the gate need no declaration.
+    The function is a route or a dependency. Statuses that the gate causes need not be declared.
     """
 
     def noted(function: Function) -> Function:
@@ -26,6 +26,6 @@ def refuses(*statuses: int) -> Callable[[Function], Function]:
 
 
 def refusals_of(dependant: Dependant) -> frozenset[int]:
-    """Return the statuses that a route and all its dependencies declare."""
+    """Return the error statuses that a route's function and all its dependencies declare."""
     own = frozenset[int]() if dependant.call is None else _refusals.get(dependant.call, frozenset())
     return own.union(*map(refusals_of, dependant.dependencies))

@@ -1,4 +1,6 @@
-"""Request ids: read from a request's header, returned in the answer, and added to each log line."""
+"""Request ids: read from a request's header, returned in the response, and added to each log
+entry.
+"""
 
 from __future__ import annotations
 
@@ -23,9 +25,9 @@ def current_request_id() -> str:
 class RequestIdMiddleware:
     """ASGI middleware that gives each request an id, and returns it in the header `X-Request-Id`.
 
-    It uses the client's id if that is valid, and otherwise generates one. The server answers each
-    request in a separate context, which keeps the id until the end. The answer to an unexpected
-    error, which is created outside of all middleware, therefore has the id.
+    A valid id from the client is used; otherwise an id is generated. It stays set in the request's
+    context until the request ends, so even the response to an unexpected error, which is created
+    outside of all middleware, has the id.
     """
 
     def __init__(self, app: ASGIApp) -> None:

@@ -23,7 +23,7 @@ JobPart = TypeVar("JobPart", TrialView, StoredRecordView)
 def without_jobs_of_others(
     views: Sequence[JobPart], storage: Storage, token: Token
 ) -> list[JobPart]:
-    """Return the bodies, with an empty field `job_id` for each job that the token may not see.
+    """Return response bodies in which `job_id` is empty for each job that the token may not see.
 
     Every token may read trials and records, but not the ids of other owners' jobs.
     """
