@@ -1,8 +1,8 @@
 """Validation of workers' results before they are stored.
 
 A result must have exactly the fields, types and sizes of the protocol. It must also be plausible
-for the request that the worker has leased (`tuner.protocol.judge`). It is stored under the worker
-of the lease, even if the result names another worker.
+for the leased request (`tuner.protocol.judge`). It is stored under the worker that holds the lease,
+even if the result names another worker.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ from tilewright.tuner.protocol.version import ProtocolError
 class ResultRefused(Exception):
     """A worker's result is invalid.
 
-    `field` is the path of the invalid field, such as "measurements.0.measurement.device".
+    Attributes:
+        field: the path of the invalid field, such as "measurements.0.measurement.device".
     """
 
     def __init__(self, field: str, sentence: str) -> None:
@@ -34,9 +35,9 @@ class ResultRefused(Exception):
 
 
 def most_bytes(storage: Storage, lease_id: str) -> int:
-    """Return the size in bytes of the largest possible result for a lease.
+    """Return the size in bytes of the largest result that a worker may report for a lease.
 
-    Returns 0 if the request has another protocol version, because its results are rejected.
+    The size is 0 if the request has another protocol version, because its results are rejected.
 
     Raises:
         NotFoundError: if no lease has this id.
@@ -49,11 +50,11 @@ def most_bytes(storage: Storage, lease_id: str) -> int:
 
 
 def admit(held: Held, worker_id: str, result: Mapping[str, Any]) -> JsonObject:
-    """Validate the result that a worker reports, and return it as the JSON to be stored.
+    """Validate the result that a worker reports. Return it as JSON for the database.
 
     Args:
         held: the lease and its request.
-        worker_id: the worker of the lease. It replaces the worker that the result names.
+        worker_id: the worker that holds the lease. It replaces the worker that the result names.
         result: the reported result.
 
     Raises:
@@ -78,7 +79,7 @@ def admit(held: Held, worker_id: str, result: Mapping[str, Any]) -> JsonObject:
 
 
 def _refusal(error: ProtocolError) -> ResultRefused:
-    """Convert a decoding error to a ResultRefused that names the invalid field."""
+    """Convert the error of decoding a result to a ResultRefused that names the invalid field."""
     cause = error.__cause__
     if not isinstance(cause, MalformedError):  # another protocol version
         return ResultRefused("protocol", str(error))

@@ -1,4 +1,4 @@
-"""The HTTP server of the application. It closes connections that make no progress."""
+"""The HTTP server of the application. It closes connections that make no progress in time."""
 
 from __future__ import annotations
 
@@ -20,11 +20,12 @@ HEAD_BYTES = 32 << 10
 
 
 class PromptProtocol(H11Protocol):
-    """HTTP protocol with a deadline for each part of a request that the application does not read.
+    """uvicorn's HTTP protocol, with a deadline for each part of a request that the server itself
+    reads.
 
     uvicorn waits indefinitely for the first request, for the rest of the request headers, and for
-    the rest of a body that was answered early. This class closes such a connection after a
-    deadline. The gate limits the bodies that the application reads.
+    the rest of a body whose request was already answered. This class closes such a connection after
+    a deadline. Bodies that the application reads are limited by `service.api.gate`.
     """
 
     def __init__(self, config: uvicorn.Config, *arguments: Any, **options: Any) -> None:
@@ -54,7 +55,11 @@ class PromptProtocol(H11Protocol):
         self._look()
 
     def _look(self) -> None:
-        """Set a deadline while a request is incomplete and the application does not handle it."""
+        """Update the deadline after data arrived or a response ended.
+
+        A deadline is set while a request is incomplete and the application is not handling it.
+        Otherwise it is cancelled.
+        """
         serving = self.cycle is not None and not self.cycle.response_complete
         between = self.conn.their_state is h11.IDLE and not self.conn.trailing_data[0]
         if serving or (between and self.cycle is not None):
@@ -72,7 +77,7 @@ class PromptProtocol(H11Protocol):
 
 
 async def _overloaded(scope: Scope, receive: Receive, send: Send) -> None:
-    """Answer a request on a connection above the limit of connections."""
+    """ASGI application for connections above the limit. It answers every request with 503."""
     headers = {"Retry-After": "1", "Connection": "close"}
     sentence = "the service has as many connections as it can bear: try again"
     problem = ApiProblem(503, "too-many-connections", sentence, headers=headers)
@@ -80,7 +85,7 @@ async def _overloaded(scope: Scope, receive: Receive, send: Send) -> None:
 
 
 def server_config(app: FastAPI, settings: Settings) -> uvicorn.Config:
-    """Return the configuration of the server."""
+    """Return uvicorn's configuration for serving the application."""
     return uvicorn.Config(
         app,
         host=settings.host,

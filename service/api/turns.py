@@ -1,4 +1,7 @@
-"""Fair access to a limited number of places: waiting askers take turns, one place per turn."""
+"""Fair sharing of a limited number of places: waiting askers get places in round-robin order.
+
+An asker is, for example, the id of a token. A place is, for example, a child process.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,9 @@ from contextlib import asynccontextmanager
 
 
 class TooManyError(Exception):
-    """The limit of waiting requests is reached."""
+    """Too many requests are waiting already, in total or of one asker. `waiting` is their
+    number.
+    """
 
     def __init__(self, waiting: int) -> None:
         super().__init__(f"{waiting} wait")
@@ -17,12 +22,12 @@ class TooManyError(Exception):
 
 
 class Turns:
-    """Shares a limited number of places among askers, in round-robin order, in one event loop.
+    """Shares a limited number of places among askers in round-robin order, in one event loop.
 
     Args:
-        places: the number of places. If it exceeds one, a single asker cannot occupy all of them.
-        most: the limit of waiting requests.
-        most_each: the limit of waiting requests per asker.
+        places: the number of places. One asker can occupy all but one of them, or the only one.
+        most: the largest number of waiting requests.
+        most_each: the largest number of waiting requests per asker.
     """
 
     def __init__(self, places: int, most: int, most_each: int) -> None:
@@ -34,7 +39,7 @@ class Turns:
 
     @asynccontextmanager
     async def turn(self, asker: str) -> AsyncIterator[None]:
-        """Wait for the asker's turn, and occupy a place inside the context.
+        """Wait until the asker gets a place, and occupy it within the context.
 
         Raises:
             TooManyError: if too many requests wait, in total or of this asker.
@@ -65,7 +70,9 @@ class Turns:
             raise
 
     def _grant(self) -> None:
-        """Assign free places in order. An asker that gets a place moves to the end of the order."""
+        """Give the free places to waiting askers in order. An asker that gets one moves to the
+        end.
+        """
         while self._free:
             asker = next((a for a in self._waiting if self._having[a] < self._each), None)
             if asker is None:

@@ -1,4 +1,7 @@
-"""Reception of large bodies: no thread waits for bytes, and a few threads write them to disk."""
+"""Reception of large request bodies, which are written to temporary files.
+
+No thread waits for the network. A few threads only write to the disk.
+"""
 
 from __future__ import annotations
 
@@ -39,9 +42,16 @@ async def received(
     limiter: CapacityLimiter,
     what: str = "the model",
 ) -> AsyncIterator[Staged]:
-    """Receive the body of a request in a temporary file, and yield the file.
+    """Receive the body of a request in a temporary file, within a context that yields the file.
 
-    The end of the context removes the file. `what` is the name of the body in error messages.
+    The file is deleted at the end of the context unless it was moved.
+
+    Args:
+        request: the request.
+        storage: its blob store has the folder for temporary files.
+        limit_bytes: the largest size of the body.
+        limiter: limits the threads that write files.
+        what: the name of the body in error messages.
 
     Raises:
         StorageError: if the file cannot be written.

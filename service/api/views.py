@@ -46,7 +46,7 @@ def model_view(model: UploadedModel) -> ModelView:
 
 
 def failures(counts: Mapping[Status, int]) -> dict[str, int]:
-    """Return the number of failed trials by kind, the most frequent first."""
+    """Return the number of failed trials for each failure status, most frequent first."""
     failed = {s.value: n for s, n in counts.items() if n and s is not Status.OK}
     return dict(sorted(failed.items(), key=lambda item: (-item[1], item[0])))
 
@@ -95,7 +95,7 @@ def job_view(
 
 
 def curve_view(events: Sequence[JobEvent]) -> CurveView:
-    """Return the tuning curve, from those events of a job that report progress."""
+    """Return the response body for a tuning curve, with one point per event of kind "progress"."""
     points = [
         CurvePoint(
             at=event.created_at,
@@ -118,7 +118,11 @@ def event_view(event: JobEvent) -> JobEventView:
 
 
 def task_view(task: JobTask, job_id: str = "") -> TaskView:
-    """Return the response body for a task. An empty `job_id` means a local run without a job."""
+    """Return the response body for a task.
+
+    An empty `job_id` means that the task belongs to a local run of `tilewright tune`, without a
+    job.
+    """
     return TaskView(
         job_id=job_id,
         workload_key=task.workload_key,

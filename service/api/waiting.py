@@ -1,9 +1,9 @@
 """Distributes measurement requests to the workers whose claims wait in this process, in batches.
 
-Here, a claim is a worker's call for leases. One transaction takes leases for many claims; new
-claims collect meanwhile. A claim for which no request is queued waits together with other claims
-for the same targets, without a thread or a connection. When a notice announces new requests for
-these targets, the dispatcher serves the waiting claims in batches, until no request is left.
+In this module, a claim is a worker's call for leases. One transaction leases requests to many
+claims; claims that arrive during it form the next batch. A claim for which no request is queued
+waits without a thread or a connection. When a notice announces new requests for its targets, the
+dispatcher looks again for all claims that wait for these targets, until no request is left.
 """
 
 from __future__ import annotations
@@ -32,10 +32,13 @@ log = structlog.get_logger("tilewright.web")
 
 
 class _Queue:
-    """The waiting claims for the same targets, in the order of their next look-up.
+    """The waiting claims for the same targets, in the order in which they are looked up next.
 
-    `announced` counts the notices of new requests. `empty_at` is the value of `announced` at the
-    last look-up that found no queued request.
+    Attributes:
+        idle: the waiting claims that are not in a look-up.
+        members: the number of all claims for these targets.
+        announced: the number of notices of new requests so far.
+        empty_at: the value of `announced` at the last look-up that found no queued request.
     """
 
     def __init__(self, called: Callable[[], None]) -> None:
@@ -51,8 +54,9 @@ class _Queue:
         self._called()
 
     def due(self, most: int) -> list[_Waiter]:
-        """Return up to `most` claims for the next look-up; none if no request is known to be
-        queued.
+        """Return up to `most` claims to look up next.
+
+        Empty if no notice of new requests has arrived since a look-up found none.
         """
         if self.empty_at == self.announced:
             return []
@@ -61,9 +65,9 @@ class _Queue:
 
 
 class _Waiter:
-    """A claim that waits, and the number of HTTP requests that wait for its answer.
+    """A waiting claim, shared by all HTTP requests that wait for its answer.
 
-    Two requests wait if the worker has sent the claim again. Until its answer, the waiter is in
+    Two requests wait if the worker has sent the claim again. Until the claim is answered, it is in
     `ClaimDispatcher._changed`, in a running look-up, or in its queue's `idle`.
     """
 
@@ -85,12 +89,12 @@ class _Waiter:
 
 
 class ClaimDispatcher:
-    """Gives measurement requests to the claims of workers that wait in this process.
+    """Leases measurement requests to workers whose claims wait in this process.
 
     Args:
         notifier: announces new requests for targets, and changes of workers.
-        look: takes leases for a batch of claims; called in a thread.
-        give_back: returns a worker's leases to the queue; called in a thread.
+        look: leases requests to a batch of claims; called in a thread.
+        give_back: releases leases of a worker, given its id and the lease ids; called in a thread.
     """
 
     def __init__(
@@ -111,10 +115,10 @@ class ClaimDispatcher:
         self.closed = False
 
     def close(self) -> None:
-        """Let no claim wait any longer, because the process stops.
+        """Answer all waiting claims without leases, because the process stops.
 
-        Waiting claims get an answer without leases. New claims, and claims in a running look-up,
-        get the result of one look-up.
+        Claims in a running look-up, and claims that arrive later, get the result of one look-up
+        instead of waiting.
         """
         self.closed = True
         for queue in self._queues.values():
@@ -122,15 +126,15 @@ class ClaimDispatcher:
                 self._no_longer(waiter)
 
     async def end(self) -> None:
-        """Wait for the work that started before the call of `close`."""
+        """Wait until the running look-ups and releases of leases have ended. Call `close` first."""
         while tasks := {*self._giving_back, *([self._serving] if self._serving else [])}:
             await asyncio.wait(tasks)
 
     async def first_work(self, claim: Claim, seconds: float, request: Request) -> Sequence[Lease]:
-        """Return the leases for a claim, or an empty sequence after `seconds` without work.
+        """Wait up to `seconds` for requests that a claim can lease. Return the leases.
 
-        Also returns an empty sequence if the client has disconnected or the worker leaves. Leases
-        for a disconnected client are returned to the queue.
+        The result is empty at the timeout, if the worker unregisters, or if the client disconnects.
+        Leases that a disconnected client did not receive are released.
         """
         with self._waiting(claim) as waiter:
             gone = asyncio.ensure_future(_disconnected(request))
@@ -149,7 +153,10 @@ class ClaimDispatcher:
 
     @contextmanager
     def _waiting(self, claim: Claim) -> Iterator[_Waiter]:
-        """Yield the waiter of a claim. A claim that was sent again shares the existing waiter."""
+        """Yield the waiter of a claim, and remove it after its last request.
+
+        If the worker has sent the same claim before, the existing waiter is shared.
+        """
         waiter = self._named.get(_name(claim)) or self._enter(claim)
         waiter.askers += 1
         try:
@@ -177,7 +184,10 @@ class ClaimDispatcher:
         return waiter
 
     def _leave(self, waiter: _Waiter) -> None:
-        """Remove a waiter without requests, and return leases that no request received."""
+        """Remove a waiter for which no HTTP request waits any more.
+
+        Leases that no request received are released.
+        """
         queue = waiter.queue
         self._changed.pop(waiter, None)
         queue.idle.pop(waiter, None)
@@ -201,14 +211,20 @@ class ClaimDispatcher:
             log.warning("leases not given back", worker=worker_id, error=str(error))
 
     def _no_longer(self, waiter: _Waiter) -> None:
-        """Let a waiter wait no longer than for its running or next look-up."""
+        """End the waiting of a claim.
+
+        It is answered at once without leases, or, if a look-up of it is running or due, with its
+        result.
+        """
         waiter.patient = False
         if waiter in waiter.queue.idle:
             del waiter.queue.idle[waiter]
             waiter.answer.set_result(())
 
     def _woken(self, waiter: _Waiter) -> None:
-        """Schedule another look-up after a change of the claim's worker."""
+        """Schedule another look-up of a claim, because its worker was changed, for example
+        drained.
+        """
         waiter.changed = waiter.looking
         if waiter in waiter.queue.idle:
             del waiter.queue.idle[waiter]
@@ -220,7 +236,7 @@ class ClaimDispatcher:
             self._serving = asyncio.create_task(self._serve())
 
     async def _serve(self) -> None:
-        """Look up work in batches until no claim is due."""
+        """Look up requests for batches of claims until no claim is due."""
         try:
             while some := self._due():
                 claims = [waiter.claim for waiter in some]
@@ -235,10 +251,10 @@ class ClaimDispatcher:
             self._serving = None
 
     def _due(self) -> Sequence[_Waiter]:
-        """Return the claims for the next look-up.
+        """Select up to `MOST` claims for the next look-up, and mark them as being looked up.
 
         New claims and claims of changed workers come first, then claims whose targets may have
-        requests.
+        queued requests.
         """
         some = list(islice(self._changed, MOST))
         for queue in self._queues.values():
@@ -268,7 +284,9 @@ class ClaimDispatcher:
 
 
 def _name(claim: Claim) -> tuple[str, str]:
-    """Return the key that identifies a claim when it is sent again."""
+    """Return the key of a claim: worker id and claim id. A claim that is sent again has the same
+    key.
+    """
     return claim.worker_id, claim.claim_id or ""
 
 

@@ -1,8 +1,8 @@
-"""The page that turns a browser into a measurement worker: its files and its security headers.
+"""The page that turns a browser into a measurement worker: its files and security headers.
 
-Loading the page needs no token. The page's token is in the fragment of its address, which browsers
-do not send. The page loads only these files and contacts only this service. It is isolated from
-all other pages, which gives it a high-resolution clock.
+Loading the page needs no token. The token for its work is in the fragment of the page's address,
+which browsers do not send to servers. The page loads only these files and contacts only this
+service. It is isolated from all other pages, so the browser gives it a high-resolution clock.
 """
 
 from __future__ import annotations
@@ -40,13 +40,15 @@ router = APIRouter(include_in_schema=False)
 
 @router.get("/worker")
 def page() -> Response:
-    """Return the HTML of the page."""
+    """Return the HTML of the worker page."""
     return _file(PAGE)
 
 
 @router.get("/worker/{name}")
 def part(name: str) -> Response:
-    """Return a file that the page loads: its style sheet, or one of its modules."""
+    """Return a file that the worker page loads: its style sheet, or one of its JavaScript
+    modules.
+    """
     known = {path.name for path in FOLDER.iterdir() if path.suffix in MEDIA_TYPES}
     if name == PAGE or name not in known:
         raise HTTPException(404)

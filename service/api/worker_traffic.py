@@ -1,4 +1,6 @@
-"""Frequent requests of workers (ownership checks, heartbeats, results), processed in batches."""
+"""Processing of frequent requests from workers in batches: ownership checks, heartbeats and
+results.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,13 @@ BEATS_OF_A_LEASE = 3
 
 @dataclass(frozen=True, slots=True)
 class WorkerHeartbeat:
-    """A heartbeat of a worker (`sign`), the leases that it renews, and the token that sent it."""
+    """A heartbeat of a worker, as the API receives it.
+
+    Attributes:
+        sign: the heartbeat to record.
+        leases: the ids of the leases to renew.
+        token: the token of the request.
+    """
 
     sign: Heartbeat
     leases: Sequence[str]
@@ -41,7 +49,7 @@ class WorkerHeartbeat:
 
 @dataclass(frozen=True, slots=True)
 class HeartbeatAnswer:
-    """The answer to a heartbeat.
+    """The response to a heartbeat.
 
     Attributes:
         worker: the state of the worker.
@@ -67,18 +75,21 @@ class UncheckedResult:
 
 @dataclass(frozen=True, slots=True)
 class Asker:
-    """The worker that a request names, and the request's token."""
+    """The worker that a request names, and the request's token, for a check that they belong
+    together.
+    """
 
     worker_id: str
     token: Token
 
 
 class WorkerTraffic:
-    """Processes heartbeats, results and ownership checks of workers.
+    """Processes heartbeats, results and ownership checks of workers in batches.
 
     Args:
         storage: stores the workers and their leases.
-        lease_seconds: the time for which a heartbeat renews a lease; rare heartbeats extend it.
+        lease_seconds: the shortest time for which a heartbeat renews a lease. If the interval
+            between heartbeats is long, the time is three intervals.
         pacing: computes the interval between heartbeats.
     """
 
@@ -91,7 +102,8 @@ class WorkerTraffic:
         self._results = Batcher(in_thread(self._save), MOST)
 
     async def own(self, worker_id: str, token: Token) -> Presence:
-        """Return the worker if the token may act for it.
+        """Return the state of a worker, after checking that the token may act for it (see
+        `check_own`).
 
         Raises:
             NotFoundError: if no worker has this id.
@@ -100,7 +112,7 @@ class WorkerTraffic:
         return await self._asked.ask(Asker(worker_id, token))
 
     async def heartbeat(self, beat: WorkerHeartbeat) -> HeartbeatAnswer:
-        """Record a heartbeat, and renew the worker's leases.
+        """Record a heartbeat, and renew the leases that it names.
 
         Raises:
             NotFoundError: if no worker has this id.
@@ -111,12 +123,15 @@ class WorkerTraffic:
         return heard
 
     async def report(self, sent: UncheckedResult, size_bytes: int) -> Completion:
-        """Validate and store a result.
+        """Validate and store the result of a lease.
+
+        `size_bytes` is the size of the request body. Large results are processed outside of
+        batches, so that they do not delay others.
 
         Raises:
-            NotFoundError: if no worker has this id.
-            ApiProblem: 403 if the worker belongs to another token; 422 if the result is not
-                plausible for its request. An implausible result also counts against the worker.
+            NotFoundError: if the worker or the lease does not exist.
+            ApiProblem: 403 if the worker belongs to another token; 422 if the result does not fit
+                its request, which also counts as a failure of the worker.
             StaleLeaseError: if the worker no longer has the lease.
         """
         if size_bytes < LARGE_BYTES:  # a large result is validated alone, to not delay a batch
@@ -178,7 +193,7 @@ class WorkerTraffic:
         return [answers[number] for number in range(len(sent))]
 
     def _refused(self, sent: UncheckedResult, refusal: ResultRefused) -> Exception:
-        """Return the error that a worker receives for a rejected result."""
+        """End the lease of an invalid result, and return the error that the worker receives."""
         try:
             self._storage.leases.refuse(sent.lease_id, sent.worker_id, str(refusal))
         except DatabaseError as error:
@@ -187,10 +202,10 @@ class WorkerTraffic:
 
 
 def check_own(worker_id: str, known: Presence | None, token: Token) -> Presence | Exception:
-    """Return `known` if the token may act for the worker, and otherwise the error to raise.
+    """Check that a token may act for a worker. Return `known`, or else the error to raise.
 
-    A token may act for a worker that it registered, or that has no owner; an admin's token may act
-    for every worker. `known` is None for an unknown worker.
+    A token may act for a worker that it registered, or that has no owner. An admin's token may act
+    for every worker. `known` is the state of the worker; None if no worker has this id.
     """
     if known is None:
         return NotFoundError("worker", worker_id)

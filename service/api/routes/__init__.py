@@ -1,1 +1,3 @@
-"""The routes under /v1, one group per module; each `router` is discovered automatically."""
+"""The routes under /v1, one group per module. The `router` of each module is found
+automatically.
+"""

@@ -24,6 +24,6 @@ def list_audit(
     actor: Annotated[str | None, Query(max_length=100, description="A token's id")] = None,
     subject: Annotated[str | None, Query(max_length=200)] = None,
 ) -> list[AuditView]:
-    """Entries of the audit log, the newest first."""
+    """List the entries of the audit log, newest first."""
     found = storage.audit.list(*pages.wanted, action=action, actor=actor, subject=subject)
     return [audit_view(entry) for entry in pages.linked(found)]

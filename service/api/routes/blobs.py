@@ -1,4 +1,6 @@
-"""Shared objects and expected outputs, for workers."""
+"""Route by which workers download the blobs of their requests, such as objects and expected
+outputs.
+"""
 
 from __future__ import annotations
 
@@ -18,10 +20,10 @@ router = APIRouter(tags=["blobs"], route_class=GatedRoute)
 @router.get("/blobs/{digest}", response_class=StreamingResponse, responses=FILE)
 @refuses(416)
 def get_blob(digest: str, request: Request, storage: StorageDep, token: Measurer) -> Response:
-    """The blob with this SHA-256. The client must verify the hash.
+    """Download the blob with this SHA-256. The client must verify the hash.
 
-    A worker's token may read only blobs that active leases of its workers refer to. Any other blob
-    gives 404, whether it exists or not.
+    A worker's token may read only the blobs that the live leases of its workers refer to. Any other
+    blob gives 404, whether it exists or not.
     """
     if not token.allows(Scope.ADMIN) and not storage.leases.names_blob(token.id, digest):
         raise NotFoundError("blob", digest)

@@ -1,4 +1,6 @@
-"""Routes of cost models: list versions, and select the version that tuning runs start from."""
+"""Routes of cost models: list their versions, and choose the version from which tuning runs
+start.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,7 @@ def list_cost_models(
     pages: PagesDep,
     target: Annotated[str | None, Query(max_length=200, description="Target key or name")] = None,
 ) -> list[CostModelView]:
-    """Versions of the cost models of one target or of all targets, the newest first."""
+    """List the versions of the cost models of one target or of all targets, newest first."""
     key = None if target is None else target_key(target)
     found = storage.cost_models.list(key, limit=pages.limit, after=pages.after)
     return [cost_model_view(model) for model in pages.linked(found)]
@@ -41,7 +43,9 @@ def list_cost_models(
 def promote_cost_model(
     body: PromotionRequest, storage: StorageDep, audit: AuditDep, _: Admin
 ) -> CostModelView:
-    """Promote a version: later tuning runs of its target start from it."""
+    """Promote a version of a target's cost model, so that later tuning runs of the target start
+    from it.
+    """
     with storage.together():
         model = storage.cost_models.promote(target_key(body.target), body.version)
         audit(Action.COST_MODEL_PROMOTED, model.target_key, version=model.version)
@@ -53,7 +57,7 @@ def promote_cost_model(
 def roll_back_cost_model(
     body: RollbackRequest, storage: StorageDep, audit: AuditDep, _: Admin
 ) -> CostModelView:
-    """Promote again the version that was in use before the current one."""
+    """Promote again the cost model that was promoted before the current one."""
     with storage.together():
         model = storage.cost_models.roll_back(target_key(body.target))
         audit(Action.COST_MODEL_ROLLED_BACK, model.target_key, version=model.version)

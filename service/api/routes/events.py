@@ -1,6 +1,6 @@
-"""Routes of a job's progress: server-sent events, log and tuning curve.
+"""Routes of a job's progress: stream of events, log and tuning curve.
 
-A stream resumes after the event that `Last-Event-ID` names.
+A stream of server-sent events resumes after the event that the header `Last-Event-ID` names.
 """
 
 from __future__ import annotations
@@ -33,7 +33,11 @@ _PROGRESS = "progress"
 
 
 def existing_job(job_id: str, storage: StorageDep, token: Reader) -> Job:
-    """Return the job before its stream starts: an unknown id gives a 404, not a broken stream."""
+    """Return the job with this id, which the token may see.
+
+    This dependency runs before the response starts. So an unknown id gives a 404 instead of a
+    stream that fails.
+    """
     return storage.jobs.get(job_id, token.sees)
 
 
@@ -57,7 +61,10 @@ async def job_events(
     last_event_id: Annotated[str | None, Header()] = None,
     after: Annotated[int, Query(ge=0, le=LAST_EVENT, description="As Last-Event-ID")] = 0,
 ) -> AsyncIterator[ServerSentEvent]:
-    """Stream a job's events after the given one. The stream ends when the job ends."""
+    """Stream a job's events as server-sent events. The stream ends when the job ends.
+
+    It starts after the event `Last-Event-ID`, or else `after`.
+    """
     sequence = after if last_event_id is None else _number(last_event_id, after)
     with notifier.listening(job_topic(job.id)) as subscription:
         while not request.app.state.stopping:
@@ -75,19 +82,26 @@ async def job_events(
 def list_job_log(
     job: Annotated[Job, Depends(existing_job)], storage: StorageDep, pages: PagesDep
 ) -> list[JobEventView]:
-    """A job's events, the newest first, without the events that count trials."""
+    """List a job's events, newest first, without the frequent events of kind `progress`."""
     found = storage.events.list(job.id, but=_PROGRESS, limit=pages.limit, after=pages.after)
     return [event_view(event) for event in pages.linked(found)]
 
 
 @router.get("/jobs/{job_id}/curve")
 def get_job_curve(job: Annotated[Job, Depends(existing_job)], storage: StorageDep) -> CurveView:
-    """The best time so far over a job's trials and elapsed time, in a few hundred points."""
+    """Return a job's tuning curve. Each point has the best latency after some time and number of
+    trials.
+
+    At most 501 points are returned.
+    """
     return curve_view(storage.events.spread(job.id, _PROGRESS, CURVE_POINTS))
 
 
 def _number(last_event_id: str, default: int) -> int:
-    """Return the sequence number of the client's last event, or `default` for an invalid id."""
+    """Parse `Last-Event-ID`: the sequence number of the last event that the client received.
+
+    Return `default` if it is not a number.
+    """
     known = last_event_id.isascii() and last_event_id.isdecimal() and len(last_event_id) < 20
     return min(int(last_event_id), LAST_EVENT) if known else default
 

@@ -1,4 +1,4 @@
-"""Route of a job's model graph: its partition into kernels."""
+"""Route of the graph of a job's model, partitioned into kernels."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ router = APIRouter(tags=["jobs"], route_class=GatedRoute)
 async def get_graph(
     job_id: str, storage: StorageDep, planning: PlanningDep, limiter: LimiterDep, token: Reader
 ) -> Response:
-    """The graph of a job's model after fusion: kernels, the values between them, and their ONNX
-    nodes.
+    """Return the graph of a job's model after fusion. It has the kernels, the values between them,
+    and their ONNX nodes.
 
-    For a job with several sizes, it is the graph at the first size.
+    If the job tunes several combinations of sizes, the graph is for the first.
     """
     question = await run_in_threadpool(graph_question, job_id, storage, token)
     graph = await counted_answer(question, planning, limiter)
@@ -41,10 +41,10 @@ async def get_graph(
 
 
 def graph_question(job_id: str, storage: Storage, token: Token) -> GraphQuestion:
-    """Return the question for the graph of a job's model.
+    """Return the question that a planning process answers with the graph of a job's model.
 
     Raises:
-        NotFoundError: if no visible job has this id.
+        NotFoundError: if the token may not see the job, or it does not exist.
     """
     job = storage.jobs.get(job_id, token.sees)
     return GraphQuestion(JobCheck(job.model_digest, mode_of(job, storage), dict(job.options)))

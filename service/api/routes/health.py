@@ -20,7 +20,7 @@ router = APIRouter(tags=["health"], route_class=GatedRoute)
 
 @router.get("/health")
 async def health(request: Request, storage: StorageDep) -> HealthView:
-    """The health of the service. It answers when the database answers, and needs no token."""
+    """Report that the service and its database respond. Needs no token."""
     limiter = request.app.state.health_limiter  # threads that other requests do not use
     await anyio.to_thread.run_sync(ping, storage.engine, limiter=limiter)
     return HealthView(status="ok", version=version())
@@ -35,7 +35,7 @@ _METRICS: dict[int | str, dict[str, Any]] = {
 
 @router.get("/metrics", response_class=Response, responses=_METRICS)
 def metrics(request: Request, storage: StorageDep, _: Reader) -> Response:
-    """Metrics in the Prometheus text format."""
+    """Return the service's metrics in the Prometheus text format."""
     collected = request.app.state.metrics
     assert isinstance(collected, Metrics)
     return Response(collected.render(storage), media_type=CONTENT_TYPE_LATEST)

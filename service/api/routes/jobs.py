@@ -44,9 +44,9 @@ async def checked_job(
     limiter: LimiterDep,
     token: Submitter,
 ) -> JobTarget:
-    """Return the target of a job, after a check that its model can be tuned with its options.
+    """Check that a model can be tuned with the options of a job request. Return the job's target.
 
-    The check plans the model in a child process, without holding a thread.
+    The check plans the model in a child process, without occupying a thread.
     """
 
     def found() -> tuple[JobCheck, JobTarget]:
@@ -77,10 +77,10 @@ def create_job(
     token: Submitter,
     request: Request,
 ) -> JobView:
-    """Queue a tuning job.
+    """Queue a job that tunes a model.
 
-    The job waits until a worker that can measure it is alive. The answer's field `reason` then
-    states a remedy.
+    If no suitable worker is alive, the job waits for one. The response's field `reason` then says
+    how to add one.
     """
     target, mode, queue = job_target.target, body.mode_options, body.queue_options
     # only this route resolves "host" and the names of workers
@@ -115,7 +115,7 @@ def list_jobs(
     state: JobState | None = None,
     results: Annotated[bool, Query(description="With the final reports, which may be long")] = True,
 ) -> list[JobView]:
-    """Jobs, the newest first."""
+    """List the jobs that the token may see, newest first."""
     found = storage.jobs.list(
         sees=token.sees, state=state, results=results, limit=pages.limit, after=pages.after
     )
@@ -124,7 +124,7 @@ def list_jobs(
 
 @router.get("/jobs/{job_id}")
 def get_job(job_id: str, storage: StorageDep, token: Reader) -> JobView:
-    """A job, with its numbers of failed trials by kind."""
+    """Return a job, with the number of its failed trials by kind of failure."""
     job = storage.jobs.get(job_id, token.sees)
     return shown_job(storage, job, storage.records.count_trials(job.id))
 
@@ -133,7 +133,9 @@ def get_job(job_id: str, storage: StorageDep, token: Reader) -> JobView:
 def list_job_tasks(
     job_id: str, storage: StorageDep, token: Reader, pages: PagesDep
 ) -> list[TaskView]:
-    """The tasks of a job: workload, count, default time, best time and chosen schedule."""
+    """List the tasks of a job. Each has its workload, count, default time, best time and best
+    schedule.
+    """
     job = storage.jobs.get(job_id, token.sees)
     found = storage.tasks.list(job.id, limit=pages.limit, after=pages.after)
     return [task_view(task, job.id) for task in pages.linked(found)]
@@ -141,8 +143,9 @@ def list_job_tasks(
 
 @router.get("/jobs/{job_id}/tasks/{workload}/nest")
 def get_nest(job_id: str, workload: str, storage: StorageDep, token: Reader) -> NestView:
-    """The loop nest of a task's best schedule as text; without one, that of its untuned
-    schedule.
+    """Return the loop nest of a task's workload as text, under its best schedule.
+
+    If the task has no best schedule yet, the untuned schedule is used.
     """
     job = storage.jobs.get(job_id, token.sees)
     task = storage.tasks.get(job.id, workload)
@@ -154,7 +157,7 @@ def get_nest(job_id: str, workload: str, storage: StorageDep, token: Reader) -> 
 
 @router.post("/jobs/{job_id}:cancel")
 def cancel_job(job_id: str, storage: StorageDep, audit: AuditDep, token: Submitter) -> JobView:
-    """Cancel a job at once and keep its measurements. A job that has ended is unchanged."""
+    """Cancel a job at once. Its measurements are kept. A job that has ended does not change."""
     with storage.together():
         job = _own_job(job_id, storage, token)
         cancelled = storage.jobs.cancel(job.id)
@@ -165,7 +168,7 @@ def cancel_job(job_id: str, storage: StorageDep, audit: AuditDep, token: Submitt
 
 @router.post("/jobs/{job_id}:pause")
 def pause_job(job_id: str, storage: StorageDep, audit: AuditDep, token: Submitter) -> JobView:
-    """Pause a job at once until it is resumed. Its measurements are kept."""
+    """Pause a job at once, until it is resumed. Its measurements are kept."""
     with storage.together():
         job = _own_job(job_id, storage, token)
         paused = storage.jobs.pause(job.id)
@@ -175,7 +178,7 @@ def pause_job(job_id: str, storage: StorageDep, audit: AuditDep, token: Submitte
 
 @router.post("/jobs/{job_id}:resume")
 def resume_job(job_id: str, storage: StorageDep, audit: AuditDep, token: Submitter) -> JobView:
-    """Resume a paused job. It continues from its measurements."""
+    """Resume a paused job. It continues with the measurements that it has."""
     with storage.together():
         job = _own_job(job_id, storage, token)
         storage.jobs.resume(job.id)
@@ -185,7 +188,7 @@ def resume_job(job_id: str, storage: StorageDep, audit: AuditDep, token: Submitt
 
 
 def shown_job(storage: Storage, job: Job, counts: Mapping[Status, int] | None = None) -> JobView:
-    """Return the view of a job, with the names of its model and owner.
+    """Return the response body for a job, with the names of its model and owner.
 
     `counts` has the number of the job's trials by status.
     """
@@ -195,7 +198,10 @@ def shown_job(storage: Storage, job: Job, counts: Mapping[Status, int] | None = 
 def _shown(
     storage: Storage, jobs: Sequence[Job], counts: Mapping[Status, int] | None = None
 ) -> list[JobView]:
-    """Return the response bodies for jobs, with the owner's names for the models."""
+    """Return the response bodies for jobs, with the names of their models and owners.
+
+    `counts` has the number of a job's trials by status.
+    """
     owners = storage.tokens.names([job.owner for job in jobs if job.owner])
     whose = [(job, owners.get(job.owner or "", "")) for job in jobs]
     models = storage.models.names({(job.model_digest, owner) for job, owner in whose})
@@ -211,11 +217,12 @@ def _shown(
 
 
 def _own_job(job_id: str, storage: Storage, token: Token) -> Job:
-    """Return the job.
+    """Return the job with this id, if the token may change it: it has the same owner or is an
+    admin's.
 
     Raises:
-        NotFoundError: if no visible job has this id.
-        ApiProblem: 403 for another owner's job.
+        NotFoundError: if the token may not see the job, or it does not exist.
+        ApiProblem: 403, if the token may see the job but not change it.
     """
     job = storage.jobs.get(job_id, token.sees)
     if job.owner is None or token.allows(Scope.ADMIN):
@@ -228,7 +235,7 @@ def _own_job(job_id: str, storage: Storage, token: Token) -> Job:
 @router.get("/jobs/{job_id}/artifact", response_class=StreamingResponse, responses=FILE)
 @refuses(409, 416)
 def get_artifact(job_id: str, request: Request, storage: StorageDep, token: Reader) -> Response:
-    """The artifact folder as a tar file."""
+    """Download the artifact of a job, a folder, as a tar file."""
     job = storage.jobs.get(job_id, token.sees)
     if job.artifact_digest is None:
         raise ApiProblem(409, "no-artifact", f"job '{job.id}' is {job.state} and has no artifact")

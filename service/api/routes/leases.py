@@ -53,7 +53,7 @@ async def claim(
 ) -> ClaimView:
     """Lease up to `limit` measurement requests for the worker's targets.
 
-    With `wait_seconds`, the call waits for the first request.
+    If none is queued, the call waits up to `wait_seconds` for one.
     """
     worker = await traffic.own(body.worker_id, token)
     if worker.health is Health.GONE:
@@ -78,11 +78,12 @@ async def spell_out(
     limiter: LimiterDep,
     token: Measurer,
 ) -> PlainView:
-    """Expand the request of a lease for a device without NumPy. Safe to repeat.
+    """Expand the request of a lease for a device without NumPy. The call may be repeated.
 
-    The expanded request states the position of each array element. It also has the arrays, as
-    blobs that the lease names from then on. Answers 422 `not-spelled-out` for a request that needs
-    NumPy on the device, such as a program with open sizes.
+    The expanded request has a plan that states which element of which array fills each buffer. The
+    arrays are stored as blobs, which the worker may then download. The response is 422
+    `not-spelled-out` if the request needs NumPy on the device, such as a program with dynamic
+    sizes.
     """
     await run_in_threadpool(limiter.take, Limited.SPELLINGS)
     await traffic.own(body.worker_id, token)
@@ -96,11 +97,12 @@ async def spell_out(
 async def report_result(
     lease_id: str, body: ResultRequest, request: Request, traffic: WorkerTrafficDep, token: Measurer
 ) -> ResultView:
-    """Save a result. Safe to repeat: the same `result_key` is a duplicate, not an error.
+    """Save the result of a lease. Reporting again with the same `result_key` has no further effect.
 
-    A result that does not match its request is refused and counts against the worker. Another
-    worker then gets the request. The answer is `late` if another worker has the request by then.
-    The late result is kept with the lease, and counts only if the other worker fails.
+    A result that does not fit its request is rejected and counts as a failure of the worker. The
+    request is then offered to other workers. If the lease has ended and another worker has the
+    request, `completion` is `late`. A late result is stored, but used only if the other worker
+    fails.
     """
     sent = UncheckedResult(lease_id, body.worker_id, body.result_key, body.result, token)
     completion = await traffic.report(sent, len(await request.body()))
@@ -112,7 +114,9 @@ async def report_result(
 def report_failure(
     lease_id: str, body: FailureRequest, storage: StorageDep, token: Measurer
 ) -> FailureView:
-    """Report why the worker cannot work on a request. Other workers may try it."""
+    """Report that the worker cannot execute a request, and why. Other workers may then get the
+    request.
+    """
     own_worker(storage, body.worker_id, token)
     state = storage.leases.fail(lease_id, body.worker_id, Cause(body.cause), body.error)
     return FailureView(state=state.value)
@@ -121,6 +125,8 @@ def report_failure(
 @router.post("/leases/release")
 @refuses(404)
 def release(body: ReleaseRequest, storage: StorageDep, token: Measurer) -> ReleaseView:
-    """Release leases without results, because the worker shuts down."""
+    """Release leases without results, because the worker shuts down. Their requests are queued
+    again.
+    """
     own_worker(storage, body.worker_id, token)
     return ReleaseView(released=storage.leases.release(body.worker_id, body.leases))

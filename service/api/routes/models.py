@@ -1,4 +1,4 @@
-"""Routes of models: upload, list, download. The SHA-256 of a model's bytes identifies it."""
+"""Routes of models: upload, list, download. The id of a model is the SHA-256 of its file."""
 
 from __future__ import annotations
 
@@ -48,7 +48,10 @@ async def upload_model(
     token: Submitter,
     name: Annotated[Name, Query(description="A name for people")] = "model.onnx",
 ) -> ModelView:
-    """Save an ONNX model. The body is the file. The same bytes again answer 200."""
+    """Upload an ONNX model. The request body is the file.
+
+    The status is 200 instead of 201 if the same file was uploaded before.
+    """
     await run_in_threadpool(limiter.take, Limited.UPLOADS)
     async with received(request, storage, settings.max_model_bytes, uploads) as staged:
         await planning.check_model(staged.path, name, token.id)
@@ -79,7 +82,7 @@ def list_models(
     token: Reader,
     pages: PagesDep,
 ) -> list[ModelView]:
-    """Models, the newest first."""
+    """List the models that the token may see, newest first."""
     return [
         model_view(model) for model in pages.linked(storage.models.list(*pages.wanted, token.sees))
     ]
@@ -87,7 +90,7 @@ def list_models(
 
 @router.get("/models/{digest}")
 def get_model(digest: str, storage: StorageDep, token: Reader) -> ModelView:
-    """A model by the SHA-256 of its bytes."""
+    """Return a model's name, size and time of upload, given the SHA-256 of its file."""
     return model_view(storage.models.get(digest, token.sees))
 
 
@@ -96,6 +99,6 @@ def get_model(digest: str, storage: StorageDep, token: Reader) -> ModelView:
 def get_model_content(
     digest: str, request: Request, storage: StorageDep, token: Reader
 ) -> Response:
-    """The ONNX file."""
+    """Download the ONNX file of a model."""
     model = storage.models.get(digest, token.sees)
     return blob_response(request, storage, model.digest, filename=model.name)

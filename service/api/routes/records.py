@@ -1,4 +1,7 @@
-"""Routes of tuning records: list, coverage, withdraw, export, import, explain; the signing key."""
+"""Routes of tuning records, and of the key that signs them.
+
+Records can be listed, counted, withdrawn, exported, imported and explained.
+"""
 
 from __future__ import annotations
 
@@ -88,7 +91,7 @@ def list_records(
     state: ReviewState | None = None,
     named: NamedQuery = None,
 ) -> list[StoredRecordView]:
-    """Records, the newest first."""
+    """List the tuning records that match all given filters, newest first."""
     name_workloads(storage)
     found = storage.ledger.list(
         workload_key=workload,
@@ -111,7 +114,7 @@ def list_records(
 
 @router.get("/records:coverage")
 def get_coverage(storage: StorageDep, _: Reader) -> list[CoverageView]:
-    """The number of workloads with a served record, by operator, target and threads."""
+    """Count the workloads that have a served record, by operator, target and number of threads."""
     name_workloads(storage)
     names = target_names(storage)
     return [
@@ -122,12 +125,14 @@ def get_coverage(storage: StorageDep, _: Reader) -> list[CoverageView]:
 
 @router.get("/records/{record_id}", response_model=StoredRecordView, responses=NOT_MODIFIED)
 def get_record(record_id: str, request: Request, storage: StorageDep, token: Reader) -> Response:
-    """A record, its state, and its second measurement."""
+    """Return a tuning record, its review state, and its second measurement if there was one."""
     return tagged(request, shown_record(record_id, storage, token).model_dump_json().encode())
 
 
 def shown_record(record_id: str, storage: Storage, token: Token) -> StoredRecordView:
-    """Return a record with the name of its workload.
+    """Return the response body for a record, with the readable name of its workload.
+
+    The id of its job is left out if the token may not see the job.
 
     Raises:
         NotFoundError: if no record has this id, or several ids start with it.
@@ -142,7 +147,9 @@ def shown_record(record_id: str, storage: Storage, token: Token) -> StoredRecord
 @router.post("/records:withdraw")
 @refuses(404)
 def withdraw(body: WithdrawRequest, storage: StorageDep, audit: AuditDep, _: Admin) -> WithdrawView:
-    """Withdraw the records of a faulty device. Jobs that used them are notified."""
+    """Withdraw records that are wrong, or all records of faulty workers. Jobs that used them are
+    notified.
+    """
     if not body.records and not body.workers:
         raise invalid("body: give 'records' or 'workers'")
     with storage.together():
@@ -184,19 +191,20 @@ def export(
 async def import_(
     request: Request, storage: StorageDep, settings: SettingsDep, audit: AuditDep, _: Admin
 ) -> ImportView:
-    """Import the lines of another service's `records:export`, if its key is trusted here.
+    """Import the lines of another service's `records:export`, if their signing key is trusted here.
 
-    Each transaction has 500 lines. After a failure, the earlier lines stay imported. Sending
-    all lines again does not change them.
+    Each transaction imports 500 lines. If the import fails midway, earlier lines stay imported, and
+    all lines may be sent again.
     """
     lines = await request.body()
     return await run_in_threadpool(taken_in, lines, storage, settings, audit)
 
 
 def taken_in(lines: bytes, storage: Storage, settings: Settings, audit: Auditor) -> ImportView:
-    """Import signed lines, and add the counts to the audit log.
+    """Import signed records, and add the counts to the audit log.
 
-    Returns the numbers of accepted lines by outcome, and each rejected line with its reason.
+    `lines` has one signed record as JSON per line, as `records:export` returns them. Return the
+    number of accepted lines by outcome, and each rejected line with the reason.
     """
 
     def note(done: Imported) -> None:
@@ -217,10 +225,11 @@ def explain_schedule(
     threads: Threads = 1,
     numerics: Numerics = "fast",
 ) -> AnswerView:
-    """The schedule to use for a workload, tuned or not, with its expected loss.
+    """Return the schedule to use for a workload, where it comes from, and its expected loss.
 
-    It comes from the workload's own record, the record of a target with the same instructions, the
-    record of the nearest shape, or the default.
+    It comes from the workload's own record, or else from the record of a workload that differs only
+    in numbers, of a target with the same instructions, or of the workload with the nearest sizes.
+    Without any of these, it is the untuned default.
     """
     limiter.take(Limited.EXPLANATIONS)
     key = RecordKey(workload, target_key_of(target, storage), threads, numerics)
@@ -238,7 +247,9 @@ def explain_schedule(
 
 @router.get("/signing-key")
 def get_signing_key(settings: SettingsDep, _: Reader) -> SigningKeyView:
-    """The public key to trust in order to import this service's records."""
+    """Return the public key that signs this service's records. Other services must trust it to
+    import them.
+    """
     return SigningKeyView(public_key=signing_key(settings.signing_key_file).public)
 
 

@@ -40,13 +40,14 @@ JobQuery = Annotated[str | None, Query(max_length=64, description="A job's id, o
 
 
 def whole_job_id(storage: Storage, job: str, token: Token) -> str:
-    """Return the full id of a job that `job` abbreviates.
+    """Return the full id of a job, given the id or a prefix of it.
 
-    The id of a local run of `tilewright tune`, which is not a job, is returned unchanged.
+    For a token that sees all owners, an unknown id is returned unchanged: it may name a local run
+    of `tilewright tune`, whose trials have an id without a job.
 
     Raises:
         AmbiguousIdError: if several ids begin with `job`.
-        NotFoundError: if the token may not see the job.
+        NotFoundError: if a token that sees only one owner may not see such a job.
     """
     try:
         return storage.jobs.get(job, token.sees).id
@@ -68,7 +69,7 @@ def list_tasks(
     workload: Digest | None = None,
     status: TaskStatus | None = None,
 ) -> list[TaskView]:
-    """Tasks of all jobs, ordered by job."""
+    """List the tasks of the jobs that the token may see, ordered by job."""
     found = storage.tasks.search(
         job_id=None if job is None else whole_job_id(storage, job, token),
         workload_key=workload,
@@ -93,7 +94,7 @@ def list_trials(
     origin: Annotated[str | None, Query(max_length=200, description="Who suggested it")] = None,
     worker: Annotated[str | None, Query(max_length=200, description="Who measured it")] = None,
 ) -> list[TrialView]:
-    """Trials of a job or of a workload, including failed ones, the newest first."""
+    """List the trials of a job or of a workload, including failed ones, newest first."""
     if job is None and workload is None:
         raise invalid("query: give 'job' or 'workload'")
     found = storage.trials.list(
@@ -112,14 +113,14 @@ def list_trials(
 
 @router.get("/workloads")
 def list_workloads(storage: StorageDep, _: Reader, pages: PagesDep) -> list[StoredWorkloadView]:
-    """Workloads as text, the newest first."""
+    """List all workloads as text, newest first."""
     found = storage.workloads.list_workloads(limit=pages.limit, after=pages.after)
     return [workload_view(stored) for stored in pages.linked(found)]
 
 
 @router.get("/workloads/{key}", response_model=WorkloadView, responses=NOT_MODIFIED)
 def get_workload(key: str, request: Request, storage: StorageDep, _: Reader) -> Response:
-    """A workload as text, by its key."""
+    """Return a workload as text, given its key."""
     key, text = storage.workloads.found_workload(key)
     view = WorkloadView(key=key, text=text)
     return tagged(request, view.model_dump_json().encode())
@@ -127,6 +128,6 @@ def get_workload(key: str, request: Request, storage: StorageDep, _: Reader) -> 
 
 @router.get("/targets")
 def list_targets(storage: StorageDep, _: Reader, pages: PagesDep) -> list[TargetView]:
-    """Targets of jobs and workers, ordered by key."""
+    """List the targets of all jobs and workers, ordered by key."""
     found = storage.workloads.list_targets(limit=pages.limit, after=pages.after)
     return [target_view(stored) for stored in pages.linked(found)]

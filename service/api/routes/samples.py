@@ -1,4 +1,4 @@
-"""Upload of samples: real inputs of a model. Jobs refer to them by their SHA-256."""
+"""Upload of samples: real inputs of a model, for its jobs. A job names them by their SHA-256."""
 
 from __future__ import annotations
 
@@ -34,10 +34,11 @@ async def upload_samples(
     token: Submitter,
     name: Annotated[Name, Query(description="A name for messages")] = "samples.npz",
 ) -> SamplesView:
-    """Save samples of a model's inputs. The body is an .npz file of arrays by input name.
+    """Upload samples of a model's inputs. The request body is an .npz file of arrays by input name.
 
-    The file holds one sample, or several: each array then has a multiple of its input's rows.
-    A file that no open job names is removed after `TILEWRIGHT_KEEP_BLOBS_SECONDS`.
+    The file may hold several samples: the first dimension of each array is then a multiple of its
+    input's. If no open job names the file, it is deleted `TILEWRIGHT_KEEP_BLOBS_SECONDS` after the
+    upload.
     """
     await run_in_threadpool(limiter.take, Limited.UPLOADS)
     limit = settings.max_samples_bytes

@@ -1,4 +1,4 @@
-"""Routes that return the best known schedules, of one workload, of several, or of a model."""
+"""Routes that return the best known schedules: of one workload, of several, or of a model."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ async def get_schedule(
     threads: Threads = 1,
     numerics: Numerics = "fast",
 ) -> Response:
-    """The best schedule of a workload on a target, with the measurement behind it."""
+    """Return the best schedule of a workload on a target, with its measurement."""
     state = request.app.state  # dependencies would take longer than the answer
     key = await target_key(target, state.storage)
     record = (await state.served.find((key, threads, numerics), (workload,)))[workload]
@@ -49,7 +49,7 @@ async def get_schedule(
 @router.post("/schedules/lookup", response_model=LookupView)
 @refuses(404, 429)
 async def lookup_schedules(body: LookupRequest, request: Request, token: Reader) -> Response:
-    """The best schedules of many workloads, or of all workloads of a model."""
+    """Return the best schedules of many workloads, or of all workloads of a model."""
     state = request.app.state
     if (body.workloads is None) == (body.model is None):
         raise invalid("body: give 'workloads' or 'model', and not both")

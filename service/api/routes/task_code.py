@@ -1,4 +1,4 @@
-"""Routes of a task's generated code, and of the cost models' predictions for its trials."""
+"""Routes of a task's generated code, and of the times that cost models predict for its trials."""
 
 from __future__ import annotations
 
@@ -47,10 +47,10 @@ async def get_code(
     token: Reader,
     untuned: bool = False,
 ) -> CodeView:
-    """The loop nest and the assembly of a task's best schedule, with their registers and spills.
+    """Return the loop nest and the assembly of a task's best schedule, with its use of registers.
 
-    While no schedule is chosen, this is the schedule of the fastest trial. With `untuned`, or
-    without a successful trial, it is the untuned schedule.
+    Until the task is tuned, the schedule of its fastest trial is used. With `untuned`, or without a
+    successful trial, the untuned schedule is used.
     """
     found = await run_in_threadpool(task_of_job, job_id, workload, storage, token)
     return await code_of(found, untuned, storage, planning, limiter)
@@ -66,10 +66,10 @@ async def get_predictions(
     limiter: LimiterDep,
     token: Reader,
 ) -> PredictionsView:
-    """Predicted and measured times of a task's newest trials.
+    """Return the predicted and the measured times of a task's newest trials.
 
-    The cost model is the promoted version of the target. Its training data may include these
-    trials. The estimate is the roofline model's.
+    Predictions come from the target's promoted cost model, whose training data may include these
+    trials, and from the roofline model.
     """
     found = await run_in_threadpool(task_of_job, job_id, workload, storage, token)
     return await predictions_of(found, storage, planning, limiter)
@@ -84,10 +84,10 @@ class TaskOfJob:
 
 
 def task_of_job(job_id: str, workload: str, storage: Storage, token: Token) -> TaskOfJob:
-    """Return a task of a job.
+    """Return a job, and its task for a workload.
 
     Raises:
-        NotFoundError: if no visible job has this id, or the job has no task with this workload.
+        NotFoundError: if the token may not see the job, or the job has no task for this workload.
     """
     job = storage.jobs.get(job_id, token.sees)
     return TaskOfJob(job, storage.tasks.get(job.id, workload))
@@ -96,10 +96,12 @@ def task_of_job(job_id: str, workload: str, storage: Storage, token: Token) -> T
 async def code_of(
     found: TaskOfJob, untuned: bool, storage: Storage, planning: Planning, limiter: Limiter
 ) -> CodeView:
-    """Return the code of a task's best schedule, or of its untuned schedule.
+    """Return the generated code of a task's best schedule, or of its untuned schedule.
+
+    The code is generated in a child process, or comes from the cache.
 
     Raises:
-        ApiProblem: if the code cannot be generated, or the token's allowance is used up.
+        ApiProblem: if the code cannot be generated, or the token has reached its rate limit.
         NotFoundError: if the database no longer has the workload or the trials.
     """
     question = await run_in_threadpool(_code_question, found, storage, untuned)
@@ -109,10 +111,12 @@ async def code_of(
 async def predictions_of(
     found: TaskOfJob, storage: Storage, planning: Planning, limiter: Limiter
 ) -> PredictionsView:
-    """Return the predictions for a task's newest trials.
+    """Return the times that the cost models predict for a task's newest trials.
+
+    They are computed in a child process, or come from the cache.
 
     Raises:
-        ApiProblem: if the predictions cannot be computed, or the token's allowance is used up.
+        ApiProblem: if the predictions cannot be computed, or the token has reached its rate limit.
         NotFoundError: if the database no longer has the workload or the trials.
     """
     version, question = await run_in_threadpool(_predictions_question, found, storage)
@@ -134,7 +138,10 @@ def _code_question(found: TaskOfJob, storage: Storage, untuned: bool) -> CodeQue
 def _predictions_question(
     found: TaskOfJob, storage: Storage
 ) -> tuple[int | None, PredictionsQuestion]:
-    """Return the version of the cost model, or None, and the question for a planning process."""
+    """Return the question for the planning process, and the version of the cost model that it uses.
+
+    The version comes first. It is None if no cost model is promoted, or there are no trials.
+    """
     job, workload = found.job, found.task.workload_key
     mode = mode_of(job, storage)
     target = mode.target

@@ -26,7 +26,7 @@ router = APIRouter(tags=["tokens"], route_class=GatedRoute)
 def create_token(
     body: TokenRequest, storage: StorageDep, audit: AuditDep, _: Admin
 ) -> NewTokenView:
-    """Create a token. Only this answer contains its secret."""
+    """Create a token. Only this response contains its secret."""
     with storage.together():
         secret, token = storage.tokens.create(
             body.name,
@@ -49,7 +49,7 @@ def create_token(
 
 @router.get("/tokens")
 def list_tokens(storage: StorageDep, _: Admin, pages: PagesDep) -> list[TokenView]:
-    """Tokens without their secrets, including revoked tokens, the oldest first."""
+    """List all tokens without their secrets, oldest first, including revoked tokens."""
     found = storage.tokens.list(limit=pages.limit, after=pages.after)
     return [token_view(token) for token in pages.linked(found)]
 
@@ -63,10 +63,10 @@ def rotate_token(
     audit: AuditDep,
     _: Admin,
 ) -> NewTokenView:
-    """Give a token a new secret. Only this answer contains it.
+    """Give a token a new secret. Only this response contains it.
 
-    The old secret stays valid for `grace_seconds`. If the token is the owner's token in the
-    service's data folder, that file is rewritten, too.
+    The old secret stays valid for `grace_seconds`. If the token is the owner's token that the
+    service keeps in its data folder, the file is updated too.
     """
     with storage.together():
         secret, token = storage.tokens.rotate(
@@ -80,7 +80,7 @@ def rotate_token(
 
 @router.delete("/tokens/{token_id}")
 def revoke_token(token_id: str, storage: StorageDep, audit: AuditDep, _: Admin) -> TokenView:
-    """Revoke a token. It is invalid from now on."""
+    """Revoke a token. It becomes invalid at once."""
     with storage.together():
         token = storage.tokens.revoke(token_id)
         audit(Action.TOKEN_REVOKED, token.id, name=token.name)

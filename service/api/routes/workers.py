@@ -1,4 +1,4 @@
-"""Routes of workers: register, list, heartbeat, drain, leave."""
+"""Routes of workers: register, list, heartbeat, drain, unregister."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ router = APIRouter(tags=["workers"], route_class=GatedRoute)
 
 
 def own_worker(storage: Storage, worker_id: str, token: Token) -> None:
-    """Check that the token registered the worker.
+    """Check that the token may act for a worker (see `check_own`).
 
     Raises:
         NotFoundError: if no worker has this id.
@@ -49,10 +49,12 @@ def own_worker(storage: Storage, worker_id: str, token: Token) -> None:
 
 
 def check_version(name: str, protocol: int) -> None:
-    """Check the protocol version of a worker.
+    """Check that a worker has the same protocol version as the service. `name` is the worker's
+    name.
 
     Raises:
-        ApiProblem: 409 if the versions differ; the problem names the outdated side and the remedy.
+        ApiProblem: 409 if the versions differ. The problem says whether the worker or the service
+            is outdated, and what to do.
     """
     if protocol == PROTOCOL:
         return
@@ -74,7 +76,7 @@ def register_worker(
     settings: SettingsDep,
     token: Measurer,
 ) -> RegistrationView:
-    """Register a worker, or register it again after a restart."""
+    """Register a new worker, or one that was restarted and sends its earlier id."""
     check_version(body.name, body.protocol)
     if body.worker_id is not None:
         with suppress(NotFoundError):  # not found: the worker is new
@@ -102,9 +104,9 @@ def register_worker(
 def list_workers(
     storage: StorageDep, _: Reader, pages: PagesDep, alive: bool = False
 ) -> list[WorkerView]:
-    """Workers and their devices, in the order of registration.
+    """List the workers and their devices, in the order of registration.
 
-    With `alive`, a page may have fewer items than its limit.
+    With `alive`, only healthy workers are listed, so a page may have fewer items than its limit.
     """
     in_hand = storage.leases.in_hand()
     found = pages.linked(storage.workers.list(alive=alive, limit=pages.limit, after=pages.after))
@@ -120,7 +122,9 @@ def list_workers(
 async def heartbeat(
     worker_id: str, body: HeartbeatRequest, traffic: WorkerTrafficDep, token: Measurer
 ) -> HeartbeatView:
-    """Renew a worker's leases. Lost leases are missing from the answer."""
+    """Report that a worker is alive, and renew its leases. Leases missing from `renewed` are
+    lost.
+    """
     speed = None if body.speed is None else body.speed.model_dump()
     condition = None if body.condition is None else body.condition.model_dump()
     sign = Heartbeat(worker_id, body.device, speed, condition)
@@ -136,10 +140,10 @@ async def heartbeat(
 def drain(
     worker_id: str, body: DrainRequest, storage: StorageDep, audit: AuditDep, token: Measurer
 ) -> WorkerView:
-    """Give a worker no new leases, or new ones again if `draining` is false.
+    """Drain a worker, so that it gets no new leases, or resume it if `draining` is false.
 
-    A drained worker finishes its leases, and stays drained after a restart. An admin who resumes a
-    worker also ends its quarantine.
+    A drained worker finishes the leases that it has, and stays drained after a restart. If an admin
+    resumes a worker, its quarantine ends too.
     """
     worker_id = _own_id(worker_id, storage, token)
     action = Action.WORKER_DRAINED if body.draining else Action.WORKER_RESUMED
@@ -155,18 +159,18 @@ def drain(
 
 @router.delete("/workers/{worker_id}", status_code=204)
 def leave(worker_id: str, storage: StorageDep, token: Measurer) -> None:
-    """Remove a worker that shuts down."""
+    """Unregister a worker, because it shuts down."""
     worker_id = _own_id(worker_id, storage, token)
     storage.workers.leave(worker_id)
     match_jobs(storage)
 
 
 def _own_id(worker_id: str, storage: Storage, token: Token) -> str:
-    """Return the full id of a worker from an abbreviation of it.
+    """Return the full id of a worker, given the id or a prefix of it.
 
-    Only an admin's token finds workers of other tokens.
+    Workers of other tokens are found only with an admin's token.
 
     Raises:
-        NotFoundError: if no visible worker has this id, or several ids start with it.
+        NotFoundError: if no such worker has this id, or several ids start with it.
     """
     return storage.workers.get(worker_id, None if token.allows(Scope.ADMIN) else token.id).id

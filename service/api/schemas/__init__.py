@@ -1,4 +1,4 @@
 """Request and response bodies: the REST interface between service and client.
 
-Each resource has a module. `fields` and `bodies` are shared by all.
+Each resource has a module. The modules `fields` and `bodies` have shared definitions.
 """

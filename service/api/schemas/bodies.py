@@ -12,16 +12,18 @@ plain_body: ContextVar[bool] = ContextVar("plain_body", default=False)
 
 
 def is_plain(data: bytes) -> bool:
-    """Whether JSON, or a part of it, has only ASCII characters and no escapes of other characters.
+    """Whether JSON text has only ASCII characters, and no escapes of other characters.
 
-    `storable` then need not check its strings, which would take longer than parsing them.
+    Then `storable` need not check the parsed strings, which would take longer than parsing. `data`
+    may be a part of the text.
     """
     # with null characters it might be UTF-16, in which an escape looks otherwise
     return data.isascii() and b"\\u" not in data and b"\0" not in data
 
 
 def storable(value: Any) -> Any:
-    """Return a JSON value unchanged if every database can store its strings, including keys.
+    """Return a JSON value unchanged, after checking that every database can store its strings and
+    keys.
 
     Raises:
         ValueError: if a string has a null character, or half of a surrogate pair.
@@ -53,12 +55,16 @@ def _is_torn(text: str) -> bool:
 
 
 def shown(**fields: Any) -> ConfigDict:
-    """Return the configuration of a body with an example for the OpenAPI description."""
+    """Return the Pydantic configuration of a body whose example in the OpenAPI document is
+    `fields`.
+    """
     return ConfigDict(json_schema_extra={"examples": [fields]})
 
 
 class RequestBody(BaseModel):
-    """A request body. Unknown fields are refused, so that a typo does not select a default."""
+    """Base class of request bodies. Unknown fields are rejected, so a typo in a name is an
+    error.
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -69,7 +75,9 @@ class RequestBody(BaseModel):
 
 
 class View(BaseModel):
-    """A response body. A client ignores fields that a newer service adds."""
+    """Base class of response bodies. Clients ignore unknown fields, which a newer service may
+    send.
+    """
 
     model_config = ConfigDict(extra="ignore", frozen=True)
 

@@ -13,7 +13,8 @@ from tilewright.service.api.schemas.fields import SHOWN_TARGET, Key, Time
 class CostModelView(View):
     """A version of a target's cost model.
 
-    `scores` are measured on held-out tasks. `chance` has the scores of a random ranking.
+    `scores` were measured on tasks held out from training. `chance` has the scores of a random
+    ranking.
     """
 
     target_key: Key
@@ -32,7 +33,9 @@ class CostModelView(View):
 
 
 class PromotionRequest(RequestBody):
-    """A request that tuning runs of a target start from a version of its cost model."""
+    """Promotes a version of a target's cost model: later tuning runs of the target start from
+    it.
+    """
 
     model_config = shown(target=SHOWN_TARGET, version=2)
 
@@ -41,7 +44,7 @@ class PromotionRequest(RequestBody):
 
 
 class RollbackRequest(RequestBody):
-    """A request to promote again the version that was in use before the current one."""
+    """Promotes again the cost model of a target that was promoted before the current one."""
 
     model_config = shown(target=SHOWN_TARGET)
 

@@ -1,4 +1,4 @@
-"""Types of fields that several bodies have."""
+"""Types of fields that several request and response bodies have."""
 
 from __future__ import annotations
 
@@ -60,7 +60,12 @@ alone). `size_choices` parses it, and names the dimension in its errors."""
 
 
 def _name(text: str) -> str:
-    """Check that a name is printable, without surrounding white space."""
+    """Return a name unchanged, after checking that it has only printable characters and is not
+    padded.
+
+    Raises:
+        ValueError: if it has control characters, or white space at its start or end.
+    """
     if not text.isprintable() or text != text.strip():
         raise ValueError("a name holds no control characters, and no space around it")
     return text

@@ -9,7 +9,9 @@ from tilewright.service.api.schemas.fields import Key
 
 
 class StepKernelView(View):
-    """A workload that a step of the plan runs, and the number of its runs."""
+    """A workload that a step of the model's plan executes, and how often one run of the step
+    does so.
+    """
 
     workload_key: Key
     runs: float = Field(description="In one run of the step", examples=[1.0])
@@ -21,7 +23,9 @@ class OnnxNodeView(View):
 
 
 class GraphStepView(View):
-    """A step of a model's plan, and the centre of its box in a layered drawing."""
+    """A step of a model's plan, such as a kernel, and the place of its box in a drawing of the
+    graph.
+    """
 
     kind: str = Field(
         description="input, output, kernel, native, loop, branch or refusal", examples=["kernel"]
@@ -43,7 +47,7 @@ class GraphStepView(View):
 
 
 class GraphEdgeView(View):
-    """An edge of the graph: step `start` makes a value that step `end` reads.
+    """An edge of the graph: step `start` computes a value that step `end` reads.
 
     `start` and `end` are positions in `GraphView.steps`.
     """
@@ -57,7 +61,9 @@ class GraphEdgeView(View):
 
 
 class GraphView(View):
-    """The graph of a job's model: its steps in order, the edges, and the size of the drawing."""
+    """The graph of a job's model: its steps in execution order, its edges, and the size of its
+    drawing.
+    """
 
     steps: list[GraphStepView]
     edges: list[GraphEdgeView]

@@ -1,4 +1,4 @@
-"""Response body for the health of the service."""
+"""Response body of the health check."""
 
 from __future__ import annotations
 

@@ -19,10 +19,10 @@ from tilewright.service.api.schemas.fields import (
 
 
 class ClaimRequest(RequestBody):
-    """A request for leases on measurement requests.
+    """A worker's request to lease measurement requests.
 
-    `claim_id` is unique per claim. A claim that is repeated after a lost answer returns the same
-    leases.
+    `claim_id` is a new random name for each claim. If the response is lost, the worker sends the
+    claim again with the same `claim_id`, and gets the same leases.
     """
 
     model_config = shown(worker_id=SHOWN_ID, claim_id=SHOWN_ID, limit=2, wait_seconds=30.0)
@@ -56,9 +56,10 @@ class PlainRequest(RequestBody):
 
 
 class PlainView(View):
-    """An expanded request: a JSON plan of numbers and names.
+    """A leased request, expanded for a device without NumPy.
 
-    The payload's field `plain` has the digests of its arrays.
+    The field `plain` of `payload` is a JSON plan that fills the buffers; it has the digests of the
+    arrays to download.
     """
 
     request_id: Id
@@ -67,7 +68,7 @@ class PlainView(View):
 
 
 class ResultRequest(RequestBody):
-    """The outcome of a lease. Sending the same `result_key` again changes nothing."""
+    """The result of a lease. Sending it again with the same `result_key` has no further effect."""
 
     model_config = shown(
         worker_id=SHOWN_ID,
@@ -85,10 +86,10 @@ class ResultView(View):
 
 
 class FailureRequest(RequestBody):
-    """A worker's failure to work on a request.
+    """A worker's report that it cannot execute a request.
 
-    The field `cause` is "killed" if the process was killed during the work, "worker" if the device
-    cannot do it, and "service" if the service's request is invalid.
+    `cause` is "killed" if the worker's process was killed meanwhile, "worker" if the device cannot
+    execute the request, and "service" if the request is invalid.
     """
 
     model_config = shown(worker_id=SHOWN_ID, cause="worker", error="no memory for the inputs")

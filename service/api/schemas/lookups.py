@@ -25,7 +25,7 @@ from tilewright.service.api.schemas.options import ModeRequest
 class IntervalView(View):
     """A confidence interval for the time of an undisturbed run, in seconds.
 
-    `high` is the fastest sample.
+    `coverage` is the confidence level. `high` is the fastest sample.
     """
 
     low: Seconds
@@ -53,7 +53,7 @@ class RecordView(View):
 
 
 class LookupRequest(ModeRequest):
-    """A lookup of the schedules of the named workloads, or of all workloads of a model."""
+    """Asks for the best schedules of the given workloads, or of all workloads of a model."""
 
     model_config = shown(workloads=[SHOWN_KEY], target=SHOWN_TARGET, threads=1)
 
@@ -69,7 +69,11 @@ class LookupRequest(ModeRequest):
     @field_validator("dims")
     @classmethod
     def _read(cls, dims: dict[str, int | str]) -> dict[str, int | str]:
-        """Convert ranges to their canonical text. Raises ValueError for an invalid size."""
+        """Convert the sizes and ranges of all dimensions to their canonical form.
+
+        Raises:
+            ValueError: if a size is invalid.
+        """
         return {name: size_choices(name, [size])[0] for name, size in dims.items()}
 
 

@@ -9,7 +9,7 @@ from tilewright.service.api.schemas.fields import Key, Time
 
 
 class SamplesView(View):
-    """Stored samples. Jobs refer to them by the digest."""
+    """An uploaded file of samples. A job names it by its digest."""
 
     digest: Key
     bytes: int = Field(examples=[1_204_224])

@@ -1,4 +1,4 @@
-"""Request bodies with fields that are generated from the classes of `service.options`."""
+"""Request bodies whose fields are generated from the option classes in `service.options`."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def _field(each: OptionField) -> Any:
 
 
 def body_type(annotation: Any) -> Any:
-    """Return the Pydantic type of a body's field, from the annotation of an option.
+    """Convert the type annotation of an option to the type of a Pydantic field.
 
     Tuples become lists, and limits of the option become constraints of Pydantic.
     """
@@ -61,7 +61,10 @@ def body_type(annotation: Any) -> Any:
 
 
 class OptionsBody(RequestBody):
-    """A request body with its own fields, followed by the fields of classes of options."""
+    """A request body with the fields of option classes after its own fields.
+
+    A subclass names the option classes with the class argument `options`.
+    """
 
     def __init_subclass__(cls, options: tuple[type, ...] = (), **more: Any) -> None:
         super().__init_subclass__(**more)
@@ -72,17 +75,21 @@ class OptionsBody(RequestBody):
             setattr(cls, each.name, _field(each))
 
     def stated(self, kind: type) -> dict[str, Any]:
-        """Return the values of this body for the fields of a class of options, as JSON by name."""
+        """Return the values of those fields that come from the option class `kind`, as JSON by
+        name.
+        """
         return self.model_dump(mode="json", include={each.name for each in option_fields(kind)})
 
 
 class ModeRequest(OptionsBody, options=(ModeOptions,)):
-    """A request body with the fields of a `Mode` except the target, which the service adds."""
+    """A request body with the fields of a `Mode`, except the target, which the service resolves
+    itself.
+    """
 
     @property
     def mode_options(self) -> ModeOptions:
         return ModeOptions(*(getattr(self, each.name) for each in option_fields(ModeOptions)))
 
     def mode(self, target: Target) -> Mode:
-        """Return the mode with the options of this body, for a target."""
+        """Return the mode that consists of `target` and this body's options."""
         return self.mode_options.mode(target)

@@ -1,4 +1,4 @@
-"""Request and response bodies for records and their states."""
+"""Request and response bodies for tuning records and their review."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tilewright.service.api.schemas.lookups import RecordView
 
 
 class StoredRecordView(View):
-    """A record, its state, and its second measurement."""
+    """A tuning record, its review state, and its second measurement if there was one."""
 
     id: Id
     name: str = Field("", description="Of its workload", examples=["conv 3x3 +relu 64x56x56"])
@@ -42,7 +42,9 @@ class StoredRecordView(View):
 
 
 class CoverageView(View):
-    """The number of an operator's workloads with a served record, for a target and threads."""
+    """The number of workloads with a served record for one operator, target and number of
+    threads.
+    """
 
     operator: str = Field(description="Empty: of another release", examples=["conv"])
     target_key: Key
@@ -52,7 +54,7 @@ class CoverageView(View):
 
 
 class WithdrawRequest(RequestBody):
-    """The records to withdraw: by their ids, or all records of workers, by name or id."""
+    """The records to withdraw: by record id, or all records of workers, given by name or id."""
 
     model_config = shown(reason="its governor was powersave", records=[SHOWN_ID])
 
@@ -62,7 +64,11 @@ class WithdrawRequest(RequestBody):
 
 
 class WithdrawView(View):
-    """The withdrawn records, the restored records, and the notified jobs."""
+    """The effects of a withdrawal.
+
+    `records` are withdrawn, `restored` are served again in their place, and `jobs` were notified.
+    `trials` and `verdicts` are the numbers of withdrawn trials and race verdicts.
+    """
 
     records: list[Id]
     restored: list[Id]
@@ -77,7 +83,11 @@ class RefusedLine(View):
 
 
 class ImportView(View):
-    """The numbers of imported lines by outcome, and the refused lines."""
+    """The number of imported lines by outcome, and the rejected lines.
+
+    A record is served, not served because a faster one is (`slower`), or was already stored
+    (`known`).
+    """
 
     served: int
     slower: int
@@ -86,11 +96,11 @@ class ImportView(View):
 
 
 class AnswerView(View):
-    """The schedule to use for a workload, its origin, and its certainty.
+    """The schedule to use for a workload, where it comes from, and how good it is expected to be.
 
-    `expected_loss` is the expected slowdown relative to a tuned schedule, as a fraction. It is null
-    without measurements. `pairs` is the number of pairs of measurements behind it. `record` is the
-    record that the schedule was tuned for.
+    `expected_loss` is the expected slowdown relative to a tuned schedule, as a fraction; null if no
+    measurements support an estimate. `pairs` is the number of pairs of measurements that the
+    estimate is based on. `record` is the record that contains the schedule.
     """
 
     match: str = Field(
@@ -111,6 +121,6 @@ class AnswerView(View):
 
 
 class SigningKeyView(View):
-    """The public half of the key with which this service signs records: Ed25519, base64."""
+    """The public key of the key pair with which this service signs records: Ed25519, in base64."""
 
     public_key: Base64

@@ -27,7 +27,7 @@ class WorkloadView(View):
 
 
 class TrialView(View):
-    """A measured candidate, and whether it was withdrawn."""
+    """A trial, which is a measured candidate. Withdrawn trials are ignored by searches."""
 
     id: Id
     job_id: Id
@@ -58,7 +58,7 @@ class StoredWorkloadView(View):
 
 
 class TargetView(View):
-    """A target of code generation."""
+    """A target of code generation. `description` has its instruction set and other properties."""
 
     key: Key
     name: str = Field(examples=[SHOWN_TARGET])

@@ -71,6 +71,6 @@ class AuditView(View):
 
 
 class NewTokenView(TokenView):
-    """A new token with its secret. No other answer contains the secret."""
+    """A token with its new secret. No other response contains the secret."""
 
     secret: str = Field(examples=["tw_3q2-7wEjRWeJq83v"])

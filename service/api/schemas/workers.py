@@ -31,9 +31,10 @@ MOST_FACTS_BYTES = 64 << 10
 
 
 def check_device_facts(value: Mapping[str, Any]) -> None:
-    """Raise ValueError if a device's description is too long, or impossible for a device.
+    """Check a worker's description of its device. An empty description is allowed.
 
-    An empty description is allowed.
+    Raises:
+        ValueError: if the description is too long, or has invalid fields or values.
     """
     if not value:
         return
@@ -50,7 +51,7 @@ def check_device_facts(value: Mapping[str, Any]) -> None:
 
 @memo(64)
 def _objection(text: str) -> str | None:
-    """Return why a device's description is invalid, or None.
+    """Return why a device's description, given as JSON text, is invalid; None if it is valid.
 
     The result is cached, because workers send the description with each measurement.
     """
@@ -72,8 +73,8 @@ DeviceFactsJson = Annotated[dict[str, Any], AfterValidator(_device_facts)]
 class WorkerRequest(RequestBody):
     """The registration of a worker.
 
-    The worker generates its id at random. With the same id, it is the same worker after a restart
-    or a lost answer.
+    The worker chooses a random `worker_id`. It sends the same id after a restart, or if the
+    response was lost, and is then the same worker.
     """
 
     model_config = shown(name="rack-3", targets=[SHOWN_TARGET], protocol=PROTOCOL)
@@ -92,7 +93,9 @@ class WorkerRequest(RequestBody):
 
 
 class WorkerSpeed(RequestBody):
-    """A worker's last times of the reference kernel, and their ratios to its best times."""
+    """A worker's latest times of the reference kernel, in seconds and relative to its best
+    times.
+    """
 
     arithmetic_seconds: float = Field(ge=0, allow_inf_nan=False)
     memory_seconds: float = Field(ge=0, allow_inf_nan=False)
@@ -103,7 +106,7 @@ class WorkerSpeed(RequestBody):
 
 
 class WorkerCondition(RequestBody):
-    """The current condition of a worker's device, from its operating system; null if unknown."""
+    """The present condition of a worker's device, from its operating system; null if unknown."""
 
     temperature_celsius: float | None = Field(
         None, ge=-300, le=300, allow_inf_nan=False, description="Temperature of the hottest sensor"
@@ -172,7 +175,7 @@ class RegistrationView(View):
 
 
 class DrainRequest(RequestBody):
-    """A request to drain a worker, or to resume it."""
+    """Drains a worker, or resumes it if `draining` is false."""
 
     model_config = shown(draining=True)
 
@@ -180,7 +183,10 @@ class DrainRequest(RequestBody):
 
 
 class HeartbeatRequest(RequestBody):
-    """A heartbeat of a worker that holds `leases`."""
+    """A heartbeat of a worker. `leases` are the ids of the leases that it holds.
+
+    `device`, `speed` and `condition` are null if they have not changed.
+    """
 
     model_config = shown(leases=[SHOWN_ID], condition={"load": 0.4, "governor": "performance"})
 
@@ -191,7 +197,11 @@ class HeartbeatRequest(RequestBody):
 
 
 class HeartbeatView(View):
-    """The answer to a heartbeat. Leases that `renewed` lacks are lost; the worker drops them."""
+    """The response to a heartbeat.
+
+    `renewed` has the new deadlines by lease. A lease that is missing there is lost, and the worker
+    must stop its work.
+    """
 
     renewed: dict[str, float] = Field(
         description="Until when, by lease", examples=[{SHOWN_ID: SHOWN_TIME}]
