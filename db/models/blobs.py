@@ -23,8 +23,8 @@ class BlobRow(Base):
 
     Attributes:
         touched_at: the last time that a process used it. Recently used blobs are not deleted.
-        doomed_until: while the clean-up deletes the bytes, the time until which none may write
-            them.
+        doomed_until: set while the bytes are being deleted: the time until which no process may
+            write them.
     """
 
     __tablename__ = "blobs"

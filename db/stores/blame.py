@@ -118,7 +118,7 @@ def end_without_result(
         request: the locked row of the leased request.
         lease_id: the id of the lease.
         outcome: how the lease ended, such as lost or failed.
-        blame: who caused the failure: the worker, the candidate or the service; None if nobody did.
+        blame: the cause of the failure: worker, candidate or service; None without a failure.
         error: the error message that is stored with the lease and the request.
         now: the present time, in seconds since the epoch.
         alive: the result of `eligible_workers`.
@@ -179,11 +179,10 @@ def end_without_result(
 
 
 def _answer_late(connection: sa.Connection, request: sa.Row[Any], now: float) -> bool:
-    """Complete a request with a late result, if one from a worker that is not quarantined is
-    stored.
+    """Complete a request with a late result, if a trusted one is stored.
 
-    A late result arrived after the request was leased to another worker. Return whether one was
-    used.
+    A late result arrived after the request was leased to another worker. It is trusted unless its
+    worker is in quarantine. Return whether a result was used.
     """
     query = (
         sa.select(leases.c.id, leases.c.worker_id, leases.c.late_result)

@@ -158,7 +158,7 @@ def _jobs_built_on(connection: sa.Connection, claim_ids: Sequence[str]) -> set[s
 
 
 def _lose_reviews(connection: sa.Connection, workers: Collection[str]) -> list[sa.Row[Any]]:
-    """Discard the second measurements that these workers made of other claims.
+    """Discard the second measurements of other claims by these workers.
 
     A claim confirmed by such a review becomes provisional again. A superseded claim stays
     superseded, but `restore` will skip it. Return the rows of these claims before the change.

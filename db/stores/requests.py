@@ -38,7 +38,7 @@ class LeaseOutcome(StrEnum):
 
 
 class Blame(StrEnum):
-    """Who caused a lease to end without a result, in the judgement of the service."""
+    """The party that the service blames for a lease that ended without a result."""
 
     CANDIDATE = "candidate"
     WORKER = "worker"

@@ -139,7 +139,7 @@ class TokenStore:
         return None if over or token.revoked_at is not None else token
 
     def find(self, secret: str) -> Token | None:
-        """Return the token whose current or previous secret this is; None if there is none.
+        """Return the token whose current or previous secret this is, or None.
 
         Unlike `verify`, it also finds revoked and expired tokens.
         """

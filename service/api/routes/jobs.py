@@ -79,8 +79,8 @@ def create_job(
 ) -> JobView:
     """Queue a job that tunes a model.
 
-    If no suitable worker is alive, the job waits for one. The response's field `reason` then says
-    how to add one.
+    If no suitable worker is alive, the job waits for one. The response's field `reason` then states
+    the cause and a remedy.
     """
     target, mode, queue = job_target.target, body.mode_options, body.queue_options
     # only this route resolves "host" and the names of workers
