@@ -300,8 +300,9 @@ def _continue_numbers(connection: sa.Connection, table: sa.Table) -> None:
 
 
 def _read(archive: tarfile.TarFile, name: str) -> IO[bytes]:
-    """Open the archive's file `name` for reading. Raises BackupError if the archive does not
-    have it.
+    """Open the archive's file `name` for reading.
+
+    Raises BackupError if the archive does not have it.
     """
     try:
         found = archive.extractfile(name)

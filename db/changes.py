@@ -50,8 +50,9 @@ def invalidate_lookups(connection: sa.Connection, keys: Iterable[str]) -> None:
 
 
 class LookupChanges(Protocol):
-    """Reads the lookup keys that transactions invalidated. Use each instance in one event loop
-    only.
+    """Reads the lookup keys that transactions invalidated.
+
+    Use each instance in one event loop only.
     """
 
     def unchanged(self) -> bool:
@@ -75,8 +76,9 @@ class LookupChanges(Protocol):
 
 
 def open_changes(engine: sa.Engine) -> LookupChanges:
-    """Create a reader of a database's invalidated lookup keys. Its first `read` opens a
-    connection.
+    """Create a reader of a database's invalidated lookup keys.
+
+    Its first `read` opens a connection.
     """
     return PostgresChanges(engine) if engine.dialect.name == "postgresql" else SqliteChanges(engine)
 

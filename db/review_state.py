@@ -75,8 +75,9 @@ def before(state: ReviewState) -> list[str]:
 
 
 class Attestation(StrEnum):
-    """How trustworthy a claim is, judged by the workers that reported it. Members go from weak
-    to strong.
+    """How trustworthy a claim is, judged by the workers that reported it.
+
+    Members go from weak to strong.
     """
 
     ONCE = "once"

@@ -410,8 +410,9 @@ def inherited(connection: sa.Connection, owner: str | None) -> dict[str, Any]:
 
 
 def _count(failed: Any) -> int:
-    """Count the failures among leases. Leases that one worker lost at the same time count as one
-    failure.
+    """Count the failures among leases.
+
+    Leases that one worker lost at the same time count as one failure.
     """
     own = {row.request_id for row in failed if row.outcome != LeaseOutcome.LOST.value}
     lost = [row for row in failed if row.outcome == LeaseOutcome.LOST.value]

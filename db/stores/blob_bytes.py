@@ -113,8 +113,9 @@ class BlobBytes(Protocol):
         ...
 
     def local(self, digest: str) -> AbstractContextManager[Path]:
-        """Open a context that yields the path of a local file with a blob's bytes. Only read the
-        file.
+        """Open a context that yields the path of a local file with a blob's bytes.
+
+        Only read the file.
 
         Raises:
             NotFoundError: if no blob has the digest.
@@ -122,8 +123,9 @@ class BlobBytes(Protocol):
         ...
 
     def quarantine(self, digests: Sequence[str]) -> Sequence[QuarantinedBytes]:
-        """Move blobs to new, unique names, so that lookups by digest do not find them. Return the
-        names.
+        """Move blobs to new, unique names, so that lookups by digest do not find them.
+
+        Return the names.
 
         Blobs that are not stored are skipped. `restore_quarantined` moves the bytes back, and
         `discard` deletes them.
@@ -254,8 +256,9 @@ def os_errors(path: Path) -> Iterator[None]:
 
 
 def _write_all(file: FileIO, chunk: bytes) -> None:
-    """Write a whole chunk. One unbuffered write may write only a part, for example on a full
-    disk.
+    """Write a whole chunk.
+
+    One unbuffered write may write only a part, for example on a full disk.
     """
     rest = memoryview(chunk)
     while rest:

@@ -1,5 +1,6 @@
-"""A store of blobs as files in a folder. The first two hex digits name a subfolder:
-`ab/cdef...`.
+"""A store of blobs as files in a folder.
+
+The first two hex digits name a subfolder: `ab/cdef...`.
 """
 
 from __future__ import annotations

@@ -76,8 +76,9 @@ class BlobObjects:
 
     @property
     def staging(self) -> Path:
-        """Return the local folder for blobs that are being received. They are uploaded when
-        complete.
+        """Return the local folder for blobs that are being received.
+
+        They are uploaded when complete.
         """
         return self._staging
 

@@ -39,8 +39,9 @@ _LOCK = (
 
 
 class BlobKind(StrEnum):
-    """The purpose of a blob. It determines which table has the row that keeps the blob (its
-    holder).
+    """The purpose of a blob.
+
+    It determines which table has the row that keeps the blob (its holder).
     """
 
     MODEL = "model"  # an ONNX file; held by its row

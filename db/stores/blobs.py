@@ -66,8 +66,9 @@ class BlobStore:
         self.place = place
 
     def put(self, data: bytes) -> str:
-        """Save bytes, and return their SHA-256 in hex. Bytes that are already stored are not
-        written again.
+        """Save bytes, and return their SHA-256 in hex.
+
+        Bytes that are already stored are not written again.
 
         Raises:
             StorageError: if the bytes cannot be stored or the database fails; of kind LOCKED if the
@@ -155,8 +156,9 @@ class BlobStore:
         return self.place.read(digest, start, end)
 
     def local(self, digest: str) -> AbstractContextManager[Path]:
-        """Open a context that yields the path of a local file with a blob's bytes. Only read the
-        file.
+        """Open a context that yields the path of a local file with a blob's bytes.
+
+        Only read the file.
 
         The digest is not verified.
 

@@ -395,8 +395,9 @@ class ClaimLedger:
     # look-ups
 
     def served(self, keys: Sequence[RecordKey]) -> dict[RecordKey, StoredRecord]:
-        """Return the served record of each key, with its review. Keys without a served record
-        are left out.
+        """Return the served record of each key, with its review.
+
+        Keys without a served record are left out.
         """
         found: dict[RecordKey, StoredRecord] = {}
         with reading(self._engine) as connection:

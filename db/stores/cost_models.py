@@ -161,8 +161,9 @@ class CostModelStore:
             )
 
     def promoted(self, target_key: str) -> StoredCostModel | None:
-        """Return the promoted version, from which tuning runs of the target start. None without
-        one.
+        """Return the promoted version, from which tuning runs of the target start.
+
+        None without one.
         """
         with reading(self._engine) as connection:
             return _promoted(connection, target_key)
@@ -193,8 +194,9 @@ class CostModelStore:
             return _get(connection, target_key, version)
 
     def roll_back(self, target_key: str) -> StoredCostModel:
-        """Retire the promoted version of a target, and promote the previous one again. Return the
-        latter.
+        """Retire the promoted version of a target, and promote the previous one again.
+
+        Return the latter.
 
         Raises:
             StateError: if no version is promoted, or none was promoted before it.

@@ -100,8 +100,9 @@ class IdempotencyStore:
         self._update(held, until=self._now() + HELD_SECONDS)
 
     def finish(self, held: HeldKey, status: int, answer: bytes) -> None:
-        """Store the response to a request. Does nothing if another process has taken over the
-        request.
+        """Store the response to a request.
+
+        Does nothing if another process has taken over the request.
         """
         self._update(held, status=status, answer=answer)
 

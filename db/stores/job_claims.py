@@ -75,8 +75,9 @@ class JobClaims:
         stall_seconds: float = float("inf"),
         shared: bool = False,
     ) -> tuple[JobClaim, Job] | None:
-        """Claim the next job for a tuner. Return the claim and the job, or None if no job is
-        available.
+        """Claim the next job for a tuner.
+
+        Return the claim and the job, or None if no job is available.
 
         Jobs of the owner with the fewest running jobs come first. Among them the highest priority
         comes first, then the oldest job. The claim makes the job running, and increases its fencing
@@ -267,8 +268,9 @@ class JobClaims:
             append_events(connection, claim.job_id, [("progress", data)], now)
 
     def tell(self, claim: JobClaim, events: Sequence[EventData]) -> None:
-        """Add events to a job. The job then counts as making progress, so it is not considered
-        stalled.
+        """Add events to a job.
+
+        The job then counts as making progress, so it is not considered stalled.
 
         Raises:
             StaleLeaseError: if another tuner holds the job, or the job was stopped or has ended.

@@ -85,8 +85,9 @@ class _Claimant:
 
 @dataclass(frozen=True, slots=True)
 class Survey:
-    """Data about several claims, read before any request is leased. A claim is identified by its
-    index.
+    """Data about several claims, read before any request is leased.
+
+    A claim is identified by its index.
 
     Attributes:
         found: the results of the claims that get no new leases.
@@ -134,8 +135,9 @@ def take(
     lost_after_seconds: float,
     lease_seconds: float,
 ) -> Sequence[Found]:
-    """Lease requests to the claims that `survey` admitted (`Survey.able`). Return a result per
-    claim.
+    """Lease requests to the claims that `survey` admitted (`Survey.able`).
+
+    Return a result per claim.
 
     Args:
         connection: in a writing transaction.
@@ -301,8 +303,9 @@ def _deal(
     now: float,
     heard_since: float,
 ) -> Set[str]:
-    """Assign queued requests to claims. Return the targets that may have further queued
-    requests.
+    """Assign queued requests to claims.
+
+    Return the targets that may have further queued requests.
     """
     left: set[str] = set()
     seen: list[int] = []
@@ -338,8 +341,9 @@ def _first(
     seen: Sequence[int],
     now: float,
 ) -> Sequence[sa.Row[Any]]:
-    """Lock the first queued requests for a target, as many as the claims want together. Return
-    their rows.
+    """Lock the first queued requests for a target, as many as the claims want together.
+
+    Return their rows.
 
     Args:
         connection: in a writing transaction.

@@ -57,8 +57,9 @@ class MeasureQueue:
         self._insert_made: postgresql.Insert | sqlite.Insert | None = None
 
     def submit(self, new: Sequence[NewRequest], stored: Collection[str] = ()) -> Sequence[str]:
-        """Queue measurement requests in one transaction. Return the ids of those that are newly
-        queued.
+        """Queue measurement requests in one transaction.
+
+        Return the ids of those that are newly queued.
 
         A request whose id already exists does not change, unless it was cancelled because its job
         was paused: then it is queued again.
@@ -205,8 +206,9 @@ class MeasureQueue:
             return _acknowledge(connection, request_ids)
 
     def cancel(self, *, job_id: str | None = None, request_ids: Sequence[str] | None = None) -> int:
-        """Cancel the queued and leased requests of a job, or of a list of requests. Return their
-        number.
+        """Cancel the queued and leased requests of a job, or of a list of requests.
+
+        Return their number.
 
         A worker that has leased one of them learns this when it renews the lease.
         """

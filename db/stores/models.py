@@ -53,8 +53,9 @@ class ModelStore:
     def register(
         self, digest: str, size: int, name: str, owner: str | None = None
     ) -> UploadedModel:
-        """Register a model whose file of `size` bytes is already stored as blob `digest`. Return
-        the model.
+        """Register a model whose file of `size` bytes is already stored as blob `digest`.
+
+        Return the model.
 
         If the owner registered the model earlier, it keeps the name it had then, because the
         owner's jobs are shown with that name.
@@ -161,8 +162,9 @@ class ModelStore:
 
 
 def _query(sees: str | None) -> sa.Select[Any]:
-    """Return a query for all models. With `sees`, only the models of this owner, under the
-    owner's names.
+    """Return a query for all models.
+
+    With `sees`, only the models of this owner, under the owner's names.
     """
     if sees is None:
         return sa.select(_models)

@@ -32,8 +32,9 @@ LOOKED_AT = 1000
 
 @dataclass(frozen=True, slots=True)
 class WorkloadShape:
-    """Properties of a workload, computed from its text. All are empty if this release cannot read
-    it.
+    """Properties of a workload, computed from its text.
+
+    All are empty if this release cannot read it.
 
     Attributes:
         structure: the workload without sizes: equal for workloads that differ only in sizes.
@@ -66,8 +67,9 @@ def distance(one: Sequence[int], other: Sequence[int]) -> float:
 
 
 def extent(sizes: Sequence[int]) -> float:
-    """Return the sum of the log2 of the sizes. The database index by this value finds similar
-    sizes.
+    """Return the sum of the log2 of the sizes.
+
+    The database index by this value finds similar sizes.
 
     The extents of two lists of n sizes differ by at most n times their `distance`.
     """
@@ -76,8 +78,9 @@ def extent(sizes: Sequence[int]) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Relative:
-    """A workload with the same structure as another, but with different sizes. It has a served
-    record.
+    """A workload with the same structure as another, but with different sizes.
+
+    It has a served record.
     """
 
     workload_key: str
@@ -105,8 +108,9 @@ class ShapeStore:
         self._engine = engine
 
     def index(self, shape_of: ShapeOf, most: int | None = None) -> int:
-        """Compute and store the shapes of workloads that have none. Return the number of new
-        shapes.
+        """Compute and store the shapes of workloads that have none.
+
+        Return the number of new shapes.
 
         Args:
             shape_of: computes the shape from a workload's text.

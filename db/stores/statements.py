@@ -80,8 +80,9 @@ def _insert_new(dialect: str, table: sa.Table) -> postgresql.Insert | sqlite.Ins
 
 
 def one_at_a_time(connection: sa.Connection, what: str) -> None:
-    """Acquire the lock named `what` until the transaction ends. Wait while another transaction
-    holds it.
+    """Acquire the lock named `what` until the transaction ends.
+
+    Wait while another transaction holds it.
 
     On SQLite nothing is done, because only one transaction writes at a time.
     """

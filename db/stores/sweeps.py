@@ -1,5 +1,6 @@
-"""Locks with a time limit for periodic work that only one process should do. A lock is called a
-turn.
+"""Locks with a time limit for periodic work that only one process should do.
+
+A lock is called a turn.
 
 A turn is a row that its holder renews. Unlike an advisory lock of PostgreSQL, it works on both
 databases, and the row shows when its holder last renewed it.
@@ -87,8 +88,9 @@ class SweepStore:
             connection.execute(sa.delete(_sweeps).where(mine))
 
     def age(self, name: str) -> float | None:
-        """Return the seconds since the lock `name` was last renewed. Its holder may have died
-        since.
+        """Return the seconds since the lock `name` was last renewed.
+
+        Its holder may have died since.
 
         Return None if the lock was never acquired, or was released. Because of how `take` renews, a
         live holder's value can reach half of TERM_SECONDS.

@@ -254,8 +254,9 @@ class WorkloadStore:
             )
 
     def put_target(self, key: str, name: str, description: Mapping[str, Any]) -> None:
-        """Save the name and the JSON description of a target. A key that is already stored does
-        not change.
+        """Save the name and the JSON description of a target.
+
+        A key that is already stored does not change.
         """
         row = {
             "key": key,

@@ -231,8 +231,9 @@ class TokenStore:
         return _token(row), True
 
     def revoke(self, token_id: str) -> Token:
-        """Revoke a token, and return it. If it was revoked before, the time of revocation does not
-        change.
+        """Revoke a token, and return it.
+
+        If it was revoked before, the time of revocation does not change.
 
         Raises:
             NotFoundError: if no token has this id, or several ids start with it.

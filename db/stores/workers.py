@@ -196,8 +196,9 @@ class WorkerStore:
         return found
 
     def heartbeats(self, signs: Sequence[Heartbeat]) -> Sequence[Presence | None]:
-        """Record heartbeats in one transaction. Return the state of each worker; None for unknown
-        workers.
+        """Record heartbeats in one transaction.
+
+        Return the state of each worker; None for unknown workers.
 
         A heartbeat does not re-register a worker that has unregistered.
         """
@@ -265,8 +266,9 @@ class WorkerStore:
             return _oldest_first.page(connection, query, wanted, limit, after)
 
     def outcomes(self, worker_ids: Collection[str]) -> Mapping[str, Mapping[str, int]]:
-        """Return the number of trials by worker id and status. Workers without trials are left
-        out.
+        """Return the number of trials by worker id and status.
+
+        Workers without trials are left out.
         """
         with reading(self._engine) as connection:
             return outcomes_of(connection, worker_ids)
@@ -295,8 +297,9 @@ class WorkerStore:
             )
 
     def drain(self, worker_id: str, draining: bool = True) -> RegisteredWorker:
-        """Drain a worker, so that it gets no new leases; `draining` False reverts this. Return the
-        worker.
+        """Drain a worker, so that it gets no new leases; `draining` False reverts this.
+
+        Return the worker.
 
         Raises:
             NotFoundError: if no worker has this id.

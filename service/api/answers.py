@@ -79,8 +79,9 @@ class KnownAnswers:
 
 
 class LookupRoute(GatedRoute):
-    """A route that sends the response cached in `KnownAnswers`. Its function runs only on a
-    cache miss.
+    """A route that sends the response cached in `KnownAnswers`.
+
+    Its function runs only on a cache miss.
     """
 
     async def _handle(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -112,8 +112,9 @@ class Invalidation:
         self._caches.append(cache)
 
     async def refresh(self) -> int:
-        """Remove the values that earlier commits made outdated. Return the version number of the
-        caches.
+        """Remove the values that earlier commits made outdated.
+
+        Return the version number of the caches.
 
         The number grows whenever changes are found.
 

@@ -80,8 +80,9 @@ class ApiProblem(Exception):
         super().__init__(detail)
 
     def response(self) -> JSONResponse:
-        """Return an HTTP response with the problem document. The middle of a long `detail` is
-        cut out.
+        """Return an HTTP response with the problem document.
+
+        The middle of a long `detail` is cut out.
         """
         body = {
             "type": PREFIX + self.slug,

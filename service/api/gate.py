@@ -50,8 +50,9 @@ log = structlog.get_logger("tilewright.web")
 
 
 class Needs(HTTPBearer):
-    """FastAPI dependency of a route that needs a token with the scope `scope`. It returns the
-    token.
+    """FastAPI dependency of a route that needs a token with the scope `scope`.
+
+    It returns the token.
 
     The gate checks the scope before the dependency runs.
     """
@@ -79,8 +80,9 @@ class TokenCache:
         self._version = 0  # grows when tokens are forgotten
 
     async def verify(self, secret: str) -> Token | None:
-        """Return the token with a secret, or None, as `TokenStore.verify` does. The answer may be
-        cached.
+        """Return the token with a secret, or None, as `TokenStore.verify` does.
+
+        The answer may be cached.
 
         Concurrent requests with the same secret share one look-up. A cached token is looked up
         again in the background once half of `KNOWN_SECONDS` has passed.
@@ -118,8 +120,9 @@ class TokenCache:
         self._flights.forget()
 
     async def follow(self, notifier: Notifier) -> None:
-        """Empty the cache whenever any process creates, changes or revokes a token. Runs until
-        cancelled.
+        """Empty the cache whenever any process creates, changes or revokes a token.
+
+        Runs until cancelled.
         """
         with notifier.listening(TOKENS) as subscription:
             while True:

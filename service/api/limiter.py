@@ -56,8 +56,9 @@ class Limiter:
 
     @property
     def asker(self) -> str:
-        """Return the id of the token. `Planning` serves the questions of different tokens in
-        turn.
+        """Return the id of the token.
+
+        `Planning` serves the questions of different tokens in turn.
         """
         return self._token.id
 

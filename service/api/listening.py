@@ -1,5 +1,6 @@
-"""Listening sockets. The server opens them before anything else, to report a port in use in one
-line.
+"""Listening sockets.
+
+The server opens them before anything else, to report a port in use in one line.
 """
 
 from __future__ import annotations

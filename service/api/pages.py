@@ -47,8 +47,9 @@ class Pages:
         return self.limit, self.after
 
     def linked(self, page: Page[T]) -> Page[T]:
-        """Add a link to the next page, if one follows, to the response's headers. Return `page`
-        unchanged.
+        """Add a link to the next page, if one follows, to the response's headers.
+
+        Return `page` unchanged.
         """
         if page.next is not None:
             token = _token(page.next, self._list())
@@ -74,8 +75,9 @@ def _token(position: Position, name: str) -> str:
 
 
 def _position(token: str, name: str) -> Position:
-    """Return the position in a page token. `name` is the digest of the list that the request asks
-    for.
+    """Return the position in a page token.
+
+    `name` is the digest of the list that the request asks for.
 
     The store checks later that the position fits its columns. Raises ApiProblem (422) if the token
     is malformed or belongs to another list.

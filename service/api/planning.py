@@ -80,8 +80,9 @@ class Planning:
         await self._ask(ModelCheck(path, name), f"model '{name}'", asker)
 
     async def check_samples(self, path: Path, name: str, asker: str) -> None:
-        """Check that the file at `path` contains sample inputs. `name` names the file in error
-        messages.
+        """Check that the file at `path` contains sample inputs.
+
+        `name` names the file in error messages.
 
         Raises:
             ApiProblem: if the file does not contain samples; the problem states the reason.
@@ -201,8 +202,9 @@ class Planning:
             yield
 
     async def _answered(self, question: Question, what: str) -> Any:
-        """Return a child process's answer to a question. `what` names the subject in error
-        messages.
+        """Return a child process's answer to a question.
+
+        `what` names the subject in error messages.
 
         If the pool breaks because an idle child was killed, the question is sent again once.
 

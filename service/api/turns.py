@@ -12,8 +12,9 @@ from contextlib import asynccontextmanager
 
 
 class TooManyError(Exception):
-    """Too many requests are waiting already, in total or of one asker. `waiting` is their
-    number.
+    """Too many requests are waiting already, in total or of one asker.
+
+    `waiting` is their number.
     """
 
     def __init__(self, waiting: int) -> None:
@@ -70,8 +71,9 @@ class Turns:
             raise
 
     def _grant(self) -> None:
-        """Give the free places to waiting askers in order. An asker that gets one moves to the
-        end.
+        """Give the free places to waiting askers in order.
+
+        An asker that gets one moves to the end.
         """
         while self._free:
             asker = next((a for a in self._waiting if self._having[a] < self._each), None)

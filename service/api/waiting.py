@@ -284,8 +284,9 @@ class ClaimDispatcher:
 
 
 def _name(claim: Claim) -> tuple[str, str]:
-    """Return the key of a claim: worker id and claim id. A claim that is sent again has the same
-    key.
+    """Return the key of a claim: worker id and claim id.
+
+    A claim that is sent again has the same key.
     """
     return claim.worker_id, claim.claim_id or ""
 

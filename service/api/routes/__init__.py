@@ -1,3 +1,4 @@
-"""The routes under /v1, one group per module. The `router` of each module is found
-automatically.
+"""The routes under /v1, one group per module.
+
+The `router` of each module is found automatically.
 """

@@ -89,8 +89,9 @@ def list_job_log(
 
 @router.get("/jobs/{job_id}/curve")
 def get_job_curve(job: Annotated[Job, Depends(existing_job)], storage: StorageDep) -> CurveView:
-    """Return a job's tuning curve. Each point has the best latency after some time and number of
-    trials.
+    """Return a job's tuning curve.
+
+    Each point has the best latency after some time and number of trials.
 
     At most 501 points are returned.
     """

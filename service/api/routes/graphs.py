@@ -26,8 +26,9 @@ router = APIRouter(tags=["jobs"], route_class=GatedRoute)
 async def get_graph(
     job_id: str, storage: StorageDep, planning: PlanningDep, limiter: LimiterDep, token: Reader
 ) -> Response:
-    """Return the graph of a job's model after fusion. It has the kernels, the values between them,
-    and their ONNX nodes.
+    """Return the graph of a job's model after fusion.
+
+    It has the kernels, the values between them, and their ONNX nodes.
 
     If the job tunes several combinations of sizes, the graph is for the first.
     """

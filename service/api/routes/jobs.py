@@ -133,8 +133,9 @@ def get_job(job_id: str, storage: StorageDep, token: Reader) -> JobView:
 def list_job_tasks(
     job_id: str, storage: StorageDep, token: Reader, pages: PagesDep
 ) -> list[TaskView]:
-    """List the tasks of a job. Each has its workload, count, default time, best time and best
-    schedule.
+    """List the tasks of a job.
+
+    Each has its workload, count, default time, best time and best schedule.
     """
     job = storage.jobs.get(job_id, token.sees)
     found = storage.tasks.list(job.id, limit=pages.limit, after=pages.after)

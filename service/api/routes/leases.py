@@ -114,8 +114,9 @@ async def report_result(
 def report_failure(
     lease_id: str, body: FailureRequest, storage: StorageDep, token: Measurer
 ) -> FailureView:
-    """Report that the worker cannot execute a request, and why. Other workers may then get the
-    request.
+    """Report that the worker cannot execute a request, and why.
+
+    Other workers may then get the request.
     """
     own_worker(storage, body.worker_id, token)
     state = storage.leases.fail(lease_id, body.worker_id, Cause(body.cause), body.error)
@@ -125,8 +126,9 @@ def report_failure(
 @router.post("/leases/release")
 @refuses(404)
 def release(body: ReleaseRequest, storage: StorageDep, token: Measurer) -> ReleaseView:
-    """Release leases without results, because the worker shuts down. Their requests are queued
-    again.
+    """Release leases without results, because the worker shuts down.
+
+    Their requests are queued again.
     """
     own_worker(storage, body.worker_id, token)
     return ReleaseView(released=storage.leases.release(body.worker_id, body.leases))

@@ -147,8 +147,9 @@ def shown_record(record_id: str, storage: Storage, token: Token) -> StoredRecord
 @router.post("/records:withdraw")
 @refuses(404)
 def withdraw(body: WithdrawRequest, storage: StorageDep, audit: AuditDep, _: Admin) -> WithdrawView:
-    """Withdraw records that are wrong, or all records of faulty workers. Jobs that used them are
-    notified.
+    """Withdraw records that are wrong, or all records of faulty workers.
+
+    Jobs that used them are notified.
     """
     if not body.records and not body.workers:
         raise invalid("body: give 'records' or 'workers'")
@@ -247,8 +248,9 @@ def explain_schedule(
 
 @router.get("/signing-key")
 def get_signing_key(settings: SettingsDep, _: Reader) -> SigningKeyView:
-    """Return the public key that signs this service's records. Other services must trust it to
-    import them.
+    """Return the public key that signs this service's records.
+
+    Other services must trust it to import them.
     """
     return SigningKeyView(public_key=signing_key(settings.signing_key_file).public)
 

@@ -49,8 +49,9 @@ def own_worker(storage: Storage, worker_id: str, token: Token) -> None:
 
 
 def check_version(name: str, protocol: int) -> None:
-    """Check that a worker has the same protocol version as the service. `name` is the worker's
-    name.
+    """Check that a worker has the same protocol version as the service.
+
+    `name` is the worker's name.
 
     Raises:
         ApiProblem: 409 if the versions differ. The problem says whether the worker or the service
@@ -122,8 +123,9 @@ def list_workers(
 async def heartbeat(
     worker_id: str, body: HeartbeatRequest, traffic: WorkerTrafficDep, token: Measurer
 ) -> HeartbeatView:
-    """Report that a worker is alive, and renew its leases. Leases missing from `renewed` are
-    lost.
+    """Report that a worker is alive, and renew its leases.
+
+    Leases missing from `renewed` are lost.
     """
     speed = None if body.speed is None else body.speed.model_dump()
     condition = None if body.condition is None else body.condition.model_dump()

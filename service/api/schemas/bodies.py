@@ -62,8 +62,9 @@ def shown(**fields: Any) -> ConfigDict:
 
 
 class RequestBody(BaseModel):
-    """Base class of request bodies. Unknown fields are rejected, so a typo in a name is an
-    error.
+    """Base class of request bodies.
+
+    Unknown fields are rejected, so a typo in a name is an error.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -75,8 +76,9 @@ class RequestBody(BaseModel):
 
 
 class View(BaseModel):
-    """Base class of response bodies. Clients ignore unknown fields, which a newer service may
-    send.
+    """Base class of response bodies.
+
+    Clients ignore unknown fields, which a newer service may send.
     """
 
     model_config = ConfigDict(extra="ignore", frozen=True)

@@ -181,8 +181,9 @@ class NestView(View):
 
 
 class CodeLoopView(View):
-    """An innermost loop of a kernel's assembly. `registers` is the number of vector registers in
-    it.
+    """An innermost loop of a kernel's assembly.
+
+    `registers` is the number of vector registers in it.
     """
 
     label: str = Field(examples=["0_4"])
@@ -193,8 +194,9 @@ class CodeLoopView(View):
 
 
 class CodeView(View):
-    """The loop nest and the assembly of a task's schedule. LLVM generates it for the target; it
-    is not run.
+    """The loop nest and the assembly of a task's schedule.
+
+    LLVM generates it for the target; it is not run.
     """
 
     schedule: ScheduleJson
