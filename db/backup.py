@@ -63,7 +63,7 @@ class Manifest:
 
 
 class NotEmptyError(DatabaseError):
-    """A restore was refused because the database already has rows. It needs an empty database."""
+    """The database has rows. A backup can be restored only into an empty database."""
 
 
 class BackupError(DatabaseError):
@@ -75,14 +75,15 @@ def backup(
 ) -> Manifest:
     """Save the rows of all tables and all blobs to an archive, while the service is running.
 
-    All rows come from one database snapshot. The archive is readable by its owner only. It gets its
-    final name when it is complete, so an interrupted backup leaves no partial file there.
+    All rows come from one database snapshot. The archive is readable by its owner only. It is
+    written to a temporary file and renamed when complete, so an interrupted backup leaves no
+    partial archive.
 
     Args:
         engine: the database.
         place: the store of the blobs' bytes.
         file: the path of the archive. An existing file is replaced.
-        clock: returns the time that is noted in the manifest.
+        clock: returns the present time for the manifest, in seconds since the epoch.
 
     Raises:
         SchemaVersionError: if the database is not at this release's revision.
@@ -125,8 +126,12 @@ def backup(
 
 
 def restore(engine: sa.Engine, place: BlobBytes, file: Path) -> Manifest:
-    """Fill an empty database and its blob store `place` from an archive, then migrate to this
-    release.
+    """Fill an empty database and its blob store from an archive, and migrate it to this release.
+
+    Args:
+        engine: the database.
+        place: the store of the blobs' bytes.
+        file: the path of the archive.
 
     Return the manifest of the archive.
 
@@ -219,9 +224,9 @@ def _manifest(archive: tarfile.TarFile, file: Path) -> Manifest:
 
 
 def _make_ready(engine: sa.Engine, revision: str) -> None:
-    """Create an empty database at schema revision `revision`.
+    """Create the tables of schema revision `revision` in a database without rows.
 
-    Tables of another revision are dropped if all tables are empty.
+    Empty tables of another revision are dropped first.
 
     Raises:
         NotEmptyError: if a table of the database has rows.

@@ -36,8 +36,8 @@ _SINCE = "SELECT serial, key FROM lookup_changes WHERE serial > {} ORDER BY seri
 def invalidate_lookups(connection: sa.Connection, keys: Iterable[str]) -> None:
     """Make the lookup caches of all processes drop their entries of these keys.
 
-    The keys of workloads or models are added to the table `lookup_changes`. They take effect when
-    the connection's transaction commits.
+    The keys of workloads or models are added to the table `lookup_changes`. The caches see them
+    when the connection's transaction commits.
     """
     named = sorted(set(keys))
     if not named:
@@ -84,9 +84,7 @@ def open_changes(engine: sa.Engine) -> LookupChanges:
 
 
 class _Rows:
-    """The reader's position in `lookup_changes`: the serial number of the last row that was
-    read.
-    """
+    """A reader's position in `lookup_changes`: the serial number of the last row read."""
 
     def __init__(self) -> None:
         self.last = 0

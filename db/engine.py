@@ -150,7 +150,7 @@ def write_immediately(connection: sa.Connection) -> None:
 
 @contextmanager
 def reading(engine: sa.Engine) -> Iterator[sa.Connection]:
-    """Open a transaction that only reads, with one snapshot on SQLite.
+    """Open a transaction that only reads. On SQLite, all its reads see one snapshot.
 
     On PostgreSQL each statement sees all earlier commits, with or without a transaction. So no
     transaction is begun, which saves two round trips to the server.
@@ -172,8 +172,7 @@ def reading(engine: sa.Engine) -> Iterator[sa.Connection]:
 
 
 class OwnConnection:
-    """A database connection outside the pool, in autocommit mode, opened with the engine's
-    settings.
+    """A database connection outside the engine's pool, in autocommit mode.
 
     Attributes:
         driver: the connection object of the database driver (sqlite3 or psycopg).
@@ -297,11 +296,10 @@ def _open_sqlite(url: sa.URL, busy_seconds: float, pool_size: int) -> sa.Engine:
 
 
 def _use_wal(path: Path, engine: sa.Engine, busy_seconds: float) -> None:
-    """Switch the SQLite file permanently to write-ahead logging, so that readers never wait for
-    writers.
+    """Switch the SQLite file permanently to write-ahead logging: readers never wait for writers.
 
-    SQLite's busy timeout does not cover this switch, so the function itself retries for
-    `busy_seconds` if another process switches the file at the same time.
+    SQLite's busy timeout does not cover this switch. So if another process switches the file at the
+    same time, the function itself retries for `busy_seconds`.
     """
     deadline = time.monotonic() + busy_seconds
     with translated_errors(engine):

@@ -67,9 +67,7 @@ class KeyMismatchError(DatabaseError):
 
 
 class KeyInFlightError(DatabaseError):
-    """An idempotency key was sent again while the first request with it is still being
-    processed.
-    """
+    """An idempotency key was sent again before the first request with it was answered."""
 
 
 class QuotaError(DatabaseError):
@@ -87,14 +85,11 @@ class QuotaError(DatabaseError):
 
 
 class StateError(DatabaseError):
-    """The object's present state does not allow the requested change, such as resuming a
-    finished job.
-    """
+    """The object's state does not allow the requested change, such as resuming a finished job."""
 
 
 class StaleLeaseError(DatabaseError):
-    """The caller's lease or claim has ended: it was passed to another holder, or the work is
-    finished.
+    """The caller's lease or claim has ended: another holder has it, or the work is finished.
 
     The caller must stop at once, and cannot save anything under this lease.
     """

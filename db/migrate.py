@@ -125,9 +125,7 @@ def _turn(index: sa.Index) -> tuple[bool, str]:
 
 
 def _migrate(connection: sa.Connection, revision: str) -> None:
-    """Apply the missing migrations up to schema revision `revision`, in the connection's
-    transaction.
-    """
+    """Apply the missing migrations up to `revision`, in the connection's transaction."""
     from alembic import command
     from alembic.config import Config
 
@@ -144,7 +142,7 @@ def _migrate(connection: sa.Connection, revision: str) -> None:
 def _exclusive(engine: sa.Engine) -> Iterator[sa.Connection]:
     """Open a writing transaction that excludes migrations by other processes.
 
-    They wait: on PostgreSQL for an advisory lock, on SQLite for the write lock.
+    Other migrations wait: on PostgreSQL for an advisory lock, on SQLite for the write lock.
     """
     with engine.connect() as connection:
         write_immediately(connection)

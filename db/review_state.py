@@ -25,9 +25,7 @@ class ClaimKind(StrEnum):
 
 
 class ReviewState(StrEnum):
-    """The review state of a claim: whether a second measurement confirmed it, and whether it is
-    served.
-    """
+    """The review state of a claim, which also determines whether the claim is served."""
 
     PROVISIONAL = "provisional"
     """Measured once, by a device that is not ours: only the job that requested the measurement uses
@@ -93,9 +91,7 @@ class Attestation(StrEnum):
 
     @property
     def weak(self) -> bool:
-        """Whether one owner's workers are the only source of the claim, so that the owner may
-        have forged it.
-        """
+        """Whether the workers of one owner alone reported the claim, and could have forged it."""
         return self.rank < Attestation.TWO_OWNERS.rank
 
     @property

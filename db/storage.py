@@ -41,7 +41,10 @@ WORKER_LOST_SECONDS = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Storage:
-    """All stores of one database and its blobs. Service processes and local commands open one."""
+    """All stores of one database and its blobs.
+
+    Each process of the service, and each local command, opens one Storage.
+    """
 
     engine: sa.Engine
     clock: Clock

@@ -47,8 +47,9 @@ def dump_json(value: Any) -> str:
 
 
 def canonical_json(value: Any) -> str:
-    """Encode a value as JSON with sorted keys and without spaces, so that equal values give
-    equal text.
+    """Encode a value as JSON in canonical form: equal values give equal text.
+
+    Keys are sorted, and there are no spaces.
     """
     return json.dumps(_finite(value), allow_nan=False, separators=(",", ":"), sort_keys=True)
 

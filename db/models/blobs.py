@@ -52,7 +52,7 @@ class BlobReferenceRow(Base):
 
 
 class ModelUploadRow(Base):
-    """An upload of a model by an owner, with the owner's name for it."""
+    """An upload of a model by an owner, with the name that the owner gave the model."""
 
     __tablename__ = "model_uploads"
 

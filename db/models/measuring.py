@@ -46,7 +46,10 @@ class WorkerOutcomeRow(Base):
 
 
 class RequestRow(Base):
-    """A batch of candidates to measure: an entry of the queue between tuners and workers."""
+    """An entry of the measurement queue between tuners and workers.
+
+    It is a batch of candidates to measure, or whole programs to run on the device.
+    """
 
     __tablename__ = "measure_requests"
     __table_args__ = (

@@ -1,6 +1,4 @@
-"""Tables by which processes coordinate: locks on periodic work, notices, and invalidated
-lookups.
-"""
+"""Tables for the coordination of processes: locks, notices, and invalidated lookups."""
 
 from __future__ import annotations
 
@@ -11,14 +9,13 @@ from tilewright.db.types import SerialId
 
 
 class SweepRow(Base):
-    """A lock on periodic work, such as deleting old rows, so that only one process does it at a
-    time.
+    """A lock on periodic work, such as deleting old rows, that one process does at a time.
 
     Attributes:
         name: the name of the work.
         holder: the process that has the lock.
         until: the time at which the lock expires.
-        swept_at: the time of the last run of the work.
+        swept_at: the time at which the holder last renewed the lock.
     """
 
     __tablename__ = "sweeps"
@@ -44,8 +41,7 @@ class NoticeRow(Base):
 
 
 class LookupChangeRow(Base):
-    """The key of a workload or model whose cached lookups are invalid (see
-    `tilewright.db.changes`).
+    """The key of a workload or model whose cached lookups became invalid (`db.changes`).
 
     Only the newest rows are kept.
     """

@@ -63,11 +63,10 @@ def end_some(
     heard_since: float,
     most_failures: int,
 ) -> Sequence[tuple[str, RequestState]]:
-    """End up to `MOST_TOGETHER` leases of workers that stopped sending heartbeats, and blame the
-    workers.
+    """End up to `MOST_TOGETHER` leases of workers that stopped sending heartbeats.
 
-    Rows that another transaction has locked are skipped. Return the ids of the requests with their
-    new states.
+    The workers are blamed. Rows that another transaction has locked are skipped. Return the ids of
+    the requests with their new states.
 
     Args:
         connection: in a writing transaction.
@@ -293,17 +292,16 @@ def failures_by_owner(
 def spent_owners(
     connection: sa.Connection, rows: Sequence[sa.Row[Any]], heard_since: float
 ) -> Set[tuple[str, str | None]]:
-    """Find owners whose workers have used up a request's attempts while other owners could still
-    try it.
+    """Find owners who have used up a request's attempts while other owners could still try it.
 
-    Such a request is reserved for the other owners. It is not reserved if no eligible worker of
-    another owner measures for its target.
+    Attempts of an owner are those of its workers. Such a request is reserved for the other owners.
+    It is not reserved if no eligible worker of another owner measures for its target.
 
     Args:
         connection: in a transaction.
         rows: the rows of the requests.
-        heard_since: workers with a heartbeat since this time count as alive. Failures before it no
-            longer bar an owner.
+        heard_since: workers with a heartbeat since this time count as alive. An owner whose last
+            failure is older may try again.
 
     Return (request id, owner) pairs. A worker of such an owner must not claim the request.
     """
@@ -392,11 +390,10 @@ def _answerable_for(connection: sa.Connection, worker: sa.Row[Any]) -> sa.Column
 
 
 def inherited(connection: sa.Connection, owner: str | None) -> dict[str, Any]:
-    """Return the quarantine columns for a new worker of a token, so that it starts in quarantine
-    too.
+    """Return the quarantine columns for a new worker, which it inherits from its token.
 
-    The values are copied from the quarantined worker of the token `owner` that waits longest for
-    its canary request. Empty if no worker of the token is in quarantine.
+    If workers of the token `owner` are in quarantine, the columns are those of the worker whose
+    canary request is due last. So the new worker starts in quarantine too. Empty otherwise.
     """
     columns = ("quarantined_at", "quarantine_reason", "canary_at", "quarantines")
     query = (

@@ -97,9 +97,7 @@ class BlobBytes(Protocol):
         ...
 
     def size(self, digest: str) -> int | None:
-        """Return the size of a blob in bytes; None if it is not stored, or `digest` is not a
-        digest.
-        """
+        """Return the size of a blob in bytes; None if it is not stored or not a digest."""
         ...
 
     def read(self, digest: str, start: int = 0, end: int | None = None) -> Iterator[bytes]:
@@ -145,9 +143,7 @@ class BlobBytes(Protocol):
         ...
 
     def all_quarantined(self) -> Sequence[QuarantinedBytes]:
-        """Return the names of all quarantined bytes, including those left by processes that were
-        killed.
-        """
+        """Return the names of all quarantined bytes, including those that killed processes left."""
         ...
 
     def list(self) -> Iterator[StoredBytes]:
@@ -225,8 +221,7 @@ def stage(folder: Path, chunks: Iterable[bytes], max_bytes: int | None = None) -
 
 
 def remove_old_files(folder: Path, older_than: float) -> int:
-    """Delete the files of a folder that were modified before `older_than` (seconds since the
-    epoch).
+    """Delete the files of a folder that were modified before a time, in seconds since the epoch.
 
     Return the freed bytes.
 

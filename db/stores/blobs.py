@@ -256,9 +256,7 @@ class BlobStore:
             return written.scalars().all()
 
     def _doomed(self) -> sa.ColumnElement[bool]:
-        """Return the SQL condition that a blob is marked for deletion and the mark has not
-        expired.
-        """
+        """Return the SQL condition that a blob has a valid (not expired) mark for deletion."""
         return sa.and_(_blobs.c.doomed_until.is_not(None), _blobs.c.doomed_until > self._now())
 
     def _bring_back(self) -> None:
@@ -279,9 +277,7 @@ class BlobStore:
             self.place.discard([one for one in some if one.digest not in doomed])
 
     def _adopt(self) -> None:
-        """Insert rows for stored bytes that have none, such as files of a folder that was copied
-        here.
-        """
+        """Insert rows for stored bytes that have none, such as those of a copied folder."""
         with reading(self._engine) as connection:
             known = set(connection.execute(sa.select(_blobs.c.digest)).scalars())
         rows = [

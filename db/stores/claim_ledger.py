@@ -148,9 +148,7 @@ class ClaimLedger:
         return None if row is None else stored_race(row)
 
     def race_by_id(self, claim_id: str) -> StoredRace | None:
-        """Return the verdict of a race by the id of its claim; None if it was deleted because of
-        its age.
-        """
+        """Return the verdict of a race by the id of its claim; None if it was deleted by age."""
         query = sa.select(claims).where(is_race, claims.c.id == claim_id)
         with reading(self._engine) as connection:
             row = connection.execute(query).first()
@@ -175,9 +173,7 @@ class ClaimLedger:
             return {row[0]: row[1] for row in connection.execute(query)}
 
     def provisional(self, job_id: str) -> Sequence[StoredRecord]:
-        """Return the provisional records of a job, oldest first: no second measurement was made
-        yet.
-        """
+        """Return the records of a job that no second measurement has reviewed yet, oldest first."""
         query = sa.select(claims).where(
             claims.c.job_id == job_id,
             claims.c.state == ReviewState.PROVISIONAL.value,
@@ -233,12 +229,11 @@ class ClaimLedger:
         return True
 
     def dispute(self, claim_id: str, review: Mapping[str, Any], reason: str) -> bool:
-        """Record a second measurement that contradicts a claim, and serve the previous claim
-        instead.
+        """Record a second measurement that contradicts a claim.
 
-        The trials of the same record key by the claim's reporter and its earlier reviewer are
-        withdrawn too. Otherwise a time that is too short would remain the best one of every later
-        tuning run.
+        If the claim was served, its predecessor is served instead. The trials of the same record
+        key by the claim's reporter and its earlier reviewer are withdrawn too. Otherwise a time
+        that is too short would remain the best one of every later tuning run.
 
         Args:
             claim_id: the claim.
@@ -277,11 +272,10 @@ class ClaimLedger:
         but: Collection[str] = (),
         limit: int,
     ) -> Sequence[StoredRecord]:
-        """Return records whose attestation a measurement by one of `others` could raise, newest
-        first.
+        """Return records whose attestation a measurement by one of `others` could raise.
 
-        Served records qualify. A provisional record qualifies if its job has ended and its key has
-        no later record.
+        The newest come first. Served records qualify. A provisional record qualifies if its job has
+        ended and its key has no later record.
 
         Args:
             target_key, codegen_version: the target and the code-generator version of the records.
@@ -330,8 +324,7 @@ class ClaimLedger:
             yield
 
     def adopt(self, new: Sequence[Foreign]) -> Sequence[ReviewState | None]:
-        """Store records from other services, and serve each unless a faster record of its key is
-        served.
+        """Store records from other services, and serve each unless a faster one is served.
 
         Return the review state of each record, in order; None for a record that was already stored,
         which does not change.
@@ -378,9 +371,7 @@ class ClaimLedger:
         return True
 
     def leave(self, claim_ids: Collection[str], job_id: str) -> None:
-        """Revert `use`: record that a job's artifact does not contain the schedules of these
-        claims.
-        """
+        """Revert `use`: record that a job's artifact does not contain these claims' schedules."""
         with changing(self._engine) as connection:
             for some in chunks(sorted(set(claim_ids))):
                 chosen = _uses.c.claim_id.in_(some) & (_uses.c.job_id == job_id)

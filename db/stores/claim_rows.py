@@ -277,8 +277,9 @@ def changing(engine: sa.Engine) -> Iterator[sa.Connection]:
 
 
 def same_subject(values: Columns) -> sa.ColumnElement[bool]:
-    """Return the SQL condition that a claim has the same kind, subject and mode as the columns
-    `values`.
+    """Return the SQL condition that a claim has the same subject as the columns `values`.
+
+    Claims have the same subject if their kind, subject, target, threads and numerics are equal.
     """
     return sa.and_(*(claims.c[name] == values[name] for name in SUBJECT))
 

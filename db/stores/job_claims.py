@@ -59,9 +59,7 @@ class JobClaims:
         self._now = instant(clock)
 
     def _clock(self, connection: sa.Connection) -> float:
-        """Return the present time in seconds since the epoch, from the clock that the store
-        uses.
-        """
+        """Return the present time by the clock of the store, in seconds since the epoch."""
         return connection.execute(sa.select(self._now())).scalar_one()
 
     def claim(

@@ -93,8 +93,9 @@ class JobClaim:
 
 
 def seen_jobs(sees: str | None) -> tuple[sa.ColumnElement[bool], ...]:
-    """Return SQL conditions that select the jobs of all tokens with the name `sees`; empty for
-    None.
+    """Return SQL conditions for the jobs of all tokens with the name `sees`.
+
+    None means the jobs of all owners: then no condition is returned.
     """
     if sees is None:
         return ()

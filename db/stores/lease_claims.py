@@ -197,9 +197,7 @@ def _again(
 
 
 def _targets_that_wait(connection: sa.Connection, claims: Sequence[Claim], now: Now) -> Set[str]:
-    """Return the keys of the targets that have a queued request for at least one of these
-    claims.
-    """
+    """Return the keys of the targets with a queued request for at least one of the claims."""
     asked = sorted({target for claim in claims for target in claim.target_keys})
     names = sorted({claim.worker_id for claim in claims})
     looks = [
@@ -228,8 +226,7 @@ def _takeable(
 def _try_canaries(
     connection: sa.Connection, claimants: Iterable[_Claimant], ill: Collection[str], now: float
 ) -> None:
-    """Let workers in quarantine get at most one request (a canary), and only when their pause has
-    ended.
+    """Let each worker in quarantine get at most one request (a canary), after its pause.
 
     A worker that holds a lease gets no other. The rows of the workers are locked, so that two
     concurrent claims of one worker, also from different processes, get only one canary.

@@ -180,8 +180,7 @@ class LeaseStore(MeasureQueue):
         ]
 
     def asked(self, lease_id: str) -> JsonObject:
-        """Return the payload (JSON) of the request that a lease is for, without checking the
-        worker.
+        """Return the payload (JSON) of a lease's request, without checking the worker.
 
         Raises:
             NotFoundError: if no lease has this id.
@@ -195,8 +194,7 @@ class LeaseStore(MeasureQueue):
         return payload
 
     def held(self, lease_id: str, worker_id: str) -> Held:
-        """Return the request of a worker's lease, so that the worker's result can be checked
-        against it.
+        """Return the request of a worker's lease, against which the worker's result is checked.
 
         Raises:
             NotFoundError: if the worker holds no lease with this id.
@@ -376,8 +374,7 @@ class LeaseStore(MeasureQueue):
             return {row[0]: row[1] for row in connection.execute(query)}
 
     def names_blob(self, token_id: str, digest: str) -> bool:
-        """Whether one of this token's workers has a live lease whose request needs the blob
-        `digest`.
+        """Whether a request that one of this token's workers has leased needs the blob `digest`.
 
         The worker may then download the blob.
         """

@@ -221,10 +221,10 @@ class MeasureQueue:
             return sum(_cancel(connection, which, self._now()) for which in wanted)
 
     def hand_on(self, request_ids: Sequence[str], worker_id: str) -> Sequence[str]:
-        """Reserve queued requests for worker `worker_id` alone, in place of any earlier
-        reservation.
+        """Reserve queued requests for another worker than before.
 
-        Leased and finished requests do not change. Return the ids of the changed requests.
+        Then only `worker_id` may claim them. Leased and finished requests do not change. Return the
+        ids of the changed requests.
         """
         waiting = (
             sa.select(requests.c.id, requests.c.target_key)

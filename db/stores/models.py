@@ -111,8 +111,7 @@ class ModelStore:
         return {each: own.get(each, first[each[0]]) for each in wanted if each[0] in first}
 
     def register_samples(self, digest: str, owner: str) -> None:
-        """Record that an owner uploaded sample inputs, whose file is already stored as blob
-        `digest`.
+        """Record that an owner uploaded sample inputs, which are already stored as a blob.
 
         `owner` is the name of the owner's tokens.
         """

@@ -103,9 +103,7 @@ def _kind(column: sa.Column[Any]) -> type:
 
 
 def _fits(value: object, kind: type) -> bool:
-    """Whether a position's value, which comes from a request, is valid for a column of type
-    `kind`.
-    """
+    """Whether a value of a position from a request is valid for a column of type `kind`."""
     match value:
         case bool():
             return False

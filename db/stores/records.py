@@ -104,8 +104,9 @@ class SqlRecordStore:
         return {status: found.get(status.value, 0) for status in Status}
 
     def count_screened(self, keys: Sequence[RecordKey], but_of_job: str) -> int:
-        """Count the trials of the screening phase for these record keys in all jobs except
-        `but_of_job`.
+        """Count the screening trials for these record keys, except those of job `but_of_job`.
+
+        Screening is the first phase of tuning, which measures many candidates briefly.
         """
         count = 0
         with reading(self._engine) as connection:
@@ -122,10 +123,10 @@ class SqlRecordStore:
     def newest_trials(
         self, target_keys: Sequence[str], codegen_version: str, limit: int
     ) -> list[Trial]:
-        """Return the newest trials of these targets by one code-generator version, in order of
-        arrival.
+        """Return the newest trials of these targets by one version of the code generator.
 
-        Withdrawn trials are left out. `limit` is the largest number of trials.
+        They are in the order of arrival. Withdrawn trials are left out. `limit` is the largest
+        number of trials.
         """
         query = (
             sa.select(_trials)
@@ -141,8 +142,9 @@ class SqlRecordStore:
             return [trial_of(row) for row in reversed(connection.execute(query).all())]
 
     def count_by_target(self, codegen_version: str) -> dict[str, int]:
-        """Count the trials by one code-generator version for each target key, without withdrawn
-        trials.
+        """Count the trials by one version of the code generator, for each target key.
+
+        Withdrawn trials are left out.
         """
         query = (
             sa.select(_trials.c.target_key, sa.func.count())
@@ -179,9 +181,7 @@ class SqlRecordStore:
     # the compiler's ScheduleSource
 
     def best(self, workload_key: str, mode: Mode) -> Schedule | None:
-        """Return the schedule of the served record of a workload in a mode; None without a
-        record.
-        """
+        """Return the schedule of a workload's served record in a mode; None without a record."""
         record = self.best_record(RecordKey(workload_key, *mode.key))
         return None if record is None else record.schedule
 

@@ -1,6 +1,4 @@
-"""Lookup of a claim's reporter (the worker that measured, and its owner) in the table of
-workers.
-"""
+"""Lookup of a claim's reporter: the worker that measured, and its owner."""
 
 from __future__ import annotations
 

@@ -34,8 +34,9 @@ class Report:
 
 
 def held(connection: sa.Connection, named: Iterable[tuple[str, str]]) -> Sequence[Held | None]:
-    """Return the request for each (lease id, worker id) pair; None if the worker has no such
-    lease.
+    """Return the request for each (lease id, worker id) pair.
+
+    The entry is None if the worker has no such lease.
     """
     wanted = list(named)
     query = (

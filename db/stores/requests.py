@@ -137,9 +137,7 @@ class Completion(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Expiry:
-    """The ids of the requests whose leases `LeaseStore.expire` ended, by the requests' new
-    states.
-    """
+    """The requests whose leases `LeaseStore.expire` ended: their ids, by new state."""
 
     requeued: tuple[str, ...] = ()
     lost: tuple[str, ...] = ()  # without remaining attempts

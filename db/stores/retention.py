@@ -63,9 +63,7 @@ _open_jobs = sa.select(_jobs.c.id).where(sa.not_(_ended))
 
 @dataclass(frozen=True, slots=True)
 class Retention:
-    """The age in days at which each kind of row is deleted; 0 means that the rows are kept
-    forever.
-    """
+    """The age in days at which each kind of row is deleted; 0 keeps the rows forever."""
 
     trials: float = 0.0
     jobs: float = 0.0
@@ -144,8 +142,7 @@ class RetentionStore:
 
 
 def _old_artifact(limit: sa.ColumnElement[float]) -> Condition:
-    """Return the SQL condition for artifacts to delete: jobs that ended before `limit` and have
-    one.
+    """Return the SQL condition for jobs whose artifact is deleted: they ended before `limit`.
 
     The newest artifact of each kind (`_newest_artifacts`) is kept.
     """
@@ -189,10 +186,9 @@ def _old_trial(limit: sa.ColumnElement[float]) -> Condition:
 
 
 def _old_model(limit: sa.ColumnElement[float]) -> Condition:
-    """Return the SQL condition for models to delete: those uploaded before `limit` that no job
-    uses.
+    """Return the SQL condition for models to delete: no job uses them.
 
-    A model that was uploaded again since then is kept.
+    They were uploaded before `limit`, and not again since then.
     """
     young = sa.select(_blobs.c.digest).where(_blobs.c.touched_at >= limit)
     return sa.and_(

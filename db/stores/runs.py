@@ -1,6 +1,4 @@
-"""Recordings of tuning runs: their inputs, the order of their measured batches, and their
-forecasts.
-"""
+"""Recordings of tuning runs: inputs, order of the measured batches, results and forecasts."""
 
 from __future__ import annotations
 

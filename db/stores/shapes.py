@@ -154,9 +154,7 @@ class ShapeStore:
         return found
 
     def coverage(self) -> Sequence[Coverage]:
-        """Count the workloads with a served record, for each operator, target and number of
-        threads.
-        """
+        """Count the workloads with a served record, by operator, target and number of threads."""
         of = (_shapes.c.operator, claims.c.target_key, claims.c.threads)
         query = (
             sa.select(*of, sa.func.count(_shapes.c.workload_key.distinct()))
@@ -236,11 +234,10 @@ class ShapeStore:
     def times(
         self, workload_keys: Sequence[str], target_key: str, threads: int, numerics: str
     ) -> dict[str, dict[str, float]]:
-        """Return the fastest time in seconds of each measured schedule, by workload key and
-        schedule digest.
+        """Return the fastest time of each measured schedule, in seconds.
 
-        Only successful trials with this target, threads and numerics count. Withdrawn trials are
-        left out.
+        The keys are the workload's key and the schedule's digest. Only successful trials with this
+        target, threads and numerics count. Withdrawn trials are left out.
         """
         found: dict[str, dict[str, float]] = {}
         fastest: Any = sa.func.min(_trials.c.run_seconds)

@@ -22,10 +22,9 @@ _T = TypeVar("_T")
 
 
 def upsert(connection: sa.Connection, table: sa.Table) -> postgresql.Insert | sqlite.Insert:
-    """Return an INSERT statement that can handle conflicts, in the dialect of the connection's
-    database.
+    """Return an INSERT statement in the dialect of the connection's database.
 
-    It has the methods `on_conflict_do_nothing` and `on_conflict_do_update`.
+    With its methods `on_conflict_do_nothing` and `on_conflict_do_update`, it can handle conflicts.
     """
     return _insert(connection.dialect.name, table)
 

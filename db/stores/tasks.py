@@ -146,11 +146,11 @@ class TaskStore:
         limit: int = 100,
         after: Position | None = None,
     ) -> Page[tuple[str, JobTask]]:
-        """Return a page of the tasks that match all given filters, as (job id, task), ordered by
-        job.
+        """Return a page of the tasks that match all given filters, ordered by job.
 
-        `sees` is the name of an owner; only tasks of the owner's jobs are listed (`Token.sees`).
-        None for all jobs. `after` is the position `Page.next` of the previous page.
+        Each item is (job id, task). `sees` is the name of an owner; only tasks of the owner's jobs
+        are listed (`Token.sees`). None for all jobs. `after` is the position `Page.next` of the
+        previous page.
 
         Raises:
             PositionError: if no task can have the position `after`.

@@ -51,11 +51,10 @@ class Token:
 
     @property
     def sees(self) -> str | None:
-        """Return the name of the owner whose jobs and models the token may see; None for all
-        owners.
+        """Return the owner whose jobs and models the token may see; None for all owners.
 
-        All tokens with the same name belong to one owner. Admins see the jobs and models of all
-        owners.
+        The owner is a name: all tokens with the same name belong to one owner. Admins see the jobs
+        and models of all owners.
         """
         return None if self.all_owners or Scope.ADMIN in self.scopes else self.name
 
@@ -125,9 +124,7 @@ class TokenStore:
         return secret, _token(row)
 
     def verify(self, secret: str) -> Token | None:
-        """Return the token with this secret; None if no token has it, or it is revoked or
-        expired.
-        """
+        """Return the token with this secret; None if it is unknown, revoked or expired."""
         found = self._find(secret)
         if found is None:
             return None
@@ -208,16 +205,12 @@ class TokenStore:
             connection.execute(update.values(last_used_at=self._clock()))
 
     def use_is_old(self, token: Token) -> bool:
-        """Whether the stored time of a token's last use is so old (60 s) that it should be
-        updated.
-        """
+        """Whether the stored time of a token's last use is older than 60 s: then update it."""
         last = token.last_used_at
         return last is None or self._clock() - last >= USED_SECONDS
 
     def _find(self, secret: str) -> tuple[Token, bool] | None:
-        """Return the token with a secret, and whether the secret is its previous one, before a
-        rotation.
-        """
+        """Return the token with a secret, and whether this was replaced by the last rotation."""
         digest = _digest(secret)
         query = sa.select(_tokens).where(
             sa.or_(_tokens.c.digest == digest, _tokens.c.previous_digest == digest)

@@ -100,10 +100,10 @@ class TrialStore:
             )
 
     def outlines(self, job_id: str, workload_key: str, limit: int) -> Page[TrialOutline]:
-        """Return the schedules and outcomes of a job's newest trials for one workload, newest
-        first.
+        """Return the schedules and outcomes of a task's trials, newest first.
 
-        This takes a seventh of the time of `list`, which also reads the measurements.
+        A task is a workload of a job. This takes a seventh of the time of `list`, which also reads
+        the measurements.
         """
         columns = [_trials.c[each.name] for each in fields(TrialOutline)]
         query = (
@@ -138,8 +138,7 @@ class TrialStore:
         return None if row is None else trial_of(row)
 
     def _is(self, column: sa.Column[str], value: str) -> sa.ColumnElement[bool]:
-        """Return the SQL condition `column = value`, in a form that makes PostgreSQL use the
-        column's index.
+        """Return the SQL condition `column = value`, such that PostgreSQL uses the column's index.
 
         With `=`, the planner may scan the whole table from its newest row until it has found enough
         rows. It assumes that the rows of a job are evenly distributed. The rows of an old job are

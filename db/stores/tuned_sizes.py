@@ -23,18 +23,14 @@ class TunedSizesStore:
         self._engine = engine
 
     def add(self, model_digest: str, mode: Mode, sizes: Mapping[str, int]) -> None:
-        """Record that a job tuned a model in a mode at these sizes, given by the dimensions'
-        names.
-        """
+        """Record the sizes of a model's dimensions, by name, at which a job tuned it in a mode."""
         row = {**_key(model_digest, mode), "sizes": canonical_json(dict(sizes))}
         with writing(self._engine) as connection:
             insert = upsert(connection, _sizes).values(row)
             connection.execute(insert.on_conflict_do_nothing())
 
     def list(self, model_digest: str, mode: Mode) -> Sequence[Mapping[str, int]]:
-        """Return all combinations of sizes at which jobs tuned a model in a mode, by dimension
-        name.
-        """
+        """Return all combinations of sizes, by dimension, at which jobs tuned a model in a mode."""
         same = [_sizes.c[name] == value for name, value in _key(model_digest, mode).items()]
         query = sa.select(_sizes.c.sizes).where(*same).order_by(_sizes.c.sizes)
         with reading(self._engine) as connection:

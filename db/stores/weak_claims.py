@@ -1,8 +1,8 @@
-"""Query for weakly attested schedules, which idle workers can measure again to make them
-trustworthy.
+"""Query for schedules of weak attestation, which idle workers can measure again.
 
-A claim about a schedule is weak if workers of only one owner reported it. The query finds served
-claims, and provisional claims whose job has ended.
+A claim about a schedule is weak if workers of only one owner reported it. A measurement by a worker
+of another owner makes it more trustworthy. The query finds served claims, and provisional claims
+whose job has ended.
 """
 
 from __future__ import annotations
@@ -26,10 +26,9 @@ _jobs = table_of(JobRow)
 def weak_schedules(
     target_key: str, codegen_version: str, others: Collection[ClaimReporter], but: Collection[str]
 ) -> sa.Select[tuple[object, ...]]:
-    """Return a query for claims about schedules whose attestation a measurement by `others` could
-    raise.
+    """Return a query for claims whose attestation a measurement by one of `others` could raise.
 
-    Newest claims come first, in the order of the partial index of weak claims.
+    They are claims about schedules, newest first, in the order of the partial index of weak claims.
 
     Args:
         target_key, codegen_version: the target and the code-generator version of the claims.

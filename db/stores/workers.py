@@ -68,9 +68,7 @@ class RegisteredWorker:
 
     @property
     def throttled(self) -> bool:
-        """Whether the device is throttled: the worker reported that its reference kernel has
-        become slow.
-        """
+        """Whether the worker reported that its reference kernel has been slow for a long time."""
         return self.speed is not None and bool(self.speed.get("throttled"))
 
 
@@ -133,8 +131,7 @@ class WorkerStore:
         owner: str | None = None,
         worker_id: str | None = None,
     ) -> RegisteredWorker:
-        """Register a new worker, or one that was restarted and passes its earlier id as
-        `worker_id`.
+        """Register a new worker, or a restarted one under its earlier id.
 
         A new worker starts in quarantine if another worker with the same token is in quarantine.
 

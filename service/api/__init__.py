@@ -1,3 +1,1 @@
-"""The REST application: routes, schemas of request and response bodies, and checks of each
-request.
-"""
+"""The REST application: routes, schemas of bodies, and checks of each request."""

@@ -65,8 +65,7 @@ class KnownAnswers:
         return self._kept.get(question), version
 
     def give(self, scope: Scope, answer: JsonAnswer, keys: Iterable[str]) -> Response:
-        """Cache the response of a `LookupRoute` until one of `keys` changes, and return it for
-        sending.
+        """Cache the response of a `LookupRoute` until one of `keys` changes, and return it.
 
         The response must depend only on the request and on the records and models with these keys.
         It is not cached if the caches changed since `find`.

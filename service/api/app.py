@@ -169,8 +169,7 @@ def stop_waiting(app: FastAPI) -> None:
 
 
 def route_modules() -> list[APIRouter]:
-    """Return the routers of all modules in `service.api.routes`, in the order in which they are
-    matched.
+    """Return the routers of all modules in `service.api.routes`, in the order of matching.
 
     Each module defines the variable `router`, so a new file adds its routes. Modules with the
     variable `ASKED_OFTEN` come first, so that frequent requests are matched quickly.

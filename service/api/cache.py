@@ -1,6 +1,4 @@
-"""In-memory caches: a bounded LRU cache, and removal of entries that a database commit made
-outdated.
-"""
+"""In-memory caches: a bounded LRU cache, and removal of outdated entries after a commit."""
 
 from __future__ import annotations
 

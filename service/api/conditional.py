@@ -49,9 +49,7 @@ class JsonAnswer:
         return cls(whole, Response(status_code=304, headers=headers), tag)
 
     def to(self, scope: Scope) -> Response:
-        """Return the full response, or the 304 response if `If-None-Match` in the request names
-        the tag.
-        """
+        """Return the response, or the 304 response if the request's `If-None-Match` has the tag."""
         if self.unchanged is not None:
             given = [value for name, value in scope["headers"] if name == b"if-none-match"]
             if given and _names([value.decode("latin-1") for value in given], self.tag):
@@ -60,9 +58,7 @@ class JsonAnswer:
 
 
 def tagged(request: Request, content: bytes) -> Response:
-    """Return a response with a JSON body and an `ETag`, or 304 if the client already has this
-    body.
-    """
+    """Return a response with a JSON body and an `ETag`, or 304 if the client has this body."""
     return JsonAnswer.tagged(content).to(request.scope)
 
 

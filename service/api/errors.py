@@ -1,5 +1,6 @@
-"""HTTP errors as problem documents: `application/problem+json` (RFC 9457), one type per kind of
-error.
+"""HTTP errors as problem documents: `application/problem+json` (RFC 9457).
+
+Each kind of error has its own `type`.
 """
 
 from __future__ import annotations

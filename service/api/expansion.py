@@ -23,8 +23,9 @@ KEPT_BYTES = 64 << 20
 
 
 class RequestExpander:
-    """Expands leased requests, one at a time: generating random arrays takes memory and all
-    cores.
+    """Expands leased requests for devices without NumPy.
+
+    It expands one request at a time, because generating random arrays takes memory and all cores.
     """
 
     def __init__(self, storage: Storage) -> None:

@@ -145,8 +145,7 @@ class Pace:
     most_seconds: float
 
     def seconds(self, received: int) -> float:
-        """Return the deadline by which more bytes must arrive, in seconds after the start of the
-        body.
+        """Return the deadline for more bytes of a body, in seconds after the start of the body.
 
         Args:
             received: the number of bytes that have arrived.
@@ -304,8 +303,7 @@ class GatedRoute(APIRoute):
 
     @property
     def refusals(self) -> frozenset[int]:
-        """Return the HTTP statuses of all errors that the route may return, for the OpenAPI
-        document.
+        """Return the HTTP statuses of all errors of the route, for the OpenAPI document.
 
         Some follow from the checks of the gate. The decorator `refuses` declares the others on the
         route's function and its dependencies.
@@ -352,9 +350,7 @@ class GatedRoute(APIRoute):
 
 
 def _needed(dependant: Dependant) -> Scope | None:
-    """Return the scope that a route or one of its dependencies demands with `Needs`; None if
-    none does.
-    """
+    """Return the scope that a route or one of its dependencies demands with `Needs`, or None."""
     if isinstance(dependant.call, Needs):
         return dependant.call.scope
     found = [_needed(each) for each in dependant.dependencies]

@@ -76,9 +76,7 @@ def remove_old_data(storage: Storage, settings: Settings) -> RemovedData:
 
 
 def retention(settings: Settings) -> Retention:
-    """Return the ages at which each kind of data is deleted, in days, from the settings
-    `keep_KIND_days`.
-    """
+    """Return the ages in days at which data is deleted, from the settings `keep_KIND_days`."""
     kinds = (one.name for one in fields(Retention))
     return Retention(**{kind: getattr(settings, f"keep_{kind}_days") for kind in kinds})
 

@@ -148,8 +148,9 @@ class Once:
         return kept
 
     async def end(self) -> None:
-        """Release the key, unless a successful response was stored, and stop renewing the
-        reservation.
+        """Release the key, unless a successful response was stored.
+
+        Also stop renewing the reservation of the key.
         """
         held, self._held = self._held, None
         if self._renewing is not None:

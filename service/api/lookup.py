@@ -80,12 +80,11 @@ async def lookup_model(
     limiter: Limiter,
     sees: str | None,
 ) -> LookupBytes:
-    """Return the served records of all workloads of the model `body.model`, as a serialised
-    response.
+    """Return the served records of all workloads of a model, as a serialised response.
 
-    The model must be planned to find its workloads. The result is cached, and only plannings count
-    against the rate limit. `sees` is the name of the owner whose models the token may see, or None
-    for all models.
+    The model `body.model` must be planned to find its workloads. The workloads are cached, and only
+    plannings count against the rate limit. `sees` is the name of the owner whose models the token
+    may see, or None for all models.
 
     Raises:
         NotFoundError: if the owner never uploaded the model.

@@ -1,5 +1,7 @@
-"""Prometheus metrics: requests are counted when they are served, queues when metrics are
-fetched.
+"""Prometheus metrics of requests, queues, jobs and workers.
+
+Requests are counted as they are served. The other numbers are read from the database whenever
+metrics are fetched.
 """
 
 from __future__ import annotations

@@ -48,9 +48,7 @@ class States(Protocol):
 
 
 class Listener(Protocol):
-    """An object that is notified of topics: its method `wake` is called with each announced
-    topic.
-    """
+    """An object whose method `wake` the notifier calls with each announced topic."""
 
     def wake(self, topic: str, /) -> None: ...
 
@@ -155,9 +153,7 @@ class Notifier:
 
     @contextmanager
     def telling(self, listener: Listener, *topics: str) -> Iterator[None]:
-        """Within the context, call `listener.wake` with each of these topics when it is
-        announced.
-        """
+        """Within the context, call `listener.wake` with each of these topics that is announced."""
         for topic in topics:
             self._ears[topic].add(listener)
         try:
@@ -175,9 +171,7 @@ class Notifier:
                 listener.wake(topic)
 
     def wake_all(self) -> None:
-        """Wake every listener of every topic, because notices may have been lost, or the process
-        stops.
-        """
+        """Wake all listeners, because notices may have been lost, or the process stops."""
         self.wake(list(self._ears))
 
     def _hear(self) -> None:

@@ -63,9 +63,7 @@ class Pages:
         return sorted((name, value) for name, value in given if name not in _OWN)
 
     def _list(self) -> str:
-        """Return a digest of the list and its filters: of the request's path and query, without
-        paging.
-        """
+        """Return a digest of the list and its filters: path and query without paging."""
         whole = json.dumps([self._request.url.path, self._filters()])
         return hashlib.sha256(whole.encode()).hexdigest()[:16]
 

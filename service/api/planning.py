@@ -183,8 +183,7 @@ class Planning:
 
     @asynccontextmanager
     async def _turn(self, asker: str) -> AsyncIterator[None]:
-        """Within the context, occupy one of the child processes, after waiting for the asker's
-        turn.
+        """Within the context, occupy a child process, after waiting for the asker's turn.
 
         Raises:
             ApiProblem: 503, if too many questions wait already.

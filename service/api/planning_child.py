@@ -318,10 +318,9 @@ Question = ModelCheck | JobCheck | SamplesCheck | Measured[Any]
 
 
 def begin(memory_bytes: int) -> None:
-    """Initialise a child process: limit its memory, and give it a lower priority than the web
-    process.
+    """Initialise a child process: limit its memory, and lower its priority.
 
-    The process ignores SIGINT, because its parent handles Ctrl-C.
+    Its priority is below the web process's. It ignores SIGINT, because its parent handles Ctrl-C.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     limit_memory(memory_bytes)

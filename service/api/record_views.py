@@ -54,8 +54,7 @@ def import_view(done: Imported) -> ImportView:
 
 
 def answer_view(key: RecordKey, answer: Answer, name: str = "") -> AnswerView:
-    """Return the response body for `answer`: which schedule to use for the workload of `key`, and
-    why.
+    """Return the response body for `answer`, the best known schedule for the workload of `key`.
 
     The answer's record may belong to a similar workload; `name` is the readable name of that
     workload.

@@ -1,6 +1,4 @@
-"""Request ids: read from a request's header, returned in the response, and added to each log
-entry.
-"""
+"""Request ids: read from the request, returned in the response, added to each log entry."""
 
 from __future__ import annotations
 

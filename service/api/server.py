@@ -20,8 +20,7 @@ HEAD_BYTES = 32 << 10
 
 
 class PromptProtocol(H11Protocol):
-    """uvicorn's HTTP protocol, with a deadline for each part of a request that the server itself
-    reads.
+    """uvicorn's HTTP protocol, which also closes connections that make no progress.
 
     uvicorn waits indefinitely for the first request, for the rest of the request headers, and for
     the rest of a body whose request was already answered. This class closes such a connection after

@@ -222,9 +222,7 @@ class ClaimDispatcher:
             waiter.answer.set_result(())
 
     def _woken(self, waiter: _Waiter) -> None:
-        """Schedule another look-up of a claim, because its worker was changed, for example
-        drained.
-        """
+        """Schedule another look-up of a claim after a change of its worker, such as draining."""
         waiter.changed = waiter.looking
         if waiter in waiter.queue.idle:
             del waiter.queue.idle[waiter]

@@ -46,9 +46,7 @@ def page() -> Response:
 
 @router.get("/worker/{name}")
 def part(name: str) -> Response:
-    """Return a file that the worker page loads: its style sheet, or one of its JavaScript
-    modules.
-    """
+    """Return a file of the worker page: its style sheet, or one of its JavaScript modules."""
     known = {path.name for path in FOLDER.iterdir() if path.suffix in MEDIA_TYPES}
     if name == PAGE or name not in known:
         raise HTTPException(404)

@@ -1,5 +1,6 @@
-"""Processing of frequent requests from workers in batches: ownership checks, heartbeats and
-results.
+"""Processing of workers' ownership checks, heartbeats and results, in batches.
+
+These are the frequent requests of workers.
 """
 
 from __future__ import annotations
@@ -75,9 +76,7 @@ class UncheckedResult:
 
 @dataclass(frozen=True, slots=True)
 class Asker:
-    """The worker that a request names, and the request's token, for a check that they belong
-    together.
-    """
+    """A worker and the token of a request that names it, to check that they belong together."""
 
     worker_id: str
     token: Token
@@ -102,8 +101,7 @@ class WorkerTraffic:
         self._results = Batcher(in_thread(self._save), MOST)
 
     async def own(self, worker_id: str, token: Token) -> Presence:
-        """Return the state of a worker, after checking that the token may act for it (see
-        `check_own`).
+        """Return the state of a worker if the token may act for it (see `check_own`).
 
         Raises:
             NotFoundError: if no worker has this id.

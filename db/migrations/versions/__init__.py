@@ -1,1 +1,1 @@
-"""One file per revision; the number in its name gives the order."""
+"""The schema migrations: one file per revision, applied in the order of their numbers."""

@@ -1,6 +1,4 @@
-"""Route by which workers download the blobs of their requests, such as objects and expected
-outputs.
-"""
+"""Route by which workers download blobs, such as compiled objects and expected outputs."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Routes of cost models: list their versions, and choose the version from which tuning runs
-start.
-"""
+"""Routes of cost models: list versions, and choose the one from which tuning runs start."""
 
 from __future__ import annotations
 
@@ -43,9 +41,7 @@ def list_cost_models(
 def promote_cost_model(
     body: PromotionRequest, storage: StorageDep, audit: AuditDep, _: Admin
 ) -> CostModelView:
-    """Promote a version of a target's cost model, so that later tuning runs of the target start
-    from it.
-    """
+    """Promote a version of a target's cost model. Later tuning runs of the target start from it."""
     with storage.together():
         model = storage.cost_models.promote(target_key(body.target), body.version)
         audit(Action.COST_MODEL_PROMOTED, model.target_key, version=model.version)

@@ -218,8 +218,9 @@ def _shown(
 
 
 def _own_job(job_id: str, storage: Storage, token: Token) -> Job:
-    """Return the job with this id, if the token may change it: it has the same owner or is an
-    admin's.
+    """Return the job with this id if the token may change it.
+
+    The token must be an admin's, or have the same owner as the job.
 
     Raises:
         NotFoundError: if the token may not see the job, or it does not exist.

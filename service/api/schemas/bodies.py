@@ -22,8 +22,7 @@ def is_plain(data: bytes) -> bool:
 
 
 def storable(value: Any) -> Any:
-    """Return a JSON value unchanged, after checking that every database can store its strings and
-    keys.
+    """Return a JSON value unchanged if every database can store its strings and keys.
 
     Raises:
         ValueError: if a string has a null character, or half of a surrogate pair.
@@ -55,8 +54,9 @@ def _is_torn(text: str) -> bool:
 
 
 def shown(**fields: Any) -> ConfigDict:
-    """Return the Pydantic configuration of a body whose example in the OpenAPI document is
-    `fields`.
+    """Return the Pydantic configuration of a body with an example, for the OpenAPI document.
+
+    `fields` are the values of the example.
     """
     return ConfigDict(json_schema_extra={"examples": [fields]})
 

@@ -33,9 +33,7 @@ class CostModelView(View):
 
 
 class PromotionRequest(RequestBody):
-    """Promotes a version of a target's cost model: later tuning runs of the target start from
-    it.
-    """
+    """Promotes a version of a target's cost model, from which later tuning runs start."""
 
     model_config = shown(target=SHOWN_TARGET, version=2)
 

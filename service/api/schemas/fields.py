@@ -60,8 +60,7 @@ alone). `size_choices` parses it, and names the dimension in its errors."""
 
 
 def _name(text: str) -> str:
-    """Return a name unchanged, after checking that it has only printable characters and is not
-    padded.
+    """Return a name unchanged if it has only printable characters and no surrounding spaces.
 
     Raises:
         ValueError: if it has control characters, or white space at its start or end.

@@ -9,9 +9,7 @@ from tilewright.service.api.schemas.fields import Key
 
 
 class StepKernelView(View):
-    """A workload that a step of the model's plan executes, and how often one run of the step
-    does so.
-    """
+    """A workload that a step of the model's plan executes, and how often."""
 
     workload_key: Key
     runs: float = Field(description="In one run of the step", examples=[1.0])
@@ -23,8 +21,9 @@ class OnnxNodeView(View):
 
 
 class GraphStepView(View):
-    """A step of a model's plan, such as a kernel, and the place of its box in a drawing of the
-    graph.
+    """A step of a model's plan, such as a kernel.
+
+    `x`, `y` and `width` place its box in a drawing of the graph.
     """
 
     kind: str = Field(
@@ -61,9 +60,7 @@ class GraphEdgeView(View):
 
 
 class GraphView(View):
-    """The graph of a job's model: its steps in execution order, its edges, and the size of its
-    drawing.
-    """
+    """The graph of a job's model: steps in execution order, edges, and size of its drawing."""
 
     steps: list[GraphStepView]
     edges: list[GraphEdgeView]

@@ -40,9 +40,7 @@ class JobRequest(ModeRequest, options=(JobOptions, QueueOptions)):
     if TYPE_CHECKING:
 
         def __init__(self, **fields: Any) -> None:
-            """Declare arbitrary fields for type checkers, which do not see those generated from
-            options.
-            """
+            """For type checkers only: accept the fields that are generated from options."""
 
     @field_validator("dims")
     @classmethod

@@ -75,15 +75,14 @@ class OptionsBody(RequestBody):
             setattr(cls, each.name, _field(each))
 
     def stated(self, kind: type) -> dict[str, Any]:
-        """Return the values of those fields that come from the option class `kind`, as JSON by
-        name.
-        """
+        """Return the values of the fields that come from option class `kind`, as JSON by name."""
         return self.model_dump(mode="json", include={each.name for each in option_fields(kind)})
 
 
 class ModeRequest(OptionsBody, options=(ModeOptions,)):
-    """A request body with the fields of a `Mode`, except the target, which the service resolves
-    itself.
+    """A request body with the fields of a `Mode`, except the target.
+
+    The service adds the target, which it resolves by name.
     """
 
     @property

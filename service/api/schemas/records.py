@@ -42,9 +42,7 @@ class StoredRecordView(View):
 
 
 class CoverageView(View):
-    """The number of workloads with a served record for one operator, target and number of
-    threads.
-    """
+    """How many workloads have a served record, for one operator, target and number of threads."""
 
     operator: str = Field(description="Empty: of another release", examples=["conv"])
     target_key: Key

@@ -93,9 +93,7 @@ class WorkerRequest(RequestBody):
 
 
 class WorkerSpeed(RequestBody):
-    """A worker's latest times of the reference kernel, in seconds and relative to its best
-    times.
-    """
+    """A worker's latest times of the reference kernel, absolute and relative to its best times."""
 
     arithmetic_seconds: float = Field(ge=0, allow_inf_nan=False)
     memory_seconds: float = Field(ge=0, allow_inf_nan=False)
