@@ -1,1 +1,5 @@
-"""Runs tuning jobs: plans a model, tunes, verifies and delivers it. Imports no web framework."""
+"""Tuning jobs: plans a model, tunes its kernels, verifies the compiled model and stores its
+artifact.
+
+This package imports no web framework.
+"""

@@ -1,1 +1,1 @@
-"""The machine that a job tunes for: local, or reached through leases."""
+"""The machine on which a job measures: the local machine, or remote workers."""

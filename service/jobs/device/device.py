@@ -1,8 +1,8 @@
-"""The machine that a job tunes for: its properties, and its measurements and program runs.
+"""The interface of the machine on which a job measures kernels and runs programs.
 
-A job never inspects the machine that it runs on. It uses a `Device`, which is either the machine of
-this process (`service.jobs.device.local_device`), or a group of workers
-(`service.jobs.device.leased_device`). Only the local device compares a target with its host.
+A job never inspects the machine on which its own process runs. It uses a `Device`, which is either
+that machine (`service.jobs.device.local_device`) or a group of remote workers
+(`service.jobs.device.leased_device`).
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ class DeviceError(CompilerError):
     """A device could not complete a request; the message is one sentence that names the device.
 
     Attributes:
-        ran: whether the program was run and crashed or did not end. If not, the device is absent,
-            or lacks what the run needs.
+        ran: True if the program started, and crashed or did not end. False if it did not start: the
+            device is absent, or lacks memory or an instruction that the run needs.
     """
 
     def __init__(self, message: str, *, ran: bool = False) -> None:
@@ -100,23 +100,26 @@ class Device(Protocol):
 
     @property
     def fetch_bytes(self) -> int:
-        """The limit, in bytes, of the outputs that one call of `Device.check` returns."""
+        """The largest total size, in bytes, of the outputs that one call of `check` may fetch."""
 
     def second_opinion(self, first: ClaimReporter) -> Device:
-        """Return a device for repeating a measurement, different from the reporter `first` if
-        possible.
+        """Return the device on which to repeat a measurement by the reporter `first`.
+
+        It is another worker than `first` if one is alive.
         """
 
     def worth(self, first: ClaimReporter) -> Attestation:
-        """Return the attestation that a claim by `first` would have after a review on
-        `second_opinion`.
+        """Return how trustworthy a claim by `first` becomes if a run on `second_opinion` confirms
+        it.
         """
 
     def runs(self, target: Target) -> bool:
         """Whether the device runs code for this target."""
 
     def absence(self, target: Target) -> str:
-        """Return why the device does not run code for a target, as a sentence without full stop."""
+        """Return the reason why the device does not run code for a target: a clause without full
+        stop.
+        """
 
     def speeds(self, target: Target) -> Speeds:
         """Return the device's roofline, measured with code for this target in about a second.
@@ -137,10 +140,13 @@ class Device(Protocol):
 
         Args:
             loadable: the program.
-            threads: threads that the run uses.
+            threads: the number of threads of the run.
             seed: the seed of the random inputs (`tuner.measure.model_runs.draw_inputs`).
             expected: the expected outputs, by name.
-            fetch: names of the outputs to return; the others stay on the device.
+            fetch: the names of the outputs to return; other outputs stay on the device.
+
+        Returns:
+            the errors of the compared outputs, and the fetched outputs.
 
         Raises:
             DeviceError: if the device cannot complete the run.

@@ -1,4 +1,4 @@
-"""The target of a job, which users name as a target, or as a worker by its name or id."""
+"""Resolves the target that a user names for a job: by a target's name or key, or by a worker."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from tilewright.service.jobs.device.targets import is_target_key
 
 @dataclass(frozen=True, slots=True)
 class JobTarget:
-    """The target of a job, and the worker to which the job is restricted.
+    """The target of a job, and the only worker that may measure for the job.
 
-    `worker_id` is None if any worker that runs the target may measure.
+    `worker_id` is None if any worker of the target may measure.
     """
 
     target: Target
@@ -27,13 +27,14 @@ class JobTarget:
 
 
 def resolve_job_target(name: str, storage: Storage) -> JobTarget:
-    """Return the target and the worker that a user's name for a target means.
+    """Find the target that a user named for a job.
 
-    The name is tried as `host` (the machine of this process) or a described target, then as the key
-    of a stored target, and then as a worker. A worker stands for the best target that it runs.
+    The name is tried in this order: `host` (the machine of this process) or a target that the
+    compiler describes, such as `x86-64-v3`; the key of a stored target; the name or id of a worker.
+    A worker's name selects the best target of that worker, and restricts the job to the worker.
 
     Raises:
-        UnknownTargetError: if the name matches none of them, or several live workers.
+        UnknownTargetError: if nothing has this name, or several live workers have it.
     """
     try:
         return JobTarget(resolve_target(name))
@@ -51,7 +52,7 @@ def resolve_job_target(name: str, storage: Storage) -> JobTarget:
 
 
 def is_described(name: str) -> bool:
-    """Whether a name is `host` or a described target. Workers are not looked up."""
+    """Whether a name is `host` or a target that the compiler describes, such as `x86-64-v3`."""
     try:
         resolve_target(name)
     except UnknownTargetError:
@@ -62,8 +63,8 @@ def is_described(name: str) -> bool:
 def resolve_worker(name: str, storage: Storage) -> RegisteredWorker:
     """Return the worker with this id or name, or else the worker whose id begins with `name`.
 
-    If several workers match, the live one is chosen. If none of them is alive, the worker with the
-    most recent contact is chosen.
+    If several workers match, the only live one is returned, or the one with the most recent contact
+    if none is alive.
 
     Raises:
         UnknownTargetError: if no worker matches, several live workers match, or the worker runs no
@@ -99,7 +100,8 @@ def target_key_of(name: str, storage: Storage) -> str:
 
 
 def target_of_key(key: str, storage: Storage) -> Target:
-    """Return the described target with this key, or else a target that a job or worker registered.
+    """Return the target with this key: one that the compiler describes, or one stored in the
+    database.
 
     Raises:
         NotFoundError: if no target has this key.
@@ -112,7 +114,7 @@ def target_of_key(key: str, storage: Storage) -> Target:
 
 
 def mode_of(job: Job, storage: Storage) -> Mode:
-    """Return the mode in which code is generated for a job.
+    """Return a job's mode for code generation: its target, threads and numerics.
 
     Raises:
         NotFoundError: if the database does not have the target.
@@ -122,6 +124,6 @@ def mode_of(job: Job, storage: Storage) -> Mode:
 
 
 def target_names(storage: Storage) -> dict[str, str]:
-    """Return the name of every described or stored target, by key."""
+    """Return the names of all targets by key: those in the compiler and those in the database."""
     described = {target.key: target.name for target in known_targets().values()}
     return {**storage.workloads.targets(), **described}

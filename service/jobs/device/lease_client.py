@@ -1,8 +1,8 @@
-"""A job's client of the lease queue: it submits requests, orders workers, and interprets results.
+"""A job's client of the lease queue: submits requests, ranks workers and interprets results.
 
-Measurements of kernels and runs of programs are handled in the same way. A request's name ensures
-that it is queued once. A worker gets it first, and it ends with a plausible result or with a reason
-for its absence.
+A request is a batch of kernel measurements or a run of programs; the client treats both alike. The
+request's id ensures that it is queued only once. A request is first offered to one worker. Its
+outcome is either a plausible result or the reason why there is no result.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ class LeaseAnswer:
     """The outcome of a request.
 
     Attributes:
-        state: its final state.
-        worker: the id of the worker that had it last; empty if no worker had it.
-        result: its result; None if the result is missing, malformed or implausible.
+        state: the final state of the request.
+        worker: the id of the last worker that leased the request; "" if no worker leased it.
+        result: the worker's result; None if it is missing, malformed or implausible.
         error: the reason why `result` is None.
     """
 
@@ -86,17 +86,18 @@ class LeaseClient:
         stored: Sequence[str] = (),
         priority: int = 0,
     ) -> set[str]:
-        """Queue new requests in one transaction. Return the ids of the requests that existed
-        already.
+        """Queue new requests in one transaction. Return the ids of requests that were already
+        queued.
 
-        The blobs are saved first, so that each worker finds the blobs of its request.
+        The blobs are saved before the requests, so that a worker finds the blobs of its request.
 
         Args:
             requests: the requests; a request whose id is in the queue is not queued again.
             blobs: the bytes that the requests refer to, by digest.
             target_key: the target of the generated code.
-            worker_id: the worker that gets them first; None for any worker of the target.
-            stored: the ids of requests to acknowledge, because their results are stored.
+            worker_id: the worker to which the requests are offered first; None for any worker of
+                the target.
+            stored: the ids of requests to acknowledge, because the job has stored their results.
             priority: the priority relative to other jobs' requests.
 
         Raises:
@@ -121,9 +122,9 @@ class LeaseClient:
         return {request.request_id for request in requests} - {*self.leases.submit(new, stored)}
 
     def unacknowledged(self) -> list[Request]:
-        """Return the requests of earlier processes of this job whose results were not stored.
+        """Return the requests of this job's earlier processes whose results were not stored.
 
-        Requests of an older release are withdrawn, because this release cannot read them.
+        Requests from an older release are withdrawn, because this release cannot read them.
         """
         statuses = self.leases.of_job(self._job_id, unacknowledged=True)
         # requests that were cancelled when the job was paused are proposed again
@@ -138,9 +139,10 @@ class LeaseClient:
         return found
 
     def workers(self, target_key: str) -> Sequence[RegisteredWorker]:
-        """Return the workers that run a target, live workers first.
+        """Return the workers that run a target and that the job may use, live workers first.
 
-        Among these, workers that have left requests untaken come last.
+        Workers that did not take requests in time come last among the live workers, and likewise
+        among the others.
         """
 
         def order(worker: RegisteredWorker) -> tuple[bool, int, int]:
@@ -157,7 +159,7 @@ class LeaseClient:
         return sorted(found, key=order)
 
     def alive(self, target_key: str, health: Health = Health.HEALTHY) -> list[RegisteredWorker]:
-        """Return the workers of a target with this health, in the order of the method `workers`."""
+        """Return the workers of a target in one state of health, in the order of `workers`."""
         return [worker for worker in self.workers(target_key) if worker.health is health]
 
     def health(self, worker_id: str) -> Health | None:
@@ -168,10 +170,16 @@ class LeaseClient:
     def pass_on(
         self, names: Sequence[str], worker_id: str, target_key: str
     ) -> RegisteredWorker | None:
-        """Offer requests that `worker_id` has not taken to another live worker.
+        """Offer requests that `worker_id` has not leased to another live worker.
+
+        Args:
+            names: the ids of the requests.
+            worker_id: the worker to which the requests were offered.
+            target_key: the target of the requests.
 
         Returns:
-            the other worker; None if no other worker is alive, or if every request was taken.
+            the other worker; None if no other worker is alive, or if every request is already
+            leased.
         """
         other = next((each for each in self.alive(target_key) if each.id != worker_id), None)
         if other is None or not self.leases.hand_on(names, other.id):
@@ -182,7 +190,7 @@ class LeaseClient:
 
 
 def answer_of(request: Request, status: RequestStatus) -> LeaseAnswer:
-    """Return the outcome of a request. Raises ValueError if it has not ended."""
+    """Return the outcome of a request that has ended. Raises ValueError if it has not ended."""
     worker = status.worker_id or ""
     match status.state:
         case RequestState.QUEUED | RequestState.LEASED:

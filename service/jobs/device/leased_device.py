@@ -1,6 +1,7 @@
-"""A device that consists of workers: requests of a job go through the queue of leases.
+"""A job's device that is implemented by remote workers.
 
-`program_runs` builds the requests; `run_queue` waits for their results.
+Requests of the job reach the workers through the lease queue. `program_runs` builds the requests
+for whole programs; `run_queue` waits for their results.
 """
 
 from __future__ import annotations
@@ -36,12 +37,12 @@ cards."""
 
 
 class LeasedDevice(ProgramRuns):
-    """A device that measures and runs on remote workers for one target. A context manager.
+    """A device that measures kernels and runs programs on remote workers. A context manager.
 
-    All runs of a job go to one worker (`RunQueue`). Kernels are measured by all workers of the
-    target, or by the named workers in turn (`RemoteRunner`). Methods that run something raise
-    DeviceError if no worker completes it, Interrupted if this process must release the job, and
-    JobCancelled if the user has cancelled the job.
+    All program runs of a job go to one worker (`RunQueue`). Kernels are measured by all workers of
+    the target; if workers are named, one of them measures at a time (`RemoteRunner`). Methods that
+    run code raise DeviceError if no worker completes the run, Interrupted if this process must
+    release the job, and JobCancelled if the user has cancelled the job.
 
     Args:
         storage: the queue, the workers and the blobs.
@@ -50,14 +51,15 @@ class LeasedDevice(ProgramRuns):
         interrupt: set when this process must release the job.
         cancel: set when the user wants the job to end.
         worker_ids: the only workers that may be used, in order of preference; empty for all.
-        absent_seconds: the time that a run waits while no worker can take it.
-        gives_back: whether the job is then released to wait for a worker (WorkerAbsent).
+        absent_seconds: the time to wait while no worker can take a run.
+        gives_back: after `absent_seconds`, whether to release the job until a worker appears
+            (WorkerAbsent) instead of failing.
         limit_seconds: the wall-time limit of one step of a run.
-        second: whether this device is used for reviews; results of the first device are never
-            reused.
-        canaries: whether a run may wait for a worker in quarantine.
+        second: whether this device repeats measurements for a review; it then never reuses results
+            of the first device.
+        canaries: whether a worker in quarantine counts as one that can measure kernels.
         priority: the priority of this job's kernel measurements relative to other jobs'.
-        given: real inputs of the model whose programs are run.
+        given: the user's input values for the model; other inputs are random.
     """
 
     def __init__(
@@ -127,9 +129,10 @@ class LeasedDevice(ProgramRuns):
 
     @property
     def facts(self) -> DeviceFacts | None:
-        """The properties of the job's worker; they never change during the job.
+        """The properties of the worker for the job's runs, such as its CPU and caches.
 
-        None if no worker is known, or if its description is malformed.
+        They are read once and never change during the job. None if no worker for the target is
+        registered, or if the worker's description is malformed.
         """
         if self._facts is None:
             worker = self._queue.worker
@@ -146,11 +149,10 @@ class LeasedDevice(ProgramRuns):
         return False
 
     def second_opinion(self, first: ClaimReporter) -> LeasedDevice:
-        """Return a device with other live workers of the target, idle workers first.
+        """Return a device of other live workers of the target, idle workers first.
 
-        Workers of other owners are preferred, because an owner of several workers could confirm
-        their own false claims. If no other worker is alive, the returned device has the workers of
-        this one.
+        Workers of another owner are preferred, because one owner of two workers could confirm a
+        false claim. If no other worker is alive, the new device has the same workers as this one.
         """
         others = self._others(first)
         absent = min(self._absent_seconds, SECOND_SECONDS) if others else self._absent_seconds
@@ -174,7 +176,10 @@ class LeasedDevice(ProgramRuns):
         return Attestation.ONCE if other is None else _worth(first, other)
 
     def _others(self, first: ClaimReporter) -> Sequence[RegisteredWorker]:
-        """Return the workers whose review would give the highest attestation, least busy first."""
+        """Return the other live workers of the target whose confirmation would be worth most.
+
+        The workers with the fewest leased requests come first.
+        """
         others = [
             worker
             for worker in self._storage.workers.list()

@@ -1,4 +1,6 @@
-"""Creates the `Loadable` of a newly compiled program or of an artifact, for a device to run."""
+"""Converts a newly compiled program, or an artifact's program, to a `Loadable` that a device
+runs.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,10 @@ LoadableOf = Callable[[Planned], Loadable]
 
 
 def of_compiled(compiled: CompiledProgram) -> Loadable:
-    """Return a compiled program as a Loadable. It is linked only if a device needs the library."""
+    """Return a compiled program as a Loadable.
+
+    The program is linked to a shared library only when a device calls `link`.
+    """
     return Loadable(
         compiled.program,
         compiled.weights,
@@ -36,7 +41,10 @@ def of_compiled(compiled: CompiledProgram) -> Loadable:
 
 
 def at_sizes(compiled: CompiledProgram, planned: Planned) -> Loadable:
-    """Return a compiled program as a Loadable for the fixed sizes of a plan."""
+    """Return a compiled program as a Loadable.
+
+    Dynamic dimensions are replaced by the fixed sizes of the plan.
+    """
     program = compiled.program
     if program.dimensions:
         program = program.at(dict(planned.sizes))
@@ -44,12 +52,13 @@ def at_sizes(compiled: CompiledProgram, planned: Planned) -> Loadable:
 
 
 def of_artifact(artifact: Artifact, planned: Planned) -> Loadable:
-    """Return an artifact's program for the sizes of a plan, or for its stage, as a Loadable.
+    """Return the program of an artifact that implements a plan, as a Loadable.
 
+    The program is found by the plan's sizes, and by its stage if the model runs in several stages.
     The code and the weights are read from the artifact's files.
 
     Raises:
-        ArtifactError: if the artifact does not serve these sizes.
+        ArtifactError: if the artifact does not support these sizes.
         OSError: if its files cannot be read.
     """
     sizes = dict(planned.sizes)
@@ -68,7 +77,10 @@ def of_artifact(artifact: Artifact, planned: Planned) -> Loadable:
 
 
 def _linked(objects: tuple[bytes, ...]) -> bytes:
-    """Link objects into a shared library. Raises CompilerError if they cannot be linked."""
+    """Return object files, linked to a shared library, as bytes.
+
+    Raises CompilerError if they cannot be linked.
+    """
     with tempfile.TemporaryDirectory(prefix="tilewright-link-") as folder:
         library = Path(folder) / "kernels.so"
         link_shared(list(objects), library)

@@ -1,4 +1,4 @@
-"""The machine of this process as the device of a job."""
+"""The local machine as the device of a job."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ LIMIT_SECONDS = 300.0
 
 
 class LocalDevice(ProgramRuns):
-    """Measures kernels and runs whole programs in the harness of this machine.
+    """Measures kernels and runs whole programs on this machine, in a separate harness process.
 
-    A context manager, which ends the harness. Its methods wait for their results.
+    A context manager; its exit stops the harness. The methods block until a result is available.
 
     Args:
-        given: real inputs of the model whose programs are run.
+        given: the user's input values for the model; other inputs are random.
     """
 
     def __init__(self, given: GivenInputs = NONE_GIVEN) -> None:
@@ -60,7 +60,7 @@ class LocalDevice(ProgramRuns):
 
     @property
     def runner(self) -> Runner:
-        """The runner, started at the first access."""
+        """The runner that measures kernels; it is created at the first access."""
         return self.local_runner
 
     @property

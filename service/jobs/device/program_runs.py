@@ -42,9 +42,9 @@ class ProgramRuns(ABC):
 
     Args:
         job_id: the job that submits the runs.
-        target: the target of the generated code; None if each call names it.
+        target: the target of the generated code; None if each call names the target.
         limit_seconds: the limit of the wall time of one step of a run.
-        given: real inputs of the model whose programs are run.
+        given: the user's input values for the model; other inputs are random.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class ProgramRuns(ABC):
     @property
     @abstractmethod
     def _where(self) -> str:
-        """The name of the device, as the beginning of a sentence."""
+        """The name of the device with which an error message begins, such as `worker 'board'`."""
 
     @abstractmethod
     def _await(self, target: Target) -> None:
@@ -86,11 +86,14 @@ class ProgramRuns(ABC):
 
     @property
     def fetch_bytes(self) -> int:
-        """The limit, in bytes, of the outputs that one call of `Device.check` returns."""
+        """The largest total size, in bytes, of the outputs that one call of `check` may fetch."""
         return FETCH_BYTES
 
     def speeds(self, target: Target) -> Speeds:
-        """The measured roofline of the device; see `Device.speeds`."""
+        """Return the measured roofline of the device; measure it at the first call for a target.
+
+        See `Device.speeds`.
+        """
         known = self._speeds.get(target.key)
         if known is not None:
             return known
@@ -196,9 +199,18 @@ class ProgramRuns(ABC):
         work_bytes: int,
         target: Target | None = None,
     ) -> tuple[RunResult, str]:
-        """Create and execute a run.
+        """Create a request for a run and execute it.
 
-        Return its result, and the id of the worker that executed it.
+        Args:
+            programs: the programs to load; several for a race.
+            threads: the number of threads of the run.
+            work: the kind of run: a check, race, profile or roofline measurement.
+            more: the blobs that `work` refers to, by digest.
+            work_bytes: the memory that `work` needs in addition to the programs.
+            target: the target of the generated code; None for the target of this device.
+
+        Returns:
+            the result, and the id of the worker that executed the run.
         """
         target = target or self._run_target
         plain: tuple[str, ...] = ()

@@ -1,12 +1,13 @@
-"""The tuner's runner on remote workers, over the measurement queue.
+"""The tuner's runner that measures kernels on remote workers, over the lease queue.
 
-Requests and their results are in the database, so the successor of a killed tuner finds them. Only
-the web process expires leases, because no worker can renew a lease while that process is down.
+Requests and their results are stored in the database. If a tuner process is killed, the process
+that continues the job finds them there. Only the web process expires leases. While it is down, no
+worker can renew a lease, so expiry by another process would cancel leases of healthy workers.
 
 Submissions and acknowledgements are batched until the tuner polls, and then written in one
 transaction. With many workers, a commit per request took most of a tuner's time. If a tuner is
-killed, its batch is lost, but no worker has seen it. The tuner's successor proposes the candidates
-again, and finds the unacknowledged trials among the stored ones.
+killed, its unwritten batch is lost, but no worker has seen it. The next process proposes these
+candidates again, and recognises requests whose trials are already stored.
 """
 
 from __future__ import annotations
@@ -44,11 +45,23 @@ TURN_SECONDS = 10.0
 class RemoteRunner:
     """Measures the kernels of one job on all workers of a target, or on named workers.
 
-    Named workers take turns. The first healthy worker gets all requests; the next one gets the
-    requests that the first has not taken in time. If no worker has been alive for `absent_seconds`
-    while requests wait, the requests are cancelled; with `gives_back`, WorkerAbsent is raised
-    instead, which releases the job. With `canaries`, a worker in quarantine counts as alive. With
-    `plain`, requests are expanded for workers without NumPy.
+    Named workers are used one at a time: the first healthy one is offered all requests, and the
+    next one is offered the requests that the first has not leased after `TURN_SECONDS`.
+
+    Args:
+        storage: the queue, the workers and the blobs.
+        job_id: the job that measures.
+        target_key: the target of the generated code.
+        interrupt: set when this process must release the job.
+        worker_ids: the only workers that may be used, in order of preference; empty for all.
+        cancel: set when the user wants the job to end.
+        absent_seconds: the time without a live worker after which the open requests are cancelled.
+        gives_back: whether to raise WorkerAbsent then, which releases the job, instead of
+            cancelling.
+        canaries: whether a worker in quarantine counts as alive.
+        priority: the priority relative to other jobs' requests.
+        plain: whether requests are expanded for workers without NumPy.
+        clock: returns the time in seconds.
     """
 
     def __init__(
@@ -92,13 +105,15 @@ class RemoteRunner:
 
     @property
     def capacity(self) -> int:
-        """The number of requests to keep in flight: `REQUESTS_PER_WORKER` for each live worker, and
-        at least for one."""
+        """The number of requests that the tuner keeps in flight.
+
+        It is `REQUESTS_PER_WORKER` times the number of live workers, which counts as 1 if it is 0.
+        """
         return REQUESTS_PER_WORKER * max(1, self.workers)
 
     @property
     def workers(self) -> int:
-        """The number of live workers for the target, looked up at most once a second."""
+        """The number of live workers for the target. The database is read at most once a second."""
         if self._clock() - self._looked_for_workers >= 1.0:
             self._looked_for_workers = self._clock()
             found = self._storage.workers.healths(self._target_key, self._client.worker_ids)
@@ -106,10 +121,10 @@ class RemoteRunner:
         return self._workers
 
     def submit(self, request: MeasureRequest, blobs: Mapping[str, bytes]) -> None:
-        """Add a request to the batch, which is queued at the next poll at the latest.
+        """Add a request to the batch, which is queued when it is full or when the tuner polls.
 
         Raises:
-            JobCancelled: if the job has ended, so that no worker may measure for it.
+            JobCancelled: if the user has cancelled the job.
             StaleLeaseError: if another process has paused or ended the job.
         """
         self._client.check_cancelled()
@@ -124,13 +139,13 @@ class RemoteRunner:
             self._send()
 
     def poll(self, timeout_seconds: float) -> list[MeasureResult]:
-        """Queue the batch, and return the available results; wait up to the timeout for the first
-        one.
+        """Queue the batch and return the available results; block until there is one, or the
+        timeout.
 
         Raises:
-            Interrupted: if the process must release the job.
+            Interrupted: if this process must release the job.
             StaleLeaseError: if another process has paused or ended the job.
-            WorkerAbsent: if no worker that could measure is alive.
+            WorkerAbsent: if no worker that could measure has been alive for `absent_seconds`.
         """
         ends = self._clock() + timeout_seconds
         while True:
@@ -146,7 +161,7 @@ class RemoteRunner:
     def acknowledge(self, request_ids: Sequence[str]) -> None:
         """Record that the trials of these requests are stored.
 
-        The queue gets the acknowledgement with the next batch, at the latest when the tuner polls.
+        The acknowledgement is written to the queue with the next batch, or when the tuner polls.
         """
         self._stored += request_ids
         if self._gathered:  # the tuner learns from the trials now, and that may take a while
@@ -158,9 +173,9 @@ class RemoteRunner:
         self._storage.leases.cancel(request_ids=ids)
 
     def resume(self) -> list[MeasureRequest]:
-        """Return the requests of earlier processes of this job whose trials were not stored.
+        """Return the requests of this job's earlier processes whose trials were not stored.
 
-        `poll` returns their results.
+        Later calls of `poll` return their results.
         """
         # acknowledge first: a request whose trial this process stored in another stage of the job
         # would be resumed here, and no result would follow once it is acknowledged
@@ -180,7 +195,7 @@ class RemoteRunner:
         self._stored.clear()
 
     def _send(self) -> None:
-        """Queue the batch.
+        """Write the batched requests and acknowledgements to the queue.
 
         Raises:
             StaleLeaseError: if another process has paused or ended the job.
@@ -204,9 +219,10 @@ class RemoteRunner:
         self._stored.clear()
 
     def _withdraw(self, request_ids: Sequence[str]) -> None:
-        """Remove these requests from the batch.
+        """Remove requests from the batch before it is queued.
 
-        Requests queued by an earlier process keep their results.
+        A request that an earlier process already queued stays open, so that its result is still
+        returned.
         """
         mine = [name for name in request_ids if name in self._gathered]
         if not mine:
@@ -222,9 +238,10 @@ class RemoteRunner:
             self._blobs.clear()
 
     def _look_for_workers(self) -> None:
-        """Handle the absence of workers, if none has been alive for `absent_seconds`.
+        """End the wait if no worker has been alive for `absent_seconds` while requests are open.
 
-        Raise WorkerAbsent, or cancel the waiting requests.
+        Raises WorkerAbsent if the runner was created with `gives_back`; otherwise cancels the
+        requests.
         """
         now = self._clock()
         if not self._open or self.workers or (self._canaries and self._in_quarantine):
@@ -235,8 +252,10 @@ class RemoteRunner:
             self.cancel()
 
     def _pass_on(self) -> None:
-        """Offer the requests that no worker has taken to the next worker, once the turn of the
-        current one has ended."""
+        """Offer the requests that no worker has leased to the next named worker.
+
+        This happens if the current worker had them for `TURN_SECONDS`.
+        """
         now = self._clock()
         if self._worker is None or not self._open or now - self._turned < TURN_SECONDS:
             return
@@ -246,7 +265,7 @@ class RemoteRunner:
             self._worker = other.id
 
     def _look(self) -> list[MeasureResult]:
-        """Queue the batch, and collect the available results."""
+        """Queue the batch, return the available results, and react to absent workers."""
         self._send()
         results = self._collect()
         self._look_for_workers()
@@ -267,17 +286,20 @@ class RemoteRunner:
         return self._given_up() + ended  # after the queries: one that fails loses none of them
 
     def _given_up(self) -> list[MeasureResult]:
-        """Return CANCELLED results for requests withdrawn before they were queued, each once."""
+        """Return a CANCELLED result for each request that was cancelled before it was queued.
+
+        The next call does not return these results again.
+        """
         withdrawn = [_same(r, Status.CANCELLED, "cancelled", "") for r in self._withdrawn.values()]
         self._withdrawn.clear()
         return withdrawn
 
 
 def result_of(request: MeasureRequest, status: RequestStatus) -> MeasureResult:
-    """Convert the outcome of a request to measurements.
+    """Convert the outcome of a request to measurements of its candidates.
 
-    A request without a result gets a failure for each candidate. Raises ValueError if the request
-    has not ended.
+    If the request has no result, each candidate gets a measurement with an error status. Raises
+    ValueError if the request has not ended.
     """
     answer = answer_of(request, status)
     match answer.result, answer.state:

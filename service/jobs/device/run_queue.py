@@ -1,7 +1,9 @@
-"""Sends a job's program runs through the lease queue, one after the other, and waits for results.
+"""Sends a job's program runs through the lease queue, one after the other, and waits for
+results.
 
-The name of a request is derived from its content, the job and the worker. So the successor of a
-killed tuner finds its requests, running or done. Results are kept as long as the job is open.
+The name of a request is derived from its content, the job and the worker. If a tuner process is
+killed, the next process computes the same names and finds its requests, running or done. Results
+are kept until the job ends.
 """
 
 from __future__ import annotations
@@ -35,15 +37,15 @@ TURN_SECONDS = 30.0
 class RunQueue:
     """Runs the programs of one job on one worker through the lease queue.
 
-    It is the first live worker, or the first live named one. If that worker is lost or does not
-    take a run, another worker gets it.
+    The first live worker in the order of `LeaseClient.workers` gets the runs. If that worker is
+    lost or does not take a run in time, another worker gets it.
 
     Args:
         client: the job's client of the lease queue.
         target: the target of the generated code.
-        absent_seconds: the time that a run waits while no worker can take it.
-        gives_back: whether the job is then released (WorkerAbsent) instead of failing
-            (DeviceError).
+        absent_seconds: the time to wait while no worker can take a run.
+        gives_back: after `absent_seconds`, whether to release the job (WorkerAbsent) instead of
+            failing (DeviceError).
         opinion: a label; runs with different labels never share results.
     """
 
@@ -66,7 +68,7 @@ class RunQueue:
 
     @property
     def worker(self) -> RegisteredWorker | None:
-        """The worker of the runs; None until one is known."""
+        """The worker that gets the runs; None if no worker for the target is registered."""
         return self._chosen or next(iter(self.known(self._target)), None)
 
     def known(self, target: Target) -> Sequence[RegisteredWorker]:
@@ -74,14 +76,16 @@ class RunQueue:
         return self._client.workers(target.key)
 
     def run(self, request: RunRequest, blobs: Blobs, target: Target) -> tuple[RunResult, str]:
-        """Queue a request under its name, wait, and return its result and the id of the worker that
-        ran it.
+        """Execute a run on a worker. Return its result, and the id of the worker that executed
+        it.
+
+        If an earlier process of the job has queued the same run, its result is reused.
 
         Raises:
-            DeviceError: if no worker takes it, or the run fails.
+            DeviceError: if no worker takes the run, or the run fails.
             Interrupted: if this process must release the job.
             JobCancelled: if the user has cancelled the job.
-            WorkerAbsent: if no worker takes it, and the job is released to wait for one.
+            WorkerAbsent: if no worker takes the run, and the job is released to wait for one.
         """
         status = None
         while status is None:
@@ -98,9 +102,8 @@ class RunQueue:
         """Wait for a live worker for this job's runs, and return it.
 
         Raises:
-            DeviceError: if no worker is alive within the waiting time.
-            WorkerAbsent: if no worker is alive within the waiting time, and the job is released to
-                wait for one.
+            DeviceError: if no worker is alive within `absent_seconds`.
+            WorkerAbsent: likewise, if the job is then released to wait for a worker.
             Interrupted: if this process must release the job.
             JobCancelled: if the user has cancelled the job.
         """
@@ -127,10 +130,11 @@ class RunQueue:
     def _submit(
         self, request: RunRequest, blobs: Blobs, worker: RegisteredWorker, target: Target
     ) -> str:
-        """Queue a request unless it exists; returns its name.
+        """Queue a request, unless the queue already has it, and return its name in the queue.
 
-        A request that ended without a result in an earlier process of the job is queued anew. So is
-        a race that this process has requested before: the second run is another sample.
+        A request is queued again, under a new name, in two cases: an earlier attempt ended without
+        a usable result; or it is a race that this process has already run, whose repetition must be
+        a new sample.
         """
         salt = (worker.id, self._opinion) if self._opinion else (worker.id,)
         base = request_name(request, *salt, 0)
@@ -152,7 +156,7 @@ class RunQueue:
     def _await(self, name: str, worker: RegisteredWorker, target: Target) -> RequestStatus | None:
         """Wait for a request to end, and return its status.
 
-        Return None if its worker was lost and another one is alive. Raises DeviceError or
+        Return None if its worker was lost and another worker is alive. Raises DeviceError or
         WorkerAbsent if no worker is alive for `absent_seconds`.
         """
         leases = self._client.leases
@@ -186,14 +190,18 @@ class RunQueue:
             time.sleep(POLL_SECONDS)
 
     def _give_back(self, target: Target) -> None:
-        """Raise WorkerAbsent if the job should wait for a worker that runs its target."""
+        """Raise WorkerAbsent if the job should be released to wait for a worker of its target."""
         # a worker in quarantine would queue the job again at once, before its pause has ended
         resting = self._client.alive(target.key, Health.QUARANTINED)
         if self._gives_back and target.key == self._target.key and not resting:
             raise WorkerAbsent(self._nobody(target))
 
     def _check_tokens(self, name: str) -> None:
-        """Raise Interrupted or JobCancelled; the request of a cancelled job is withdrawn."""
+        """Raise Interrupted if this process must release the job, and JobCancelled if the user
+        cancelled it.
+
+        If the job is cancelled, the request `name` is withdrawn.
+        """
         self._client.check_interrupt()
         try:
             self._client.check_cancelled()
@@ -202,9 +210,9 @@ class RunQueue:
             raise
 
     def _present(self, worker: RegisteredWorker, state: RequestState) -> bool:
-        """Whether the worker may still finish a request.
+        """Whether a worker is healthy, or may still finish a request in this state.
 
-        A drained or quarantined worker may still finish a request that it has leased.
+        A draining or quarantined worker may finish a request that it has leased.
         """
         found = self._client.health(worker.id)
         in_hand = state is RequestState.LEASED and found in (Health.DRAINING, Health.QUARANTINED)
@@ -219,9 +227,9 @@ class RunQueue:
 
 
 def _holds(status: RequestStatus) -> bool:
-    """Whether the result of an ended request is final, so that a repetition is useless.
+    """Whether an ended request has a final result, so that a repetition would be useless.
 
-    A run that failed for lack of memory may succeed later.
+    A run that failed for lack of memory, or that the worker refused, may succeed later.
     """
     if status.state is not RequestState.DONE:
         return False

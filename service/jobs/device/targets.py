@@ -1,4 +1,4 @@
-"""Finds the targets that a worker's device runs, from the facts that the worker reports."""
+"""Finds the targets that a worker's device can run, from the facts that the worker reports."""
 
 from __future__ import annotations
 
@@ -18,17 +18,18 @@ _VECTOR_BITS = (128, 256, 512)
 def runnable_targets(
     named: Sequence[str], device: Mapping[str, Any], storage: Storage
 ) -> tuple[str, ...]:
-    """Return the keys of the targets that a worker measures for, best first.
+    """Return the keys of the targets for which a worker measures, best first.
 
-    If the worker names targets, the result has only these, in its order. Otherwise the best target
-    of its device comes first. Then follow all other targets that the device can run: described
-    targets, this machine's `host` target, and targets that jobs have named. The best target and the
-    `host` target are also listed with narrower vectors. For a device like this machine, the best
-    target is `host`, which is more detailed than a description. Targets without a description are
-    stored, because a job for the worker refers to them by key.
+    If the worker names targets, these are returned in the same order. Otherwise the best target for
+    its device comes first, followed by all other targets that the device can run: targets that the
+    compiler describes, this machine's `host` target, and targets that jobs have used. The best
+    target and the `host` target also occur with narrower vectors, such as 128 instead of 256 bits.
+    If the device is like this machine, `host` comes first, because it is more detailed than a
+    described target. Targets that the compiler does not describe are stored, so that a job can
+    refer to them by key.
 
     Args:
-        named: names or keys.
+        named: the names or keys of targets that the worker lists; empty to detect them.
         device: the JSON form of the worker's facts; not read if targets are named. A worker without
             facts has no targets.
         storage: the database with the targets of jobs.
@@ -56,8 +57,10 @@ def runnable_targets(
 
 
 def recognised_as(device: Mapping[str, Any]) -> str:
-    """Return a sentence that names the target assigned to a device; "" if the device reports no
-    facts, or no description matches it."""
+    """Return a sentence for the user that names the best target for a device.
+
+    Return "" if the device reports no facts, or if no target fits.
+    """
     try:
         return best_target(DeviceFacts.from_json(device))[1] if device else ""
     except UnknownTargetError:
@@ -65,7 +68,10 @@ def recognised_as(device: Mapping[str, Any]) -> str:
 
 
 def _keys(targets: Iterable[Target], storage: Storage) -> tuple[str, ...]:
-    """The keys of targets, each once. Targets without a description are added to the database."""
+    """Return the keys of targets without duplicates.
+
+    Targets that the compiler does not describe are added to the database.
+    """
     described = {target.key for target in known_targets().values()}
     found = {target.key: target for target in targets}
     for key, target in found.items():
@@ -102,7 +108,10 @@ def _stored(storage: Storage) -> Iterable[Target]:
 
 
 def _own() -> Iterable[Target]:
-    """Return the targets that `host` means on this machine; none if no family describes it."""
+    """Return this machine's `host` target and its variants with narrower vectors.
+
+    The result is empty if no target family of the compiler supports this machine.
+    """
     try:
         return tuple(_widths(host_target()))
     except UnknownTargetError:

@@ -1,4 +1,6 @@
-"""Decides which jobs wait for a worker, and explains to users why no worker measures."""
+"""Decides which jobs wait for a worker, and explains to the user why no worker measures for
+them.
+"""
 
 from __future__ import annotations
 
@@ -17,22 +19,37 @@ MOST_NAMED = 5
 
 @dataclass(frozen=True, slots=True)
 class WorkerPool:
-    """All workers in the database, and target names by key; decides which jobs can be measured."""
+    """A snapshot of all registered workers, which decides whether a job can be measured.
+
+    Attributes:
+        workers: the state of each worker.
+        names: the names of the targets, by key.
+    """
 
     workers: Sequence[Presence]
     names: Mapping[str, str]
 
     @staticmethod
     def of(storage: Storage) -> WorkerPool:
-        """Read the workers and the targets of a database."""
+        """Take a snapshot of the workers and the target names in a database."""
         return WorkerPool(list(storage.workers.presences().values()), target_names(storage))
 
     def serves(self, target_key: str, worker_id: str | None) -> bool:
-        """Whether a worker may measure for a target; with `worker_id`, whether that worker may."""
+        """Whether a worker is available for a target.
+
+        Args:
+            target_key: the target of the job; not used if a worker is named.
+            worker_id: the only worker that may measure; None for any worker of the target.
+        """
         return any(map(may_measure, self._fitting(target_key, worker_id)))
 
     def reason(self, target_key: str, worker_id: str | None) -> str:
-        """Return one sentence: why no worker measures, a remedy, and the workers that exist."""
+        """Return a text for the user: why no worker measures for a job, and how to change that.
+
+        Args:
+            target_key: the target of the job.
+            worker_id: the only worker that may measure; None for any worker of the target.
+        """
         if worker_id is not None:
             return f"the job is for one worker alone: {self._absence(worker_id)}"
         target = self._name(target_key)
@@ -49,7 +66,9 @@ class WorkerPool:
         return "; ".join([start, *parts, known])
 
     def _absence(self, worker_id: str) -> str:
-        """The state of the only worker that may measure, and a remedy."""
+        """Return a text on why the only worker that may measure does not, and how to change
+        that.
+        """
         worker = next((each for each in self.workers if each.id == worker_id), None)
         if worker is None:
             return f"worker '{worker_id}' is not known any more; submit the job for another"
@@ -60,7 +79,10 @@ class WorkerPool:
         return said
 
     def _fitting(self, target_key: str, worker_id: str | None) -> list[Presence]:
-        """The workers that could measure, by time of last contact, latest first."""
+        """Return the workers of a target, or the one worker with the id, whatever their health.
+
+        The worker with the most recent contact comes first.
+        """
         found = [
             worker
             for worker in self.workers
@@ -76,18 +98,22 @@ class WorkerPool:
 
 
 def may_measure(worker: Presence) -> bool:
-    """Whether a worker gets requests.
+    """Whether a worker is given requests: if it is healthy or in quarantine.
 
-    A worker in quarantine does, because only a successful request ends its quarantine.
+    A worker in quarantine gets requests, because only a successful request ends its quarantine.
     """
     return worker.health in (Health.HEALTHY, Health.QUARANTINED)
 
 
 def match_jobs(storage: Storage, *, only_wake: bool = False) -> int:
-    """Move jobs without a worker to waiting, and jobs with one to the queue; return their number.
+    """Let jobs wait while no worker is available, and queue waiting jobs for which there is a
+    worker.
 
-    Any process may call it. With `only_wake`, waiting jobs are queued, but no job starts to wait;
-    that suffices after the registration of a worker.
+    Any process may call this function. With `only_wake`, waiting jobs are queued, but no queued job
+    starts to wait; this suffices after a worker has registered.
+
+    Returns:
+        the number of jobs whose state changed.
     """
 
     @cache
@@ -102,7 +128,9 @@ def match_jobs(storage: Storage, *, only_wake: bool = False) -> int:
 
 
 def _standing(worker: Presence) -> str:
-    """The reason why a worker does not measure, and a remedy."""
+    """Return a worker's state as text for the user, with the command that makes it measure
+    again.
+    """
     said = f"worker '{worker.name}' is {worker.health}"
     match worker.health:
         case Health.DRAINING:
