@@ -1,1 +1,1 @@
-"""Verification of programs, end-to-end races, and reviews of measurements."""
+"""Evidence that a job's result is correct and fast: verification, end-to-end races and reviews."""

@@ -1,7 +1,8 @@
 """Verifies a job's program in a child process with memory and time limits.
 
-Computing a model's expected outputs may take any time (a loop of 10**9 steps) and any memory. The
-child computes them, and asks this process for each run of the program on the device.
+Verification computes the model's expected outputs, which may take unlimited time (a loop of 10**9
+steps) and memory. So the child computes them. For each run of the program on the device, the child
+sends a request to this process.
 """
 
 from __future__ import annotations
@@ -32,29 +33,34 @@ Ask = Callable[..., Any]
 
 @dataclass(frozen=True, slots=True)
 class VerificationBound:
-    """The limits of the child process that verifies a program, and the token that stops it at
-    once."""
+    """The limits of a child process that verifies a program.
+
+    Attributes:
+        limits: the memory and time limits.
+        stop: the token that stops the child at once.
+    """
 
     limits: Limits
     stop: Stop
 
 
 def verification_limits(settings: Settings) -> Limits:
-    """Return the memory and time limits for verifying a program in a child process of a tuner."""
+    """Return the configured memory and time limits of a child process that verifies a program."""
     return Limits(memory_limit(settings), settings.verification_seconds)
 
 
 @dataclass(slots=True)
 class BoundedVerifier:
-    """Verifies the programs of one compiled model like `Verifier`, but in a bounded child process.
+    """Verifies the programs of one compiled model like `Verifier`, but in a child process with
+    limits.
 
-    The child verifies one size after the other. The device is used by this process.
+    The child verifies one size after the other. This process operates the device for the child.
 
     Attributes:
         planned: the plans of the programs.
         device: the device that runs the programs.
         bound: the limits of the child process.
-        more_seconds: the time for verifying sizes other than the hints.
+        more_seconds: the time for verifying sizes in addition to the size hints.
         found: the result; set by `verify`.
     """
 
@@ -65,14 +71,19 @@ class BoundedVerifier:
     found: Verification = field(init=False)
 
     def verify(self, made: LoadableOf) -> None:
-        """Verify the program at all its sizes, and set `found`; see `Verifier.verify`.
+        """Verify the programs at all sizes and store the result in `found`; see
+        `Verifier.verify`.
 
-        If a size exceeds the limits, it is not verified, and `found.not_run` has the reason.
+        A size at which the child exceeds its limits is not verified; `found.not_run` then has the
+        reason.
+
+        Args:
+            made: returns the program to verify for a plan.
 
         Raises:
-            CompilerError: if the program must not be used (WrongProgramError), a loop of the model
-                does not end, or the child process crashes.
-            JobCancelled: if the job was stopped meanwhile.
+            WrongProgramError: if a program computes wrong values.
+            CompilerError: if a loop of the model does not end, or the child process crashes.
+            JobCancelled: if the job was stopped during verification.
         """
         child = BoundedChild(self.bound.limits)
         try:
@@ -93,9 +104,9 @@ def _verify(
     bound: VerificationBound,
     child: BoundedChild,
 ) -> Verification:
-    """Call `verify_program` in a child.
+    """Call `verify_program` in the child process and return its result.
 
-    If the child exceeds its limits, `not_run` has the reason.
+    If the child exceeds its limits, the result has the reason in `not_run`.
     """
     if not device.runs(planned.target):
         return verify_program(planned, made, device)
@@ -148,7 +159,16 @@ def verified(
     fetch_bytes: int,
     ask: Ask,
 ) -> Verification:
-    """The entry point of the child process: verify the program and return the findings."""
+    """Verify a program and return the result; the entry point of the child process.
+
+    Args:
+        planned: the plan of the program.
+        program: the program, without weights and code, because the child does not run it.
+        mixing: the symbols of kernels in which a large element affects others (`Loadable.mixing`).
+        name: the device's name.
+        fetch_bytes: the largest total size of the outputs that a run may fetch, in bytes.
+        ask: sends a request for a run to the parent process and returns the result.
+    """
     loadable = Loadable(program, np.zeros(0, np.uint8), _never, _never, mixing)
     device = cast(Device, _AskedDevice(name, fetch_bytes, ask))  # no other method is called
     return verify_program(planned, lambda _: loadable, device)
@@ -160,7 +180,7 @@ def _never(*arguments: object) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class _AskedDevice:
-    """The device in the child process. It only forwards `check` to the parent."""
+    """The device as seen by the child process; `check` forwards each run to the parent process."""
 
     name: str
     fetch_bytes: int

@@ -1,15 +1,16 @@
-"""Verifies a program step by step: each value that it writes is compared with a reference.
+"""Verifies a program step by step: compares each value that the program writes with a reference.
 
-The reference computes the imported graph in float64. At each value that the program writes, the two
-are compared, and the reference continues with the program's own value. So no error is propagated:
-each comparison covers the operators since the previously compared values, including passes, fusion,
-layouts, memory and the kernel. By induction the program computes the imported graph, even if a
-rounding tie or a choice changes all later values.
+The reference computes the imported graph in float64. After each comparison the reference continues
+with the program's value instead of its own. So errors do not propagate: a comparison covers only
+the operators since the previously compared values, with their passes, fusion, layouts, memory and
+kernel. If all comparisons succeed, the whole program computes the imported graph. This holds even
+if rounding flips a comparison or a selection in the model, which changes all later values.
 
-An element whose error exceeds the rounding bound is excused if rounding explains it. To find out,
-the operators since the last values run again on slightly perturbed values, and values that are
-rounded or chosen among are perturbed, too. An integer must be one of the results. A float's
-distance from the reference may be a few times the distance of the results.
+An element whose error exceeds the rounding bound is excused if rounding can explain the error. To
+test this, the operators since the previously compared values run again on slightly perturbed
+operands. Results that are rounded, and the operands of selections such as a maximum, are perturbed
+too. An integer is excused if a perturbed run also produced it. A float is excused if its distance
+from the reference is at most a few times the distances of the perturbed results.
 """
 
 from __future__ import annotations
@@ -68,15 +69,15 @@ TOLD = 3
 
 @dataclass(frozen=True, slots=True)
 class Certificate:
-    """The result of a comparison by steps.
+    """The result of comparing a program's values with a reference, step by step.
 
     Attributes:
-        compared: the number of values that were compared and agree. A kernel writes them, or the
-            model returns them.
+        compared: the number of values that were compared and agree. These are outputs of kernels
+            and outputs of the model.
         written: the number of all such values, compared or not.
         worst: the largest error of a float, relative to the largest element of its channel.
-        excused: the number of elements whose errors rounding ties or badly conditioned steps
-            explain.
+        excused: the number of elements with a larger error that rounding explains, for example a
+            rounding tie or an ill-conditioned step.
         unverified: the names of values that differ after a loop or branch, where rounding may be
             the cause.
     """
@@ -89,8 +90,9 @@ class Certificate:
 
 
 def together(found: Sequence[Certificate]) -> Certificate:
-    """Combine the certificates of several programs and sizes: add counts, keep the
-    largest error.
+    """Combine the certificates of several programs and sizes.
+
+    The counts are added, the largest error is kept, and the lists of names are merged.
     """
     return Certificate(
         sum(one.compared for one in found),
@@ -102,12 +104,12 @@ def together(found: Sequence[Certificate]) -> Certificate:
 
 
 class WrongProgramError(CompilerError):
-    """A program must not be used, because it does not compute its model.
+    """A program computes a wrong value, so it must not be used.
 
     Attributes:
-        value: the first value that is wrong; "" if it is unknown.
-        nodes: the operators of the model that compute it from correct values.
-        written: the values of the plan that kernels write for it.
+        value: the first wrong value; "" if it is unknown.
+        nodes: the operators of the model that compute `value` from correct values.
+        written: the values in the plan's graph from which `value` was read.
     """
 
     def __init__(
@@ -138,8 +140,8 @@ def certify(
         ports: maps each output of the graph to the output of the program.
 
     Raises:
-        WrongProgramError: at the first value that is wrong, or if the copies that make values
-            observable change the program's outputs.
+        WrongProgramError: at the first wrong value, or if the program's outputs change when it also
+            copies its intermediate values for observation.
         DeviceError: if the device cannot run the program.
     """
     if not seen.same_as_plain():
@@ -150,10 +152,10 @@ def certify(
 
 
 class _Steps:
-    """The step-by-step comparison: called with each result of the reference computation.
+    """Compares each result of the reference computation with the program's value.
 
-    It compares the result with the program's own value, and returns the program's value, with which
-    the reference continues.
+    The reference computation calls an instance with each result. The call compares the result with
+    the program's value and returns the program's value, with which the reference continues.
     """
 
     def __init__(
@@ -177,7 +179,7 @@ class _Steps:
         self._unverified: list[str] = []
 
     def certificate(self) -> Certificate:
-        """Return the certificate of the values compared so far."""
+        """Return the certificate of all values compared so far."""
         return Certificate(
             len(self._compared),
             len(self._seen.written.keys() | self._ports.keys()),
@@ -205,8 +207,9 @@ class _Steps:
         return found[0][1]
 
     def _step(self, node: Node) -> float:
-        """Return the relative error that a node's result may have, including the errors of its
-        operands.
+        """Return the largest relative error allowed for a node's result.
+
+        It is the largest of the node's own rounding error and the errors allowed for its operands.
         """
         own = _rounding(self._graph, node)
         if self._narrow is not None and (ops.get(node.op).kind in PRODUCTS or node.bodies):
@@ -221,22 +224,28 @@ class _Steps:
         return name in self._ports or name in self._shown
 
     def _writers(self, name: str) -> tuple[str, ...]:
-        """Return the values of the program's plan that contain a value of the graph."""
+        """Return the names of written values from which a value of the graph is read."""
         shown = self._direct(name)
         own = (origin for each in shown for origin in each.origins)
         return tuple(dict.fromkeys([*([name] if name in self._ports else []), *own]))
 
     def _direct(self, name: str) -> tuple[Shown, ...]:
-        """Return the ways to compute a value from written values.
+        """Return the ways in which to read a value of the graph from written values for a
+        comparison.
 
-        Empty for a node that only moves elements of values that are compared anyway.
+        A selection of elements of several written values is returned only if the value has no
+        direct form and is not an output of the model.
         """
         shown = self._shown.get(name, ())
         direct = tuple(each for each in shown if each.whole)
         return direct or (() if name in self._ports else shown[:1])
 
     def _own(self, name: str) -> Iterator[tuple[DType, np.ndarray]]:
-        """Yield the program's values for a name as numbers, each with its type in the plan."""
+        """Yield the program's data for a value of the graph, as arrays with their types in the
+        plan.
+
+        A value that kernels write several times, or that is also an output, has several arrays.
+        """
         for each in self._direct(name):
             written = {origin: self._seen.value(origin) for origin in each.origins}
             yield each.type.dtype, _computed(each.numbers(written), each.type.dtype)
@@ -245,7 +254,15 @@ class _Steps:
             yield dtype, _computed(from_memory(self._seen.output(self._ports[name]), dtype), dtype)
 
     def _compare(self, name: str, dtype: DType, own: np.ndarray, right: np.ndarray) -> None:
-        """Raise WrongProgramError if an element differs and rounding is not the reason."""
+        """Raise WrongProgramError if the program's array differs from the reference by more than
+        rounding.
+
+        Args:
+            name: the value.
+            dtype: the type of the value in the plan.
+            own: the program's array.
+            right: the reference's array, of the same shape.
+        """
         if dtype.is_float:
             right = _in_range(right, dtype)
             errors, scales = errors_of(own, right), _scales(own, right, dtype)
@@ -294,7 +311,9 @@ class _Steps:
         )
 
     def _segment(self, name: str) -> Graph:
-        """Return the operators between a value and the previously compared values."""
+        """Return the operators that compute a value from the nearest earlier values that were
+        compared.
+        """
         graph = self._graph
         wanted: set[str] = {name}
         before: set[str] = set()
@@ -311,7 +330,7 @@ class _Steps:
         return graph.replace(inputs=sorted(before), nodes=nodes[::-1], outputs=[name])
 
     def _before(self, name: str) -> tuple[Graph, dict[str, np.ndarray]]:
-        """Return the segment that computes a value, and the program's values at the segment's
+        """Return the segment that computes a value (`_segment`), and the program's data for its
         inputs.
         """
         segment = self._segment(name)
@@ -331,16 +350,21 @@ def _computed(values: np.ndarray, dtype: DType) -> np.ndarray:
 
 
 def _rounding(graph: Graph, node: Node) -> float:
-    """Return the largest relative rounding error that a node and its bodies may add in a step."""
+    """Return the largest relative rounding error of a node's result.
+
+    For a loop or branch, the nodes of its bodies are included. Nodes that only move elements add
+    none.
+    """
     inner = (_rounding(body, step) for body in node.bodies for step in body.nodes)
     exact = ops.get(node.op).kind in MOVING
     return max(0.0 if exact else _ALLOWED.get(graph.types[node.output].dtype, 0.0), *inner, 0.0)
 
 
 def _in_range(right: np.ndarray, dtype: DType) -> np.ndarray:
-    """Return the reference values, with infinities where float32 overflows.
+    """Return the reference's array, with infinities in place of elements too large for float32.
 
-    For 16-bit floats an infinity counts as an error, so their values are unchanged.
+    For 16-bit types the array is returned unchanged, so that an infinity in the program is an
+    error.
     """
     large = max(right.max(initial=0.0), -right.min(initial=0.0))
     if dtype is not DType.FLOAT32 or not large > np.finfo(np.float32).max:
@@ -352,10 +376,15 @@ def _in_range(right: np.ndarray, dtype: DType) -> np.ndarray:
 
 
 def _scales(own: np.ndarray, right: np.ndarray, dtype: DType) -> np.ndarray:
-    """Return for each element the scale of its error.
+    """Return, for each element, the magnitude relative to which its error is measured.
 
-    It is the largest finite element of its channel, among the elements that differ by more than one
-    rounding; 1 if all of them are zero.
+    The magnitude is the largest finite reference element in the channel of the element. Only
+    elements that differ by more than one rounding count. It is 1 if this maximum is zero.
+
+    Args:
+        own: the program's array.
+        right: the reference's array, of the same shape.
+        dtype: the type of the value in the plan.
     """
     with np.errstate(all="ignore"):
         sizes = np.where(np.isfinite(right), np.abs(right), 0.0)

@@ -1,9 +1,9 @@
-"""Finds the values of the imported graph that can be computed from values that a program writes.
+"""Finds the values of the imported graph that can be read from the values that a program writes.
 
-A pass that keeps a name keeps its meaning, even if it changes the type
-(`compiler.graph.names.stands_for`). A value that no kernel writes is shown, too, if it only selects
-elements of values that kernels write: q, k and v are slices of one product. A value is also shown
-if a kernel writes it in a reversible form: padded, or with a zero point moved from int8 to uint8.
+A value whose name survives a pass has the same meaning, even if the pass changed its type
+(`compiler.graph.names.stands_for`). A value that no kernel writes can be computed if it only
+selects elements of written values: q, k and v are slices of one product. A value can also be
+recovered if a kernel writes it in a reversible form: padded, or shifted from int8 to uint8.
 """
 
 from __future__ import annotations
@@ -30,10 +30,11 @@ class Shown:
 
     Attributes:
         value: the name of the value in the plan's graph.
-        type: its type in the plan's graph.
-        origins: the written values that it is computed from; `value` itself if a kernel writes it.
+        type: the type of the value in the plan's graph.
+        origins: the written values from which it is computed; `value` itself if a kernel writes it.
         moves: the graph that computes `value` from the origins; None if `value` is its own origin.
-        whole: whether the origins contain only this value, perhaps in another form.
+        whole: whether the origin holds exactly this value, perhaps in another form. False if
+            elements of the origins are selected or combined.
     """
 
     value: str
@@ -43,10 +44,11 @@ class Shown:
     whole: bool = True
 
     def numbers(self, written: Mapping[str, np.ndarray]) -> np.ndarray:
-        """Return the value in a type that NumPy computes with.
+        """Compute the value from the written values, as an array in a type that NumPy computes
+        with.
 
         Args:
-            written: the origins by name, in row-major memory.
+            written: the arrays of the origins by name, in row-major memory.
         """
         array = written[self.value] if self.moves is None else run_graph(self.moves, written)[0]
         return from_memory(array, self.type.dtype)
@@ -55,7 +57,8 @@ class Shown:
 def correspondence(
     imported: Graph, planned: Graph, written: Iterable[str]
 ) -> dict[str, tuple[Shown, ...]]:
-    """Return, for each value of the imported graph that a program shows, the ways to compute it.
+    """Find the values of the imported graph that can be computed from the values that kernels
+    write.
 
     Args:
         imported: the imported graph.
@@ -63,7 +66,8 @@ def correspondence(
         written: the names of the values that kernels write.
 
     Returns:
-        the ways by the value's name in the imported graph; written values come first.
+        the ways to compute each such value, by its name in the imported graph. Ways that read the
+        value directly come first.
     """
     own = dict.fromkeys(written)
     places = {node.output: number for number, node in enumerate(planned.nodes)}
@@ -103,7 +107,19 @@ def correspondence(
 def _meant(
     imported: Graph, planned: Graph, name: str, node: Node | None, means: Mapping[str, str]
 ) -> str | None:
-    """Return the value of the imported graph that a value of the plan stands for, or None."""
+    """Return the value of the imported graph that equals a value of the plan except for
+    rounding.
+
+    Args:
+        imported: the imported graph.
+        planned: the plan's graph.
+        name: the value of the plan.
+        node: the node that computes it; None for an input.
+        means: the results for earlier values of the plan.
+
+    Returns:
+        the name in the imported graph; None if there is no such value.
+    """
     kind = planned.types[name]
     for base in stands_for(name):
         if base in imported.types and _alike(kind, imported.types[base]):
@@ -115,14 +131,16 @@ def _meant(
 
 
 def _alike(one: TensorType, other: TensorType) -> bool:
-    """Whether values of these types may be equal except for rounding."""
+    """Whether two values can be equal except for rounding: same shape, and same or both float
+    types.
+    """
     if one.shape != other.shape:
         return False
     return one.dtype == other.dtype or (one.dtype.is_float and other.dtype.is_float)
 
 
 def _moves(graph: Graph, node: Node) -> bool:
-    """Whether a node only moves or selects elements of its operands."""
+    """Whether a node only moves or selects elements of its operands, or widens their float type."""
     if node.bodies:
         return False
     if node.op == "cast":
@@ -132,9 +150,11 @@ def _moves(graph: Graph, node: Node) -> bool:
 
 
 def _undone(planned: Graph, name: str, means: Mapping[str, str]) -> Shown | None:
-    """Undo the reversible nodes that computed a value, up to a value of the imported graph.
+    """Recover a value of the imported graph from a written value by undoing reversible nodes.
 
-    Return None if no such value is reached.
+    The nodes before `name` are undone one by one, until a value is reached that has a counterpart
+    in the imported graph (`means`). Return None if there is no such value, or if a node is not
+    reversible.
     """
     value, nodes, types = name, list[Node](), dict(planned.types)
     while (maker := planned.producer(value)) is not None:
@@ -153,7 +173,9 @@ def _undone(planned: Graph, name: str, means: Mapping[str, str]) -> Shown | None
 
 
 def _reverse(graph: Graph, node: Node) -> Node | None:
-    """Return a node that computes a node's first operand from its result; None if impossible."""
+    """Return a node that computes the first operand of `node` from its result; None if
+    impossible.
+    """
     if not node.inputs or node.bodies:
         return None
     here, there = graph.types[node.inputs[0]], graph.types[node.output]
@@ -174,8 +196,10 @@ def _reverse(graph: Graph, node: Node) -> Node | None:
 
 
 def narrow_products(graph: Graph) -> DType | None:
-    """Return the 16-bit float type in which a graph computes products; None without such
-    products."""
+    """Return float16 or bfloat16 if an operand of a matrix product or convolution has this type.
+
+    Return None if no product of the graph has a 16-bit float operand.
+    """
     for node in graph.nodes:
         if ops.get(node.op).kind in PRODUCTS:
             for value in node.inputs:

@@ -1,16 +1,18 @@
-"""Decides by an end-to-end race whether a model's tuned schedules are served.
+"""Decides by an end-to-end race whether a model is built with its tuned schedules.
 
-Kernels are timed one by one, and a kernel that is faster alone may be slower in its model, where
-its neighbours change the contents of the caches. So the program with the tuned schedules runs
-interleaved with the untuned one on the device, A B B A, and their ratio has an interval
-(`tuner.measure.statistics`). Unless the tuned program is shown to be faster, the tasks whose own
-gain is doubtful fall back to their defaults. If that program is not faster either, all tasks fall
-back. The result is kept in the database, so that a model is not raced again with the same
-schedules. A worker's race is repeated before other jobs use its result (`race_review`). If the two
-races contradict each other, both are discarded, and the defaults are served.
+Kernels are timed one by one. A kernel that is faster alone may be slower in its model, where its
+neighbours change the contents of the caches. So the device runs the program with tuned schedules
+and the program with default schedules in interleaved order (A B B A). The ratio of their times has
+a confidence interval (`tuner.measure.statistics`). If the tuned program is not clearly faster,
+tasks with a small or uncertain gain fall back to their defaults, and the race is repeated. If the
+tuned program is still not faster, all tasks fall back to their defaults.
 
-Only `select_schedules` decides which records are served. All code that compiles a model with
-records of the database calls it.
+The result is stored in the database, so that a model is not raced again with the same schedules. A
+race on a remote worker is repeated before other jobs use its result (`race_review`). If the two
+races contradict each other, both are discarded and the model is built with its defaults.
+
+Only `select_schedules` decides which records are used. All code that compiles a model with records
+from the database calls it.
 """
 
 from __future__ import annotations
@@ -58,7 +60,7 @@ SURE_RATIO = 0.97
 
 
 class Served(StrEnum):
-    """The schedules that an artifact is built from: tuned ones, defaults, or both."""
+    """Which schedules an artifact is built from: tuned schedules, defaults, or a mixture."""
 
     TUNED = "tuned"
     PARTLY = "partly"
@@ -68,20 +70,20 @@ class Served(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """The decision which schedules are served, and the reason.
+    """The decision on which schedules a model is built from, and its reason.
 
     Attributes:
-        served: the choice of schedules.
-        outcome: the comparison of the served schedules (of all tuned ones, if the defaults are
-            served) with the untuned program. It is "same" if no schedule differs from the default.
-            It is "not_run" if no race took place: the device could not, or no job had all these
-            records together.
+        served: whether tuned schedules, defaults or a mixture are used.
+        outcome: the outcome of the race against the untuned program, such as "faster". It refers to
+            the schedules in use, or to all tuned schedules if the defaults are in use. "same": no
+            schedule differs from its default. "not_run": there was no race, because the device
+            could not run it, or no job had all these records together.
         comparison: the measured ratio behind `outcome`; None without a race.
         dropped: the keys of the workloads that fell back to their defaults.
         reason: the reason, as text for users.
-        device: the CPU of the race.
+        device: the model name of the CPU on which the race ran.
         attestation: the trustworthiness of the reports; None without a race.
-        untuned_seconds: the fastest run of the untuned program in the race.
+        untuned_seconds: the fastest run of the untuned program in the race; None if unknown.
     """
 
     served: Served
@@ -107,7 +109,7 @@ class Verdict:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Verdict:
-        """Return the verdict for JSON from `to_json`.
+        """Return the verdict that `to_json` converted to JSON.
 
         Raises KeyError for a missing entry, and ValueError for an invalid one.
         """
@@ -126,7 +128,10 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True)
 class FixedSchedules:
-    """A schedule source that returns given schedules by workload key, and the default otherwise."""
+    """A schedule source backed by a mapping from workload key to schedule.
+
+    A workload that is not in the mapping gets its default schedule.
+    """
 
     schedules: Mapping[str, Schedule]
 
@@ -136,15 +141,15 @@ class FixedSchedules:
 
 @dataclass(frozen=True, slots=True)
 class SelectedSchedules:
-    """The schedules that one model is built from, at one or several sizes, and the reason.
+    """The schedules from which a model is built, and why they were selected.
 
     Attributes:
-        planned: the plans of the model.
+        planned: the plans of the model, one for each size.
         schedules: the tuned schedules; all other workloads have the default.
-        verdict: the decision behind the choice.
+        verdict: the decision behind the selection.
         known: the number of workloads with a record of their own in the database.
         workloads: the number of workloads of the model.
-        records: the ids of the served records by workload key.
+        records: the ids of the records in use, by workload key.
         related: the number of workloads that use the record of another workload of their family.
     """
 
@@ -166,11 +171,20 @@ def select_schedules(
     kernels: KernelCache | None = None,
     weight_limit_bytes: int | None = None,
 ) -> SelectedSchedules:
-    """Choose the schedules to build a model from: records, or defaults if records lost end to end.
+    """Select the schedules with which to build a model: tuning records, or defaults.
 
-    Without a device nothing is run, and the result of an earlier race holds. There is no earlier
-    race if the records come from other models, or if other sizes were raced. Then the records are
-    served, because each kernel alone was faster than its default, and the verdict is "not_run".
+    Defaults are selected if the tuned program lost an end-to-end race. With a device, the race is
+    run unless its result is stored. Without a device, only a stored result counts. If there is
+    none, for example because the records come from other models or sizes, the records are used:
+    each kernel alone was faster than its default. The verdict is then "not_run".
+
+    Args:
+        planned: the plans of the model, one for each size.
+        storage: the database with the records and the results of races.
+        device: the device for races; None to run nothing.
+        job_id: the job that builds the model; "" without one.
+        kernels: the cache of compiled kernels.
+        weight_limit_bytes: the limit of the packed weights; None for no limit.
 
     Raises:
         CompilerError: if a program does not compile.
@@ -205,7 +219,7 @@ def _verdict(
     kernels: KernelCache | None,
     limit: int | None,
 ) -> Verdict:
-    """Return the verdict of an earlier race of these records, or else run a race now."""
+    """Return the verdict of an earlier race of these records, or run a race now."""
     if not records:
         return Verdict(Served.DEFAULT, "same", reason=ALL_DEFAULTS)
     schedules = {key: record.schedule for key, record in records.items()}
@@ -234,10 +248,11 @@ def _usable(
     device: Device,
     job_id: str,
 ) -> Verdict | None:
-    """Return the reviewed verdict of an earlier race, or else run and review a race now.
+    """Return a reviewed verdict: of the stored race with this identity, or of a race that runs
+    now.
 
-    Return None if an operator withdrew the race, or another job disputed it, before this job used
-    it.
+    Return None if the race was withdrawn, or disputed by another job, before this job could use its
+    verdict.
     """
     known = storage.ledger.race(identity, job_id)
     if known is not None:
@@ -294,7 +309,7 @@ def _differs(record: TuningRecord, planned: Planned, workload: Workload) -> bool
 
 
 class _Programs:
-    """A model's untuned program and its tuned programs, compiled when they first race."""
+    """A model's untuned program and its tuned programs; each is compiled for its first race."""
 
     def __init__(
         self,
@@ -312,7 +327,7 @@ class _Programs:
     def race(self, device: Device, schedules: Mapping[str, Schedule]) -> Race:
         """Race the program with these schedules against the untuned program.
 
-        Workloads that are not in `schedules` have their defaults.
+        Workloads that are not in `schedules` get their default schedules.
 
         Raises:
             DeviceError: if the device cannot run the programs.
@@ -329,7 +344,12 @@ class _Programs:
 def _race(
     programs: _Programs, records: Mapping[str, TuningRecord], device: Device
 ) -> tuple[Verdict, str]:
-    """Run a race; return its verdict and the worker that ran it, "" for no or several workers."""
+    """Race the tuned program; if it is not faster, race it with only the clear gains.
+
+    Returns:
+        the verdict, and the id of the worker that ran all races; "" on the local machine or if
+        several workers ran them.
+    """
     where = "" if device.facts is None else device.facts.model
     tuned = programs.tuned
     race = programs.race(device, tuned)
@@ -372,13 +392,19 @@ def _race(
 
 
 def _is_sure(record: TuningRecord) -> bool:
-    """Whether a record's gain over the incumbent is so large that it should hold end to end."""
+    """Whether a record's measured gain is large enough to be expected end to end.
+
+    The upper end of the interval of its time ratio to the incumbent must lie below `SURE_RATIO`.
+    """
     comparison = record.measurement.comparison
     return comparison is not None and comparison.interval.high < SURE_RATIO
 
 
 def _variant(builder: ProgramBuilder, planned: Sequence[Planned]) -> Variant:
-    """Compile the model at each of its sizes, or at the sampled sizes of its ranges."""
+    """Compile the model at each of its sizes.
+
+    A program with dynamic dimensions is included at each sampled size of their ranges.
+    """
     builder.reserve([each.served_plan for each in planned], spare=PROGRAMS)
     return [
         of_compiled(program)
@@ -388,8 +414,10 @@ def _variant(builder: ProgramBuilder, planned: Sequence[Planned]) -> Variant:
 
 
 def _identity(planned: Sequence[Planned], tuned: Mapping[str, Schedule], limit: int | None) -> str:
-    """Return the identity of a race: a digest of the kernels in order, the schedules and the code
-    version.
+    """Return the key under which the result of a race is stored.
+
+    The key is a digest of the kernels in order, the mode, the schedules, the version of the code
+    generator, the weight limit and the sampled sizes.
     """
     first = planned[0]
     about = [

@@ -1,8 +1,8 @@
-"""Observes the values that each kernel of a program writes, under their names in the plan.
+"""Observes the values that each kernel of a program writes, by their names in the plan.
 
-The program is extended by instructions that copy a value to a further output after the step that
-writes it; kernels and memory are unchanged. The copies are fetched in groups of bounded size, with
-one run of the program per group.
+The observed program has additional instructions and outputs: after a kernel writes a value, the
+value is copied to an output. Kernels and memory are unchanged. The copies are fetched from the
+device in groups of limited size, with one run of the program per group.
 """
 
 from __future__ import annotations
@@ -59,14 +59,14 @@ _CALLS = {
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """A value that a step writes, and its place in the program's memory.
+    """A value that a program writes, and its location in the program's memory.
 
     Attributes:
         value: the name of the value in the plan's graph.
-        type: its type.
-        placement: its memory layout.
-        after: the number of the instruction that writes it.
-        place: the buffer with its bytes after that instruction.
+        type: the type of the value.
+        placement: its layout and halo.
+        after: the index of the instruction that writes it.
+        place: the buffer that holds its bytes after that instruction.
     """
 
     value: str
@@ -82,11 +82,11 @@ class Written:
 
 
 def written(plan: GraphPlan, program: Program) -> tuple[Written, ...] | None:
-    """Return the values that kernels and native functions outside of bodies write, in order.
+    """Return the values that kernels and native functions write to the arena, in program order.
 
-    Values that share the memory of an output are left out, because the output shows them. The
-    result is None if the program was not built from this plan, because its instructions do not
-    match the steps.
+    Values inside the bodies of loops and branches are not included. Values in the memory of an
+    output are not included either, because the output contains them. Return None if the program was
+    not built from this plan: its instructions do not match the plan's steps.
     """
     pairs = _paired(plan, program)
     if pairs is None:
@@ -109,8 +109,13 @@ def written(plan: GraphPlan, program: Program) -> tuple[Written, ...] | None:
 
 
 def written_by(plan: GraphPlan, program: Program, kernels: Collection[str]) -> frozenset[str]:
-    """Return the names of values that kernels with one of these symbols write, outside of
-    bodies."""
+    """Return the names of the values that certain kernels write, outside the bodies of loops.
+
+    Args:
+        plan: the plan of the program.
+        program: the program.
+        kernels: the symbols of the kernels.
+    """
     return frozenset(
         step.output
         for _, step, call in _paired(plan, program) or ()
@@ -121,9 +126,11 @@ def written_by(plan: GraphPlan, program: Program, kernels: Collection[str]) -> f
 
 
 def _paired(plan: GraphPlan, program: Program) -> list[tuple[int, Step, Instruction]] | None:
-    """Pair the steps of a plan with their instructions and instruction numbers.
+    """Pair each step of a plan with its instruction in the program.
 
-    Return None if the program was not built from the plan.
+    Returns:
+        triples of instruction index, step and instruction; None if the program was not built from
+        the plan.
     """
     steps: Sequence[Step] = [s for s in plan.steps if not isinstance(s, ViewStep)]
     calls = [k for k, each in enumerate(program.instructions) if not isinstance(each, Copy)]
@@ -137,10 +144,17 @@ def _paired(plan: GraphPlan, program: Program) -> list[tuple[int, Step, Instruct
 
 
 class Observation:
-    """Fetches the values that a program writes in a run on random inputs from a device.
+    """Fetches from a device the values that a program writes in a run on random inputs.
 
-    Values are fetched at the first request, in groups. Each fetch runs the program once; a
-    deterministic program writes the same values each time.
+    Values are fetched at the first request, in groups. Each fetch runs the program once, with the
+    same inputs. A deterministic program writes the same values in each run.
+
+    Args:
+        plan: the plan from which the program was built.
+        loadable: the program.
+        device: the device that runs the program.
+        threads: the number of threads of a run.
+        seed: the seed of the random inputs.
     """
 
     def __init__(
@@ -166,7 +180,7 @@ class Observation:
         self._outputs: dict[str, np.ndarray] = {}
 
     def value(self, name: str) -> np.ndarray:
-        """Return a value in row-major memory; bfloat16 as its raw bits.
+        """Return the array of a written value, in row-major order; bfloat16 as its raw bits.
 
         Raises:
             DeviceError: if the device cannot run the program.
@@ -180,7 +194,7 @@ class Observation:
         return self._kept[number][name]
 
     def output(self, port: str) -> np.ndarray:
-        """Return an output of the plain program, without copies of values.
+        """Return the array of an output of the original program, which has no additional copies.
 
         Raises:
             DeviceError: if the device cannot run the program.
@@ -191,10 +205,14 @@ class Observation:
         return self._outputs[port]
 
     def same_as_plain(self) -> bool:
-        """Whether the program with copies and the plain program write the same outputs, bit by bit.
+        """Whether the program with additional copies and the original one write identical
+        outputs.
 
-        They may differ, because only the plain program runs in slices or writes outputs in place of
-        inputs.
+        They can differ, because only the original program runs a batch in slices or writes outputs
+        in place of inputs.
+
+        Raises:
+            DeviceError: if the device cannot run the program.
         """
         group = self._groups[0] if self._groups else ()
         watched, _ = _watched(self._loadable, group, self._device.fetch_bytes)
@@ -205,9 +223,9 @@ class Observation:
         return True
 
     def _port_groups(self) -> Iterator[list[str]]:
-        """Yield the names of the outputs, in groups that one run may return.
+        """Yield the names of the outputs, in groups that are small enough for one fetch.
 
-        A stage of an object detector has hundreds of outputs.
+        A segment of an object detector has hundreds of outputs.
         """
         return ([port.name for port in group] for group in self._ports)
 
@@ -230,7 +248,7 @@ class Observation:
 
 
 def with_program(loadable: Loadable, program: Program) -> Loadable:
-    """Return a Loadable that runs another program with the same code and weights."""
+    """Return a Loadable with the same code and weights, but the instructions of another program."""
     return replace(
         loadable,
         program=program,
@@ -246,7 +264,9 @@ Brought = TypeVar("Brought", Written, Port)
 
 
 def _groups(values: Sequence[Brought], most: int) -> tuple[tuple[Brought, ...], ...]:
-    """Split values, in order, into groups that fit one fetch; a larger value is its own group."""
+    """Split values, in order, into groups of at most `most` bytes; a larger value is its own
+    group.
+    """
     groups: list[list[Brought]] = []
     room = 0
     for each in values:
@@ -261,8 +281,12 @@ def _groups(values: Sequence[Brought], most: int) -> tuple[tuple[Brought, ...], 
 def _watched(
     loadable: Loadable, group: Sequence[Written], most: int
 ) -> tuple[Loadable, Mapping[str, tuple[str, ...]]]:
-    """Return the program with a copy of each value, and the names of the outputs with the copied
-    bytes.
+    """Add instructions to a program that copy values to new outputs.
+
+    A value of more than `most` bytes is copied to several outputs.
+
+    Returns:
+        the changed program, and the names of the new outputs for each value.
     """
     program = loadable.program
     taken = {port.name for port in program.outputs}

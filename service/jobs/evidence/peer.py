@@ -1,6 +1,6 @@
 """Compares a newly built artifact with ONNX Runtime in a few runs, if ONNX Runtime is installed.
 
-The numbers only inform the user. A failure to measure them affects nothing else.
+The comparison only informs the user; the job succeeds even if the comparison fails.
 """
 
 from __future__ import annotations
@@ -36,21 +36,20 @@ def onnxruntime_times(
     threads: int,
     given: GivenInputs = NONE_GIVEN,
 ) -> list[dict[str, Any]]:
-    """Time ONNX Runtime at the sizes of `latencies`, interleaved with the artifact, on the same
-    inputs.
+    """Time ONNX Runtime and the artifact in interleaved runs on the same inputs.
 
     Args:
         model: the ONNX file.
         artifact: the artifact's folder.
-        latencies: the measured latencies of the artifact.
-        threads: the threads of both engines.
-        given: the real inputs of the job's race; all other inputs are random.
+        latencies: the measured latencies of the artifact; ONNX Runtime is timed at the same sizes.
+        threads: the number of threads of both engines.
+        given: the user's input values; other inputs are random.
 
     Returns:
-        for each size the engine with its version, the sizes, the median seconds, and the ratio of
-        ONNX Runtime's time to the artifact's. Empty if ONNX Runtime is not installed, or if the
-        amount of work depends on the data. If ONNX Runtime refuses the model, or would take
-        long, the only entry has the "reason".
+        one entry per size: the engine with its version, the sizes, the median time in seconds, and
+        the ratio of ONNX Runtime's time to the artifact's. Empty if ONNX Runtime is not installed,
+        or if the amount of work depends on the data. If ONNX Runtime refuses the model, or the
+        model is too large or slow, the only entry has the "reason".
     """
     if find_spec("onnxruntime") is None or not latencies:
         return []
@@ -92,7 +91,7 @@ def _times(
 
 
 def _ports(executable: Any, sizes: dict[str, int]) -> tuple[Port, ...]:
-    """Return the inputs at these sizes."""
+    """Return the inputs of an executable at these sizes, with their shapes and types."""
     if not isinstance(executable, GuardedModel):
         return tuple(executable.program.inputs)
     if executable.ranged is not None:
@@ -101,5 +100,8 @@ def _ports(executable: Any, sizes: dict[str, int]) -> tuple[Port, ...]:
 
 
 def _bytes(model: Path) -> int:
-    """Return the size in bytes of a model file and of its external weight files, found by name."""
+    """Return the size in bytes of a model file and of its external weight files.
+
+    The weight files are those whose names begin with the name of the model file.
+    """
     return sum(path.stat().st_size for path in model.parent.glob(f"{model.name}*"))

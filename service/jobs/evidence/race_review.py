@@ -1,4 +1,4 @@
-"""Reviews a race's verdict: runs the two programs again, on another worker if one is alive."""
+"""Reviews the verdict of a race by a second race, on another worker if one is alive."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from tilewright.tuner.protocol.run_results import Race
 
 @dataclass(frozen=True, slots=True)
 class RaceAgain:
-    """Repeats the race behind a verdict; one kind of `Repetition`.
+    """Repeats the race behind a verdict; the `Repetition` for verdicts.
 
     The second race confirms the verdict if both races agree on whether a challenger is faster. It
-    contradicts the verdict if a challenger is faster in one race and slower in the other. A tie is
-    inconclusive.
+    contradicts the verdict if a challenger is faster in one race and slower in the other. Any other
+    combination, such as faster and a tie, is inconclusive.
 
     Args:
         race: runs the programs of the verdict on a device.
@@ -66,12 +66,13 @@ def review_race(
     *,
     job_id: str = "",
 ) -> Reviewed:
-    """Repeat a race if that could raise the attestation of its verdict; confirm or dispute the
-    verdict.
+    """Review the verdict of a race: repeat the race, and confirm or dispute the verdict.
+
+    The race is repeated only if a confirmation would raise the attestation of the verdict.
 
     Args:
         claim: the verdict.
-        storage: the ledger of the claim.
+        storage: the database with the claim.
         device: the device of the job that relies on the verdict.
         race: runs the programs of the verdict on a device.
         first: the outcome of each challenger in the first race.

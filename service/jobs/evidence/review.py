@@ -1,16 +1,17 @@
-"""Reviews: a claim is measured again, on another worker if one is alive, and judged.
+"""Reviews claims: repeats the measurement of a claim, and confirms or disputes the claim.
 
-A worker may lie, or be faulty unnoticed, and its claim would be served for ever. So the measurement
-is repeated before other jobs rely on the claim. The claim is confirmed if it holds, and disputed if
-the two reports contradict each other. An inconclusive second report leaves it unchanged. One
-procedure, `Review.repeat`, has four triggers:
+A worker may report false times, by intent or because of a fault, and every later job would use
+them. So another worker, if one is alive, repeats the measurement before other jobs rely on the
+claim. The claim is confirmed if the second report agrees, and disputed if it contradicts. An
+inconclusive second report leaves the claim unchanged. `Review.repeat` implements this procedure. It
+is used in four cases:
 
-- a job reviews its own new records before they are served (`ScheduleReviews.confirm`);
-- a job reviews served records of weak attestation that it could use (`ScheduleReviews.doubt`);
-- a job reviews the verdict of a race before it relies on it (`review_race`);
-- an idle tuner reviews records of weak attestation (`service.jobs.evidence.weak_records`).
+- a job reviews its own new records before other jobs may use them (`ScheduleReviews.confirm`);
+- a job reviews weakly attested records that it could use (`ScheduleReviews.doubt`);
+- a job reviews the verdict of a race before it relies on the verdict (`review_race`);
+- an idle tuner reviews weakly attested records (`service.jobs.evidence.weak_records`).
 
-`db.review_state` has the rules of trust.
+`db.review_state` defines the states of a claim and its attestation.
 """
 
 from __future__ import annotations
@@ -39,9 +40,9 @@ class SecondReport:
 
     Attributes:
         report: the report as JSON.
-        worker: the id of the worker that measured; "" for our own machine.
-        agrees: whether it confirms the claim.
-        contradiction: a sentence if it contradicts the claim, otherwise "".
+        worker: the id of the worker that measured; "" for the service's own machine.
+        agrees: whether the report confirms the claim.
+        contradiction: a sentence on how the report contradicts the claim; "" if it does not.
     """
 
     report: Mapping[str, Any]
@@ -51,24 +52,27 @@ class SecondReport:
 
 
 class Repetition(Protocol[C_contra]):
-    """A way to repeat the measurements of one kind of claim."""
+    """Repeats the measurements behind one kind of claim, such as records or verdicts of races."""
 
     def name(self, claim: C_contra) -> str:
-        """Return the subject of the claim, as text for users."""
+        """Return the name of the claim's workload or race, for messages to users."""
 
     def repeat(self, claims: Sequence[C_contra], device: Device) -> Sequence[SecondReport | None]:
-        """Repeat the measurements; returns the report for each claim, in order, None if the device
-        did not measure it."""
+        """Repeat the measurements of claims on a device.
+
+        Returns:
+            the second report for each claim, in order; None if the device did not measure it.
+        """
 
 
 @dataclass(frozen=True, slots=True)
 class Reviewed:
-    """The result of reviews.
+    """The number of claims that were confirmed, disputed or left open by reviews.
 
     Attributes:
         confirmed: the number of confirmed claims.
-        disputed: a sentence for each contradicted claim.
-        open: the number of records that are still provisional.
+        disputed: one sentence for each contradicted claim.
+        open: the number of the job's records that are still provisional.
     """
 
     confirmed: int = 0
@@ -76,7 +80,9 @@ class Reviewed:
     open: int = 0
 
     def __add__(self, later: Reviewed) -> Reviewed:
-        """Return the sum of both results, except that `open` is taken from `later`."""
+        """Return the combined result of two reviews; `open` is the number after the later
+        review.
+        """
         disputed = self.disputed + later.disputed
         return Reviewed(self.confirmed + later.confirmed, disputed, later.open)
 
@@ -90,16 +96,15 @@ class Reviewed:
 
 @dataclass(frozen=True, slots=True)
 class Review(Generic[C]):
-    """Repeats measurements of claims of one kind, and confirms or disputes each claim in the
-    ledger.
+    """Repeats the measurements of one kind of claim, and confirms or disputes each claim.
 
     Args:
-        storage: the ledger of the claims.
-        device: the device of the reviewing job, which has access to the other workers.
+        storage: the database with the claims.
+        device: the device of the reviewing job; its `second_opinion` repeats the measurements.
         repetition: repeats the measurements.
-        stopped: returns whether to begin no more attempts.
+        stopped: returns whether to make no further attempt.
         rounds: the number of attempts per claim.
-        job_id: the reviewing job, which gets no event; "" without one.
+        job_id: the reviewing job, which is not notified of a dispute; "" without one.
     """
 
     storage: Storage
@@ -110,18 +115,20 @@ class Review(Generic[C]):
     job_id: str = ""
 
     def doubtful(self, claims: Sequence[C]) -> Sequence[C]:
-        """Return the weakly attested claims whose attestation a repetition could raise now."""
+        """Return the weakly attested claims that would become more trustworthy by a repetition
+        now.
+        """
         weak = [one for one in claims if one.attestation.weak]
         worth = {one: self.device.worth(one) for one in {each.reporter for each in weak}}
         return [one for one in weak if worth[one.reporter].rank > one.attestation.rank]
 
     def repeat(self, claims: Sequence[C]) -> Reviewed:
-        """Repeat the measurements of claims, and confirm or dispute each in the ledger.
+        """Repeat the measurements of claims, and confirm or dispute each claim.
 
-        The other jobs that were built on a disputed claim get an event.
+        Other jobs that used a disputed claim are notified by an event.
 
         Raises:
-            CompilerError: if the programs to measure cannot be made.
+            CompilerError: if a program to measure cannot be compiled.
             DatabaseError: if the database fails.
         """
         found = Reviewed()

@@ -1,7 +1,7 @@
-"""Reviews tuning records: the record's schedule and the default are measured again, interleaved.
+"""Reviews tuning records: measures the record's schedule and the default again, interleaved.
 
-A record of weak attestation is served, with its attestation. The next job that could use it reviews
-it if a worker of another owner is connected. An idle tuner does the same
+A weakly attested record is in use, with its attestation shown. The next job that could use the
+record reviews it if a worker of another owner is connected. An idle tuner does the same
 (`service.jobs.evidence.weak_records`).
 """
 
@@ -42,10 +42,10 @@ _CONTRADICTS = (Status.CRASH, Status.RUN_ERROR, Status.RUN_TIMEOUT, Status.WRONG
 
 
 def records_of(device: Device, storage: Storage, job_id: str) -> RecordStore:
-    """Return the record store for a job's results.
+    """Return the record store to which a job writes its results.
 
-    On our own machine, new records are served at once; records of workers are provisional until a
-    review confirms them.
+    Records that the service's own machine measures can be used at once. Records that remote workers
+    measure are provisional until a review confirms them.
     """
     if device.trusted:
         return storage.records
@@ -54,7 +54,18 @@ def records_of(device: Device, storage: Storage, job_id: str) -> RecordStore:
 
 @dataclass(frozen=True, slots=True)
 class ScheduleReviews:
-    """Reviews tuning records of a job's tasks; each call takes at most `seconds`."""
+    """Reviews tuning records for a job's tasks; each call takes at most `seconds`.
+
+    Attributes:
+        storage: the database with the records.
+        builder: compiles the kernels to measure.
+        device: the job's device; its `second_opinion` repeats the measurements.
+        job_id: the job.
+        references: the cache of expected outputs.
+        token: stops a review early.
+        seconds: the time limit of a call.
+        clock: returns the time in seconds.
+    """
 
     storage: Storage
     builder: Builder
