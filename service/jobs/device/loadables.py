@@ -54,8 +54,8 @@ def at_sizes(compiled: CompiledProgram, planned: Planned) -> Loadable:
 def of_artifact(artifact: Artifact, planned: Planned) -> Loadable:
     """Return the program of an artifact that implements a plan, as a Loadable.
 
-    The program is found by the plan's sizes, and by its stage if the model runs in several stages.
-    The code and the weights are read from the artifact's files.
+    The program is found by the plan's sizes, and by its segment if the model runs in several
+    segments. The code and the weights are read from the artifact's files.
 
     Raises:
         ArtifactError: if the artifact does not support these sizes.

@@ -174,8 +174,8 @@ def select_schedules(
     """Select the schedules with which to build a model: tuning records, or defaults.
 
     Defaults are selected if the tuned program lost an end-to-end race. With a device, the race is
-    run unless its result is stored. Without a device, only a stored result counts. If there is
-    none, for example because the records come from other models or sizes, the records are used:
+    run unless its result is stored. Without a device, only a stored result counts. Without a stored
+    result, for example because the records come from other models or sizes, the records are used:
     each kernel alone was faster than its default. The verdict is then "not_run".
 
     Args:

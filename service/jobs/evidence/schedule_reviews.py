@@ -77,7 +77,11 @@ class ScheduleReviews:
     clock: Callable[[], float] = time.monotonic
 
     def confirm(self, tasks: Sequence[Task]) -> Reviewed:
-        """Review the provisional records that the job has stored for these tasks.
+        """Review the provisional records that this job has stored for tasks.
+
+        Returns:
+            the number of confirmed and disputed records; `open` is the number that are still
+            provisional.
 
         Raises:
             CompilerError: if the kernels cannot be compiled.
@@ -90,10 +94,11 @@ class ScheduleReviews:
         return replace(found, open=len(ledger.provisional(self.job_id)))
 
     def doubt(self, tasks: Sequence[Task]) -> Reviewed:
-        """Review the served records whose attestation a second measurement could raise.
+        """Review the stored records that this job could use and that are weakly attested.
 
-        A contradicted record is no longer served, and the jobs that were built with it get an
-        event.
+        A record is reviewed only if a second measurement could raise its attestation. A
+        contradicted record is not used any more. The jobs that were built with it are notified by
+        an event.
 
         Args:
             tasks: the tasks whose records are reviewed.
@@ -106,11 +111,11 @@ class ScheduleReviews:
         return self.back(tasks, list(served.values()))
 
     def back(self, tasks: Sequence[Task], records: Sequence[StoredRecord]) -> Reviewed:
-        """Review the given records whose attestation a second measurement could raise.
+        """Review those of the records whose attestation a second measurement could raise.
 
         Args:
             tasks: the tasks of the records.
-            records: the records.
+            records: the records; those of another version of the code generator are skipped.
 
         Raises:
             CompilerError: if the kernels cannot be compiled.
@@ -130,7 +135,10 @@ class ScheduleReviews:
 
 
 class _SchedulesAgain:
-    """Measures the schedules of records again, each interleaved with the default of its task."""
+    """The `Repetition` for tuning records: times the record's schedule and the task's default.
+
+    The two are measured in interleaved order on the same device.
+    """
 
     def __init__(
         self, reviews: ScheduleReviews, tasks: Sequence[Task], stopped: Callable[[], bool]
@@ -174,7 +182,11 @@ class _SchedulesAgain:
 
 
 def contradiction(first: Measurement, second: Measurement, devices_ratio: float | None) -> str:
-    """Return the reason why a second measurement contradicts the first; "" if it does not.
+    """Return the reason why a second measurement contradicts the first, as text; "" if it does
+    not.
+
+    It contradicts if the kernel fails or is wrong, if it is slower than the default, or if its time
+    is more than `SLOWER` times the time expected for the second device.
 
     Args:
         first: the record's measurement.
@@ -215,9 +227,9 @@ def _of(trials: Sequence[Trial], task: Task, digest: str) -> Measurement | None:
 def _default_ratio(
     task: Task, one: StoredRecord, trials: Sequence[Trial], storage: Storage
 ) -> float | None:
-    """Return the default's time on the second device divided by its time on the first.
+    """Return the default's time on the second device divided by its time on the first device.
 
-    Return None if one of them is unknown.
+    Return None if one of the times is unknown.
     """
     default = task.space.default()
     second = _of(trials, task, default.digest)

@@ -1,8 +1,8 @@
-"""Bounds the values that a step of a model may compute when rounding perturbs its inputs.
+"""Estimates how far rounding may change the results of a few operators of a model.
 
-The operators of the step run again on slightly perturbed inputs. Values that are rounded or
-compared are perturbed, too, so that ties are resolved in both directions. A large spread of the
-results shows that the step is badly conditioned.
+The operators run again on slightly perturbed inputs. Values that the operators round or compare are
+perturbed too, so that a value close to a threshold falls on either side of it. A large spread of
+the results shows that the operators are ill-conditioned.
 """
 
 from __future__ import annotations
@@ -70,15 +70,14 @@ SUMS = (OpKind.CONTRACTION, OpKind.ATTENTION, OpKind.REDUCTION, OpKind.ROW)
 
 @dataclass(frozen=True, slots=True)
 class RoundingInterval:
-    """The range that rounding allows for each element of a value, according to the perturbed runs.
-
-    `deviation` has the distance by which rounding may move each element, without the limit
-    `MOST_DEVIATION`.
+    """For each element of a value, the range of results that rounding may cause.
 
     Attributes:
         low: the lower end for each element.
         high: the upper end for each element.
-        found: the value of the last run.
+        found: the result of the last perturbed run.
+        deviation: the distance by which rounding may move each element. Unlike `low` and `high`, it
+            is not limited by `MOST_DEVIATION`.
     """
 
     low: np.ndarray
@@ -88,12 +87,14 @@ class RoundingInterval:
 
 
 def jumps(graph: Graph) -> bool:
-    """Whether the graph has a discontinuous operator, such as a comparison or a rounding."""
+    """Whether the graph has a discontinuous operator, such as a comparison or rounding to
+    integers.
+    """
     return any(_jumps(each, node) for each in graph.walk() for node in each.nodes)
 
 
 def has_bodies(graph: Graph) -> bool:
-    """Whether the graph has control flow."""
+    """Whether the graph has a node with bodies: a loop or a branch."""
     return any(node.bodies for node in graph.nodes)
 
 
@@ -105,14 +106,16 @@ def rounding_intervals(
     narrow: DType | None = None,
     mixed: bool = False,
 ) -> Iterator[RoundingInterval]:
-    """Run a graph repeatedly on perturbed inputs; yield the interval of its output after each run.
+    """Run a graph repeatedly on perturbed inputs; yield the interval of its output after each
+    run.
 
-    The random numbers come from `draw`.
+    The interval widens from run to run. The iteration ends early if a perturbed run fails.
 
     Args:
         segment: the operators; the graph has one output.
         given: the inputs by name.
-        right: the reference's value of the output.
+        right: the reference's array of the output; the interval always contains it.
+        draw: the source of the random numbers.
         narrow: the 16-bit float type of the program's products; None without one.
         mixed: whether the kernel's algorithm adds different rows and columns, so that the rounding
             of the largest sums affects all others.
@@ -151,10 +154,15 @@ def rounding_intervals(
 
 
 def _before_jump(segment: Graph, name: str) -> tuple[str, Graph]:
-    """Find the first discontinuous operator among the elementwise operators that end a segment.
+    """Find the earliest discontinuous operator in the elementwise chain that ends a segment.
 
-    Return its operand, and the operators from it on. If none is discontinuous, return the segment's
-    value itself and no operators.
+    Args:
+        segment: the graph.
+        name: the output of the graph.
+
+    Returns:
+        the operand of this operator, and the graph from the operand to the output. If the chain has
+        no discontinuous operator: `name` and a graph without nodes.
     """
     chain: list[Node] = []
     before, kept, value = name, 0, name
@@ -174,30 +182,30 @@ def _before_jump(segment: Graph, name: str) -> tuple[str, Graph]:
 
 
 def _numbers_of(array: np.ndarray) -> np.ndarray:
-    """Return an array as float64, also if it has integers or booleans."""
+    """Return an array of floats, integers or booleans as float64."""
     return array.astype(np.float64, copy=False)
 
 
 def _integral(array: np.ndarray) -> bool:
-    """Whether all elements are integers. Such arrays are not perturbed.
+    """Whether all elements of an array are integers; such arrays are not perturbed.
 
-    Truncation would change a rounded number that lies slightly below an integer.
+    A perturbed integer may lie slightly below the original, and truncation would then change the
+    result.
     """
     return array.dtype.kind != "f" or bool((array == np.rint(array)).all())
 
 
 def _largest(array: np.ndarray) -> float:
-    """Return the largest finite magnitude of an array."""
+    """Return the largest absolute value of an array; infinities and NaNs are ignored."""
     numbers = _numbers_of(array)
     return float(np.abs(numbers[np.isfinite(numbers)]).max(initial=0.0))
 
 
 class NormalPool:
-    """Generates standard normal random numbers, with which values of a model are perturbed.
+    """Generates arrays of standard normal random numbers, which perturb a model's values.
 
-    A call takes a shape, and returns an array of this shape. The numbers are read from one pool of
-    POOL numbers, beginning at a random position. To generate new numbers would take longer than to
-    run the operators of the model's step.
+    A call takes the shape of the array. The numbers come from one pool of POOL numbers, starting at
+    a random position. Generating new numbers would take longer than the operators themselves.
     """
 
     def __init__(self) -> None:
@@ -210,9 +218,12 @@ class NormalPool:
 
 
 class _Mover:
-    """Perturbs results by a rounding error, and operands of discontinuous operators slightly.
+    """Perturbs the operators of one run: results by a rounding error, operands of comparisons
+    slightly.
 
-    The direction is up, down, or random for each element.
+    `run_graph` calls an instance with each node, its operands and its result; the call returns the
+    perturbed result. Operands of discontinuous operators move up, down, or in a random direction
+    per element.
     """
 
     def __init__(
@@ -224,7 +235,18 @@ class _Mover:
         mixed: bool,
         terms: dict[str, np.ndarray],
     ) -> None:
-        """`terms` caches sums of magnitudes by result, because a rounding hardly changes them."""
+        """Create the perturbation of one run.
+
+        Args:
+            graph: the graph to run.
+            draw: the source of random numbers.
+            sign: the direction of all operands of discontinuous operators, 1.0 or -1.0; None for
+                random.
+            narrow: the 16-bit float type of the program's products; None without one.
+            mixed: whether the kernel's algorithm adds different rows and columns.
+            terms: caches, by result, the sums of the terms' magnitudes, which hardly differ between
+                runs.
+        """
         self._terms = terms
         self._graph = graph
         self._draw = draw
@@ -270,7 +292,16 @@ class _Mover:
 
 
 def _moved(array: np.ndarray, dtype: DType, by: float, draw: NormalPool) -> np.ndarray:
-    """Return a copy of an array with its floats slightly perturbed."""
+    """Return a copy of a float32 array, multiplied by random factors close to 1.
+
+    Arrays of other types, and arrays of integers, are returned unchanged.
+
+    Args:
+        array: the array.
+        dtype: its type in the graph.
+        by: the standard deviation of the factors.
+        draw: the source of random numbers.
+    """
     if dtype is not DType.FLOAT32 or _integral(array):  # 16 bits lose a rounding of float32
         return array
     with np.errstate(over="ignore"):  # the largest number moves to infinity
@@ -278,7 +309,7 @@ def _moved(array: np.ndarray, dtype: DType, by: float, draw: NormalPool) -> np.n
 
 
 def _jumps(graph: Graph, node: Node) -> bool:
-    """Whether the node is discontinuous in a computed float operand."""
+    """Whether a node's result is discontinuous in a float operand that is not a constant."""
     floats = any(
         graph.types[value].dtype.is_float and value not in graph.constants for value in node.inputs
     )
@@ -291,17 +322,16 @@ def _jumps(graph: Graph, node: Node) -> bool:
 
 
 def _adds_up(node: Node) -> bool:
-    """Whether a node runs a native function that adds elements; other native functions
-    select them.
-    """
+    """Whether a node's native function adds elements; other native functions only select them."""
     sums = ops.get(node.op).sums
     return sums is not None and sums(node.attrs)
 
 
 def errors_of(own: np.ndarray, right: np.ndarray) -> np.ndarray:
-    """Return the absolute difference of each element from the reference.
+    """Return the absolute difference of each element of `own` from the reference `right`.
 
-    It is 0 if both are the same infinity or NaN, and infinite if only one is NaN or infinite.
+    The difference is 0 if both are NaN or the same infinity. It is infinite if only one of them is
+    NaN or infinite.
     """
     with np.errstate(all="ignore"):
         errors: np.ndarray = np.abs(own - right)
@@ -313,9 +343,10 @@ def errors_of(own: np.ndarray, right: np.ndarray) -> np.ndarray:
 
 
 def by_channel(sizes: np.ndarray) -> np.ndarray:
-    """Return an array of the same shape with the largest element of each channel (axis 1).
+    """Replace each element of an array by the largest element of its channel (index of axis 1).
 
-    If channels have few elements, it has the largest element of the whole array.
+    If the channels have fewer than LEAST_CHANNEL elements, the largest element of the whole array
+    is used. The shape is unchanged.
     """
     axes = tuple(axis for axis in range(sizes.ndim) if axis != 1)
     if sizes.ndim < 2 or sizes.size < LEAST_CHANNEL * sizes.shape[1]:

@@ -1,17 +1,17 @@
 """Verifies a compiled model: compares its values with a float64 reference of the imported graph.
 
-A certificate by steps decides (`service.jobs.evidence.certificate`). At each value that the program
-writes, the value is compared with the reference of the operators since the last such values, and
-the reference continues with the program's own value. So a rounding tie or a choice that is resolved
-the other way does not affect later values, and one rule serves floats, 16 bits, integers and
-choices.
+The comparison is done step by step (`service.jobs.evidence.certificate`). Each value that the
+program writes is compared with a reference that starts from the previously compared values of the
+program. So a rounding tie, or a selection that picks another element, does not affect the
+comparison of later values. The same rule applies to floats, 16-bit types, integers and selections.
 
-The body of a loop or branch belongs to one step: the values inside it are not compared. A value
-after a body is unverified if rounding explains its difference on all random inputs.
+A loop or branch is one step: the values inside its body are not compared. A value after a loop or
+branch is reported as unverified if rounding may explain its difference on all random inputs.
 
-The outputs of the whole model are compared, too. If a model computes in float32 or wider, and
-rounds and selects nothing, rounding explains an error up to MODEL_TOLERANCE. A large model whose
-outputs agree is then not verified by steps (`service.jobs.evidence.verified_sizes.costs_little`).
+The outputs of the whole model are compared, too. If a model computes in float32 or wider, and has
+no operator that rounds or selects by value, rounding explains an error up to MODEL_TOLERANCE. A
+large model of this kind is not verified step by step if its outputs agree
+(`service.jobs.evidence.verified_sizes.costs_little`).
 """
 
 from __future__ import annotations
@@ -66,13 +66,13 @@ class Verification:
     """The result of verifying a program, or all programs of an artifact.
 
     Attributes:
-        error: the largest error of the whole model's outputs, relative to each one's largest value;
-            None if it was not run.
-        not_run: the reason why it was not run; "" if it was.
-        by_steps: the certificate by steps; None if the model is verified as a whole.
-        sizes: the number of verified programs of fixed sizes: each program of the model at its
-            hints, and at other sizes of its ranges.
-        cut_short: whether time ran out before other sizes were verified.
+        error: the largest error of the model's outputs, each relative to the largest element of
+            that output; None if the program was not run.
+        not_run: the reason why a program was not run; "" if all were run.
+        by_steps: the result of the step-by-step comparison; None if only the outputs were compared.
+        sizes: the number of verified programs of fixed sizes. Each program with dynamic dimensions
+            counts once per verified size.
+        cut_short: whether time ran out before all sizes other than the hints were verified.
     """
 
     error: float | None
@@ -83,7 +83,7 @@ class Verification:
 
     @property
     def unverified(self) -> tuple[str, ...]:
-        """The names of values that differ from the reference after a loop or branch.
+        """The names of values after a loop or branch that differ from the reference.
 
         It is unknown whether rounding is the cause.
         """
@@ -91,12 +91,16 @@ class Verification:
 
     @property
     def complete(self) -> bool:
-        """Whether every value was verified, at every size."""
+        """Whether every program was run, and no value remained unverified."""
         return self.error is not None and not self.unverified and not self.not_run
 
 
 def worst(found: Sequence[Verification]) -> Verification:
-    """Combine the verifications of several sizes into one: it has the largest error of all."""
+    """Combine the verifications of several sizes into one.
+
+    The largest error and the first reason in `not_run` are kept; certificates and counts are
+    combined.
+    """
     errors = [one.error for one in found if one.error is not None]
     reason = next((one.not_run for one in found if one.not_run), "")
     steps = [one.by_steps for one in found if one.by_steps is not None]
@@ -116,11 +120,18 @@ def at_each_size(
     more_seconds: float,
     clock: Callable[[], float] = monotonic,
 ) -> Verification:
-    """Call `verify` for all plans at their hints, and then for `more_seconds` at other sizes.
+    """Call `verify` for all plans at their hints, and then at other sizes until time is over.
 
-    The programs take turns, one size per turn, because a detector has hundreds of programs, whose
-    sizes depend on the data. The time at a plan's hints gives an estimate for its other sizes; a
-    size that would exceed the remaining time is moved nearer to the hints.
+    One further size of each program is verified in turn, because an object detector may have
+    hundreds of programs, one for each data-dependent size. The time at a plan's hints gives an
+    estimate for its other sizes. A size that would exceed the remaining time is moved nearer to the
+    hints.
+
+    Args:
+        planned: the plans of the programs.
+        verify: verifies a program at the fixed sizes of a plan.
+        more_seconds: the time for sizes other than the hints.
+        clock: returns the time in seconds.
 
     Returns:
         the combined verification (`worst`).
@@ -151,11 +162,11 @@ def at_each_size(
 
 
 class Verifier:
-    """Verifies the programs of one compiled model on a device, at their fixed sizes or at some
-    sizes of their ranges.
+    """Verifies the programs of one compiled model on a device.
 
-    A context manager: while the caller compiles, a thread computes the references at the hints on
-    the first random inputs.
+    A program with dynamic dimensions is verified at its hints and at other sizes of its ranges. The
+    class is a context manager. While the caller compiles inside the context, a thread computes the
+    expected outputs at the hints for the first random inputs.
 
     Attributes:
         found: the result; set by `verify`.
@@ -185,14 +196,14 @@ class Verifier:
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     def verify(self, made: LoadableOf) -> None:
-        """Call `verify_program` for all sizes, and set `found` to the combined result.
+        """Verify the programs at all sizes, and store the combined result in `found`.
 
         Args:
             made: returns the compiled program for a plan.
 
         Raises:
-            CompilerError: if the program must not be used (WrongProgramError), or a loop of the
-                model does not end.
+            WrongProgramError: if a program computes wrong values, or crashes.
+            CompilerError: if a loop of the model does not end.
         """
         expected = iter(self._expected)  # belongs to the hints, which come first
         self.found = at_each_size(
@@ -203,7 +214,7 @@ class Verifier:
 
 
 def verify_artifact(planned: Planned, artifact: Artifact, device: Device) -> Verification:
-    """Verify the program of an artifact for the sizes of the plan; see `verify_program`."""
+    """Verify the program of an artifact that implements the plan; see `verify_program`."""
     return verify_program(planned, partial(of_artifact, artifact), device)
 
 
@@ -215,19 +226,19 @@ def verify_program(
 ) -> Verification:
     """Run a program on a device, and compare its values with the float64 reference.
 
-    If the device cannot run the program (it is absent, or lacks the memory), the result's attribute
+    If the device cannot run the program, for example for lack of memory, the result's attribute
     `not_run` has the reason.
 
     Args:
         planned: the plan of the program, at fixed sizes.
         made: returns the compiled program for the plan.
-        device: the device to run it on.
-        expected: a future with the reference's outputs on the first random inputs, if a thread
-            computes them.
+        device: the device that runs the program.
+        expected: the future of the expected outputs for the first random inputs, if a thread
+            computes them; None to compute them here.
 
     Raises:
-        WrongProgramError: if the program must not be used: a value differs and rounding cannot be
-            the reason, or the program crashes.
+        WrongProgramError: if a value differs and rounding cannot be the reason, or the program
+            crashes.
         CompilerError: if a loop of the model does not end.
     """
     if not device.runs(planned.target):
@@ -250,7 +261,7 @@ def verify_program(
 
 
 def input_ports(planned: Planned) -> list[Port]:
-    """Return the inputs of a plan's programs, with the distributions of random integers."""
+    """Return the inputs of a plan's programs, each with the range of its random integers."""
     types, made = planned.graph.types, planned.plan.graph
     return [
         Port(v, types[v].dtype, types[v].shape, integers=random_integer_range(made, v))
@@ -259,7 +270,7 @@ def input_ports(planned: Planned) -> list[Port]:
 
 
 def _draw(planned: Planned, seed: int) -> dict[str, np.ndarray]:
-    """Generate the inputs that a device generates from the same seed."""
+    """Return the inputs for a seed; a device that gets the seed generates the same inputs."""
     return planned.request.given.draw(input_ports(planned), seed)
 
 
@@ -307,27 +318,28 @@ def _verify(
 
 
 def _order(error: float) -> float:
-    """Return a sort key for errors: None, the absence of a number, is larger than any number."""
+    """Return a sort key for errors, in which NaN is larger than any number."""
     return error if error == error else float("inf")
 
 
 def _is_firm(planned: Planned) -> bool:
     """Whether rounding can change the model's outputs only slightly.
 
-    All floats are float32 or wider, and no operator rounds or selects by value.
+    This holds if all floats are float32 or wider, and no operator rounds or selects by value.
     """
     return not jumps(planned.graph) and not _is_narrow(planned)
 
 
 def _is_narrow(planned: Planned) -> bool:
-    """Whether the model or its program rounds to 16 bits."""
+    """Whether the model, or its compiled program, contains float16 or bfloat16 values."""
     kinds = (*planned.graph.types.values(), *planned.plan.graph.types.values())
     return any(kind.dtype in HALVES for kind in kinds)
 
 
 def _check_range(planned: Planned, inputs: Mapping[str, np.ndarray]) -> None:
-    """Raise CompilerError if a value overflows in float16 but not in float32; it names
-    the value.
+    """Raise CompilerError if a float16 model overflows on inputs; the message names the value.
+
+    Nothing is raised if no value exceeds the range of float16.
     """
     found = _overflowing(planned.plan.graph, inputs)
     if found is not None:
@@ -339,10 +351,11 @@ def _check_range(planned: Planned, inputs: Mapping[str, np.ndarray]) -> None:
 
 
 def _overflowing(graph: Graph, inputs: Mapping[str, np.ndarray]) -> tuple[str, float] | None:
-    """Return the first value that overflows when a graph rounds it to float16, and its largest
-    number.
+    """Find the first value that overflows when a graph converts it to float16.
 
-    Return None if no value overflows on these inputs.
+    Returns:
+        the name of the value and its largest finite magnitude; None if no value overflows on these
+        inputs.
     """
     rounded = [
         node.inputs[0]
@@ -360,9 +373,10 @@ def _overflowing(graph: Graph, inputs: Mapping[str, np.ndarray]) -> tuple[str, f
 
 
 def largest_model_error(actual: Sequence[np.ndarray], expected: Sequence[np.ndarray]) -> float:
-    """Return the largest difference of all outputs, relative to each output's largest finite value.
+    """Return the largest error of all outputs, each relative to the largest expected element.
 
-    NaNs and infinities must be at the same places.
+    The error is infinite if NaNs or infinities differ in their positions, or the number of outputs
+    differs.
     """
     if len(actual) != len(expected):
         return float("inf")

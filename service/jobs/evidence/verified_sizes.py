@@ -1,9 +1,9 @@
-"""Selects the sizes at which a program for ranges is verified.
+"""Selects the sizes at which a program with dynamic dimensions is verified.
 
-They are its hints, sizes that a user states, both ends of the ranges, and random sizes. The
-reference computes in NumPy, so an end at which the model costs many times the operations at the
-hints is moved nearer to them. An operator that only moves data or reads shapes, such as Shape, is
-counted by its elements.
+The sizes are its hints, the sizes that a user states, both ends of its ranges, and random sizes.
+The reference is computed slowly by NumPy. So an end of a range is moved nearer to the hints if the
+model has many times the operations there. The operations of a node that only moves data or reads
+shapes are counted as its number of elements.
 """
 
 from __future__ import annotations
@@ -41,7 +41,10 @@ STEPS_OPERATIONS = 8_000_000_000
 
 
 def costs_little(planned: Planned) -> bool:
-    """Whether verifying this model by steps takes so little time that it is always done."""
+    """Whether a model is small enough to be verified step by step in any case.
+
+    The limits are STEPS_ELEMENTS and STEPS_OPERATIONS.
+    """
     graph, plan = planned.graph, planned.plan
     made = [kind for name, kind in graph.types.items() if name not in graph.constants]
     computed = sum(costs.flops(w) * count for w, count in plan.tasks())
@@ -49,9 +52,9 @@ def costs_little(planned: Planned) -> bool:
 
 
 def at_hints(planned: Planned) -> tuple[Planned, ...]:
-    """Return a plan of fixed sizes for each size hint.
+    """Return the plan at each of its size hints, with fixed sizes.
 
-    A plan without ranges is returned unchanged, as the only one.
+    A plan without dynamic dimensions is returned unchanged, as the only element.
     """
     found = planned.open
     if found is None:
@@ -62,12 +65,12 @@ def at_hints(planned: Planned) -> tuple[Planned, ...]:
 def at_other_sizes(
     planned: Planned, share: Callable[[], float] = lambda: MOST
 ) -> Iterator[Planned]:
-    """Yield the planned model at both ends of its ranges, and then at random sizes.
+    """Yield the plan, with fixed sizes, at both ends of its ranges and then at random sizes.
 
     Args:
-        planned: the model; nothing is yielded if it has no ranges.
-        share: called before each size. Returns the limit of the operations of that size, as a
-            multiple of the operations at the hints, at most MOST.
+        planned: the plan; nothing is yielded if it has no dynamic dimensions.
+        share: called before each size. Returns the limit of the model's operations at that size, as
+            a multiple of its operations at the hints; values above MOST count as MOST.
     """
     found = planned.open
     if found is None:
@@ -81,12 +84,12 @@ def at_other_sizes(
 
 
 def at_verified_sizes(planned: Planned) -> tuple[Planned, ...]:
-    """Return the plans of fixed sizes at the hints, followed by the plans at the other sizes."""
+    """Return the plan, with fixed sizes, at its hints and then at the other sizes to verify."""
     return (*at_hints(planned), *at_other_sizes(planned))
 
 
 def _hints(planned: Planned, found: DynamicPlan) -> list[dict[str, int]]:
-    """Return the sizes of the plan, followed by the sizes that a user states."""
+    """Return the sizes by which the plan was made, followed by the sizes that a user states."""
     sizes_of = dict(planned.sizes)
     first = {d.name: sizes_of[d.name] for d in found.ranges}
     if not found.stated:
@@ -102,9 +105,16 @@ def _different(
     seen: Sequence[dict[str, int]],
     share: Callable[[], float] = lambda: MOST,
 ) -> Iterator[dict[str, int]]:
-    """Yield the wanted sizes, each once and none of `seen`.
+    """Yield the wanted sizes, without duplicates and without the sizes in `seen`.
 
-    Sizes that cost too much are moved nearer to the first of `seen`.
+    Sizes that need too many operations are moved nearer to the first of `seen`.
+
+    Args:
+        planned: the plan at fixed sizes.
+        found: the plan with dynamic dimensions.
+        wanted: the sizes, each a size per dimension.
+        seen: the sizes already used.
+        share: returns the limit of operations, as in `at_other_sizes`.
     """
     known = {d.name: d for d in found.ranges}
     made = [kind for name, kind in found.graph.types.items() if name not in found.graph.constants]
@@ -135,9 +145,10 @@ def _at(planned: Planned, found: DynamicPlan, sizes: Mapping[str, int]) -> Plann
 
 
 def _comparisons(graph: Graph) -> int:
-    """Return the number of box pairs that suppressions compare; it may depend on open dimensions.
+    """Return the number of box pairs that the non-maximum suppressions of a graph compare.
 
-    A kernel's count of operations does not include them.
+    The number may be an expression in dynamic dimensions. `costs.flops` does not count these
+    comparisons.
     """
     return sum(
         integer(node.attrs, "room") * graph.types[node.inputs[1]].elements
@@ -147,15 +158,19 @@ def _comparisons(graph: Graph) -> int:
 
 
 def elements(types: Iterable[TensorType], sizes: Mapping[str, int]) -> int:
-    """Return the total number of elements of values with these types, at these sizes of
-    dimensions."""
+    """Return the total number of elements of values with these types.
+
+    Args:
+        types: the types, which may have dynamic dimensions.
+        sizes: the size of each dynamic dimension.
+    """
     return sum(at(each.elements, sizes) for each in types)
 
 
 def end_of(dimension: Dimension, *, last: bool) -> int:
-    """Return the smallest or, with `last`, the largest size of a range.
+    """Return the largest size in a dimension's range if `last`, otherwise the smallest.
 
-    For a range without an upper end, the largest is MOST times its typical size.
+    For a range without an upper end, the largest size is MOST times the typical size.
     """
     if not last:
         return dimension.low * dimension.multiple
@@ -165,7 +180,7 @@ def end_of(dimension: Dimension, *, last: bool) -> int:
 
 
 def _drawn(dimension: Dimension, draw: Random) -> int:
-    """Return a random size of a range, with equal probability for each order of magnitude."""
+    """Return a random size in a dimension's range, uniform on a logarithmic scale."""
     low, high = dimension.low, end_of(dimension, last=True) // dimension.multiple
     share = draw.random()
     number: int = round(max(low, 1) ** (1 - share) * max(high, 1) ** share)
@@ -179,14 +194,13 @@ def affordable(
     most: int,
     cost: Callable[[Mapping[str, int]], int],
 ) -> dict[str, int]:
-    """Return the sizes nearest to `wanted`, towards `near`, at which the model costs at most
-    `most`.
+    """Move the wanted sizes towards `near` until the model costs at most `most` there.
 
     Args:
         known: the dimensions by name.
         wanted: the sizes to approach, by dimension.
-        near: sizes that are returned if no others are cheap enough.
-        most: the limit of the cost.
+        near: the sizes to return if no sizes between the two are cheap enough.
+        most: the limit of the cost, in the unit of `cost`.
         cost: returns the cost of the model at some sizes.
     """
     while wanted != near and cost(wanted) > most:

@@ -1,8 +1,8 @@
-"""Repeats measurements of weakly attested records in a tuner without a job.
+"""Repeats measurements of weakly attested records while the tuner has no job.
 
-A record is weak if only one owner's workers attest it: a served record, or a record that its job
-left provisional. Jobs come first. Only a few records are measured at a time, by idle workers, with
-a lower priority than any job's requests, and only until a job arrives.
+A record is weakly attested if only workers of one owner have measured it. Jobs have priority over
+this work: only a few records are measured at a time, by idle workers, with a lower priority than
+any job's requests, and only until a job arrives.
 """
 
 from __future__ import annotations
@@ -57,12 +57,14 @@ AFTER_JOBS = -1
 
 
 class WeakRecords:
-    """Repeats the measurements of a database's weak records, in one tuner.
+    """Repeats the measurements of a database's weakly attested records.
+
+    Each tuner process has an instance; only one tuner at a time does the work.
 
     Args:
         storage: the database.
         name: the tuner's name.
-        clock: a clock in seconds.
+        clock: returns the time in seconds.
     """
 
     def __init__(
@@ -77,8 +79,8 @@ class WeakRecords:
     def due(self) -> Sequence[StoredRecord]:
         """Return a few records of one target whose attestation an idle worker could raise.
 
-        The result is empty if no such record exists, if another tuner has the turn, and for some
-        time after each call that looks for records.
+        The result is empty if no such record exists, or if another tuner does this work at present.
+        It is also empty for LOOK_SECONDS after the last search.
 
         Raises:
             StorageError: if the database fails.
@@ -106,9 +108,10 @@ class WeakRecords:
         return found
 
     def keep_turn(self) -> bool:
-        """Whether it is this tuner's turn; a call extends the turn by a few seconds.
+        """Acquire or renew this tuner's lock on the work for a few seconds; return whether it
+        succeeded.
 
-        `measure` calls it continually, and stops once the turn is lost.
+        `measure` calls it continually, and stops if another tuner has the lock.
 
         Raises:
             StorageError: if the database fails.
@@ -122,10 +125,16 @@ class WeakRecords:
         references: ReferenceCache,
         token: CancelToken,
     ) -> None:
-        """Repeat the measurements of these records and review them, until the token is cancelled.
+        """Repeat the measurements of records of one target, and confirm or dispute the records.
+
+        Args:
+            due: the records, from the method `due`.
+            builder: compiles the kernels.
+            references: the cache of expected outputs.
+            token: ends the work when it is cancelled.
 
         Raises:
-            CompilerError: if the kernels cannot be made.
+            CompilerError: if a kernel cannot be compiled.
             DatabaseError: if the database fails.
         """
         storage = self._storage
@@ -160,7 +169,11 @@ class WeakRecords:
         log.info("measured again", target=target.name, **found.to_json())
 
     def _idle_workers(self) -> Mapping[str, Sequence[ClaimReporter]]:
-        """Return the idle workers for each target without queued requests, by target key."""
+        """Return the healthy workers without leased requests, by the key of each target that they
+        run.
+
+        Targets for which requests are queued are left out.
+        """
         busy = self._storage.leases.in_hand()
         found: dict[str, list[ClaimReporter]] = {}
         for worker in self._storage.workers.presences().values():

@@ -14,8 +14,9 @@ from tilewright.db.stores.claim_withdrawal import Withdrawn
 class Withdrawal:
     """The result of a withdrawal.
 
-    `withdrawn` has the withdrawn records, races and trials. `notified` has the ids of the jobs that
-    received an event.
+    Attributes:
+        withdrawn: the withdrawn records, races and trials.
+        notified: the ids of the jobs that received an event.
     """
 
     withdrawn: Withdrawn
@@ -29,11 +30,17 @@ def withdraw_records(
     record_ids: Collection[str] = (),
     workers: Collection[str] = (),
 ) -> Withdrawal:
-    """Withdraw records by their ids, and everything that workers measured, by name or id.
+    """Withdraw certain records, and all results that certain workers measured.
 
-    Each job that was built with such a record, or that the worker measured for, gets an event
-    "withdrawn". The verdicts of these jobs' races, and of races that the workers ran, are
-    withdrawn, so that the races are run again.
+    Each job that was built with a withdrawn record, or for which such a worker measured, gets an
+    event "withdrawn". The verdicts of these jobs' races, and of races that the workers ran, are
+    withdrawn too, so that the races are run again.
+
+    Args:
+        storage: the database.
+        reason: the reason, as text for users.
+        record_ids: the ids of the records.
+        workers: the names or ids of the workers.
 
     Raises:
         NotFoundError: if a record does not exist, or no worker of that name ever measured.
@@ -50,7 +57,17 @@ def withdraw_records(
 def tell(
     storage: Storage, job_ids: Collection[str], reason: str, record_ids: Sequence[str]
 ) -> tuple[str, ...]:
-    """Append an event "withdrawn" to each of these jobs that exists; return their ids."""
+    """Notify jobs by an event "withdrawn" that records are withdrawn.
+
+    Args:
+        storage: the database.
+        job_ids: the jobs; ids of jobs that do not exist are ignored.
+        reason: the reason, as text for users.
+        record_ids: the ids of the withdrawn records.
+
+    Returns:
+        the ids of the jobs that got the event.
+    """
     notified = []
     for job_id in job_ids:
         try:
@@ -65,8 +82,10 @@ def tell(
 
 
 def worker_names(storage: Storage, workers: Collection[str]) -> set[str]:
-    """Return the names and ids under which these workers' measurements are stored.
+    """Return all names and ids under which measurements of these workers may be stored.
 
-    They are the given ones, and the ids of workers with a given name.
+    Args:
+        storage: the database.
+        workers: names or ids; for a name, the ids of all workers with this name are added.
     """
     return {*workers, *(one.id for one in storage.workers.list() if one.name in workers)}

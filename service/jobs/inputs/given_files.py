@@ -1,6 +1,7 @@
-"""Reads the real inputs that a user gives a job: uploaded files of samples, and values of inputs.
+"""Reads the inputs that a user gives a job: files of samples, and numbers for single inputs.
 
-Callers read them in a bounded process, because a file of a few bytes may expand to gigabytes.
+Callers read the files in a process with a memory limit, because a file of a few bytes may expand to
+gigabytes.
 """
 
 from __future__ import annotations
@@ -29,7 +30,12 @@ class InvalidSamplesError(CompilerError):
 
 @dataclass(frozen=True, slots=True)
 class SamplesFile:
-    """A file of samples, and the name that messages use for it."""
+    """A file of samples.
+
+    Attributes:
+        name: the name of the file in messages to users.
+        path: the path of the file.
+    """
 
     name: str
     path: Path
@@ -37,7 +43,7 @@ class SamplesFile:
 
 @dataclass(frozen=True, slots=True)
 class GivenFiles:
-    """The files and values that a user gives a job as inputs.
+    """The files and numbers that a user gives a job as inputs of the model.
 
     Attributes:
         files: the files of samples, each an .npz file of arrays by input name.
@@ -50,17 +56,22 @@ class GivenFiles:
     limit_bytes: int = 0
 
     def read(self, model: ModelSource, sizes: Mapping[str, Sequence[SizeChoice]]) -> GivenInputs:
-        """Read the files, check samples and values against the model's inputs, and return both.
+        """Read the files, and check that samples and values fit the model's inputs.
 
         Args:
-            model: the model with these inputs.
-            sizes: the sizes of its dimensions. A dimension with a single integer has this size in
-                each sample.
+            model: the model.
+            sizes: the sizes of the model's dimensions. A dimension with a single integer must have
+                this size in each sample.
+
+        Returns:
+            the samples and values.
 
         Raises:
-            InvalidArgumentError: if a value names no input, or an input that cannot hold it.
-            InvalidSamplesError: naming the invalid file.
-            QuantizeError: naming the file, and the array in it, that does not fit the model.
+            InvalidArgumentError: if a value is for an unknown input, or for an input whose type
+                cannot represent it.
+            InvalidSamplesError: if a file is invalid; the message names the file.
+            QuantizeError: if an array does not fit the model; the message names the file and the
+                array.
         """
         if not self.files and not self.values:
             return NONE_GIVEN
@@ -79,12 +90,12 @@ class GivenFiles:
 
 
 def shown_name(digest: str) -> str:
-    """Return the name that messages use for an uploaded file with this digest."""
+    """Return the name of an uploaded file in messages to users, such as `samples 3f9a0c12be47`."""
     return f"samples {digest[:12]}"
 
 
 def read_samples_file(file: SamplesFile, limit_bytes: int) -> dict[str, np.ndarray]:
-    """Return the arrays of a file of samples by name.
+    """Return the arrays in a file of samples, by input name.
 
     Raises:
         InvalidSamplesError: if the file is not an archive of arrays, or exceeds the limit.
@@ -96,7 +107,12 @@ def read_samples_file(file: SamplesFile, limit_bytes: int) -> dict[str, np.ndarr
 
 
 def inputs_at(model: ModelSource, sizes: Mapping[str, Sequence[SizeChoice]]) -> tuple[Input, ...]:
-    """Return the inputs of a model. A dimension with a single integer in `sizes` gets this size.
+    """Return the inputs of a model, with some of its dynamic dimensions fixed.
+
+    Args:
+        model: the model.
+        sizes: the sizes of dimensions by name; a dimension with a single integer is fixed to this
+            size.
 
     Raises:
         CompilerError: if a dimension is unknown, or an input is not a tensor of numbers.
@@ -109,10 +125,14 @@ def inputs_at(model: ModelSource, sizes: Mapping[str, Sequence[SizeChoice]]) -> 
 
 
 def checked_values(values: Mapping[str, float], inputs: Sequence[Input]) -> dict[str, float]:
-    """Convert the values to the types of their inputs.
+    """Convert the numbers that a user gives to the types of their inputs.
+
+    Args:
+        values: the numbers by the name of the input.
+        inputs: the inputs of the model.
 
     Raises:
-        InvalidArgumentError: if a value names no input, or an input that cannot hold it.
+        InvalidArgumentError: if an input is unknown, or its type cannot represent the number.
     """
     known = {one.name: one.dtype for one in inputs}
     found: dict[str, float] = {}

@@ -1,7 +1,7 @@
-"""Real inputs of a model: samples, and values of single inputs, such as a sampling rate.
+"""The inputs that a user gives for a model: samples, and numbers that fill single inputs.
 
-The sizes of the samples are size hints. A program is verified, raced and timed on a sample if its
-shapes match the program's inputs, and on random inputs otherwise.
+The sizes of the samples are used as size hints. A program is verified, raced and timed on a sample
+whose shapes match the program's inputs, or on random inputs if no sample matches.
 """
 
 from __future__ import annotations
@@ -25,18 +25,24 @@ Arrays = Mapping[str, np.ndarray]
 
 @dataclass(frozen=True, slots=True)
 class GivenInputs:
-    """The real inputs of a model.
+    """The inputs that a user gives for a model.
 
     Attributes:
         samples: the samples; each has an array for every input, by name.
-        values: numbers that fill single inputs, by the name of the input.
+        values: numbers that fill single inputs, such as a sampling rate, by the name of the input.
     """
 
     samples: tuple[Arrays, ...] = ()
     values: Mapping[str, float] = field(default_factory=dict)
 
     def draw(self, ports: Iterable[Port], seed: int = INPUT_SEED) -> dict[str, np.ndarray]:
-        """Return an array for each input of a program: a `provided` one, or else a random one."""
+        """Return an array for each input of a program, by name: a given one, or else a random
+        one.
+
+        Args:
+            ports: the inputs of the program.
+            seed: the seed of the random arrays; it also selects the sample (`provided`).
+        """
         ports = tuple(ports)
         provided = self.provided(ports, seed)
         if provided.keys() == {port.name for port in ports}:
@@ -44,10 +50,14 @@ class GivenInputs:
         return {**draw_inputs(ports, seed), **provided}
 
     def provided(self, ports: Iterable[Port], seed: int = INPUT_SEED) -> dict[str, np.ndarray]:
-        """Return the real arrays for the inputs of a program, by name.
+        """Return the given arrays for the inputs of a program, by name.
 
-        These are a sample that has the shapes of the inputs, if one exists, and the inputs that
-        values fill. The next seed selects the next such sample.
+        These are the arrays of a sample whose shapes equal those of the inputs, and the inputs
+        filled with numbers. If several samples match, consecutive seeds select consecutive samples.
+
+        Args:
+            ports: the inputs of the program.
+            seed: INPUT_SEED selects the first matching sample.
         """
         ports = tuple(ports)
         shapes = {port.name: port.shape for port in ports}
@@ -69,12 +79,17 @@ class GivenInputs:
         ranges: Mapping[str, Dimension] | None = None,
         others: Mapping[str, Collection[int]] | None = None,
     ) -> dict[str, Counter[int]]:
-        """Count the sizes of dynamic dimensions: for each dimension, the number of samples by size.
+        """Count how often each size of each dynamic dimension occurs in the samples.
 
         Args:
-            inputs: the dimensions of the model's inputs; a text names a dynamic one.
-            ranges: the ranges of dimensions that a user gives.
-            others: sizes that a user requests in addition; they may lie outside the ranges.
+            inputs: the shapes of the model's inputs; a dynamic dimension is represented by its
+                name.
+            ranges: the ranges of dimensions that the user has given.
+            others: sizes that the user requests in addition; they may lie outside the ranges, and
+                are then not counted.
+
+        Returns:
+            for each dimension, the number of samples by size.
 
         Raises:
             InvalidArgumentError: if a sample has a size outside a given range.
@@ -100,8 +115,10 @@ class GivenInputs:
         return counts
 
     def of_each_size(self) -> list[Arrays]:
-        """Return the first sample of each combination of shapes, with the values filled in; at most
-        MOST_STATED."""
+        """Return the first sample of each combination of shapes, at most MOST_STATED samples.
+
+        In the result, the inputs for which a number is given are filled with the number.
+        """
         found: dict[tuple[tuple[str, tuple[int, ...]], ...], Arrays] = {}
         for sample in self.samples:
             shapes = tuple((name, array.shape) for name, array in sorted(sample.items()))
@@ -113,7 +130,14 @@ class GivenInputs:
 
 
 def most_frequent(sizes: Mapping[str, Counter[int]]) -> Shares:
-    """Return the most frequent sizes of each dimension as size hints, with their sample counts."""
+    """Return the most frequent sizes of each dimension, to be used as size hints.
+
+    Args:
+        sizes: for each dimension, the number of samples by size.
+
+    Returns:
+        for each dimension, the number of samples of at most MOST_STATED sizes.
+    """
     return {
         name: {size: float(n) for size, n in sorted(counted.most_common(MOST_STATED))}
         for name, counted in sizes.items()

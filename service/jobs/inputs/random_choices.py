@@ -1,7 +1,7 @@
-"""Finds inputs whose random values make a model fail, and names them in the error.
+"""Finds the inputs whose random values make a model fail, and names them in the error message.
 
-A random number may select a branch that cannot run, or a loop that does not end. The error names
-the inputs that the user must give, if possible before tuning starts.
+A random value may select a branch that cannot run, or a loop that does not end. The user must then
+give values for these inputs. The check runs before tuning where possible.
 """
 
 from __future__ import annotations
@@ -24,10 +24,14 @@ FEW = 1 << 20
 
 @contextmanager
 def named_inputs(plans: Sequence[Planned]) -> Iterator[None]:
-    """Open a context that runs a model on random inputs; name the inputs to give in its errors.
+    """Add the names of the inputs to give to errors of the `with` block, which runs a model.
+
+    Args:
+        plans: the plans of the model that runs on random inputs.
 
     Raises:
-        InvalidInputError: if the model fails for the inputs, naming the inputs to give.
+        InvalidInputError: if the block raises it; the message names the inputs that the user must
+            give.
     """
     try:
         yield
@@ -36,12 +40,13 @@ def named_inputs(plans: Sequence[Planned]) -> Iterator[None]:
 
 
 def check_draws(plans: Sequence[Planned]) -> None:
-    """Check that the first random inputs select no branch that cannot run.
+    """Check that the first random inputs do not select a branch that cannot run.
 
-    Only conditions that can be computed from few numbers are checked.
+    A condition is checked only if few numbers must be computed for it.
 
     Raises:
-        InvalidInputError: if random inputs select such a branch, naming the inputs to give.
+        InvalidInputError: if such a branch is selected; the message names the inputs that the user
+            must give.
     """
     for planned in plans:
         message = "" if planned.stages is not None else _refusal(planned)
@@ -50,9 +55,13 @@ def check_draws(plans: Sequence[Planned]) -> None:
 
 
 def with_inputs(error: InvalidInputError, plans: Sequence[Planned]) -> InvalidInputError:
-    """Return the error with the names of the random inputs that caused it, and ask for real ones.
+    """Add to an error of a model the random inputs that caused it, and how to give real ones.
 
     An error that does not depend on a random input is returned unchanged.
+
+    Args:
+        error: the error of a run on random inputs.
+        plans: the plans of the model.
     """
     for planned in plans:
         random = _random_inputs(planned)
@@ -68,8 +77,11 @@ def with_inputs(error: InvalidInputError, plans: Sequence[Planned]) -> InvalidIn
 
 
 def deciding_inputs(graph: Graph, message: str) -> tuple[str, ...]:
-    """Return the names of the graph's inputs that decide whether a run ends with this error
-    message.
+    """Return the names of the inputs on which it depends whether a run fails with a message.
+
+    Args:
+        graph: the model's graph.
+        message: the error message of the run.
     """
     pending = [value for node in graph.nodes for value in _deciding(node, message)]
     seen = set(pending)
@@ -82,7 +94,11 @@ def deciding_inputs(graph: Graph, message: str) -> tuple[str, ...]:
 
 
 def _deciding(node: Node, message: str) -> Collection[str]:
-    """Return the operands of a node that decide whether it ends the run with this error."""
+    """Return the operands of a loop or branch on which it depends whether it fails with a
+    message.
+
+    Empty if the node cannot fail with this message.
+    """
     if node.op == "loop" and NOT_ENDED in message:
         return node.inputs
     for body in node.bodies:
@@ -94,14 +110,14 @@ def _deciding(node: Node, message: str) -> Collection[str]:
 
 
 def _refusals(body: Graph) -> list[str]:
-    """Return the error messages with which nodes of a body end the run."""
+    """Return the messages of the nodes in a body that always end the run with an error."""
     return [str(node.attr("message")) for node in body.nodes if node.op == "refuse"]
 
 
 def _random_inputs(planned: Planned) -> frozenset[str]:
-    """Return the inputs of a plan that the user did not give; empty for a stage.
+    """Return the names of a plan's inputs that the user did not give.
 
-    The inputs of a stage are values of the model.
+    For a segment of a model the result is empty, because values of the model are its inputs.
     """
     if planned.stages is not None:
         return frozenset()
@@ -110,9 +126,10 @@ def _random_inputs(planned: Planned) -> frozenset[str]:
 
 
 def _refusal(planned: Planned) -> str:
-    """Return the message of the branch that fails on the first random inputs, or "".
+    """Return the error message of the branch that fails on the first random inputs; "" if none
+    fails.
 
-    Only branches whose condition depends on few numbers are evaluated.
+    A condition is evaluated only if few numbers must be computed for it.
     """
     graph, ports = planned.graph, input_ports(planned)
     given = planned.request.given.provided(ports)

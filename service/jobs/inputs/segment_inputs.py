@@ -1,4 +1,4 @@
-"""Random inputs for a model that runs in stages (segments), because its sizes depend on data."""
+"""Generates inputs for a model that runs in several segments, because data determine its sizes."""
 
 from __future__ import annotations
 
@@ -26,19 +26,21 @@ def staged_inputs(
     shares: Shares | None = None,
     ranges: Collection[str] = (),
 ) -> Iterator[tuple[dict[str, int], dict[str, Array]]]:
-    """Yield combinations of sizes of the dynamic dimensions, each with valid inputs.
+    """Yield combinations of sizes of the dynamic dimensions, each with inputs on which the model
+    runs.
 
-    The sizes are those of `shown_sizes.hinted_sizes`. Inputs that `given` does not provide are
-    random numbers or empty texts.
+    The sizes are those of `shown_sizes.hinted_sizes`. Inputs that the user does not give are random
+    numbers or empty texts.
 
     Args:
         executable: the model.
-        given: the real inputs.
-        shares: the size hints that a user states, with their fractions.
+        given: the inputs that the user gives.
+        shares: the size hints that the user states, with their fractions.
         ranges: the names of the dimensions whose range the user has given.
 
     Raises:
-        InvalidInputError: if the model fails for the random inputs, naming the inputs to give.
+        InvalidInputError: if the model fails on the random inputs; the message names the inputs
+            that the user must give.
         InvalidArgumentError: if a hint names a dimension that is not dynamic, or a size that the
             dimension cannot have.
     """

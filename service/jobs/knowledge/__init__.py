@@ -1,1 +1,3 @@
-"""Stored schedules and cost models that a job starts from, and the exchange of records."""
+"""Stored schedules and cost models that a new job starts from, and the exchange of tuning
+records.
+"""

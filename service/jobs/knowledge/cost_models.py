@@ -1,7 +1,7 @@
 """Trains and selects the cost models of targets, from the trials in the database.
 
-A new version replaces the promoted one only if it ranks the held-out tasks better, with both
-evaluated on the present trials.
+A new version is promoted, so that tuning runs start from it, only if it ranks the held-out tasks
+better than the promoted version. Both versions are evaluated on the same trials.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from tilewright.tuner.cost_model.xgboost import XGBoostModel
 
 
 def _log() -> Any:
-    """The tuner's log.
+    """Return the tuner's logger.
 
-    The import is lazy, because it loads asyncio, which many commands do not need.
+    It is imported lazily, because the import loads asyncio, which many commands do not need.
     """
     import structlog
 
@@ -61,10 +61,10 @@ class Trained:
 
 
 def base_model(storage: Storage, target_key: str) -> bytes:
-    """Return the bytes of the promoted cost model of a target, from which tuning runs start.
+    """Return the bytes of a target's promoted cost model, from which tuning runs start.
 
-    The result is empty if no version is promoted, if the version belongs to an earlier release, or
-    if its bytes are missing. Then the run starts without a model.
+    The result is empty if no version is promoted, if the promoted version belongs to an earlier
+    release, or if its bytes are missing. A tuning run then starts without a model.
     """
     stored = storage.cost_models.promoted(target_key)
     if stored is None:
@@ -81,7 +81,12 @@ def base_model(storage: Storage, target_key: str) -> bytes:
 
 
 def train_cost_model(storage: Storage, target_key: str, seed: int = 0) -> Trained | None:
-    """Train, store and evaluate a new version; None if the target has too few tasks.
+    """Train a new version of a target's cost model, evaluate and store it.
+
+    The version is promoted if it ranks held-out tasks better than the promoted version.
+
+    Returns:
+        the version and its scores; None if the target has too few tasks.
 
     Raises:
         NotFoundError: if nothing was ever tuned for the target.
@@ -116,8 +121,9 @@ def train_cost_model(storage: Storage, target_key: str, seed: int = 0) -> Traine
 
 
 def due_targets(storage: Storage, new_trials: int) -> list[str]:
-    """Return the keys of the targets with at least `new_trials` trials since their last
-    training.
+    """Return the keys of the targets whose cost model should be trained again.
+
+    A target is due if at least `new_trials` trials were stored since its last training.
     """
     seen: dict[str, int] = {}
     for model in storage.cost_models.list():
