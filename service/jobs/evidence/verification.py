@@ -120,12 +120,13 @@ def at_each_size(
     more_seconds: float,
     clock: Callable[[], float] = monotonic,
 ) -> Verification:
-    """Call `verify` for all plans at their hints, and then at other sizes until time is over.
+    """Call `verify` for all plans at their hints, and then at other sizes until the time is used
+    up.
 
-    One further size of each program is verified in turn, because an object detector may have
-    hundreds of programs, one for each data-dependent size. The time at a plan's hints gives an
-    estimate for its other sizes. A size that would exceed the remaining time is moved nearer to the
-    hints.
+    The programs take turns, one further size at a time. So every program gets some of the time,
+    even if an object detector has hundreds of programs, one for each data-dependent size. The time
+    at a plan's hints gives an estimate for its other sizes. A size that would exceed the remaining
+    time is moved nearer to the hints.
 
     Args:
         planned: the plans of the programs.

@@ -133,9 +133,9 @@ def due_targets(storage: Storage, new_trials: int) -> list[str]:
 
 
 def train_due(storage: Storage, new_trials: int) -> list[Trained]:
-    """Train a new version for each target of `due_targets`; return the versions.
+    """Train a new cost model for each target of `due_targets`, and return the new versions.
 
-    With `new_trials` 0, nothing is trained.
+    Nothing is trained if `new_trials` is 0.
     """
     if not new_trials:
         return []
@@ -149,7 +149,9 @@ def train_due(storage: Storage, new_trials: int) -> list[Trained]:
 
 
 def describe(trained: Trained) -> str:
-    """Describe a trained version and its scores in one line of text."""
+    """Return one line of text about a new version: its training data, its scores, and its
+    promotion.
+    """
     scores, chance = trained.scores, trained.model.chance
     text = (
         f"cost model, version {trained.model.version}: {trained.model.rows} rows of "
@@ -163,7 +165,10 @@ def describe(trained: Trained) -> str:
 
 
 def _relatives(storage: Storage, target_key: str) -> Mapping[str, Target]:
-    """Return all targets with the same instruction set as this one, whatever their vector width."""
+    """Return all stored targets of the same architecture, such as x86-64, by key.
+
+    Targets of earlier releases are left out.
+    """
     own = _target(storage, target_key)
     found = {key: _target(storage, key) for key in storage.workloads.targets()}
     return {
@@ -174,7 +179,7 @@ def _relatives(storage: Storage, target_key: str) -> Mapping[str, Target]:
 
 
 def _target(storage: Storage, key: str) -> Target | None:
-    """Return the target with a key; None if its description is from another release."""
+    """Return the stored target with a key; None if this release cannot read its description."""
     _, description = storage.workloads.target(key)
     try:
         return Target.from_json(description)

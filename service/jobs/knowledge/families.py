@@ -1,6 +1,7 @@
-"""Computes the structure, family, sizes and name of stored workloads.
+"""Computes the properties by which stored workloads are searched: structure, family, sizes and
+name.
 
-Workloads of one family differ in numbers alone, such as scales.
+Workloads of one family differ only in numbers, such as quantisation scales.
 """
 
 from __future__ import annotations
@@ -14,10 +15,13 @@ from tilewright.service.jobs.report.workload_facts import workload_name
 
 
 def name_workloads(storage: Storage) -> int:
-    """Compute and store the names of one batch of unnamed workloads; return the size of the batch.
+    """Compute and store the names of at most `INDEXED_AT_ONCE` workloads without a name.
 
-    The batch is limited so that no request waits for the names of all workloads in the database.
-    The API names all of them when it starts.
+    The number is limited so that a request does not wait until all workloads of the database are
+    named. The API names all workloads when it starts.
+
+    Returns:
+        the number of workloads that were named; 0 if the disk is full.
     """
     try:
         return storage.shapes.index(shape_of, INDEXED_AT_ONCE)
@@ -29,9 +33,9 @@ def name_workloads(storage: Storage) -> int:
 
 
 def shape_of(text: str) -> WorkloadShape:
-    """Return the structure, family, sizes and name of a workload from its text.
+    """Return the structure, family, sizes and name of a workload, given its text.
 
-    It is an empty WorkloadShape if this release cannot read the text.
+    Return an empty WorkloadShape if this release cannot read the text.
     """
     try:
         workload = Workload.parse(text)

@@ -1,9 +1,9 @@
-"""A model compiled in this process with the records of the database.
+"""Compiles a model in this process with the tuned schedules of a database.
 
 storage = open_storage(Settings())
 known = KnownModel("model.onnx", storage)
 executable = known.compile()
-known.selected[0].verdict       # whether the tuned program is served, and why
+known.selected[0].verdict       # whether tuned schedules are used, and why
 """
 
 from __future__ import annotations
@@ -38,18 +38,20 @@ from tilewright.service.jobs.plan.planning import (
 
 @dataclass(slots=True)
 class KnownModel:
-    """Compiles one model for this machine with the schedules of the database.
+    """Compiles one model for this machine with the tuned schedules of a database.
 
-    One program serves all sizes of dynamic dimensions. Sizes at which a job tuned the model have
-    separate programs. So have sizes outside all ranges; their programs are compiled at first use.
-    `end_to_end.select_schedules` chooses the schedules of each program, by the race at its sizes. A
-    kernel shared by several programs has the schedule of the program that was compiled first.
+    One program supports all sizes of dynamic dimensions. Sizes at which a job tuned the model have
+    separate programs. Sizes outside all ranges have separate programs too, which are compiled at
+    first use. `end_to_end.select_schedules` selects the schedules of each program, from the result
+    of the race at the sizes of the program. If several programs share a kernel, the kernel has the
+    schedule of the program that was compiled first.
 
     Attributes:
         model: an ONNX file, or its bytes.
         storage: the database.
         mode: the mode in which code is generated.
-        selected: the served schedules and verdicts, without plans; one entry per compiled program.
+        selected: the selected schedules and their verdict for each compiled program. The plans in
+            it are dropped.
     """
 
     model: str | Path | bytes
@@ -70,16 +72,15 @@ class KnownModel:
     def compile(
         self, dims: Mapping[str, SizeRange] | None = None, into: Path | None = None
     ) -> Model:
-        """Compile the model for sizes or ranges of named dimensions, as `tilewright.compile_model`
-        does.
+        """Compile the model like `tilewright.compile_model`, with the schedules of the database.
 
         Args:
-            dims: the sizes or ranges by dimension.
-            into: the folder for an artifact. An artifact is written only if there is one program
-                (`tilewright.compiler.driver.compile_with`).
+            dims: the size or range of each named dimension.
+            into: the folder for an artifact. An artifact is written only if the model has a single
+                program (`tilewright.compiler.driver.compile_with`).
 
         Raises:
-            CompilerError: naming the error in the model or the arguments.
+            CompilerError: if the model or an argument is invalid; the message says what is wrong.
         """
         self._shares = hinted_shares({name: [size] for name, size in (dims or {}).items()})
         self._given = frozenset(
@@ -98,16 +99,18 @@ class KnownModel:
         )
 
     def best(self, workload_key: str, mode: Mode) -> Schedule | None:
-        """Return the served schedule of a workload, or None for the default.
+        """Return the selected schedule of a workload, or None for the default.
 
-        This makes KnownModel a `tilewright.compiler.program.kernels.ScheduleSource`.
+        The workload must belong to a program that was planned before. This method implements
+        `tilewright.compiler.program.kernels.ScheduleSource`.
         """
         return self._schedules.get(workload_key)
 
     def _tuned_sizes(self, dims: Mapping[str, SizeRange]) -> list[Sizes]:
-        """Return tuned sizes of the dimensions that `dims` does not fix.
+        """Return the sizes of dynamic dimensions at which jobs tuned this model.
 
-        Only jobs whose other sizes equal the fixed sizes in `dims` count.
+        If `dims` fixes dimensions, only jobs with the same sizes of these dimensions count. The
+        fixed dimensions are left out of the result.
         """
         given = {n: d for n, d in dims.items() if isinstance(d, int)}
         known = self.storage.tuned_sizes.list(self._model_digest(), self.mode)
@@ -123,7 +126,7 @@ class KnownModel:
         return self._digest
 
     def _plan(self, graph: Graph, sizes: Mapping[str, int] | None) -> GraphPlan:
-        """Return the served plan. Afterwards `best` returns the schedules of its workloads."""
+        """Plan a program of the model and select its schedules, which `best` then returns."""
         digest = self._model_digest()
         dims = dict(sizes or {})
         request = ModelRequest(self._source, self.mode, dims, digest)

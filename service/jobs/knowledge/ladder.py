@@ -1,10 +1,16 @@
-"""Finds the most promising stored schedule for a workload, by a sequence of look-ups (the ladder).
+"""Finds the stored schedule that fits a workload best, by a sequence of look-ups (the ladder).
 
-The steps (rungs) are, in this order: the workload's own record; the record of a workload of its
-family, which differs only in numbers; the record for another target with the same instructions; the
-record of the nearest shape; the untuned default. Callers state the last rung to try. A schedule
-from a rung after the first is borrowed: it must be in the workload's own schedule space, and no
-trial on the workload itself may have failed with it. Withdrawn trials do not count.
+The look-ups (rungs) are, in this order:
+
+- the record of the workload itself;
+- the record of a workload in its family, which differs only in numbers;
+- the record of the workload for another target with the same instructions;
+- the record of the workload with the most similar sizes;
+- the untuned default.
+
+Callers name the last rung to try. A schedule from another rung than the first is borrowed. It must
+be in the schedule space of the requested workload, and no trial of it on this workload may have
+failed. Withdrawn trials do not count.
 """
 
 from __future__ import annotations
@@ -38,7 +44,7 @@ MOST_RELATIVES = 60
 
 
 class Match(StrEnum):
-    """A rung of the ladder: the kind of record that an answer is based on."""
+    """A rung of the ladder: how the workload of a record is related to the requested workload."""
 
     EXACT = "exact"
     OTHER_NUMBERS = "other-numbers"
@@ -49,12 +55,12 @@ class Match(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class LadderStep:
-    """The record that was found for a workload.
+    """A record found for a workload.
 
     Attributes:
-        match: the rung of the ladder on which it was found.
+        match: the rung of the ladder on which the record was found.
         stored: the record.
-        distance: the distance between the record's workload and the requested one
+        distance: how much the sizes of the record's workload differ from the requested ones
             (`db.stores.shapes.distance`).
     """
 
@@ -78,9 +84,9 @@ def find(
     start: Match = Match.EXACT,
     holding: bool,
 ) -> dict[RecordKey, LadderStep]:
-    """Look up each workload on the rungs from `start` to `down_to`; return the first record found.
+    """For each workload, return the first record found on the rungs from `start` to `down_to`.
 
-    Workloads without a record are missing from the result.
+    A workload for which no record was found is missing from the result.
 
     Args:
         wanted: the workloads by their record keys, all of one mode.
@@ -88,10 +94,11 @@ def find(
         storage: the database.
         down_to: the last rung to try.
         start: the first rung to try.
-        holding: borrow only records of the present code generation that have a certificate.
+        holding: whether to borrow only records of the present version of code generation that have
+            a certificate.
 
     Raises:
-        CompilerError: if no template supports a workload whose schedule would be borrowed.
+        CompilerError: if no template supports a workload for which a schedule is borrowed.
     """
     found: dict[RecordKey, LadderStep] = {}
     usable = _Borrowing(wanted, mode, storage, holding)
@@ -118,18 +125,20 @@ def find(
 
 
 def known(tasks: Sequence[Task], storage: Storage) -> set[RecordKey]:
-    """Return the keys of the tasks whose own record is valid; they need no further measurement."""
+    """Return the keys of the tasks that have a valid record and need no further measurement."""
     found = storage.records.best_records([task.key for task in tasks])
     return {task.key for task in tasks if task.is_known(found.get(task.key), CODEGEN_VERSION)}
 
 
 def borrowed(tasks: Sequence[Task], storage: Storage) -> dict[RecordKey, TuningRecord]:
-    """Return, for each task without its own record, a record of the task's family, if one exists.
+    """Find a record of the same family for each task that has no record of its own.
 
-    Two layers of a quantised model that differ in their scales are two workloads with two record
-    keys. A search for one would find the same schedule as a search for the other. So a job only
-    compares the borrowed schedule with the default, which takes two candidates, and does not
-    search.
+    Two layers of a quantised model that differ only in their scales are two workloads with separate
+    records. A search for either would find the same schedule. So the job does not search: it only
+    compares the borrowed schedule with the default, which takes two candidates.
+
+    Returns:
+        the records by the task's key; a task without such a record is missing.
     """
     if not tasks:
         return {}
@@ -143,9 +152,12 @@ def borrowed(tasks: Sequence[Task], storage: Storage) -> dict[RecordKey, TuningR
 
 
 def near_shapes(workload: Workload, mode: Mode, storage: Storage) -> Near:
-    """Return the workloads with a served record that differ from `workload` only in sizes.
+    """Find workloads with a confirmed record that differ from `workload` only in sizes.
 
-    They are ordered by distance, nearest first. For a range, its typical sizes are compared.
+    For a dynamic dimension, its typical size is compared.
+
+    Returns:
+        pairs of distance and workload, nearest first, at most MOST_RELATIVES.
     """
     storage.shapes.index(shape_of)
     fixed = workload.typical()
@@ -153,14 +165,25 @@ def near_shapes(workload: Workload, mode: Mode, storage: Storage) -> Near:
 
 
 def near_records(near: Near, mode: Mode, storage: Storage) -> dict[RecordKey, StoredRecord]:
-    """Return the served records of the workloads in `near`, by record key."""
+    """Return the confirmed records of the workloads in `near`, by record key."""
     return storage.ledger.served([RecordKey(each.workload_key, *mode.key) for _, each in near])
 
 
 def step_to(
     key: RecordKey, workload: Workload, near: Near, mode: Mode, storage: Storage
 ) -> LadderStep | None:
-    """Return the record of the nearest shape whose schedule a workload can borrow, or None."""
+    """Return the record with the most similar sizes whose schedule a workload can borrow.
+
+    Args:
+        key: the record key of the workload.
+        workload: the workload.
+        near: the candidates, nearest first, from `near_shapes`.
+        mode: the mode of the key.
+        storage: the database.
+
+    Returns:
+        the record; None if no schedule can be borrowed.
+    """
     usable = _Borrowing({key: workload}, mode, storage, holding=False)
     return _nearest(key, near, near_records(near, mode, storage), usable).get(key)
 
@@ -178,8 +201,8 @@ def _nearest(
 class _Borrowing:
     """Decides whether a workload can borrow the schedule of a record.
 
-    A workload may be compared with hundreds of records, so its schedule space and its failed
-    schedules are computed once.
+    A call takes the workload's record key and a record, and returns the decision. A workload may be
+    compared with hundreds of records, so its schedule space and its failed schedules are cached.
     """
 
     def __init__(
@@ -208,7 +231,7 @@ class _Borrowing:
 def _relatives(
     wanted: Mapping[RecordKey, Workload], storage: Storage, usable: _Usable
 ) -> dict[RecordKey, LadderStep]:
-    """Return the newest usable record of each workload's family."""
+    """For each workload, return the newest record of its family whose schedule it can borrow."""
     families: dict[str, list[RecordKey]] = {}
     for key, workload in wanted.items():
         families.setdefault(workload.family, []).append(key)
@@ -226,7 +249,13 @@ def _relatives(
 
 
 def _members(family: str, key: RecordKey, storage: Storage) -> Iterator[StoredRecord]:
-    """Yield the newest served records of a family in the mode of a key."""
+    """Yield the confirmed records of a family, newest workload first.
+
+    Args:
+        family: the family.
+        key: a record key with the target, threads and numerics of the records.
+        storage: the database.
+    """
     mode = key.target_key, key.threads, key.numerics
     members = storage.shapes.members(family, *mode, MOST_MEMBERS)
     keys = [RecordKey(name, *mode) for name in members]
@@ -239,7 +268,10 @@ def _members(family: str, key: RecordKey, storage: Storage) -> Iterator[StoredRe
 def _same_instructions(
     wanted: Mapping[RecordKey, Workload], mode: Mode, storage: Storage, usable: _Usable
 ) -> dict[RecordKey, LadderStep]:
-    """Return usable records of targets with the same instructions."""
+    """For each workload, return its record for another target with the same instructions.
+
+    A workload without such a record is missing from the result.
+    """
     target = mode.target
     found: dict[RecordKey, LadderStep] = {}
     for other_key in target_names(storage):

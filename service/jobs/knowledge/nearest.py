@@ -1,8 +1,8 @@
-"""Answers look-ups of schedules, with an expected loss, also for workloads that were never tuned.
+"""Finds a schedule for any workload, also one that was never tuned, and estimates its slowdown.
 
-The answer is the first result of the ladder (`service.jobs.knowledge.ladder`), down to the default.
-The loss of a borrowed schedule is estimated from pairs of workloads that were both measured with
-such a schedule.
+The schedule is the first result of the ladder (`service.jobs.knowledge.ladder`), which ends with
+the default. The slowdown of a borrowed schedule is estimated from measurements: cases in which a
+workload was measured both with its own schedule and with a schedule borrowed in the same way.
 """
 
 from __future__ import annotations
@@ -45,19 +45,21 @@ estimated."""
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """A schedule for a requested workload, and the confidence in it.
+    """A schedule for a requested workload, and how much slower than a tuned one it is expected to
+    be.
 
     Attributes:
-        match: the kind of record that the schedule comes from.
+        match: the kind of record from which the schedule comes.
         schedule: a valid schedule of the requested workload.
-        record: the record that it is from; None for the default.
-        run_seconds: its time on the requested workload, if measured.
-        expected_loss: the expected slowdown relative to a tuned schedule, as a fraction; None
-            without a measurement.
-        pairs: the number of pairs of measured workloads from which the loss is estimated.
-        distance: the distance of the record's workload: root mean square of the binary logarithms
-            of the ratios of sizes.
-        sentence: the answer as text for users.
+        record: the record from which the schedule comes; None for the default.
+        run_seconds: the time of the schedule on the requested workload; None if it was not
+            measured.
+        expected_loss: the expected slowdown relative to a tuned schedule, as a fraction; None if
+            nothing was measured.
+        pairs: the number of pairs of measurements from which the slowdown is estimated.
+        distance: the root mean square of log2 of the ratios between the sizes of the record's
+            workload and the requested ones; None for the default.
+        sentence: an explanation for the user.
     """
 
     match: Match
@@ -72,7 +74,13 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class _Losses:
-    """The median loss of borrowed schedules, as a fraction, and the number of pairs behind it."""
+    """The expected slowdown of a borrowed schedule.
+
+    Attributes:
+        expected: the median slowdown relative to the fastest measured schedule, as a fraction; None
+            without a measurement.
+        pairs: the number of pairs of measurements of which it is the median.
+    """
 
     expected: float | None
     pairs: int
@@ -89,7 +97,7 @@ class _Losses:
 
 
 def best_answer(storage: Storage, workload_key: str, mode: Mode) -> Answer:
-    """Return the best available schedule for a workload: a record, a borrowed schedule or the
+    """Return the best available schedule for a workload: of its record, borrowed, or the
     default.
 
     Raises:
@@ -155,9 +163,10 @@ def _exact(stored: StoredRecord) -> Answer:
 
 
 def _other_numbers(stored: StoredRecord, storage: Storage, key: RecordKey) -> Answer:
-    """Return the record of a relative, a workload that differs only in numbers such as scales.
+    """Return the answer for a record of the same family, whose workload differs only in numbers.
 
-    Its loss is known only if its schedule and another one were measured on the requested workload.
+    The slowdown is known only if the borrowed schedule and another schedule were measured on the
+    requested workload (`key`).
     """
     times = storage.shapes.times([key.workload_key], key.target_key, key.threads, key.numerics)
     here = times.get(key.workload_key, {})
@@ -177,7 +186,7 @@ def _other_numbers(stored: StoredRecord, storage: Storage, key: RecordKey) -> An
 
 
 def _same_instructions(stored: StoredRecord, storage: Storage, key: RecordKey) -> Answer:
-    """Return the record of a target with the same instructions."""
+    """Return the answer for a record of another target with the same instructions."""
     other_key = stored.record.key.target_key
     losses = _target_losses(storage, key, other_key)
     return Answer(
@@ -194,7 +203,16 @@ def _same_instructions(stored: StoredRecord, storage: Storage, key: RecordKey) -
 
 
 def _target_losses(storage: Storage, key: RecordKey, other: str) -> _Losses:
-    """Estimate the loss of another target's records from schedules measured on both targets."""
+    """Estimate the slowdown of schedules that were tuned for another target.
+
+    The estimate uses workloads on which such a schedule and another one were measured for this
+    target.
+
+    Args:
+        storage: the database.
+        key: a record key with this target.
+        other: the key of the other target.
+    """
     there = storage.ledger.list(
         target_key=other,
         threads=key.threads,
@@ -219,7 +237,16 @@ def _shape_losses(
     times: Mapping[str, Mapping[str, float]],
     away: float,
 ) -> _Losses:
-    """Estimate the loss of a schedule tuned for another shape, from pairs at a similar distance."""
+    """Estimate the slowdown of a schedule that was tuned for other sizes.
+
+    The estimate uses pairs of workloads whose sizes differ about as much.
+
+    Args:
+        near: workloads that differ only in sizes, from `near_shapes`.
+        records: their confirmed records.
+        times: the measured seconds by workload key and schedule digest.
+        away: the distance between the sizes of the schedule's workload and the requested sizes.
+    """
     schedules = {key.workload_key: one.record.schedule.digest for key, one in records.items()}
     losses = []
     for _, one in near:

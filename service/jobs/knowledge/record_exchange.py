@@ -1,7 +1,8 @@
-"""Export and import of tuning records between databases.
+"""Export and import of tuning records between the databases of services.
 
-An export contains the served records, signed with the service's key. An import accepts lines that a
-trusted key signed, and checks them. An imported record is served if no faster one is known.
+An export contains the confirmed records, signed with the service's key. An import checks each line
+and rejects lines that no trusted key has signed. Later jobs use an imported record if it is the
+fastest one for its key.
 """
 
 from __future__ import annotations
@@ -35,13 +36,13 @@ PORTION = 200
 
 @dataclass(slots=True)
 class Imported:
-    """The result of an import: the numbers of lines, and the rejected lines.
+    """The result of an import: the number of lines of each kind, and the rejected lines.
 
     Attributes:
-        served: new records that are the fastest known; they are served.
-        slower: new records that are stored, but a faster one is served.
-        known: records that were imported or measured before, including withdrawn ones.
-        refused: the number of each rejected line, from 1, with a reason.
+        served: new records that are the fastest for their key, so that jobs use them.
+        slower: new records that are stored, but slower than an existing record.
+        known: records that the database already had, including withdrawn ones.
+        refused: the number of each rejected line, counted from 1, with the reason.
     """
 
     served: int = 0
@@ -50,7 +51,9 @@ class Imported:
     refused: list[tuple[int, str]] = field(default_factory=list)
 
     def __add__(self, later: Imported) -> Imported:
-        """Return the sum of two imports."""
+        """Return the combined result of two imports: the counts are added, the rejected lines
+        joined.
+        """
         return Imported(
             self.served + later.served,
             self.slower + later.slower,
@@ -60,7 +63,9 @@ class Imported:
 
     @property
     def counts(self) -> dict[str, int]:
-        """The number of lines for each of the four results, by name."""
+        """The number of lines that were `served`, `slower`, `known` and `refused`, by these
+        names.
+        """
         return {
             "served": self.served,
             "slower": self.slower,
@@ -77,14 +82,14 @@ def export_records(
     threads: int | None = None,
     numerics: str | None = None,
 ) -> Iterator[str]:
-    """Yield the served records as signed lines, the newest first.
+    """Yield the confirmed records of a database as signed lines of JSON, newest first.
 
     Args:
         storage: the database.
         key: the key that signs the lines.
         target_key: only records for this target; None for all targets.
-        threads: only records for this number of threads.
-        numerics: only records with these numerics.
+        threads: only records for this number of threads; None for all.
+        numerics: only records with these numerics, such as "strict"; None for all.
     """
     targets: dict[str, Target] = {}
     after: Position | None = None
@@ -114,9 +119,10 @@ def export_records(
 def checked_lines(
     lines: Iterable[str], trusted: Collection[str]
 ) -> Iterator[tuple[int, RecordLine | RecordLineError]]:
-    """Yield the number of each line that is not blank, from 1, with its record.
+    """Read signed records; yield the number of each line, counted from 1, with its record.
 
-    An invalid line, or a line signed by an untrusted key, yields the error instead.
+    Blank lines are skipped. For an invalid line, or a line that no trusted key has signed, the
+    error is yielded in place of the record.
     """
     for number, text in enumerate(lines, 1):
         if not text.strip():
@@ -137,10 +143,10 @@ def import_records(
     trusted: Collection[str],
     note: Callable[[Imported], None] = lambda done: None,
 ) -> Imported:
-    """Import signed records in batches of one transaction each.
+    """Import signed records, in batches of one transaction each.
 
-    If the database fails, the earlier batches are stored. A second import of the same lines changes
-    nothing. A record that was withdrawn in this database stays withdrawn.
+    If the database fails, the earlier batches remain stored. A second import of the same lines
+    changes nothing. A record that was withdrawn in this database stays withdrawn.
 
     Args:
         lines: lines from `export_records`.
@@ -166,7 +172,7 @@ def _take_in(
     storage: Storage,
     note: Callable[[Imported], None],
 ) -> Imported:
-    """Import one batch of lines in one transaction; return their counts."""
+    """Import one batch of lines in one transaction; return the result for this batch."""
     refused = [(number, str(line)) for number, line in portion if isinstance(line, RecordLineError)]
     good = [line for _, line in portion if isinstance(line, RecordLine)]
     both = [(_foreign(line), line) for line in good]
@@ -186,10 +192,10 @@ def _take_in(
 
 
 def _foreign(line: RecordLine) -> TuningRecord:
-    """Return the record with the signer's key prepended to the worker's name.
+    """Return the record of a line with the signer's key as a prefix of the worker's name.
 
     The prefix distinguishes the worker from workers of this service. A long name is truncated,
-    because it is part of an index.
+    because the database has an index on it.
     """
     measurement = line.record.measurement
     worker = f"{line.signer[:12]}/{measurement.worker[:LONGEST_WORKER]}"
@@ -197,7 +203,7 @@ def _foreign(line: RecordLine) -> TuningRecord:
 
 
 def _trial(record: TuningRecord) -> Trial:
-    """Convert a record to a trial, from which the search of a later job starts."""
+    """Convert an imported record to a trial, so that searches of later jobs can start from it."""
     return Trial(
         record.trial_id,
         record.key,

@@ -1,8 +1,8 @@
-"""Writes a tuning record as a signed line of JSON, and reads it.
+"""Writes a tuning record as a signed line of JSON, and reads such a line.
 
 A line is self-contained: it has the text of the workload, the target, the schedule, and the
-measurements with the device that made them. The reader computes the keys from these. The signature
-covers the canonical JSON of `record`.
+measurements with their device. The reader computes the keys from these. The signature covers the
+canonical JSON of the entry `record`.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ LONGEST_LINE = 4 << 20
 
 
 class RecordLineError(CompilerError):
-    """A line is not a valid record, or has no valid signature."""
+    """A line is not a valid record, or has no valid signature; the message says what is wrong."""
 
 
 @dataclass(frozen=True, slots=True)
 class RecordLine:
-    """A tuning record with everything that its line in an export contains.
+    """A tuning record with the other data that its line in an export contains.
 
     Attributes:
         record: the record.
         workload: the text of the workload.
         target: the target.
-        confirmation: the second measurement, if one was made.
+        confirmation: the second measurement; None if there is only one.
         stored_at: the time when the record was stored, in Unix seconds.
         signer: the public key that signed the line; "" before it is signed.
     """
@@ -78,10 +78,12 @@ def write_line(line: RecordLine, key: SigningKey) -> str:
 
 
 def read_line(text: str) -> RecordLine:
-    """Read a line and check its signature.
+    """Read a record from a line and check its signature.
+
+    The caller decides whether the signer is trusted.
 
     Raises:
-        RecordLineError: if the line or its signature is invalid; it names the error.
+        RecordLineError: if the line or its signature is invalid.
     """
     if len(text) > LONGEST_LINE:
         raise RecordLineError(f"a line of {len(text)} characters, {LONGEST_LINE} are the most")
@@ -133,7 +135,15 @@ def _line(content: Mapping[str, Any]) -> RecordLine:
 
 
 def _certified(measurement: Measurement, workload: Workload) -> Measurement:
-    """Return the measurement if it certifies a record. Raises ValueError otherwise."""
+    """Return a measurement unchanged if it can support a record: correct, with positive times.
+
+    Args:
+        measurement: the measurement from a line.
+        workload: its workload; times must be present for each size that a measurement covers.
+
+    Raises:
+        ValueError: if the measurement is not suitable.
+    """
     if not measurement.certified:
         raise ValueError(f"the measurement has no certificate: {measurement.status}")
     samples = measurement.samples_seconds

@@ -1,7 +1,7 @@
-"""Revalidates records after a change of code generation: only records with changed code are stale.
+"""Keeps records valid after a change of the code generator if their machine code is unchanged.
 
-A record belongs to the measured code. If the present code generation emits the same object for its
-schedule, the measurement remains valid and is not repeated.
+A record was measured with a certain object file. If the present code generator emits the same
+object for the record's schedule, the measurement remains valid and is not repeated.
 """
 
 from __future__ import annotations
@@ -18,9 +18,18 @@ from tilewright.tuner.protocol.measurement import RecordKey
 
 
 def revalidate(plans: Sequence[Planned], storage: Storage, builder: Builder) -> int:
-    """Revalidate records of earlier code generations whose code is unchanged; return their number.
+    """Mark records of earlier code generators as valid if the present one emits the same object.
 
-    A schedule that the space no longer has, or whose code differs, is left to the tuner.
+    A record whose schedule is no longer in the schedule space, or whose object differs, is not
+    changed; the job then tunes its task again.
+
+    Args:
+        plans: the plans of a model, whose workloads are revalidated.
+        storage: the database.
+        builder: compiles the schedules of the records.
+
+    Returns:
+        the number of records that were marked.
 
     Raises:
         CompilerError: if a task cannot be created.

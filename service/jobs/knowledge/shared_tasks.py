@@ -1,11 +1,11 @@
-"""Shares tuning work between jobs with the same tasks: one job measures, the others use its
-records.
+"""Avoids that concurrent jobs tune the same tasks: one job measures, the others use its records.
 
-A job leases its tasks before it spends trials on them, and defers the tasks that another job holds.
-It tunes the leased tasks, releases them, and looks again: by then the other job's records and
-trials are stored. If other jobs hold all remaining tasks, the job waits and occupies no worker. A
-waiting job holds no task, so no two jobs wait for each other. The wait is bounded, because another
-job may make no progress, for example on a faulty worker. Then this job measures the tasks, too.
+A job leases its tasks before it spends trials on them, and defers the tasks that another job has
+leased. It tunes its leased tasks, releases them, and tries again: by then the other job has stored
+records and trials. If other jobs have leased all remaining tasks, the job waits and occupies no
+worker. A waiting job has leased no task, so no two jobs wait for each other. The wait is limited,
+because the other job may make no progress, for example on a faulty worker. After the limit, this
+job measures the tasks too.
 """
 
 from __future__ import annotations
@@ -43,11 +43,20 @@ class Sharing(Protocol):
     """Coordinates a running job with other jobs that have the same tasks."""
 
     def tune(self, tasks: list[Task], budget: JobBudget, tune: Tune) -> Finished:
-        """Call `tune` for the tasks that no other job tunes; return the result for all tasks."""
+        """Call `tune` for the tasks that no other job tunes at present; return the result for all
+        tasks.
+
+        Args:
+            tasks: the tasks of the job.
+            budget: the budget of the job.
+            tune: tunes some tasks within a budget.
+        """
 
 
 class NoSharing:
-    """Tunes all tasks without coordination, for a job that shares none: `tilewright tune`."""
+    """Tunes all tasks without regard to other jobs; for `tilewright tune`, which has no other
+    jobs.
+    """
 
     def tune(self, tasks: list[Task], budget: JobBudget, tune: Tune) -> Finished:
         return tune(tasks, budget)
@@ -57,12 +66,12 @@ UNSHARED = NoSharing()
 
 
 class SharedTasks:
-    """Coordinates a job with others through leases of tasks in the database.
+    """Coordinates a job with other jobs through leases of tasks in the database.
 
     Args:
         storage: the database that the jobs share.
-        hold: the job's lease; if it is lost, the wait for other jobs ends.
-        waiting: called when the job begins to wait for others.
+        hold: the tuner's lease of the job. If the lease is lost, a wait for other jobs ends.
+        waiting: called when the job begins to wait for other jobs.
         clock: returns the time in seconds.
     """
 
@@ -79,10 +88,17 @@ class SharedTasks:
         self._clock = clock
 
     def tune(self, tasks: list[Task], budget: JobBudget, tune: Tune) -> Finished:
-        """Call `tune` for the tasks that this job can lease, wait for the jobs that hold the
-        others, and repeat until all tasks are done.
+        """Tune the tasks that this job can lease; wait for other jobs, and repeat until all are
+        tuned.
 
-        Raises Interrupted or JobCancelled if the job must end during a wait.
+        Args:
+            tasks: the tasks of the job.
+            budget: the budget of the job; each call of `tune` gets a fraction of it.
+            tune: tunes some tasks within a budget.
+
+        Raises:
+            Interrupted: if the process must release the job during a wait.
+            JobCancelled: if the user cancels the job during a wait.
         """
         ends = None if budget.seconds is None else self._clock() + budget.seconds
         others_before: int | None = None
@@ -122,9 +138,13 @@ class SharedTasks:
             self._look_again()
 
     def _look_again(self) -> None:
-        """Wait before the next check.
+        """Wait a second before the next check of the other jobs' leases.
 
-        The wait counts as progress of this job, because other jobs work.
+        Meanwhile this job is reported as active, because other jobs work on its tasks.
+
+        Raises:
+            Interrupted: if the process must release the job.
+            JobCancelled: if the user has cancelled the job.
         """
         self._hold.check()
         self._hold.interrupt.wait(LOOK_SECONDS)
@@ -148,8 +168,9 @@ def _open_task(task: Task) -> OpenTask:
 
 
 def _part(budget: JobBudget, share: float) -> JobBudget:
-    """Return a fraction of a budget, without the target latency, which concerns all tasks
-    together.
+    """Return a fraction of a budget's trials and seconds.
+
+    The target latency is removed, because it applies to the whole model.
     """
     seconds = None if budget.seconds is None else max(LEAST_SECONDS, share * budget.seconds)
     trials = max(1, round(share * budget.trials)) if budget.trials else 0

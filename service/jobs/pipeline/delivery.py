@@ -1,6 +1,6 @@
-"""Writes a job's result: an artifact folder, or a WebAssembly module with its JavaScript.
+"""Writes the result of a job: an artifact folder, or a WebAssembly module with its JavaScript.
 
-JavaScript cannot load artifacts. So a job for a WebAssembly target delivers the same files as
+JavaScript cannot load artifacts. So a job for a WebAssembly target writes the same files as
 `tilewright compile`.
 """
 
@@ -26,7 +26,7 @@ MODULE_NAME = "model"
 
 
 def check_tools(target: Target) -> None:
-    """Check that this machine has the tools to deliver for a target.
+    """Check that this machine has the tools to write the result for a target.
 
     Raises:
         ToolchainError: if the target needs a WebAssembly toolchain that is not installed.
@@ -46,7 +46,9 @@ def deliver(
     kernels: KernelCache | None = None,
     check: Callable[[LoadableOf], object] = lambda made: None,
 ) -> None:
-    """Compile one model to a folder in its target's format. The folder appears whole or not at all.
+    """Compile a model and write the result into a new folder, in the format of the target.
+
+    The folder is created only if everything succeeds.
 
     Args:
         planned: the plans of the model, one per size.
@@ -54,13 +56,13 @@ def deliver(
         folder: the folder to create.
         weight_limit_bytes: the limit of the packed weights; see `tuning.build_artifact`.
         pad: whether an artifact pads inputs; see `tuning.build_artifact`.
-        timings: gets the seconds of each stage.
-        kernels: caches compiled kernels.
-        check: called with the compiled code before the folder appears; if it raises, no folder is
-            created.
+        timings: receives the seconds of each step.
+        kernels: the cache of compiled kernels.
+        check: called with the compiled code before the folder is created; if it raises, no folder
+            is created.
 
     Raises:
-        CompilerError: if the model cannot be compiled, linked or written; or from `check`.
+        CompilerError: if the model cannot be compiled, linked or written, or if `check` raises it.
     """
     first = planned[0]
     if first.target.family.modules:

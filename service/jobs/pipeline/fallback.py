@@ -1,9 +1,10 @@
-"""Delivers a verified program; if a tuned program is wrong, it falls back to default schedules.
+"""Delivers a verified program; replaces tuned schedules that make the program wrong by defaults.
 
-The kernel that wrote the wrong value gets its default schedule. If that kernel is unknown, all
-kernels get theirs. Only a model whose untuned program is wrong has no artifact. A record that makes
-a program wrong on our own machine, where the program is right without it, is withdrawn and serves
-no other job.
+The kernel that wrote a wrong value gets its default schedule. If the kernel cannot be identified,
+all kernels get their defaults. A job fails only if the program with all defaults is wrong, too.
+
+On the service's own machine, a record is withdrawn if the program was wrong with it and is right
+without it. No other job then uses the record.
 """
 
 from __future__ import annotations
@@ -39,22 +40,23 @@ def deliver_verified(
     job_id: str,
     more_seconds: float,
 ) -> tuple[SelectedSchedules, Verification]:
-    """Deliver a verified program; return the served schedules and the verification.
-
-    The job no longer uses the records of kernels that fell back to their defaults.
+    """Compile, verify and deliver a program; retry with defaults in place of wrong kernels.
 
     Args:
-        selected: the schedules to serve.
+        selected: the schedules for the first attempt.
         device: the device that runs the program.
         storage: the database, in which wrong records are withdrawn.
         deliver: compiles and delivers the program.
-        bound: limits the child process that verifies; without it, this process verifies.
-        job_id: the job.
+        bound: the limits of the child process that verifies; None to verify in this process.
+        job_id: the job. Records that it finally does not use are no longer counted as used by it.
         more_seconds: the time for verifying sizes other than the hints.
 
+    Returns:
+        the schedules of the delivered program, and the result of its verification.
+
     Raises:
-        WrongProgramError: if the untuned program is wrong.
-        CompilerError: if it cannot be compiled, linked or written.
+        WrongProgramError: if the program with all defaults is wrong.
+        CompilerError: if the program cannot be compiled, linked or written.
         DatabaseError: if the database fails.
     """
     fallen: list[tuple[SelectedSchedules, str]] = []
@@ -90,7 +92,10 @@ def _verifier(
 
 
 def _without(selected: SelectedSchedules, error: WrongProgramError) -> SelectedSchedules:
-    """Return the served schedules, with defaults for the kernels that wrote the wrong value."""
+    """Return the selection with defaults for the kernels that wrote the wrong value.
+
+    If no tuned kernel wrote it, all kernels get their defaults.
+    """
     kept = dict(selected.schedules.schedules)
     at_fault = kept.keys() & {
         piece.workload.key

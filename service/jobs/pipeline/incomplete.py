@@ -1,4 +1,4 @@
-"""Decides whether an ended job has tuned anything, and if not, finds the reason."""
+"""Decides whether a finished job has tuned anything, and if not, finds the reason."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from tilewright.tuner.protocol.measurement import Status
 class Untuned:
     """The reason why a job tuned nothing.
 
-    The job counts as failed only if every trial failed and it delivered no artifact. A delivered
-    artifact is correct, with the schedules that were known before.
+    A job counts as failed only if every trial failed and no artifact was delivered. A delivered
+    artifact is verified; it uses schedules that earlier jobs found, or defaults.
 
     Attributes:
-        reason: one sentence.
-        failed: whether the job ran trials and all failed.
+        reason: the reason, as one sentence.
+        failed: whether the job ran trials and all of them failed.
         delivered: whether the job delivered an artifact.
-        known: whether the artifact has schedules of earlier jobs, such as those of related
-            workloads.
+        known: whether the artifact uses schedules of earlier jobs, including those of the same
+            family.
     """
 
     reason: str
@@ -34,12 +34,14 @@ class Untuned:
 
     @property
     def is_failure(self) -> bool:
-        """Whether the job failed and delivered no artifact."""
+        """Whether all trials of the job failed and no artifact was delivered."""
         return self.failed and not self.delivered
 
     @property
     def note(self) -> str:
-        """A sentence for the user: the reason, and which schedules the artifact has instead."""
+        """A sentence for the user: why nothing was tuned, and which schedules the artifact uses
+        instead.
+        """
         if not self.delivered:
             return f"nothing was tuned: {self.reason}"
         whose = "schedules that were known before" if self.known else "the default schedules"
@@ -49,9 +51,9 @@ class Untuned:
 def untuned(outcome: JobOutcome, asked: JobBudget, storage: Storage, job_id: str) -> Untuned | None:
     """Return why a job tuned nothing; None if it tuned something, or had nothing to tune.
 
-    A model whose workloads were all known before counts as tuned, and a model without workloads has
-    nothing to tune. A record that is not served does not count, because no artifact is built with
-    it.
+    If earlier jobs had already tuned a workload of the model, the job counts as tuned. A model
+    without workloads has nothing to tune. A new record that is not confirmed does not count,
+    because no artifact is built with it.
 
     Args:
         outcome: the results of the job.
@@ -74,7 +76,9 @@ def untuned(outcome: JobOutcome, asked: JobBudget, storage: Storage, job_id: str
 def _reason(
     outcome: JobOutcome, asked: JobBudget, storage: Storage, job_id: str
 ) -> tuple[str, bool]:
-    """Return why no record was stored, and whether the reason is that all trials failed."""
+    """Return why a job stored no confirmed record, and whether the reason is that all trials
+    failed.
+    """
     finished, confirmed = outcome.finished, outcome.confirmed
     if confirmed.disputed:
         count = len(confirmed.disputed)

@@ -1,4 +1,6 @@
-"""The work of a tuner on one job, from the claim to the final or released state."""
+"""Runs a job in a tuner process, from the moment the tuner claims it until it ends or is
+released.
+"""
 
 from __future__ import annotations
 
@@ -51,7 +53,14 @@ AWAY_SECONDS = 10.0
 
 
 class JobRun:
-    """A job that a tuner has claimed, with its lease. `run` does the work in the calling thread."""
+    """A job that this tuner process has claimed; the method `run` runs it in the calling thread.
+
+    Args:
+        context: the resources of the process.
+        claim: the tuner's claim on the job.
+        job: the job.
+        lease_seconds: the time after which the claim expires if it is not renewed.
+    """
 
     def __init__(
         self, context: JobContext, claim: JobClaim, job: Job, lease_seconds: float
@@ -64,15 +73,15 @@ class JobRun:
 
     @property
     def holds(self) -> bool:
-        """Whether this tuner still holds the job."""
+        """Whether this tuner still runs the job: it was neither interrupted nor cancelled."""
         return not (self._lease.interrupt.cancelled or self._lease.cancel.cancelled)
 
     def interrupt(self, reason: str) -> None:
-        """Release the job soon; it returns to the queue."""
+        """Make `run` release the job as soon as possible; the job then returns to the queue."""
         self._lease.interrupt.cancel(reason)
 
     def run(self) -> None:
-        """Work on the job until it ends, is stopped, or must be released."""
+        """Run the job until it ends, is cancelled or paused, or must be released."""
         job = self.job
         log.info("job", job=job.id, model=job.model_digest[:12], target=job.target)
         try:
@@ -186,7 +195,7 @@ class JobRun:
         log.info("job ended", job=job.id, state=state.value, trials=outcome.finished.trials_done)
 
     def _given(self, spec: JobSpec) -> GivenInputs:
-        """Return the real inputs of the job, from its samples and values."""
+        """Read the samples and values that the user gave for the job's model."""
         options, shop = spec.options, self._context
         with ExitStack() as stack:
             files = tuple(
@@ -201,7 +210,7 @@ class JobRun:
                 raise
 
     def _is_alone(self) -> bool:
-        """Whether the job's wait for a worker has expired, and still no worker is alive."""
+        """Whether the job has waited for a worker in vain, and still no worker is available."""
         job = self.job
         if job.reason is None:
             return False
@@ -213,10 +222,10 @@ class JobRun:
 
 
 class JobReporter(JobWatcher):
-    """Writes a job's progress to the database.
+    """Writes the progress of a job to the database.
 
-    Its methods raise Interrupted or JobCancelled if the tuner must release the job, which ends the
-    work.
+    A method raises Interrupted if this process must release the job, and JobCancelled if the user
+    has cancelled the job. The exception ends the work on the job.
     """
 
     def __init__(self, storage: Storage, hold: JobLease, job: Job) -> None:
@@ -229,9 +238,11 @@ class JobReporter(JobWatcher):
         self.device: LeasedDevice | None = None
 
     def phase(self, name: str) -> None:
-        """Record the phase.
+        """Record the name of the phase that begins, such as `planning`.
 
-        Raises Interrupted or JobCancelled if the tuner must release the job.
+        Raises:
+            Interrupted: if this process must release the job.
+            JobCancelled: if the user has cancelled the job.
         """
         self._lease.check()
         if name == "settling" and self.device is not None:
@@ -277,7 +288,10 @@ class JobReporter(JobWatcher):
 
     @contextmanager
     def _fenced(self) -> Iterator[None]:
-        """Run a write. Raises Interrupted or JobCancelled if the claim on the job is lost."""
+        """A context for a write that requires the tuner's claim on the job.
+
+        If the claim is lost, the context raises Interrupted or JobCancelled.
+        """
         try:
             yield
         except StaleLeaseError:
@@ -286,14 +300,19 @@ class JobReporter(JobWatcher):
 
 
 def _target_of(job: Job, storage: Storage) -> Target:
-    """Return the target that the API resolved: "host" is the API's machine, not this one."""
+    """Return the target of a job, as the API stored it.
+
+    The name in the job is not resolved again, because "host" means the API's machine, not this one.
+    """
     _, description = storage.workloads.target(job.target_key)
     return Target.from_json(description)
 
 
 def _seconds_left(job: Job, options: JobOptions, storage: Storage) -> float | None:
-    """Return the remaining seconds of the job's budget; they also elapse while no tuner
-    is active.
+    """Return the remaining seconds of a job's time budget, at least LEAST_SECONDS; None without a
+    budget.
+
+    The time counts from the start of the job, also while no tuner runs it.
     """
     if options.seconds is None:
         return None

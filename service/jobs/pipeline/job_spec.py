@@ -1,4 +1,4 @@
-"""The specification of a job: a model, its target and options, and the budget of tuning."""
+"""The specification of a job: a model, its target, its options and its budget for tuning."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ LEAST_SECONDS = 1.0
 
 
 def tune_options(budget: JobBudget) -> TuneOptions:
-    """Convert a job's budget to the options of the tune loop.
+    """Convert a job's budget to the options of the tuner.
 
     Raises:
-        TuningError: if a limit is impossible, or the strategy does not exist.
+        TuningError: if a limit is invalid, or the search strategy does not exist.
     """
     if budget.strategy is not None and budget.strategy not in strategies():
         raise TuningError(unknown_choice("the strategy", budget.strategy, sorted(strategies())))
@@ -47,14 +47,15 @@ def tune_options(budget: JobBudget) -> TuneOptions:
 
 @dataclass(frozen=True, slots=True)
 class JobSpec:
-    """A model to tune.
+    """A model to tune, with the mode and the options of the job.
 
     Attributes:
-        model: a file, or its bytes.
+        model: an ONNX file, or its bytes.
         mode: the mode in which code is generated.
         options: sizes, limits and the budget.
-        digest: the SHA-256 of the model's bytes, if known.
-        given: real inputs, on which programs are verified, and whose sizes are hints.
+        digest: the SHA-256 of the model's bytes; "" if it is unknown.
+        given: the inputs that the user gives. Programs are verified on them, and their sizes are
+            hints.
     """
 
     model: Path | bytes
@@ -65,11 +66,11 @@ class JobSpec:
 
     @classmethod
     def of_options(cls, request: ModelRequest, stored: Mapping[str, Any]) -> JobSpec:
-        """Return the job that a request and the options stored with it describe.
+        """Create the specification from a request for a model and the stored options of a job.
 
-        Missing options have their defaults. Options that only an earlier release accepted are made
-        valid. Given inputs are taken from the request, not from the options. The options for
-        samples and values are read separately (`service.jobs.inputs.given_files`).
+        Missing options get their defaults. Options of earlier releases are converted. The options
+        for samples and values are not read here (`service.jobs.inputs.given_files`); the inputs in
+        the request are used.
 
         Raises:
             TuningError: if an option is unknown or malformed.
@@ -84,14 +85,16 @@ class JobSpec:
         return cls(request.model, mode, options, request.digest, request.given)
 
     def check_deliverable(self, first: Planned) -> None:
-        """Check before tuning that the job's result fits into a module, if the target needs one.
+        """Check, before tuning, that the result can be written in the format of the target.
+
+        Only WebAssembly modules have restrictions.
 
         Args:
             first: the job's first plan.
 
         Raises:
-            InvalidArgumentError: if the target's programs are modules, and the job requests several
-                sizes, padding or a staged model.
+            InvalidArgumentError: if the result is a module, and the job requests several sizes or
+                padding, or the model runs in several segments.
         """
         if not first.target.family.modules:
             return
@@ -111,5 +114,5 @@ class JobSpec:
 
     @property
     def request(self) -> ModelRequest:
-        """The model and its mode, without the sizes that the job requests."""
+        """The model and its mode, without the sizes that the user requests."""
         return ModelRequest(self.model, self.mode, digest=self.digest, given=self.given)

@@ -1,4 +1,4 @@
-"""The latency of one run of a model, untuned and as served, at each of its size hints."""
+"""Measures the latency of a model at its size hints, untuned and with the selected schedules."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ MOST_TIMED = 4
 
 @dataclass(frozen=True, slots=True)
 class Latency:
-    """The time of one run of a model at some sizes, untuned and as served.
+    """The time of one run of a model at some sizes, untuned and with the selected schedules.
 
     Attributes:
         sizes: the sizes of the dynamic dimensions.
         before_seconds: the time of the untuned program.
-        after_seconds: the time of the served program.
-        low: the lower end of the interval of `after_seconds`; None if the served program is the
-            untuned one, so that nothing was compared.
-        high: the upper end of the interval; None as `low`.
+        after_seconds: the time of the program with the selected schedules.
+        low: the lower end of the confidence interval of `after_seconds`; None if all selected
+            schedules are defaults, so that the two programs are the same.
+        high: the upper end of the interval; None if `low` is None.
     """
 
     sizes: Sizes
@@ -44,8 +44,13 @@ class Latency:
 
     @classmethod
     def of(cls, sizes: Sizes, untuned_seconds: float, served: Comparison | None) -> Latency:
-        """Return the latency, given the untuned program's time and the served program's time ratio
-        to it.
+        """Compute the latency from a race.
+
+        Args:
+            sizes: the sizes of the dynamic dimensions.
+            untuned_seconds: the time of the untuned program.
+            served: the time ratio of the program with the selected schedules to the untuned
+                program; None if the two are the same.
         """
         if served is None:
             return cls(sizes, untuned_seconds, untuned_seconds)
@@ -74,11 +79,19 @@ def latencies(
     kernels: KernelCache | None = None,
     weight_limit_bytes: int | None = None,
 ) -> tuple[Latency, ...]:
-    """Return the latency of a model at each of the first `MOST_TIMED` size hints.
+    """Measure the latency of a model at each of the first `MOST_TIMED` size hints.
 
-    It is empty if the device does not run the model. For one size, the race that decided the served
-    schedules gives the latency. For several sizes that race ran all of them together, so the
-    programs of each size are raced separately.
+    With one size, no further run is needed: the race that decided on the schedules has the times.
+    With several sizes, that race timed all sizes together, so a separate race is run for each size.
+
+    Args:
+        selected: the selected schedules of the model.
+        device: the device that runs the programs.
+        kernels: the cache of compiled kernels.
+        weight_limit_bytes: the limit of the packed weights; None for no limit.
+
+    Returns:
+        the latencies; empty if the device does not run the model.
 
     Raises:
         CompilerError: if a program does not compile.
@@ -108,7 +121,10 @@ def latencies(
 
 
 def _sizes(planned: Sequence[Planned]) -> list[Sizes]:
-    """Return the sizes that are timed separately; the stages of a model are one run."""
+    """Return the sizes that are timed separately.
+
+    The segments of a model are timed together, so a model with segments has a single entry.
+    """
     if planned[0].stages is not None:
         return [()]
     return [
@@ -121,7 +137,10 @@ def _sizes(planned: Sequence[Planned]) -> list[Sizes]:
 def _variants(
     planned: Sequence[Planned], builders: Sequence[ProgramBuilder]
 ) -> Iterator[tuple[Sizes, list[Variant]]]:
-    """Yield the programs of each builder at each of the first sizes, compiled on demand."""
+    """Yield, for each of the first MOST_TIMED sizes, the model as compiled by each builder.
+
+    A program is compiled when its size is reached.
+    """
     sizes = iter(_sizes(planned)[:MOST_TIMED])
     if planned[0].stages is not None:
         made = [

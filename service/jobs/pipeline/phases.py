@@ -1,4 +1,4 @@
-"""The phases of a job as shown to users, and the time of each."""
+"""The phases of a job as shown to users, and the seconds spent in each."""
 
 from __future__ import annotations
 
@@ -38,10 +38,12 @@ BESIDE: Mapping[str, str] = {
 
 
 def phase_seconds(timings: Timings, beside: Timings | None = None) -> dict[str, float]:
-    """Sum the seconds of a job's stages by phase; phases that took no time are missing.
+    """Return the seconds spent in each phase of a job; phases that took no time are missing.
 
-    `timings` has the stages of the job, `beside` the stages of its builders. Building and
-    references run concurrently with tuning, so the sum may exceed the wall time.
+    Args:
+        timings: the seconds of each step of the job.
+        beside: the seconds of each step in the processes that build candidates. These run
+            concurrently with tuning, so the sum of all phases may exceed the wall time.
     """
     found = dict.fromkeys(PHASES, 0.0)
     for stage, seconds in timings.seconds().items():
