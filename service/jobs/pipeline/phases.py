@@ -40,10 +40,12 @@ BESIDE: Mapping[str, str] = {
 def phase_seconds(timings: Timings, beside: Timings | None = None) -> dict[str, float]:
     """Return the seconds spent in each phase of a job; phases that took no time are missing.
 
+    The processes that build candidates run concurrently with tuning. So the sum of all phases may
+    exceed the wall time.
+
     Args:
-        timings: the seconds of each step of the job.
-        beside: the seconds of each step in the processes that build candidates. These run
-            concurrently with tuning, so the sum of all phases may exceed the wall time.
+        timings: the seconds of each step of the job's own process.
+        beside: the seconds of each step in the processes that build candidates; None without them.
     """
     found = dict.fromkeys(PHASES, 0.0)
     for stage, seconds in timings.seconds().items():

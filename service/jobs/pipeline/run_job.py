@@ -59,23 +59,25 @@ from tilewright.tuner.tasks import Task
 
 
 class JobWatcher:
-    """Gets calls about the progress of a job. An exception that a method raises ends the job."""
+    """Receives calls about the progress of a job. If a method raises an exception, the job ends."""
 
     def phase(self, name: str) -> None:
         """Called when a phase begins.
 
-        `name` is `importing`, `planning`, `settling`, `building` or `verifying`.
+        Args:
+            name: `importing`, `planning`, `settling` (choosing schedules), `building` or
+                `verifying`.
         """
 
     def tasks(self, tracker: Tracker) -> None:
-        """Called when the tasks to tune are known; `tracker` has their state from now on."""
+        """Called when the tasks to tune are known; `tracker` holds their state from then on."""
 
     def event(self, event: Event, tracker: Tracker) -> None:
-        """Called for each event of the tuner. The watcher must pass it to `tracker.take`."""
+        """Called for each event of the tuner. An override must pass the event to `tracker.take`."""
         tracker.take(event)
 
     def tuned(self, outcome: JobOutcome) -> None:
-        """Called when tuning has ended.
+        """Called when tuning has ended; `outcome` has no verification and no latencies yet.
 
         Later phases may still fail, for example if the disk is full.
         """
@@ -83,20 +85,20 @@ class JobWatcher:
 
 @dataclass(slots=True)
 class JobContext:
-    """The resources of a job: stores, builder processes, limits and caches.
-
-    The seconds of stages are added to `timings` (of the job), `loop` (of the tuner's loop) and
-    `beside` (of the builders).
+    """The resources of a job: the database, builder processes, limits and caches.
 
     Attributes:
         storage: the database and the blobs.
         builder: the processes that compile candidates.
-        planning: the limits of the child process that reads and plans models; None plans in this
+        planning: the limits of the child process that reads and plans models; None to plan in this
             process.
-        verification: the limits of the child process that verifies programs; None verifies in this
+        verification: the limits of the child process that verifies programs; None to verify in this
             process.
         samples_bytes: the limit of the size of all samples of a job, in bytes.
-        kernels: caches compiled kernels.
+        kernels: the cache of compiled kernels.
+        timings: collects the seconds of the job's steps.
+        loop: collects the seconds of the tuner's steps.
+        beside: collects the seconds of steps in the builder processes.
     """
 
     storage: Storage
@@ -119,7 +121,8 @@ class JobOutcome:
         tracker: the final state of the tasks.
         finished: the result of tuning.
         device: the device of the job.
-        selected: the served schedules; None if the job was cancelled before they were chosen.
+        selected: the schedules of the artifact; None if the job was cancelled before they were
+            selected.
         confirmed: the results of the reviews of the new records.
         verification: the result of verifying the artifact; None if the job was cancelled before, or
             no artifact was requested.
@@ -142,7 +145,7 @@ class JobOutcome:
         return self.finished.cancelled
 
     def report(self) -> dict[str, Any]:
-        """Return the report that is stored with an ended job, as plain data for `json.dumps`."""
+        """Return the report that is stored with a finished job, as data for `json.dumps`."""
         finished, progress = self.finished, self.tracker.progress
         checked = self.verification
         facts = self.device.facts
@@ -199,23 +202,25 @@ def run_job(
     sharing: Sharing = UNSHARED,
     stop: Stop | None = None,
 ) -> JobOutcome:
-    """Tune a model for a device: plan, tune, confirm, choose schedules, verify, deliver.
+    """Run a job: plan the model, tune, review records, select schedules, verify, write the
+    artifact.
 
     Args:
         spec: the model, its target and options, and the budget.
         device: measures, verifies and races.
         job_context: the resources that the jobs of the process share.
         watcher: is notified of progress.
-        job_id: the key of the job's trials, requests and verdicts.
-        token: ends the job soon; its measurements are kept.
-        output: the folder for the artifact or the module; None to deliver nothing.
+        job_id: the id under which trials, requests and verdicts are stored.
+        token: cancels the job; measurements so far are stored.
+        output: the folder for the artifact or the module; None to write nothing.
+        deliver_cancelled: whether a cancelled job writes an artifact from the records that exist.
         sharing: coordinates the job with other jobs that have the same tasks.
-        deliver_cancelled: whether a cancelled job delivers an artifact from the records it has.
-        stop: ends the job's child processes at once; without it, the token does.
+        stop: stops the job's child processes at once; None to use `token`.
 
     Raises:
-        JobCancelled: if the job was stopped while a child worked for it.
-        CompilerError: naming the error in the model, the budget or the artifact.
+        JobCancelled: if the job was stopped while a child process worked for it.
+        CompilerError: if the model, the budget or the artifact is invalid; the message says what is
+            wrong.
         DatabaseError: if the database fails.
     """
     # however the job ends, they end with it
@@ -373,7 +378,13 @@ def _run(
 
 
 def _plan(spec: JobSpec, job_context: JobContext, stop: Stop) -> tuple[Planned, ...]:
-    """Plan the model at each of its sizes, and check that the plans can be delivered."""
+    """Plan the model at each of its sizes, and check that an artifact can be written for the
+    plans.
+
+    Raises:
+        CompilerError: if planning or a check fails.
+        JobCancelled: if `stop` ended the child process that plans.
+    """
     timings = job_context.timings
     tune_options(spec.options)  # refuses impossible options before the model is read
     with ThreadPoolExecutor(1) as pool:

@@ -1,4 +1,4 @@
-"""Times a model on a device, and compares the served program with the untuned one."""
+"""Times a model with its tuned schedules on a device, and compares it with the untuned program."""
 
 from __future__ import annotations
 
@@ -15,11 +15,12 @@ from tilewright.tuner.measure.statistics import Comparison
 
 @dataclass(frozen=True, slots=True)
 class ModelTiming:
-    """The time of a served program, and its speed-up over the untuned program.
+    """The time of a program with tuned schedules, and its speed-up over the untuned program.
 
     Attributes:
-        seconds: the fastest run of the served program.
-        untuned: the ratio of the untuned program's time to the served one's, in pairs of runs.
+        seconds: the fastest run of the tuned program.
+        untuned: the ratio of the untuned program's time to the tuned program's time, from pairs of
+            runs.
     """
 
     seconds: float
@@ -27,7 +28,13 @@ class ModelTiming:
 
 
 def time_model(served: Planned, schedules: ScheduleSource, device: Device) -> ModelTiming:
-    """Time the program with these schedules, interleaved with the untuned program of the same plan.
+    """Time a program with given schedules, interleaved with the untuned program of the same
+    plan.
+
+    Args:
+        served: the plan of the model.
+        schedules: the tuned schedules.
+        device: the device that runs the programs.
 
     Raises:
         CompilerError: if a workload does not compile.

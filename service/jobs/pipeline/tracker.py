@@ -1,4 +1,4 @@
-"""Tracks a tuning run: converts its events into counters and a row per task."""
+"""Tracks a tuning run: converts the tuner's events to counters and to a table row per task."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ from tilewright.tuner.tasks import Task
 
 
 class Tracker:
-    """The state of one tuning run: `progress`, and `rows` by record key.
+    """The state of a tuning run, for display: counters in `progress`, and a row per task in
+    `rows`.
 
     Args:
         tasks: the tasks that the run tunes.
@@ -42,7 +43,7 @@ class Tracker:
         self.candidates_per_second: float | None = None
 
     def take(self, event: events.Event) -> list[JobTask]:
-        """Update the state by an event. Return the changed rows."""
+        """Update counters and rows from an event of the tuner. Return the changed rows."""
         match event:
             case events.Started():
                 self._bound(event.inputs)
@@ -65,7 +66,9 @@ class Tracker:
         return changed
 
     def _bound(self, inputs: Sequence[events.TaskInputs]) -> None:
-        """Record the lower bound of each task's time on the device, if known."""
+        """Store, in the row of each task, the lower bound of its time on the device, if it is
+        known.
+        """
         for task in inputs:
             if task.bound_seconds and math.isfinite(task.bound_seconds):
                 row = self.rows[task.key]
@@ -152,9 +155,14 @@ class Tracker:
         )
 
     def _total(self, attribute: str) -> float | None:
-        """Return the seconds of the whole model.
+        """Return the seconds of the whole model: the weighted sum of a time over all tasks.
 
-        A task without a measured default counts with its best time.
+        Args:
+            attribute: the time to add: `default_seconds` or `best_seconds`. The best time replaces
+                a missing time.
+
+        Returns:
+            the sum; None if a task has no time at all.
         """
         total = 0.0
         for key, row in self.rows.items():

@@ -1,4 +1,4 @@
-"""Steps of a job that several callers share: tune tasks, build an artifact."""
+"""Steps of a job that several callers use: tuning tasks, building artifacts, and checks."""
 
 from __future__ import annotations
 
@@ -47,11 +47,24 @@ def tune_tasks(
 ) -> Finished:
     """Tune tasks on a device, and return the result.
 
-    The database stores trials, records, and everything that is needed to repeat the run. `bounds`,
-    `timings` and `beside` are passed to `tuner.loop.tune`.
+    Trials, records, and all data needed to replay the run are stored in the database.
+
+    Args:
+        tasks: the tasks.
+        storage: the database.
+        builder: the processes that compile candidates.
+        device: the device that measures.
+        budget: the limits of trials and time, and the search strategy.
+        job_id: the id under which trials are stored.
+        on_event: receives the events of the tuner.
+        token: ends the tuning.
+        references: the cache of expected outputs.
+        bounds: see `tuner.loop.tune`.
+        timings: see `tuner.loop.tune`.
+        beside: see `tuner.loop.tune`.
 
     Raises:
-        TuningError: if the budget is impossible.
+        TuningError: if a limit of the budget is invalid.
     """
     facts = device.facts
     options = replace(
@@ -95,8 +108,9 @@ def all_known(tasks: Sequence[Task], storage: Storage) -> bool:
 
 
 def save_texts(planned: Planned, storage: Storage) -> None:
-    """Store the texts of the plan's workloads and target, to which keys of trials and records
-    refer.
+    """Store the texts of the plan's workloads and of its target, by their keys.
+
+    Trials and records refer to these keys.
     """
     target = planned.target
     storage.workloads.put_workloads({w.key: w.text() for w, _ in planned.workloads})
@@ -114,23 +128,26 @@ def build_artifact(
     kernels: KernelCache | None = None,
     check: Callable[[Artifact], object] = lambda made: None,
 ) -> tuple[CompiledProgram, ...]:
-    """Compile one model at one or several sizes, and write an artifact folder; return the programs.
+    """Compile one model at one or several sizes, and write an artifact folder.
 
-    The caller resolves plans and schedules first (`service.jobs.evidence.end_to_end`).
+    The caller makes the plans and selects the schedules (`service.jobs.evidence.end_to_end`).
 
     Args:
         planned: the plans, one per size.
         schedules: the schedules of the kernels.
         folder: the folder to create.
-        weight_limit_bytes: the limit of the packed weights.
-        pad: whether the artifact pads inputs with sizes in between up to the next sizes.
-        timings: gets the seconds of each stage.
-        kernels: caches the kernels that the same process has compiled before.
-        check: passed to `artifacts.save_artifact`.
+        weight_limit_bytes: the limit of the packed weights; None for no limit.
+        pad: whether the artifact pads an input of another size up to the next compiled size.
+        timings: receives the seconds of each step.
+        kernels: the cache of kernels that this process has compiled.
+        check: called with the artifact before the folder is created (`artifacts.save_artifact`).
+
+    Returns:
+        the compiled programs.
 
     Raises:
-        CompilerError: if it cannot be linked or written, the packed weights do not fit the limit,
-            or outputs of padded inputs could not be cut back; or from `check`.
+        CompilerError: if a program cannot be compiled, linked or written, the packed weights exceed
+            the limit, an output of padded inputs could not be cropped, or `check` raises it.
     """
     builder = _builder(planned[0], schedules, weight_limit_bytes, timings, kernels)
     ports = open_ports(planned, pad=pad)
@@ -149,10 +166,10 @@ def build_for_c(
     timings: Timings | None = None,
     kernels: KernelCache | None = None,
 ) -> CompiledProgram:
-    """Compile one model, at one size or for its ranges, and return the program for a C library.
+    """Compile one model for a C library, at one size or for the ranges of its dimensions.
 
     Raises:
-        CompilerError: if it does not compile, or the packed weights do not fit the limit.
+        CompilerError: if the model does not compile, or the packed weights exceed the limit.
     """
     builder = _builder(planned, schedules, weight_limit_bytes, timings, kernels)
     return builder.build(planned.served_plan)
@@ -171,7 +188,7 @@ def _builder(
 def check_weight_limit(
     planned: Sequence[Planned], limit: int, kernels: KernelCache | None = None
 ) -> None:
-    """Check that the packed weights of the untuned programs fit a limit.
+    """Check that the packed weights of the untuned programs do not exceed `limit` bytes.
 
     Raises:
         CompilerError: if the weights exceed the limit.
@@ -185,7 +202,7 @@ def check_ranges(planned: Sequence[Planned], kernels: KernelCache | None = None)
     """Check that each kernel for a range of sizes has a default schedule.
 
     Raises:
-        CompilerError: if a kernel has no default schedule that serves its range.
+        CompilerError: if no default schedule of a kernel supports all sizes of its range.
     """
     for each in planned:
         if each.open is not None:
@@ -194,9 +211,10 @@ def check_ranges(planned: Sequence[Planned], kernels: KernelCache | None = None)
 
 
 def store_artifact(folder: Path, storage: Storage) -> str:
-    """Store an artifact folder as a blob, one tar file; returns its digest.
+    """Store an artifact folder as a blob in tar format, and return the digest of the blob.
 
-    The same folder always gives the same bytes.
+    The tar file depends only on the names and contents of the files, so equal folders have equal
+    digests.
 
     Raises:
         StorageError: if the disk is full.

@@ -1,6 +1,7 @@
 """Imports and plans a job's model in a child process with memory and time limits.
 
-An error in the model, even a crash, does not affect the other jobs of the process.
+If a model exceeds the limits or crashes the child, other jobs of the tuner process are not
+affected.
 """
 
 from __future__ import annotations
@@ -35,12 +36,14 @@ UNKNOWN_BYTES = 8 << 30
 
 
 def memory_limit(settings: Settings) -> int:
-    """Return the limit of the memory, in bytes, for reading and planning a model."""
+    """Return the memory limit, in bytes, of a child process that reads and plans a model."""
     return settings.planning_memory_bytes or (total_bytes() or SHARE * UNKNOWN_BYTES) // SHARE
 
 
 def planning_limits(settings: Settings) -> Limits:
-    """Return the memory and time limits for reading and planning a model in a child of a tuner."""
+    """Return the configured memory and time limits of a child process that reads and plans a
+    model.
+    """
     return Limits(memory_limit(settings), settings.planning_seconds)
 
 
@@ -48,6 +51,12 @@ def plan_bounded(
     spec: JobSpec, limits: Limits, stop: Stop, timings: Timings | None = None
 ) -> tuple[Planned, ...]:
     """Plan all programs of a job's model in a child process (`segment_planning.plan_programs`).
+
+    Args:
+        spec: the specification of the job.
+        limits: the limits of the child process.
+        stop: ends the child process at once.
+        timings: receives the seconds of each step.
 
     Raises:
         CompilerError: if the model or the target is invalid or not supported, its programs cannot
@@ -71,7 +80,7 @@ def plans_of(spec: JobSpec) -> tuple[tuple[Planned, ...], tuple[StageTime, ...]]
     """Plan a job's model; the entry point of the child process.
 
     Returns:
-        the plans, without the model's bytes, and the seconds of the stages of planning.
+        the plans, without the model's bytes, and the seconds of each planning step.
     """
     timings = Timings()
     plans = plan_programs(spec.request, spec.options.sizes, None, timings)
@@ -80,9 +89,7 @@ def plans_of(spec: JobSpec) -> tuple[tuple[Planned, ...], tuple[StageTime, ...]]
 
 
 def without_model(planned: Planned) -> Planned:
-    """Return the plan without the model's bytes, for a process that does not read the
-    model again.
-    """
+    """Return a copy of a plan without the bytes of the model, to be sent to another process."""
     return _with_model(planned, b"")
 
 
@@ -93,10 +100,16 @@ def _with_model(planned: Planned, model: Path | bytes) -> Planned:
 def given_bounded(
     spec: JobSpec, files: GivenFiles, limits: Limits | None, stop: Stop
 ) -> GivenInputs:
-    """Read a job's given inputs in a child process, or in this process if `limits` is None.
+    """Read the inputs that the user gives a job, in a child process.
+
+    Args:
+        spec: the specification of the job.
+        files: the files and numbers that the user gives.
+        limits: the limits of the child process; None to read in this process.
+        stop: ends the child process at once.
 
     Raises:
-        CompilerError: if a file is invalid, a sample or a value does not fit the model, or reading
+        CompilerError: if a file is invalid, a sample or number does not fit the model, or reading
             exceeds the limits.
         JobCancelled: if `stop` ended the child.
     """
@@ -109,7 +122,14 @@ def given_bounded(
 
 
 def not_planned(found: NoAnswer, limits: Limits) -> CompilerError | JobCancelled:
-    """Return the error to raise for a child that ended without a result."""
+    """Return the error to raise if a child process that plans ended without a result.
+
+    A crash is also logged.
+
+    Args:
+        found: the reason why there is no result.
+        limits: the limits of the child process.
+    """
     what = "reading and planning the model"
     match found.reason:
         case Reason.ENDED:
@@ -131,7 +151,7 @@ def not_planned(found: NoAnswer, limits: Limits) -> CompilerError | JobCancelled
 
 
 def tell_bug(found: NoAnswer) -> None:
-    """Log a crash of a child as a bug, with the output of the child."""
+    """Log the crash of a child process as a bug, with the output of the process."""
     import structlog
 
     structlog.get_logger("tilewright.children").error("bug", reason=found.text, words=found.words)

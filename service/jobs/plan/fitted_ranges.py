@@ -1,9 +1,12 @@
-"""Searches ranges and sizes of a model's dynamic dimensions that one program can serve.
+"""Finds ranges or sizes of a model's dynamic dimensions that a single program can support.
 
-If no program serves the ranges, they are relaxed, in this order of preference: the range that a
-user gave is narrowed; a dimension is fixed to the only size that an operator accepts; it is fixed
-to its size hint. If the model rejects a hint, another size is tried. Notes inform the user about
-each step.
+If no program supports the ranges, they are relaxed, in this order of preference:
+
+- a range that the user gave is narrowed;
+- a dimension is fixed to the only size that an operator accepts;
+- a dimension is fixed to its size hint.
+
+If the model rejects a hint, another size is tried. The user is informed of each step by a sentence.
 """
 
 from __future__ import annotations
@@ -34,16 +37,16 @@ Attempt = Callable[[Mapping[str, int | Dimension]], object]
 
 @dataclass(slots=True)
 class FittedRanges:
-    """The state of the search: the dimensions with a range, and the dimensions fixed to a size.
+    """The state of the search for ranges and sizes that a single program supports.
 
     Attributes:
-        given: the ranges that a user gave, by name.
-        defaults: the ranges of dimensions for which the user gave none.
+        given: the present ranges of dimensions for which the user gave one, by name.
+        defaults: the default ranges of the other dimensions, by name.
         hints: the size hint of each dimension.
-        stated: the size hints that a user states, with their fractions.
-        sizes: the dimensions that were fixed to one size.
-        taken: the ranges that a user gave of such dimensions, by name.
-        notes: sentences for the user.
+        stated: the size hints that a user states or samples have, with their fractions.
+        sizes: the dimensions that were fixed, with their sizes.
+        taken: the ranges that the user gave for dimensions that were fixed, by name.
+        notes: a sentence for the user about each step.
     """
 
     given: dict[str, Dimension]
@@ -61,17 +64,18 @@ class FittedRanges:
 
     @property
     def shares(self) -> Shares:
-        """The stated sizes of dimensions that are not fixed to a size."""
+        """The size hints in `stated` of the dimensions that are not fixed to a size."""
         return {name: each for name, each in self.stated.items() if name not in self.sizes}
 
     def relax(self, error: CompilerError) -> None:
-        """Narrow a range, or fix a dimension, so that the failed import or planning may succeed.
+        """Narrow a range, or fix a dimension, after the import or the planning of the model
+        failed.
 
         Args:
             error: the failure.
 
         Raises:
-            CompilerError: the same error, if no relaxation helps.
+            CompilerError: the same error, if neither step can help.
         """
         question = error if isinstance(error, DynamicSizeError) else DynamicSizeError(str(error))
         asked = {d.name for d in dimensions(question.undecided, question.unequal)}
@@ -92,7 +96,10 @@ class FittedRanges:
         self.notes.append(f"{name}={size}, since no program serves {served}: {question}")
 
     def _narrow(self, question: DynamicSizeError) -> bool:
-        """Narrow a range that the user gave, if that removes the error. Return whether it did."""
+        """Narrow a range that the user gave so that it excludes the sizes behind an error.
+
+        Return whether a range was narrowed.
+        """
         found = refinements(self.given, question)
         if not found or len(self.notes) >= MOST_NARROWINGS:
             return False
@@ -110,8 +117,10 @@ class FittedRanges:
         return True
 
     def rows(self) -> list[dict[str, int]]:
-        """Return the sizes to plan at if all dimensions are fixed: one row per hint that a user
-        stated.
+        """Return the combinations of sizes to plan if all dimensions are fixed.
+
+        There is one combination per size hint that the user states; a dimension without several
+        hints has the same size in all.
         """
         several = {
             name: list(self.stated[name])
@@ -125,14 +134,16 @@ class FittedRanges:
         return [{**self.sizes, **row} for row in cycled]
 
     def take_other_sizes(self, error: InvalidModelError, attempt: Attempt) -> None:
-        """Fix a dimension to another size, because the model rejects its present one.
+        """Fix one of the fixed dimensions to another size, because the model rejects its present
+        one.
 
         Args:
-            error: the model's error at `sizes`.
+            error: the model's error at the present sizes.
             attempt: imports the model at given sizes and ranges of the dynamic dimensions.
 
         Raises:
-            InvalidModelError: if no other size was found, naming a dimension that needs one.
+            InvalidModelError: if the model rejects all sizes that were tried; the message names a
+                dimension for which the user must give a size.
         """
         tried: dict[str, list[int]] = {}
         own = [n for n in self.taken if n not in self.stated]
@@ -159,8 +170,10 @@ class FittedRanges:
         raise error
 
     def _other_sizes(self, name: str, attempt: Attempt) -> Iterator[int]:
-        """Yield the size that an operator needs given the other dimensions, then sizes near the
-        hint.
+        """Yield sizes to try for a dimension whose present size the model rejects.
+
+        The first is the size that an operator requires, given the other dimensions. Then follow all
+        sizes of a small range, or else sizes near the present one: halved and doubled repeatedly.
         """
         ranged, own = self.taken.get(name) or self.defaults[name], self.sizes[name]
         seen = {own}
@@ -182,7 +195,10 @@ class FittedRanges:
 
 
 def _is_taken(attempt: Attempt, sizes: Mapping[str, int | Dimension]) -> bool:
-    """Whether a model accepts these sizes; an open dimension may still need a decision."""
+    """Whether a model can be imported at these sizes.
+
+    An error that another dimension must be fixed first (DynamicSizeError) does not count.
+    """
     try:
         found = attempted(partial(attempt, sizes))
     except CompilerError:
@@ -191,7 +207,10 @@ def _is_taken(attempt: Attempt, sizes: Mapping[str, int | Dimension]) -> bool:
 
 
 def _question(attempt: Attempt, sizes: Mapping[str, int | Dimension]) -> DynamicSizeError | None:
-    """Return the DynamicSizeError of an attempt at sizes and ranges; None for any other outcome."""
+    """Return the DynamicSizeError that an import raises at these sizes and ranges.
+
+    Return None if the import succeeds or raises another error.
+    """
     try:
         found = attempted(partial(attempt, sizes))
     except CompilerError:

@@ -1,4 +1,7 @@
-"""Derives the tuning tasks of a planned model: one per workload, or per piece of a split range."""
+"""Derives the tuning tasks of a planned model: one for each workload.
+
+If the range of a dimension is split, each piece of the range is a workload with its own task.
+"""
 
 from __future__ import annotations
 
@@ -16,10 +19,13 @@ from tilewright.tuner.tasks import Task, make_task
 
 
 def tasks_of(*planned: Planned) -> list[Task]:
-    """Return the tuning tasks of one model at one or several sizes, in the order of their first
-    use.
+    """Return the tuning tasks of one model, in the order of their first use.
 
-    A piece of a range that contains no measured size has no task.
+    A piece of a split range that contains no measured size has no task, because no run has such
+    sizes.
+
+    Args:
+        planned: the plans of the model, one per size.
     """
     counts: Counter[Workload] = Counter()
     for each in planned:
@@ -66,8 +72,8 @@ def task_of(
     Args:
         workload: the workload.
         mode: the mode in which code is generated.
-        count: the number of its runs in one run of the model.
-        points: the sizes at which a workload for ranges is measured.
+        count: the number of the workload's runs in one run of the model.
+        points: the sizes at which the workload is measured, if it has dynamic dimensions.
     """
     return make_task(
         workload,

@@ -1,4 +1,4 @@
-"""Derives an artifact's inputs and outputs from the plans of a model at several sizes."""
+"""Derives the inputs and outputs of an artifact from the plans of a model at several sizes."""
 
 from __future__ import annotations
 
@@ -13,13 +13,19 @@ from tilewright.service.jobs.plan.planning import Planned
 
 
 def open_ports(planned: Sequence[Planned], *, pad: bool) -> ModelPorts | None:
-    """Return the model's inputs and outputs, with names for dimensions that vary between the plans.
+    """Return the inputs and outputs of a model, with names for the dimensions that vary in the
+    plans.
 
-    Return None if no dimension varies.
+    Args:
+        planned: the plans of the model, one per size.
+        pad: whether the artifact pads inputs of other sizes.
+
+    Returns:
+        the inputs and outputs; None if no dimension varies.
 
     Raises:
-        InvalidArgumentError: if `pad` is set and no dimension varies, or the model runs in stages;
-            or if several sizes are given for a dimension that the model fixes.
+        InvalidArgumentError: if `pad` is set and no dimension varies, or the model runs in several
+            segments; or if several sizes are given for a dimension that the model fixes.
     """
     first = planned[0]
     if first.stages is not None:
@@ -56,9 +62,10 @@ def _staged_ports(first: Planned, *, pad: bool) -> ModelPorts:
 
 
 def _as_made(name: str, dims: Dims, planned: Sequence[Planned]) -> Dims:
-    """Return an output's stated dimensions, with -1 for each that differs from a plan's extent.
+    """Return the shape of an output as the model declares it, corrected by the plans.
 
-    All are -1 if the number of dimensions differs, as for a list.
+    An extent that differs from the extent in a plan is replaced by -1. All extents are -1 if the
+    number of dimensions differs, as for a list.
     """
     if any(name not in each.graph.types for each in planned):
         return dims

@@ -1,4 +1,4 @@
-"""Plans a model: import, optimisation, partition into kernels."""
+"""Plans a model: imports and optimises the graph, and partitions it into kernels."""
 
 from __future__ import annotations
 
@@ -42,14 +42,15 @@ COMBINATIONS = 64
 
 @dataclass(frozen=True, slots=True)
 class ModelRequest:
-    """A model, and the mode and sizes that it is compiled for.
+    """A model, and the mode and sizes for which it is compiled.
 
     Attributes:
         model: an ONNX file, or its bytes.
         mode: the mode in which code is generated.
-        dims: the sizes of named dimensions.
-        digest: the SHA-256 of the model's bytes, if known.
-        given: real inputs of the model.
+        dims: the sizes of named dimensions; None to fix no dimension.
+        digest: the SHA-256 of the model's bytes; "" if it is unknown.
+        given: the inputs that the user gives. Programs are verified on them, and their sizes are
+            hints.
     """
 
     model: Path | bytes
@@ -62,20 +63,20 @@ class ModelRequest:
 
 @dataclass(frozen=True, slots=True)
 class DynamicPlan:
-    """A model partitioned once for all sizes of its ranges.
-
-    Kernels are measured at the sizes `drawn`.
+    """A plan of a model with dynamic dimensions, whose program supports all sizes of their
+    ranges.
 
     Attributes:
         plan: the plan for all sizes.
         graph: the imported graph.
         ranges: the range of each dynamic dimension.
         defaults: the names of dimensions whose range the user did not give.
+        drawn: the combinations of sizes at which kernels are measured.
         stated: whether the user stated the measured sizes; otherwise they are sampled from the
             ranges.
-        implied: the ranges of dimensions that the model expresses by others.
+        implied: the ranges of dimensions whose size follows from others.
         hints: by name, the sizes at which the model is planned and verified first: the sizes that a
-            user stated, or else those of `compiler.profile`. A dimension without a hint is planned
+            user states, or else those of `compiler.profile`. A dimension without a hint is planned
             at its typical size.
     """
 
@@ -90,13 +91,16 @@ class DynamicPlan:
 
     @property
     def hinted(self) -> dict[str, tuple[int, ...]]:
-        """The measured sizes of each dimension with a hint, by name, without duplicates."""
+        """The measured sizes of each dimension that has a hint, by name, without duplicates."""
         rows = [dict(each.sizes) for each in self.drawn]
         return {name: tuple(dict.fromkeys(row[name] for row in rows)) for name, _ in self.hints}
 
     @property
     def measured(self) -> tuple[SampledSizes, ...]:
-        """The measured sizes, including the dimensions that the plan adds (slack capacities)."""
+        """The measured combinations of sizes, including sizes of dimensions that the plan adds.
+
+        The plan adds a dimension for the slack capacity of a growing cache.
+        """
         return tuple(
             replace(each, sizes=tuple(self.plan.with_rooms(dict(each.sizes)).items()))
             for each in self.drawn
@@ -105,18 +109,19 @@ class DynamicPlan:
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """A model partitioned into workloads, at fixed sizes or for ranges.
+    """A model partitioned into workloads, at fixed sizes or for ranges of its dynamic
+    dimensions.
 
     Attributes:
         request: the model, its mode and its sizes.
-        graph: the imported graph before any pass, which serves as the reference.
+        graph: the imported graph before any pass; results are compared with this graph.
         plan: the partition into kernels.
-        sizes: the sizes of `graph` and `plan` in dimensions with several sizes or a range.
-        open: the plan for all sizes of the ranges, for which kernels are tuned; `graph` and `plan`
-            then have the sizes of the hints, at which the model is verified. None for fixed sizes.
-        stages: the stages (`ModelSegment`) of a model whose sizes depend on data; None for other
-            models.
-        stage: the number of this plan among the stages.
+        sizes: the sizes of `graph` and `plan` in the dimensions that have several sizes or a range.
+        open: the plan for all sizes of the ranges, from which programs are built; None for fixed
+            sizes. If present, `graph` and `plan` have the sizes of the hints, at which the model is
+            verified.
+        stages: the tree of segments of a model whose sizes depend on data; None for other models.
+        stage: the number of the segment to which this plan belongs.
         notes: sentences for the user about dimensions that were fixed to a size.
     """
 
@@ -145,15 +150,16 @@ class Planned:
     def workloads(self) -> list[tuple[Workload, int]]:
         """Each workload with the number of its runs in the model.
 
-        A workload for a split range is listed once per piece.
+        If a range is split, the workloads of its pieces are listed.
         """
         return self.served_plan.tasks()
 
     @property
     def untuned(self) -> Mapping[str, Workload]:
-        """Map the key of each workload to the workload whose default schedule serves it untuned.
+        """Map each workload's key to the workload whose default schedule is used before tuning.
 
-        These differ for a piece of a range: it is served by the kernel for the whole range.
+        The two are the same except for a piece of a split range. Before tuning, the range is not
+        split: one kernel for the whole range is used.
         """
         return {
             piece.workload.key: step.workload
@@ -163,15 +169,21 @@ class Planned:
 
     @property
     def served_plan(self) -> GraphPlan:
-        """The plan from which programs are built: the plan for all sizes of the ranges, if there is
-        one.
+        """The plan from which programs are built.
+
+        It is the plan for all sizes of the ranges, or the plan at fixed sizes if there are no
+        ranges.
         """
         return self.plan if self.open is None else self.open.plan
 
     def programs(self, compiled: CompiledProgram) -> tuple[CompiledProgram, ...]:
-        """Return the programs to time, from a program that was built from `served_plan`.
+        """Return the programs to time.
 
-        For ranges, the program is returned at each of the measured sizes.
+        With dynamic dimensions, these are the compiled program at each of the measured sizes.
+        Otherwise it is the compiled program itself.
+
+        Args:
+            compiled: the program that was built from `served_plan`.
         """
         if self.open is None:
             return (compiled,)
@@ -182,7 +194,7 @@ class Planned:
 
 
 def model_digest(model: Path | bytes) -> str:
-    """Return the SHA-256 of a model's bytes, which is the model's key in the database."""
+    """Return the SHA-256 of a model's bytes in hexadecimal, the model's key in the database."""
     if isinstance(model, bytes):
         return hashlib.sha256(model).hexdigest()
     with model.open("rb") as file:
@@ -196,8 +208,8 @@ def plan_model(
 
     Args:
         request: the model, its mode and its sizes.
-        observer: gets the graph after each pass.
-        timings: gets the seconds of each stage.
+        observer: receives the graph after each pass.
+        timings: receives the seconds of each step.
 
     Raises:
         CompilerError: if the model or the target is invalid or not supported.
@@ -216,12 +228,18 @@ def plan_sizes(
 ) -> tuple[Planned, ...]:
     """Plan a model for every combination of the given sizes, in their order.
 
-    If a dimension has a range, the first plan is for all ranges. Dynamic dimensions without a size
-    get a default range, which contains their size hints and the sizes of samples. Hints are the
-    sizes at which kernels are measured.
+    If a dimension has a range, the first plan is for all ranges. A dynamic dimension without a
+    given size or range gets a default range, which contains its size hints and the sizes of the
+    samples.
+
+    Args:
+        request: the model and its mode.
+        dims: the sizes, ranges and size hints of each named dimension.
+        observer: receives the graph after each pass.
+        timings: receives the seconds of each step.
 
     Raises:
-        CompilerError: if the model or the target is invalid or not supported, or the combinations
+        CompilerError: if the model or the target is invalid or not supported, the combinations
             exceed the limit of an artifact, or hints or samples have sizes outside all ranges.
     """
     return tuple(_plan_each(request, dims, observer, timings))
@@ -233,7 +251,7 @@ def plan_first_sizes(
     observer: Observer | None = None,
     timings: Timings | None = None,
 ) -> Planned:
-    """Return the first plan of `plan_sizes`, without computing the others.
+    """Return the first plan of `plan_sizes` without making the other plans.
 
     Raises:
         CompilerError: if the model or the target is invalid or not supported, the combinations
@@ -303,7 +321,13 @@ def _plan_each(
 
 @dataclass(frozen=True, slots=True)
 class _Hinted:
-    """Default ranges of dimensions, the hints stated by a user, and the hints from samples."""
+    """The default ranges and size hints of dimensions.
+
+    Attributes:
+        defaults: the default range of each dimension without a given size or range.
+        stated: the size hints that the user states, with their fractions.
+        sampled: the most frequent sizes of the samples, with their counts.
+    """
 
     defaults: Mapping[str, Dimension]
     stated: Shares
@@ -319,10 +343,19 @@ def _plan_ranges(
     observer: Observer | None,
     timings: Timings | None,
 ) -> Iterator[Planned]:
-    """Yield the plan for all sizes of the ranges; default ranges in `empty` begin at 0.
+    """Yield the plan of a program that supports all sizes of the ranges.
 
-    If no program serves the ranges, they are relaxed (`FittedRanges`), and the plan's `notes` list
-    the changes. If no dimension remains dynamic, each hint gets a plan.
+    If no program can, the ranges are relaxed (`FittedRanges`), and `notes` of the plan lists the
+    changes. If all dimensions become fixed, a plan is yielded for each size hint instead.
+
+    Args:
+        request: the model and its mode.
+        dims: the fixed sizes and the ranges of dimensions that the user gave.
+        hinted: the default ranges of the other dimensions, and the size hints.
+        empty: the dimensions whose default range begins at 0, such as the length of a cache.
+        ports: the inputs and outputs of the model.
+        observer: receives the graph after each pass.
+        timings: receives the seconds of each step.
 
     Raises:
         CompilerError: if the model is invalid or not supported.
@@ -386,7 +419,7 @@ def _plan_fixed(
     observer: Observer | None,
     timings: Timings | None,
 ) -> Iterator[Planned]:
-    """Yield the plans at the hints, for a model whose ranges no program serves."""
+    """Yield a plan at each size hint, for a model whose dimensions all had to be fixed."""
 
     def plan(sizes: Mapping[str, int]) -> Planned:
         return plan_model(replace(request, dims={**numbers, **sizes}), observer, timings)
@@ -407,13 +440,13 @@ def _plan_fixed(
 def profiled(
     plan: DynamicPlan, ports: ModelPorts, free: Sequence[Dimension], shares: Shares
 ) -> DynamicPlan:
-    """Return a plan for ranges, extended by the sizes at which it is measured and verified.
+    """Return a plan for ranges with the sizes at which it is measured and verified.
 
     Args:
         plan: the plan for all sizes of its ranges.
         ports: the model's inputs and outputs with their dimensions.
-        free: the dimensions without a given range; each has a hint.
-        shares: sizes that a user states or samples have, with their fractions.
+        free: the dimensions without a given range; each gets a hint.
+        shares: the sizes that the user states or samples have, with their fractions.
 
     Raises:
         InvalidArgumentError: if one of these sizes lies outside its range.
@@ -433,7 +466,11 @@ def profiled(
 
 
 def _united(ports: ModelPorts, graph: Graph) -> ModelPorts:
-    """Return the ports, with the graph's name for dimensions that always have equal sizes."""
+    """Return the inputs and outputs with a common name for dimensions that always have equal
+    sizes.
+
+    The name is the one in the graph.
+    """
 
     def named(name: str, dims: Dims) -> Dims:
         shape = graph.types[name].shape if name in graph.types else ()
@@ -452,14 +489,17 @@ def _united(ports: ModelPorts, graph: Graph) -> ModelPorts:
 
 
 def first_sizes(shares: Shares) -> dict[str, int]:
-    """Return the size hint with the largest fraction for each dimension, by name."""
+    """Return, for each dimension, the size hint with the largest fraction."""
     return {name: max(listed, key=lambda size: listed[size]) for name, listed in shares.items()}
 
 
 def planned_for_ranges(request: ModelRequest, plan: DynamicPlan) -> Planned:
-    """Return a model planned for ranges as a `Planned` at its hints.
+    """Return a plan for ranges as a `Planned`, whose `graph` and `plan` have the sizes of the
+    hints.
 
-    `request` has the fixed sizes.
+    Args:
+        request: the model, its mode and its fixed sizes.
+        plan: the plan for ranges.
     """
     hints = dict(plan.hints)
     sizes = {d.name: hints.get(d.name) or typical(dynamic_size(d)) for d in plan.ranges}

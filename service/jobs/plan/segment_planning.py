@@ -1,8 +1,8 @@
 """Plans models whose sizes depend on data: one plan for each of their programs.
 
-Such a model is divided into segments, also called stages: programs that run one after the other.
-Tuning, races and verification handle the stages like the plans of a model at several sizes: each
-stage is a program with its own reference.
+Such a model is divided into segments (called stages in the code): programs that run one after the
+other. Tuning, races and verification handle the segments like the plans of a model at several
+sizes. Each segment is a program that is verified separately.
 """
 
 from __future__ import annotations
@@ -46,13 +46,19 @@ def plan_programs(
     timings: Timings | None = None,
     kernels: KernelCache | None = None,
 ) -> tuple[Planned, ...]:
-    """Plan all programs of a model.
+    """Plan all programs of a model: by `plan_segments` if sizes depend on data, else by
+    `plan_sizes`.
 
-    They are planned by `planning.plan_sizes`, or by `plan_segments` if sizes depend on data.
+    Args:
+        request: the model and its mode.
+        dims: the sizes, ranges and size hints of each named dimension.
+        observer: receives the graph after each pass.
+        timings: receives the seconds of each step.
+        kernels: the cache of compiled kernels.
 
     Raises:
         CompilerError: if the model or the target is invalid or not supported, the sizes cannot be
-            planned together, or the data-dependent stages cannot be enumerated ahead of time.
+            planned together, or the segments cannot be enumerated ahead of time.
     """
     try:
         return plan_sizes(request, dims, observer, timings)
@@ -71,8 +77,8 @@ def plan_first_program(
     """Return the first plan of `plan_programs`, without generating code.
 
     Raises:
-        CompilerError: if the model or the target is invalid or not supported, as far as the first
-            plan shows it.
+        CompilerError: if the model or the target is invalid or not supported. Errors in later
+            programs are not found.
     """
     try:
         return plan_first_sizes(request, dims, observer, timings)
@@ -85,7 +91,13 @@ def plan_first_program(
 def _must_be_cut(
     request: ModelRequest, dims: Mapping[str, Sequence[SizeChoice]], error: CompilerError
 ) -> bool:
-    """Whether the import failed because some sizes depend on data, so the model needs stages."""
+    """Whether a model must be divided into segments, because data determine some of its sizes.
+
+    Args:
+        request: the model and its mode.
+        dims: the sizes, ranges and size hints of each named dimension.
+        error: the error of the import of the whole model.
+    """
     if isinstance(error.__cause__, DynamicSizeError):
         names = free_dimensions(read_model(request.model).proto.graph)
         given = {n: as_hinted(n, dims[n][0]).dimension for n in names if n in dims}
@@ -104,13 +116,19 @@ def plan_segments(
     timings: Timings | None = None,
     kernels: KernelCache | None = None,
 ) -> tuple[Planned, ...]:
-    """Plan each stage of a model that can be enumerated ahead of time, ordered by number.
+    """Plan all segments of a model whose sizes depend on data, ordered by number.
 
-    Stages are compiled to find the ranges of sizes that they serve; `kernels` caches the results.
+    Each segment is compiled, because only compilation shows the range of sizes that it supports.
+
+    Args:
+        request: the model and its mode.
+        dims: a size or range for each named dimension.
+        timings: receives the seconds of each step.
+        kernels: the cache of compiled kernels.
 
     Raises:
         CompilerError: if the model or the target is invalid or not supported, a dimension has
-            several sizes, or the data-dependent stages cannot be enumerated ahead of time.
+            several sizes, or the segments cannot be enumerated ahead of time.
     """
     segment_compiler, first = _beginning(request, dims, timings, kernels, build=True)
     enumerate_segments(segment_compiler, first)
@@ -122,11 +140,11 @@ def plan_segments(
 
 
 def plan_first_stage(request: ModelRequest, dims: Mapping[str, Sequence[SizeChoice]]) -> Planned:
-    """Return the plan of the first stage, without generating code.
+    """Return the plan of the first segment that has kernels, without generating code.
 
     Raises:
-        CompilerError: if the model or the target is invalid or not supported, as far as the first
-            stage shows it, or a dimension has several sizes.
+        CompilerError: if the model or the target is invalid or not supported, or a dimension has
+            several sizes. Errors in later segments are not found.
     """
     segment_compiler, first = _beginning(request, dims, None, None, build=False)
     plans: list[Planned] = []
@@ -146,7 +164,17 @@ def _beginning(
     *,
     build: bool,
 ) -> tuple[SegmentCompiler[Planned], JitBoundary[Planned]]:
-    """Return the planner of stages, and the boundary before the first stage: the whole model."""
+    """Return the planner of segments, and the boundary before the first segment.
+
+    Nothing is planned yet; the remaining model after this boundary is the whole model.
+
+    Args:
+        request: the model and its mode.
+        dims: a size or range for each named dimension.
+        timings: receives the seconds of each step.
+        kernels: the cache of compiled kernels.
+        build: whether the planner also compiles each segment.
+    """
     for name, listed in dims.items():
         if len(listed) > 1:
             raise InvalidArgumentError(
@@ -190,7 +218,10 @@ def _beginning(
 
 
 def _numbered(cut: SegmentBoundary[Planned], plans: list[Planned]) -> SegmentBoundary[int]:
-    """Replace plans in a boundary by numbers, and append the plans to `plans`."""
+    """Return a boundary with numbers in place of plans; each number is an index into `plans`.
+
+    The plans are appended to `plans`.
+    """
     found = SegmentBoundary[int](cut.reads, cut.ends, reason=cut.reason)
     for facts, stage in cut.made.items():
         number = None

@@ -1,1 +1,1 @@
-"""The tuner process: claims jobs, renews their claims and builds candidates."""
+"""The tuner process: claims jobs, renews its claims and builds candidates."""

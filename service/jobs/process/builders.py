@@ -1,4 +1,6 @@
-"""Opens the builder that compiles candidates: processes of this machine, or a Dask cluster."""
+"""Creates the builder that compiles candidates: in processes of this machine, or on a Dask
+cluster.
+"""
 
 from __future__ import annotations
 
@@ -12,10 +14,14 @@ from tilewright.tuner.measure.dask_builder import DaskBuilder, dask_address, is_
 
 
 def open_builder(settings: Settings, timings: Timings | None = None) -> Builder:
-    """Return the builder that the settings name; `timings` records the seconds of each build step.
+    """Create the builder that the settings select: processes of this machine, or a Dask cluster.
+
+    Args:
+        settings: the settings of the service.
+        timings: receives the seconds of each build step.
 
     Raises:
-        BuilderError: if they name neither a number of processes nor a Dask scheduler.
+        BuilderError: if the setting is neither a number of processes nor a Dask scheduler.
     """
     name = settings.builders
     if is_dask(name):
@@ -25,5 +31,7 @@ def open_builder(settings: Settings, timings: Timings | None = None) -> Builder:
 
 
 def default_builders() -> int:
-    """Return the number of builder processes for this machine: one per core that it may use."""
+    """Return the default number of builder processes: the number of cores that this process may
+    use.
+    """
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -1,18 +1,22 @@
-"""Exceptions that make a process release an unfinished job. They are not errors of the job."""
+"""Exceptions that make a process release an unfinished job. They do not mean that the job
+failed.
+"""
 
 from __future__ import annotations
 
 
 class Interrupted(Exception):
-    """This process must release the job at once.
+    """The process must release the job at once, so that another process can continue it.
 
-    Requests in flight stay in the queue: workers continue, and the tuner that takes over the job
-    adopts their results.
+    Requests in flight stay in the queue. Workers continue to process them, and the tuner that
+    continues the job reads their results.
     """
 
 
 class WorkerAbsent(Interrupted):
-    """No worker that could measure for the job is alive: the job waits for one."""
+    """No worker that could measure for the job is alive; the job is released to wait for a
+    worker.
+    """
 
 
 class JobCancelled(Exception):

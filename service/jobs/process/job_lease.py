@@ -1,4 +1,7 @@
-"""A tuner's lease on a job: a thread renews the claim, and tokens end the work if it is lost."""
+"""A tuner's lease on a job, which a background thread renews.
+
+If the lease is lost, the thread sets a token that ends the work on the job.
+"""
 
 from __future__ import annotations
 
@@ -21,10 +24,10 @@ RENEW_SECONDS = 0.5
 
 
 class JobLease:
-    """Keeps a tuner's claim on a job: a thread renews it in the body of a with statement.
+    """Renews a tuner's claim on a job in a background thread, inside a `with` block.
 
     Attributes:
-        claim: the claim to renew.
+        claim: the claim.
         cancel: set when the user has cancelled the job.
         interrupt: set when the job is paused, another tuner has claimed it, or this process ends.
         stop: set when `cancel` or `interrupt` is set.
@@ -55,9 +58,9 @@ class JobLease:
         self._thread.join()
 
     def lost(self) -> None:
-        """Set the token for the cause of a lost claim.
+        """React to the loss of the claim: set the token that ends the work on the job.
 
-        It is `cancel` for a cancelled job, otherwise `interrupt`.
+        The token is `cancel` if the job was cancelled, otherwise `interrupt`.
         """
         match self._storage.jobs.get(self.claim.job_id).state:
             case JobState.CANCELLED:
@@ -68,7 +71,12 @@ class JobLease:
                 self.interrupt.cancel("another tuner has the job")
 
     def check(self) -> None:
-        """Raise Interrupted or JobCancelled if the tuner must release the job."""
+        """Raise an exception if the tuner must release the job.
+
+        Raises:
+            Interrupted: if `interrupt` is set.
+            JobCancelled: if `cancel` is set.
+        """
         if self.interrupt.cancelled:
             raise Interrupted(self.interrupt.reason)
         if self.cancel.cancelled:

@@ -1,4 +1,4 @@
-"""Stores measurements of jobs that ended before a tuner stored them."""
+"""Stores measurements that arrived after the tuner of their job was gone."""
 
 from __future__ import annotations
 
@@ -12,10 +12,14 @@ from tilewright.tuner.protocol.version import ProtocolError
 
 
 def store_orphaned_results(storage: Storage) -> int:
-    """Store the unstored measurements of ended jobs as trials for later jobs; return their number.
+    """Store measurements of ended jobs that no tuner has stored, as trials for later jobs.
 
-    Results are left unstored if a job is cancelled while no tuner holds it, or if its tuner is
-    killed at that time. Any process may call this at any time: a trial is saved only once.
+    Such measurements occur if a job is cancelled while no tuner runs it, or if its tuner is killed
+    at that time. Any process may call this function at any time, because a trial is stored only
+    once.
+
+    Returns:
+        the number of stored trials.
 
     Raises:
         StorageError: if the database fails.

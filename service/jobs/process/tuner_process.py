@@ -1,9 +1,10 @@
-"""The tuner process: takes jobs from the database, tunes, builds and verifies the artifacts.
+"""The tuner process: claims jobs from the database, tunes them, and builds and verifies
+artifacts.
 
-It works on several jobs at a time, each in a thread; they share the builder processes. Without a
-job it trains cost models and repeats the measurements of weak records. It shares only the database
-and the blobs with the web process. If it is killed at any moment, the next tuner process continues
-from the stored trials.
+The process runs several jobs at a time, each in a thread. All jobs share the builder processes.
+Without a job, the process trains cost models and repeats the measurements of weakly attested
+records. It communicates with the web process only through the database and the blobs. If it is
+killed at any moment, the next tuner process continues from the stored trials.
 """
 
 from __future__ import annotations
@@ -44,7 +45,13 @@ KEEP_SECONDS = TERM_SECONDS / 3
 
 
 class TunerProcess:
-    """Works on jobs, several at a time, until it is stopped."""
+    """Runs jobs, several at a time, until it is stopped.
+
+    Args:
+        settings: the settings of the service.
+        storage: the database and the blobs.
+        name: the name of the process in the database; None for the host name and process id.
+    """
 
     def __init__(self, settings: Settings, storage: Storage, name: str | None = None) -> None:
         self._settings = settings
@@ -60,9 +67,9 @@ class TunerProcess:
         self._ended = False
 
     def stop(self) -> None:
-        """Request the end of `run`: the running jobs return to the queue.
+        """Make `run` end soon; the running jobs return to the queue.
 
-        Call it in a thread, such as one that a signal handler starts.
+        Call this method from a thread, not from a signal handler; the handler can start the thread.
         """
         self._stopping.set()
         self._leave_it.cancel("shutdown")
