@@ -1,4 +1,4 @@
-"""`python -m tilewright.service.worker`."""
+"""Runs a measurement worker: `python -m tilewright.service.worker`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Caches blobs on the device: files named by their digest, within a size limit."""
+"""Caches blobs on the worker's disk, in files named by digest, within a size limit."""
 
 from __future__ import annotations
 
@@ -16,8 +16,10 @@ _PARTIAL = re.compile(r"\.[0-9a-f]{64}")
 
 
 def is_digest(text: object) -> bool:
-    """Whether `text` is a valid blob name (64 hexadecimal digits), and therefore a safe file
-    name."""
+    """Whether `text` is the digest of a blob (64 hexadecimal digits).
+
+    A digest is a safe file name.
+    """
     return isinstance(text, str) and _DIGEST.fullmatch(text) is not None
 
 
@@ -25,16 +27,19 @@ _State = tuple[int, int, int]
 
 
 def _state(path: Path) -> _State:
-    """Return the inode, size and change time of a file.
+    """Return the inode, size and change time of a file, by which a change of its content is
+    detected.
 
-    They change whenever its bytes do, because only the kernel sets the change time.
+    The kernel updates the change time at every write, and no program can set it.
     """
     found = path.stat()
     return found.st_ino, found.st_size, found.st_ctime_ns
 
 
 def partial_file(target: Path) -> Path:
-    """Return the path at which the bytes of `target` are stored until its download is complete."""
+    """Return the temporary path for the download of `target`; a complete download is renamed to
+    it.
+    """
     return target.with_name(f".{target.name}")
 
 
@@ -46,10 +51,14 @@ def _size(path: Path) -> int | None:
 
 
 class BlobCache:
-    """A folder of files named by digest, with a size limit; the least recently used are deleted
-    first.
+    """A folder of blobs with a size limit; the least recently used blobs are deleted first.
 
-    Partial downloads count, too. They are kept when the process ends, and the download resumes.
+    Partial downloads count towards the limit. They are kept when the process ends, so that the next
+    process resumes them.
+
+    Args:
+        folder: the folder.
+        limit_bytes: the size limit in bytes.
     """
 
     def __init__(self, folder: Path, limit_bytes: int) -> None:
@@ -65,7 +74,7 @@ class BlobCache:
         return self._folder / digest
 
     def __contains__(self, digest: str) -> bool:
-        """Whether the file exists. The query marks it as recently used."""
+        """Whether a blob is in the cache. The call marks the blob as recently used."""
         path = self.path(digest)
         try:
             seen = self._seen.get(digest) == _state(path)
@@ -77,11 +86,10 @@ class BlobCache:
         return True
 
     def verified(self, digest: str) -> Path:
-        """Return the path of a file after verifying its digest. Call this before the file is
-        loaded.
+        """Verify the digest of a blob, and return the path of its file.
 
-        The file is read again only if it has changed since the last verification. A damaged file is
-        deleted.
+        Call this method before each use of the file. The file is read again only if it has changed
+        since the last verification. A damaged file is deleted.
 
         Raises:
             OSError: if the file does not exist, cannot be read, or is damaged.
@@ -99,8 +107,9 @@ class BlobCache:
         return path
 
     def refusal(self, blobs: Mapping[str, int]) -> str | None:
-        """Return why these blobs cannot be cached together, because of the limit or the disk; None
-        if they can.
+        """Return why the cache cannot hold these blobs together; None if it can.
+
+        The reason is the limit of the cache or the free disk space.
 
         Args:
             blobs: the size in bytes of each blob, by digest.
@@ -118,15 +127,24 @@ class BlobCache:
         return None
 
     def make_room(self, blobs: Mapping[str, int], keep: Collection[str]) -> bool:
-        """Delete the least recently used files until the missing bytes of `blobs` fit; return
-        whether they do.
+        """Delete the least recently used files until there is space for the missing bytes of
+        `blobs`.
 
-        Files named by `keep` and the blobs' own files are not deleted.
+        Args:
+            blobs: the size in bytes of each blob, by digest; files of these blobs are not deleted.
+            keep: the digests of other blobs that must not be deleted.
+
+        Returns:
+            whether there is space.
         """
         return self._shrink(self._missing(blobs), {*keep, *blobs})
 
     def trim(self, keep: Collection[str]) -> None:
-        """Delete the least recently used files beyond the limit, except those that `keep` names."""
+        """Delete the least recently used files until the cache is within its limit.
+
+        Args:
+            keep: the digests of blobs that must not be deleted.
+        """
         self._shrink(0, keep)
 
     def _shrink(self, coming: int, keep: Collection[str]) -> bool:
@@ -142,7 +160,11 @@ class BlobCache:
             return total <= self._limit_bytes
 
     def _missing(self, blobs: Mapping[str, int]) -> int:
-        """Return the number of bytes of the blobs that are not cached yet."""
+        """Return the number of bytes of the blobs that are still to be downloaded.
+
+        Args:
+            blobs: the size in bytes of each blob, by digest.
+        """
         missing = 0
         for digest, size in blobs.items():
             path = self.path(digest)
@@ -157,9 +179,9 @@ class BlobCache:
         return sum(stat.st_size for stat, _ in self._files())
 
     def _files(self) -> list[tuple[os.stat_result, Path]]:
-        """Return the files with their stat results.
+        """Return all files of the cache with their stat results.
 
-        Files that disappear meanwhile, because downloads end, are left out.
+        Files that another thread renames or deletes during the call are left out.
         """
         found = []
         for path in self._folder.iterdir():

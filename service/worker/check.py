@@ -1,6 +1,7 @@
-"""`tilewright-worker --check`: checks whether this device measures reliably, and prints remedies.
+"""Implements `tilewright-worker --check`: checks whether a device measures reliably.
 
-The sandbox measures the noise; the operating system reports everything else.
+For each problem found, a remedy is printed. A reference kernel in the sandbox measures the noise of
+timings; all other properties are read from the operating system.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ class DeviceFinding:
     Attributes:
         name: the property that was checked.
         grade: the severity.
-        found: the state of the property.
+        found: the state of the property, as text.
         do: the remedy, with commands; "" if none is needed.
     """
 
@@ -74,11 +75,12 @@ OSError, RuntimeError."""
 
 
 def check_device(root: Path, cores: Sequence[int], probe: Probe) -> list[DeviceFinding]:
-    """Run all checks; returns their findings.
+    """Run all checks of a device, and return a finding for each.
 
     Args:
-        root: the folder that holds `proc` and `sys`.
-        cores: the cores that candidates run on; empty for all that this process may use.
+        root: the folder that contains `proc` and `sys`.
+        cores: the cores on which candidates run; empty for all that this process may use.
+        probe: times the reference kernel in the sandbox.
     """
     used = sorted(cores or available_cores())
     facts = named_device(root, used)
@@ -108,9 +110,10 @@ def report(findings: Sequence[DeviceFinding], as_json: bool) -> str:
 
 
 def exit_status(findings: Sequence[DeviceFinding]) -> int:
-    """Return the exit status for findings.
+    """Return the exit status of the check.
 
-    0: nothing needs attention; 1: the worker cannot work; 3: its times are less reliable.
+    0: no problem was found. 1: the worker cannot work. 3: the worker works, but its times are less
+    reliable.
     """
     grades = {each.grade for each in findings}
     if Grade.WRONG in grades:
@@ -138,7 +141,9 @@ def _cores(root: Path, used: Sequence[int]) -> DeviceFinding:
 
 
 def _first(listed: str) -> int:
-    """Return the first number in a list of cores: 3 for "3,7" and "3-4"; 0 for an invalid list."""
+    """Return the first core in a list as Linux writes it: 3 for "3,7" and "3-4"; 0 if it is
+    invalid.
+    """
     digits = listed.replace("-", ",").split(",")[0]
     return int(digits) if digits.isdecimal() and len(digits) <= 5 else 0
 
@@ -198,7 +203,10 @@ def _clock(root: Path, used: Sequence[int]) -> DeviceFinding:
 
 
 def _heat(root: Path, heat: Heat) -> DeviceFinding:
-    """Check the temperature. This comes after the measurement of noise, which warms the device."""
+    """Check whether the device is too hot or throttled.
+
+    Call this function after the noise was measured, because that measurement warms the device.
+    """
     condition, reason = device_condition(root), heat.reason()
     warmth = condition["temperature_celsius"]
     found = "no sensor" if warmth is None else f"{warmth:.0f} °C"

@@ -1,4 +1,4 @@
-"""Claims leases and fetches their blobs in a thread, so that the device never waits."""
+"""Claims leases and downloads their blobs in a separate thread, so that the device never waits."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ as much as the first, and if the service's own copy is damaged, retries would ne
 
 
 class Claimer:
-    """Claims leases by long poll, fetches their blobs, and queues them for measuring.
+    """Claims leases by long polling, downloads their blobs, and queues them for measuring.
 
     Args:
         api: the calls to the service.
         registration: the worker's registration with the service.
-        in_flight: the shared state of the leases.
+        in_flight: the leases of the worker, shared by its threads.
         reporter: reports leases that cannot be prepared.
         memory_bytes: the memory of the device; 0 if unknown.
         log: writes messages.
@@ -55,10 +55,7 @@ class Claimer:
         self._log = log
 
     def serve(self) -> None:
-        """Claim and prepare leases until the worker ends.
-
-        This is the main function of the thread.
-        """
+        """Claim and prepare leases until the worker ends; the main function of the thread."""
         in_flight = self._in_flight
         backoff = self._registration.backoff()
         claim_id = uuid.uuid4().hex
@@ -98,9 +95,14 @@ class Claimer:
                 backoff.wait()
 
     def _accept(self, lease: object) -> None:
-        """Accept a lease: fetch its blobs, or use a finished result for it.
+        """Prepare a claimed lease: check its signature, download its blobs, and queue it for
+        measuring.
 
-        Raises Unreachable if the lease is malformed, Distrusted if the service did not sign it.
+        If the request was measured under an earlier lease, its result is reported under this lease.
+
+        Raises:
+            Unreachable: if the lease is malformed.
+            Distrusted: if the service did not sign the request.
         """
         request_id = _name(lease, "request_id", _REQUEST_ID)
         lease_id = _name(lease, "lease_id", _LEASE_ID)
@@ -138,11 +140,11 @@ class Claimer:
             in_flight.release(request_id)
 
     def _may_run(self, work: HeldLease) -> bool:
-        """Whether the device has the memory and disk space that a run requires; otherwise refuse
-        the run.
+        """Whether the device has enough memory and disk space for a request.
 
-        Waits until earlier leases release their blobs. Batches of candidates are small and always
-        fit.
+        If not, a result is reported that refuses the run. If only blobs of other leases occupy the
+        disk space, the method waits until they are released. Batches of candidates are small and
+        always fit.
         """
         request, in_flight = work.request, self._in_flight
         if not isinstance(request, RunRequest):
@@ -176,7 +178,10 @@ class Claimer:
         return False
 
     def _fetch_blobs(self, work: HeldLease) -> bool:
-        """Download the blobs that a request names; returns whether all of them are on disk."""
+        """Download the blobs of a lease's request; return whether all of them are on disk.
+
+        If a blob cannot be downloaded, the lease is reported as failed.
+        """
         backoff = self._registration.backoff()
         request, cache = work.request, self._in_flight.cache
         sizes = request.blobs if isinstance(request, RunRequest) else {}
@@ -209,14 +214,20 @@ class Claimer:
         return True
 
     def _dropped(self, work: HeldLease) -> bool:
-        """Whether this lease is lost or the worker is stopping."""
+        """Whether a lease need not be prepared any more: it is lost, or the worker is stopping."""
         return work.lost.is_set() or self._in_flight.stopping.is_set()
 
 
 def _name(lease: object, key: str, pattern: re.Pattern[str]) -> str:
-    """Return a field of a lease that becomes part of a file path or of a URL.
+    """Return a field of a lease that will become part of a file path or URL.
 
-    Raises Unreachable if it is not safe for that.
+    Args:
+        lease: the lease.
+        key: the name of the field.
+        pattern: the pattern of safe values.
+
+    Raises:
+        Unreachable: if the field is missing or does not match the pattern.
     """
     found = field(lease, key, str)
     if not pattern.fullmatch(found):

@@ -1,4 +1,4 @@
-"""Reads the present condition of the device, which may explain slower runs of the same code."""
+"""Reads the present condition of a device, such as its temperature, which may explain slow runs."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ def device_condition(root: Path = Path("/")) -> dict[str, Any]:
     """Read temperature, load, clock and governor from the operating system.
 
     Args:
-        root: the folder that holds `proc` and `sys`.
+        root: the folder that contains `proc` and `sys`.
 
     Returns:
         `temperature_celsius`, the reading of the hottest sensor; `load`, the average number of
-        runnable processes in the last minute; `clock_ratio`, the largest ratio of a core's
-        clock to its highest clock; `governor`, the names of the cores' governors. Values that
-        the system does not report are None or "".
+        runnable processes in the last minute; `clock_ratio`, the largest ratio of a core's clock to
+        its maximal clock; `governor`, the names of the cores' frequency governors. A value that the
+        system does not report is None or "".
     """
     sensors = [
         *(root / "sys/class/thermal").glob("thermal_zone*/temp"),
@@ -58,7 +58,7 @@ def _load(root: Path) -> Iterable[float]:
 
 
 def _largest(readings: Iterable[float], least: float, most: float) -> Reading:
-    """Return the largest plausible reading. NaN is not plausible."""
+    """Return the largest reading in `least..most`; None if there is no such reading."""
     return max((n for n in readings if least <= n <= most), default=None)
 
 
@@ -70,9 +70,7 @@ def _number(path: Path) -> Reading:
 
 
 def _text(path: Path) -> str:
-    """Return the text of a file; empty if the file is missing or unreadable, or its
-    sensor fails.
-    """
+    """Return the text of a file; "" if it is missing or unreadable, or its sensor fails."""
     try:
         text = path.read_text(encoding="utf-8", errors="replace").strip()
     except OSError:

@@ -1,4 +1,4 @@
-"""Detects throttling by heat or a weak power supply, as the operating system reports it.
+"""Detects throttling caused by heat or a weak power supply, as the operating system reports it.
 
 The harness checks for the same causes before each request, and waits until they end (heat.c).
 """
@@ -37,7 +37,7 @@ class Heat:
 
     Args:
         root: the folder that contains `sys`.
-        cores: the cores that candidates run on; empty for all.
+        cores: the cores on which candidates run; empty for all.
     """
 
     def __init__(self, root: Path = Path("/"), cores: Collection[int] = ()) -> None:
@@ -46,8 +46,9 @@ class Heat:
         self._throttled = self._count()
 
     def reason(self) -> str:
-        """Return the cause of throttling, as part of a sentence; "" if the device is not
-        throttled.
+        """Return the cause of throttling as a clause, such as "its firmware throttles it".
+
+        Return "" if the device is not throttled.
         """
         count, before = self._count(), self._throttled
         self._throttled = count
@@ -86,8 +87,9 @@ class Heat:
         return sum(read_integer(folder / name) for folder in folders for name in names)
 
     def _folders(self, name: str) -> list[Path]:
-        """Return the folders with this name in the directories of the cores, ordered by core
-        number.
+        """Return the folder `name` of each core in `sys`, ordered by core number.
+
+        Cores without such a folder are left out.
         """
         found = {}
         for folder in (self._root / "sys/devices/system/cpu").glob(f"cpu[0-9]*/{name}"):

@@ -1,4 +1,4 @@
-"""State shared by the threads of a worker: the leases that it works on."""
+"""The leases that a worker process holds, shared by its threads."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PREFETCHED = 4
 
 @dataclass(slots=True)
 class HeldLease:
-    """A lease that this process works on.
+    """A lease that this worker process holds.
 
     Attributes:
         request: the request to measure or run.
@@ -31,7 +31,7 @@ class HeldLease:
 
 
 class InFlightLeases:
-    """The leases that a worker has claimed and not yet reported, shared by its threads.
+    """The leases that a worker has claimed and not yet finished, shared by its threads.
 
     Attributes:
         files: the state on disk.
@@ -39,10 +39,10 @@ class InFlightLeases:
         changed: a condition variable that must be held to access `leases` or `unreported`; notified
             when the worker may claim another lease.
         leases: the leases by request id.
-        unreported: the request ids of results that wait in the spool.
-        ready: the leases whose blobs are on the disk.
+        unreported: the request ids of results in the spool that are not reported yet.
+        ready: the leases whose blobs are on disk.
         away: whether the device is unreachable; the worker then claims no leases.
-        stopping: set when the worker ends, by any thread.
+        stopping: set when any thread ends the worker.
         report_now: set when the spool has a new result.
     """
 
@@ -58,16 +58,16 @@ class InFlightLeases:
         self.report_now = threading.Event()
 
     def stop(self) -> None:
-        """End all threads of the worker, by setting `InFlightLeases.stopping`."""
+        """Tell all threads of the worker to end, by setting `stopping`."""
         self.stopping.set()
         self.report_now.set()
 
     def room(self) -> int:
-        """Return the number of leases that may be claimed, at most PREFETCHED. Call it with
-        `changed` held.
+        """Return the number of further leases that the worker may claim, at most PREFETCHED.
 
-        The result is 0 while a result is unreported. Results are reported first, because the
-        service offers a request again once its lease expires.
+        The caller must hold `changed`. The result is 0 while a result is unreported. Results are
+        reported first, because the service offers a request to other workers once its lease
+        expires.
         """
         return 0 if self.unreported or self.away else PREFETCHED - len(self.leases)
 
@@ -77,12 +77,14 @@ class InFlightLeases:
             return {name: work.lease_id for name, work in self.leases.items()}
 
     def digests(self) -> set[str]:
-        """Return the digests of the blobs that in-flight leases need."""
+        """Return the digests of the blobs that the requests in `leases` need."""
         with self.changed:
             return {d for work in self.leases.values() for d in work.request.digests}
 
     def release(self, request_id: str) -> None:
-        """Remove a lease that is measured, lost or failed."""
+        """Remove a lease that is finished, lost or failed, and the files that only this lease
+        needs.
+        """
         with self.changed:
             work = self.leases.pop(request_id, None)
             self.files.drop(request_id)

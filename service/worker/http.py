@@ -1,4 +1,4 @@
-"""JSON over HTTP with the standard library: a minimal client for workers."""
+"""A minimal HTTP client for workers, which sends and receives JSON. Standard library only."""
 
 from __future__ import annotations
 
@@ -34,15 +34,20 @@ LONGEST_SECONDS = 3600.0
 
 
 class Unreachable(Exception):
-    """The service did not answer, or asked for a retry. The effect of the request is unknown."""
+    """The service did not answer, or asked for a retry. It is unknown whether the request had an
+    effect.
+    """
 
 
 class Damaged(Unreachable):
-    """A complete download has the wrong digest. A single case may be a network error."""
+    """A complete download has a wrong digest.
+
+    A single damaged download may be a network error, so that a retry may succeed.
+    """
 
 
 class Refused(Exception):
-    """The service rejected the request with a problem; a repetition would be rejected as well."""
+    """The service rejected the request; a repetition would be rejected as well."""
 
     def __init__(self, status: int, slug: str, detail: str, what: str = "") -> None:
         self.status = status
@@ -57,28 +62,38 @@ class Refused(Exception):
 
     @property
     def ends_worker(self) -> bool:
-        """Whether every further request would be rejected, too, because of the token or the
+        """Whether the service would reject every further request, because of the token or the
         release.
         """
         return self.slug in ("unauthorized", "forbidden", "protocol-version")
 
 
 class Distrusted(Exception):
-    """The answering server does not have the known service's key. Its code is not run."""
+    """A signature or key is not that of the service to which the worker was registered.
+
+    The worker does not run code from such a server.
+    """
 
 
 class _NoRedirects(urllib.request.HTTPRedirectHandler):
-    """Treats a redirect as an error, because following it would send the token to another host."""
+    """Treats an HTTP redirect as an error, because following it would send the token to another
+    host.
+    """
 
     def redirect_request(self, *_: object, **__: object) -> None:
         return None
 
 
 class Api:
-    """Sends requests to one service with the worker's token.
+    """Sends requests to the service, with the worker's token.
 
     Methods raise Unreachable if the service does not answer or asks for a retry, and Refused if it
     rejects the request.
+
+    Args:
+        server: the URL of the service.
+        token: the worker's token.
+        timeout_seconds: the timeout of a request.
     """
 
     def __init__(self, server: str, token: str, timeout_seconds: float = 30.0) -> None:
@@ -94,13 +109,13 @@ class Api:
         body: Mapping[str, Any] | None = None,
         extra_seconds: float = 0.0,
     ) -> dict[str, Any]:
-        """Send a request with a JSON body. Return the JSON object of the answer; {} if it is empty.
+        """Send a request, and return the JSON object in the answer; {} if the answer is empty.
 
         Args:
             method: the HTTP method.
             path: the path on the server.
-            body: the JSON body; None for none.
-            extra_seconds: added to the usual timeout, for long polls.
+            body: the JSON body; None to send none.
+            extra_seconds: the extension of the timeout, for long polling.
         """
         data = None if body is None else json.dumps(body).encode()
         request = self._request(method, path, data)
@@ -128,10 +143,17 @@ class Api:
         most_bytes: int | None = None,
         stopped: Callable[[], bool] = lambda: False,
     ) -> None:
-        """Fetch a file and check that its SHA-256 is `digest` before it appears at `target`.
+        """Download a file to `target` after verifying its SHA-256.
 
-        If the download breaks off or is `stopped`, the received part stays next to the target, and
-        the next download resumes there. A damaged file is deleted.
+        If the download breaks off or is stopped, the received bytes are kept in a temporary file,
+        and the next call resumes the download. A damaged file is deleted.
+
+        Args:
+            path: the path on the server.
+            digest: the SHA-256 of the file.
+            target: the path of the file on disk.
+            most_bytes: the largest accepted size; None for no limit.
+            stopped: returns whether to stop the download.
 
         Raises:
             Unreachable: if the download is incomplete; it may be retried.
@@ -186,8 +208,11 @@ class Api:
 
 
 class Backoff:
-    """Pauses that double up to a limit, with jitter, so that many workers do not retry at the same
-    moment."""
+    """Pauses between retries, whose length doubles up to a limit.
+
+    Each pause is shortened by a random fraction, so that many workers do not retry at the same
+    moment.
+    """
 
     def __init__(
         self, stopping: threading.Event, longest_seconds: float = LAST_PAUSE_SECONDS
@@ -200,13 +225,16 @@ class Backoff:
         self._pause = FIRST_PAUSE_SECONDS
 
     def wait(self) -> None:
-        """Sleep for the next pause; return early if the worker ends."""
+        """Sleep for the next pause; return early if the worker is stopped."""
         self._stopping.wait(self._pause * random.uniform(0.5, 1.0))
         self._pause = min(self._pause * 2, self._longest_seconds)
 
 
 def _digest_of(file: Path) -> tuple[hashlib._Hash, int]:
-    """Return the checksum and the size of a partial file; a missing file counts as empty."""
+    """Return the SHA-256 state and the size of a partial file; a missing file counts as empty.
+
+    The caller continues the SHA-256 with the remaining bytes.
+    """
     checksum = hashlib.sha256()
     size = 0
     with contextlib.suppress(FileNotFoundError), file.open("rb") as source:
@@ -217,7 +245,11 @@ def _digest_of(file: Path) -> tuple[hashlib._Hash, int]:
 
 
 def _problem(error: urllib.error.HTTPError) -> Exception:
-    """Convert a failed answer: Refused if the service wrote it, Unreachable if a proxy did."""
+    """Convert an HTTP error to an exception.
+
+    It is Refused if the service rejected the request. It is Unreachable if the service failed,
+    asked for a retry, or a proxy answered instead.
+    """
     said = f"{error.code} {error.reason}"
     if 300 <= error.code < 400:
         return Unreachable(f"the answer is a redirect ({said}), which is not followed")
@@ -240,7 +272,7 @@ _Kind = TypeVar("_Kind", str, int, list[Any], dict[str, Any])
 
 
 def field(answer: object, name: str, kind: type[_Kind]) -> _Kind:
-    """Return a field of an answer. Raises Unreachable if it is missing or has another type."""
+    """Return a field of a JSON answer. Raises Unreachable if it is missing or has another type."""
     found = answer.get(name) if isinstance(answer, dict) else None
     if type(found) is not kind:
         raise Unreachable(f"the answer is not the service's: it has no '{name}'")
@@ -248,7 +280,7 @@ def field(answer: object, name: str, kind: type[_Kind]) -> _Kind:
 
 
 def seconds_of(answer: Mapping[str, Any], name: str) -> float:
-    """Return an interval in seconds from an answer, clamped to a valid range.
+    """Return an interval in seconds from a JSON answer, clamped to a valid range.
 
     Raises Unreachable if it is not a number.
     """

@@ -14,20 +14,23 @@ from tilewright.service.show.text import one_sentence
 
 
 class WorkerLog(Protocol):
-    """A function that writes a message to the log. Levels are those of Python's `logging`."""
+    """A function that writes a message to the log.
+
+    The level is one of Python's `logging`, such as `logging.INFO`.
+    """
 
     def __call__(self, text: str, level: int = logging.WARNING, /) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
 class ErrorLog:
-    """Writes messages to standard error.
+    """Writes messages to standard error, as text or as lines of JSON.
 
-    Lines in JSON have the keys of the service's log: `event`, `level`, `timestamp`.
+    A line of JSON has the same keys as the service's log: `event`, `level`, `timestamp`.
 
     Attributes:
         least: the lowest level that is written.
-        as_json: whether lines are JSON.
+        as_json: whether to write JSON.
     """
 
     least: int = logging.INFO

@@ -1,4 +1,6 @@
-"""The main thread of a worker: measures leases with the harness, one after the other."""
+"""The main thread of a worker: measures the claimed leases with the harness, one after the
+other.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,16 @@ from tilewright.tuner.protocol.version import ProtocolError
 
 
 class Measuring:
-    """Measures the leases that are ready. If none is ready, it checks the speed of the device."""
+    """Measures the leases that are ready. While none is ready, it checks the speed of the
+    device.
+
+    Args:
+        harness: runs code on the device.
+        registration: the worker's registration with the service.
+        in_flight: the leases of the worker, shared by its threads.
+        reporter: reports results.
+        log: writes messages.
+    """
 
     def __init__(
         self,
@@ -49,7 +60,10 @@ class Measuring:
                 self._find()
 
     def _look(self) -> None:
-        """Measure the speed of the device from time to time, between batches."""
+        """Time a reference kernel on the device, which shows whether its speed has changed.
+
+        The harness decides whether it is time for such a measurement.
+        """
         try:
             self._harness.look()
         except DeviceLost:
@@ -92,10 +106,10 @@ class Measuring:
         self._in_flight.release(request_id)
 
     def _blame(self, together: Sequence[HeldLease]) -> None:
-        """Handle the in-flight leases after the device was lost.
+        """Handle the leases that were measured when the device became unreachable.
 
-        A lease that was in flight at an earlier loss, too, is reported as KILLED. The others are
-        released, because a single loss is not blamed on a request.
+        A lease that was being measured at an earlier loss of the device, too, is reported as
+        KILLED. Other leases are released, so that they are measured again.
         """
         for work in together:
             request_id = work.request.request_id
@@ -106,7 +120,10 @@ class Measuring:
             self._release([work])
 
     def _give_back(self) -> None:
-        """Release the ready leases while the device is unreachable."""
+        """Release the leases that are ready, because the device is unreachable.
+
+        The worker claims no further leases until the device is found again.
+        """
         self._in_flight.away = True
         while not self._in_flight.stopping.is_set() and (
             waiting := self._in_flight.ready.take(0.0)
@@ -136,5 +153,7 @@ class Measuring:
 
 
 def _bytes_in(cache: BlobCache) -> Blob:
-    """Return a function that reads a blob and verifies its digest."""
+    """Return a function that verifies a blob in the cache and returns its bytes, given the
+    digest.
+    """
     return lambda digest: cache.verified(digest).read_bytes()

@@ -1,4 +1,4 @@
-"""Parses the options of a worker from its command line and its environment."""
+"""Parses the options of a worker from its command line and its environment variables."""
 
 from __future__ import annotations
 
@@ -29,14 +29,15 @@ class WorkerOptions:
         spool: the folder of the worker's state.
         targets: the targets to measure for; empty to let the service determine them.
         cache_bytes: the size limit of the cache of blobs.
-        sandbox_users: the first and last user id that candidates run as, if the harness runs as
+        sandbox_users: the first and last user id under which candidates run if the harness runs as
             root; None to run them as root.
         sandbox_bytes: the memory limit of the sandbox; 0 for the memory of the machine.
-        cores: the cores that candidates run on; empty for all.
-        service_key: the public key of the service; None for the key of the first contact.
+        cores: the cores on which candidates run; empty for all.
+        service_key: the public key of the service; None to trust the key of the first contact.
         check: whether to check the device and exit.
         as_json: whether the findings of the check, or the log, are JSON.
-        via: a command that reaches the device; "" for this machine.
+        via: a command that starts a shell on the device, such as `ssh pi@board`; "" for this
+            machine.
         log_level: the lowest level of messages that are logged.
     """
 
@@ -65,13 +66,16 @@ KEY_BYTES = 32
 
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
-        """One sentence, without the usage."""
+        """Print one sentence about the wrong usage, and exit with status 2."""
         self.exit(2, f"error: {message}\n")
 
 
 def default_spool(environment: Mapping[str, str]) -> Path:
-    """Return the default folder of the worker's state: `$TILEWRIGHT_SPOOL`,
-    `$XDG_STATE_HOME/tilewright`, or `~/.local/state/tilewright`."""
+    """Return the default folder of the worker's state.
+
+    It is `$TILEWRIGHT_SPOOL` if set, else `$XDG_STATE_HOME/tilewright`, else
+    `~/.local/state/tilewright`.
+    """
     given = environment.get("TILEWRIGHT_SPOOL", "")
     base = environment.get("XDG_STATE_HOME", "")
     if given:
@@ -82,13 +86,14 @@ def default_spool(environment: Mapping[str, str]) -> Path:
 def parse_arguments(
     arguments: Sequence[str], environment: Mapping[str, str], root: Path = Path("/")
 ) -> WorkerOptions:
-    """Parse the command line, with defaults from the environment. For wrong usage, print a sentence
-    and exit with status 2.
+    """Parse the command line of a worker; the environment provides defaults.
+
+    For wrong usage, a sentence is printed and the process exits with status 2.
 
     Args:
         arguments: the words of the command line.
         environment: the environment variables.
-        root: the folder that holds `proc` and `sys`.
+        root: the folder that contains `proc` and `sys`.
     """
     parser = _Parser("tilewright-worker", description="Measure candidates.")
     parser.add_argument(
@@ -217,7 +222,7 @@ def parse_arguments(
 
 
 def of_base64(text: str) -> bytes:
-    """Return the bytes of a key or a signature in base64; empty for invalid base64."""
+    """Decode a key or a signature in base64; return empty bytes if the text is invalid."""
     try:
         return base64.b64decode(text, validate=True)
     except ValueError:
@@ -225,10 +230,12 @@ def of_base64(text: str) -> bytes:
 
 
 def _users(text: str) -> tuple[int, int] | None:
-    """Parse a range of user ids. Return the first and last.
+    """Parse a range of user ids, such as `100000-100063`; return the first and the last id.
+
+    Return None for the text `none`.
 
     Raises:
-        ValueError: if the text is not a range FIRST-LAST of users other than root.
+        ValueError: if the text is not a range of users other than root.
     """
     if text == "none":
         return None
@@ -241,9 +248,14 @@ def _users(text: str) -> tuple[int, int] | None:
 
 
 def _cores(text: str, root: Path) -> tuple[int, ...]:
-    """Return the cores of "2,4-5" or "cortex-a76", ascending.
+    """Parse a list of cores, such as "2,4-5", or a kind of core, such as "cortex-a76".
 
-    For "" it returns the fastest kind of core if the kinds differ.
+    Args:
+        text: the list or the kind; "" for the fastest kind of core.
+        root: the folder that contains `proc` and `sys`.
+
+    Returns:
+        the cores, ascending; empty for "" if all cores are of one kind.
 
     Raises:
         ValueError: if the text is neither a list of cores nor a kind of core, or this process may

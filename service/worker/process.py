@@ -1,13 +1,13 @@
-"""Runs a measurement worker: it leases work over HTTP, measures it in a sandbox, and reports
-results.
+"""Runs a measurement worker, which measures requests of the service on a device.
 
     python -m tilewright.service.worker --server http://127.0.0.1:8080 --token-file TOKEN
 
-Three threads share the work. The first claims leases and fetches their blobs (`claiming`), so that
-the device never waits for the network. The main thread measures them with a harness (`measuring`).
-The third reports results and renews leases (`reporting`). Their shared state is in `held_lease`.
-The harness (`tuner.measure.harness`) runs on this machine, or on a device that a command reaches.
-The worker needs only the standard library and NumPy.
+A worker has three threads, which share the state in `held_lease`. The first claims leases and
+downloads their blobs (`claiming`), so that the device never waits for the network. The main thread
+measures them with a harness (`measuring`). The third reports results and renews leases
+(`reporting`). The harness (`tuner.measure.harness`) runs candidates in a sandbox, on this machine
+or on a device that is reached by a command such as `ssh`. The worker needs only the standard
+library and NumPy.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ END_SECONDS = 10.0
 
 
 class Worker:
-    """A worker process, from its registration to its end."""
+    """A worker process, from its registration until it is stopped."""
 
     def __init__(self, options: WorkerOptions, log: WorkerLog) -> None:
         self._log = log
@@ -70,15 +70,16 @@ class Worker:
         self._failure: Refused | Distrusted | OSError | None = None
 
     def stop(self) -> None:
-        """Stop the worker. Call this from a thread, not from a signal handler."""
+        """Stop the worker. Call this method from a thread, not from a signal handler."""
         self._in_flight.stopping.set()
 
     def run(self) -> None:
-        """Work until `stop`.
+        """Register the worker, and measure requests until `stop` is called.
 
         Raises:
-            Refused: if the service does not want this worker (a wrong token or protocol).
-            Distrusted: if the answering server is not the service that this worker knows.
+            Refused: if the service rejects this worker, because of a wrong token or protocol
+                version.
+            Distrusted: if the server is not the service to which this worker was registered.
             OSError: if the spool folder cannot be written any more.
             HarnessError: if the harness cannot be started any more.
         """
@@ -107,11 +108,15 @@ class Worker:
             raise self._failure
 
     def _state_here(self) -> Mapping[str, Any]:
-        """Return the harness's state, with further sensors of this machine that Python reads."""
+        """Return the state that heartbeats report: the harness's state and the condition of this
+        machine.
+        """
         return {**self._harness.state(), "condition": device_condition()}
 
     def _recover(self) -> None:
-        """Report the finished results of an earlier process, and return its other leases."""
+        """Report the finished results of an earlier process, and report its other leases as
+        failed.
+        """
         backoff = self._registration.backoff()
         while not self._in_flight.stopping.is_set():
             try:
@@ -125,7 +130,11 @@ class Worker:
                 backoff.wait()
 
     def _leave(self, claiming: threading.Thread) -> None:
-        """Unregister and return leases, without retries."""
+        """Unregister the worker and release its leases, without retries.
+
+        Args:
+            claiming: the thread that claims leases; it ends when the worker is unregistered.
+        """
         try:
             # In this order: a waiting claim is answered now, and its leases go back with the rest.
             self._registration.leave()
@@ -140,9 +149,9 @@ class Worker:
         self._log(f"stopped after {self._reporter.finished} requests", logging.INFO)
 
     def _guarded(self, work: Callable[[], None]) -> None:
-        """Run the main function of a thread.
+        """Run the main function of a thread, and stop the worker when it ends.
 
-        A refusal or a full disk stops the worker; `run` raises the error.
+        If it raises Refused, Distrusted or OSError, the method `run` raises this error.
         """
         try:
             work()
@@ -153,11 +162,13 @@ class Worker:
 
 
 def _command(options: WorkerOptions, log: WorkerLog) -> DeviceCommand:
-    """Return the command that reaches the device.
+    """Return the command that starts the harness, on this machine or on the device of `--via`.
 
-    A `--via` command does not get the worker's token, and a harness of this machine gets no
-    environment variables. Raises HarnessError if the command is malformed, or this machine lacks a
-    harness.
+    The environment of a `--via` command does not contain the worker's token. A harness on this
+    machine gets no environment variables.
+
+    Raises:
+        HarnessError: if the command is malformed, or this machine has no harness.
     """
     seen = {key: value for key, value in os.environ.items() if not key.startswith("TILEWRIGHT_")}
     own = options.spool.absolute() / "harness"
@@ -173,7 +184,7 @@ def _command(options: WorkerOptions, log: WorkerLog) -> DeviceCommand:
 
 
 def _memory_bytes(facts: Mapping[str, Any]) -> int:
-    """Return the memory of a device in bytes, from its description; 0 if unknown."""
+    """Return the memory of a device in bytes, from the facts of the device; 0 if it is unknown."""
     found = facts.get("memory_bytes")
     return found if isinstance(found, int) else 0
 
@@ -186,7 +197,7 @@ def _limits(options: WorkerOptions) -> HarnessLimits:
 
 
 def _harness(options: WorkerOptions, log: WorkerLog) -> Harness:
-    """Return the harness of this machine, or of the device that a command reaches.
+    """Create the harness that runs code on this machine, or on the device of `--via`.
 
     Raises:
         HarnessError: if no harness is available for the device.
@@ -199,12 +210,12 @@ def _harness(options: WorkerOptions, log: WorkerLog) -> Harness:
 
 
 def _without_harness(options: WorkerOptions, error: HarnessError) -> str:
-    """Return the sentence that explains why the harness cannot be started."""
+    """Return a sentence for the user on why the harness cannot be started."""
     return f"--via: {error}" if options.via else str(error)
 
 
 def _check(options: WorkerOptions, log: WorkerLog) -> int:
-    """Check the device, and print the findings. Return the exit status.
+    """Check the device, print the findings, and return the exit status.
 
     Raises:
         HarnessError: if no harness is available for the device.
@@ -224,9 +235,16 @@ def _check(options: WorkerOptions, log: WorkerLog) -> int:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a worker until SIGTERM or SIGINT; the exit status is 1 if the service refuses it.
+    """Run a worker until SIGTERM or SIGINT, and return the exit status.
 
-    With --check, print the device's problems instead.
+    With `--check`, check the device instead and print the findings.
+
+    Args:
+        arguments: the words of the command line; None for those of the process.
+
+    Returns:
+        0, or 1 if the worker could not start or the service rejected it; with `--check`, see
+        `check.exit_status`.
     """
     options = parse_arguments(sys.argv[1:] if arguments is None else arguments, os.environ)
     log = ErrorLog(options.log_level, as_json=options.as_json)

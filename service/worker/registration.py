@@ -1,4 +1,4 @@
-"""Registers a worker with the service, and stores the worker id and the service's intervals."""
+"""Registers a worker with the service, and stores the worker id and the intervals in the answer."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tilewright.tuner.protocol.version import PROTOCOL
 
 
 class Registration:
-    """Registers the worker, at its start and whenever the service no longer knows it.
+    """Registers the worker at its start, and again if the service no longer knows it.
 
     Args:
         options: the options of the worker.
@@ -60,19 +60,23 @@ class Registration:
         self._longest_pause = LAST_PAUSE_SECONDS
 
     def backoff(self) -> Backoff:
-        """Return a Backoff whose pauses are much shorter than a lease.
+        """Return a Backoff whose pauses are much shorter than the time limit of a lease.
 
-        So all leases are renewed in time when the service is available again.
+        So leases can still be renewed in time after a short outage of the service.
         """
         return Backoff(self._stopping, self._longest_pause)
 
     def register_again(self, worker_id: str) -> None:
         """Register the worker again, because the service no longer knows its id.
 
-        If several threads call this, only the first call registers.
+        If several threads call this method, only the first call registers.
+
+        Args:
+            worker_id: the id that the service does not know.
 
         Raises:
-            Refused: if the service rejects the worker (a wrong token or protocol).
+            Refused: if the service rejects the worker, because of a wrong token or protocol
+                version.
             Distrusted: if the key of the service has changed.
         """
         with self._lock:
@@ -81,10 +85,11 @@ class Registration:
                 self.register()
 
     def register(self) -> None:
-        """Register the worker, and retry until the service answers or the worker ends.
+        """Register the worker; retry until the service answers or the worker ends.
 
         Raises:
-            Refused: if the service rejects the worker (a wrong token or protocol).
+            Refused: if the service rejects the worker, because of a wrong token or protocol
+                version.
             Distrusted: if the key of the service has changed.
         """
         backoff = Backoff(self._stopping)
@@ -117,7 +122,12 @@ class Registration:
                 raise
 
     def _take(self, answer: dict[str, Any]) -> None:
-        """Adopt the service's answer. Raises Distrusted, or Unreachable if it is malformed."""
+        """Store the worker id, the key and the intervals in the answer to a registration.
+
+        Raises:
+            Distrusted: if the key of the service has changed.
+            Unreachable: if the answer is malformed.
+        """
         worker = field(answer, "worker", dict)
         worker_id, keys = field(worker, "id", str), field(worker, "target_keys", list)
         self._check_key(field(answer, "service_key", str))
@@ -129,14 +139,20 @@ class Registration:
         self._log(f"registered as {worker_id} for {len(keys)} targets{why}", logging.INFO)
 
     def come_again(self, answer: dict[str, Any]) -> None:
-        """Adopt the interval of heartbeats from the answer to a heartbeat.
+        """Store the interval until the next heartbeat, from the answer to a heartbeat.
 
-        Raises Unreachable if it is invalid.
+        Raises:
+            Unreachable: if the interval is invalid.
         """
         self.heartbeat_seconds = seconds_of(answer, "heartbeat_seconds")
 
     def _check_key(self, key: str) -> None:
-        """Raise Unreachable for a malformed key, Distrusted if it differs from the known one."""
+        """Compare the service's public key with the stored one; store it at the first contact.
+
+        Raises:
+            Unreachable: if the key is malformed.
+            Distrusted: if the key differs.
+        """
         data = of_base64(key)
         if len(data) != KEY_BYTES:
             raise Unreachable(f"the answer is not the service's: {key[:100]!r} is no public key")
@@ -151,7 +167,16 @@ class Registration:
         self._service_key = data
 
     def check_signed(self, request_id: str, payload: dict[str, Any], signature: str) -> None:
-        """Check that the service's key has signed this request. Raises Distrusted otherwise."""
+        """Check that a request was signed with the service's key.
+
+        Args:
+            request_id: the id of the request.
+            payload: the request as JSON.
+            signature: the signature in base64.
+
+        Raises:
+            Distrusted: if the signature is wrong.
+        """
         said = signed_lease(request_id, payload)
         if not is_signature(self._service_key, said, of_base64(signature)):
             raise Distrusted(
@@ -160,7 +185,7 @@ class Registration:
             )
 
     def leave(self) -> None:
-        """Unregister the worker.
+        """Unregister the worker, so that the service gives it no further work.
 
         Raises:
             Unreachable: if the service does not answer, or asks for a retry.

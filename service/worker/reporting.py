@@ -1,6 +1,6 @@
-"""A worker's thread that reports results and renews leases.
+"""The thread of a worker that reports results and renews leases.
 
-All threads send their messages about leases through it.
+Other threads report failed leases through the same class.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ class Reporter:
     """Reports results from the spool, and sends heartbeats, which renew leases.
 
     Attributes:
-        finished: the number of results since the start.
+        finished: the number of finished requests since the start.
 
     Args:
         api: the calls to the service.
         registration: the worker's registration with the service.
-        in_flight: the shared state of the leases.
-        state: returns the present condition of the device, which heartbeats report.
+        in_flight: the leases of the worker, shared by its threads.
+        state: returns the condition of the device, which heartbeats report.
         log: writes messages.
     """
 
@@ -54,9 +54,10 @@ class Reporter:
         self.finished = 0
 
     def serve(self) -> None:
-        """Report results and renew leases until the worker ends, then report the last results.
+        """Report results and renew leases until the worker ends; the main function of the
+        thread.
 
-        This is the main function of the thread.
+        The results in the spool are reported once more at the end.
         """
         stopping, report_now = self._in_flight.stopping, self._in_flight.report_now
         backoff = self._registration.backoff()
@@ -81,7 +82,11 @@ class Reporter:
             report_now.wait(max(0.05, next_heartbeat - time.monotonic()))
 
     def finish(self, work: HeldLease, result: MeasureResult | RunResult) -> None:
-        """Store the result of a lease in the spool, where it survives the end of the process."""
+        """Write the result of a lease to the spool, from which it is reported even after a
+        crash.
+
+        If the disk is full, the result is reported directly.
+        """
         request_id = work.request.request_id
         with self._in_flight.changed:
             entry = Spooled(request_id, work.lease_id, uuid.uuid4().hex, result.to_json())
@@ -98,10 +103,11 @@ class Reporter:
         self._in_flight.report_now.set()
 
     def report_spool(self) -> None:
-        """Report the results that wait in the spool.
+        """Report all results in the spool; remove those that the service accepts or rejects.
 
         Raises:
             Unreachable: if the service does not answer, or asks for a retry.
+            Refused: if the service rejects this worker.
         """
         files, in_flight = self._in_flight.files, self._in_flight
         for entry in files.spooled():
@@ -118,13 +124,13 @@ class Reporter:
                     in_flight.changed.notify_all()
 
     def fail(self, lease_id: str, cause: str, error: str) -> None:
-        """Report that the worker abandons a lease.
+        """Report that a lease failed, without a result.
 
         Args:
             lease_id: the lease.
-            cause: KILLED if the worker died with the lease, WORKER if this device cannot run it,
-                SERVICE if no device could.
-            error: a sentence.
+            cause: KILLED if the worker was killed during this lease, WORKER if this device cannot
+                execute the request, SERVICE if no device can.
+            error: the reason, as a sentence.
 
         Raises:
             Unreachable: if the service does not answer, or asks for a retry.
@@ -143,15 +149,20 @@ class Reporter:
             self._log(f"lease {lease_id} is not ours any more: {refusal}")
 
     def fail_quietly(self, lease_id: str, cause: str, error: str) -> None:
-        """Call `fail`, but ignore an unreachable service: the lease then expires."""
+        """Call `fail`; if the service is unreachable, only log that. The lease then expires."""
         try:
             self.fail(lease_id, cause, error)
         except Unreachable as unreachable:
             self._log(str(unreachable))
 
     def release_quietly(self, leases: list[str]) -> None:
-        """Call `release`, but ignore a service that is unreachable or does not know the leases:
-        they then expire."""
+        """Call `release`; if the service is unreachable or rejects the leases, only log that.
+
+        The leases then expire.
+
+        Raises:
+            Refused: if the service rejects the worker.
+        """
         try:
             self.release(leases)
         except Unreachable as error:
@@ -162,7 +173,8 @@ class Reporter:
             self._log(str(error))
 
     def release(self, leases: list[str]) -> None:
-        """Return leases without results.
+        """Return leases to the service without results, so that other workers can claim their
+        requests.
 
         Raises:
             Unreachable: if the service does not answer, or asks for a retry.
@@ -181,10 +193,10 @@ class Reporter:
                 backoff.wait()
 
     def _report(self, entry: Spooled) -> bool:
-        """Send a result. Return whether the service accepts it.
+        """Send a result to the service; return whether the service accepts it.
 
         Raises:
-            Unreachable: if the outcome is unknown.
+            Unreachable: if it is unknown whether the service received the result.
             Refused: if the service rejects this worker.
         """
         worker_id = self._registration.worker_id

@@ -1,4 +1,4 @@
-"""Hides the worker's token from other processes of the same machine, including candidates."""
+"""Hides the worker's token from other processes of the same machine, such as candidates."""
 
 from __future__ import annotations
 
@@ -13,10 +13,14 @@ _PR_SET_DUMPABLE = 4
 
 
 def hide_secrets(token: str, log: Log) -> None:
-    """Make this process's memory and environment readable by root only, and hide the token.
+    """Prevent other users from reading the worker's token in this process.
 
-    The token is blanked in the command line. On systems other than Linux, nothing happens. A
-    failure is logged.
+    Memory and environment become readable by root only, and the token is overwritten in the command
+    line. On systems other than Linux, the function does nothing. A failure is logged.
+
+    Args:
+        token: the token.
+        log: writes messages.
     """
     if sys.platform != "linux":
         return
@@ -32,7 +36,7 @@ def hide_process() -> None:
     """Allow only root to read this process's memory, environment and files in /proc.
 
     Raises:
-        OSError: if the system denies it.
+        OSError: if the operating system denies it.
     """
     arguments = (ctypes.c_ulong(0) for _ in range(4))
     if ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_DUMPABLE, *arguments) < 0:
@@ -41,9 +45,9 @@ def hide_process() -> None:
 
 
 def hide_argument(secret: str) -> bool:
-    """Blank a secret in this process's command line, which every user may read.
+    """Overwrite a secret in this process's command line, which every user can read.
 
-    Return whether no trace of it is left.
+    Return whether the command line no longer contains the secret.
     """
     with open("/proc/self/stat", encoding="ascii", errors="replace") as file:
         fields = file.read().rpartition(")")[2].split()

@@ -1,15 +1,15 @@
-"""Stores a worker's state on disk: its id, its leases, finished results, and blobs.
+"""Stores the state of a worker on disk: its id, its leases, finished results, and blobs.
 
     STATE/SERVER-DIGEST/service-key   the public key of the service, from the first contact
-                        0/lock        one worker process per folder
+                        0/lock        locked by the worker process that uses the folder `0`
                           id          the id that the worker generated at its first start
                           leases/     leases that are not measured yet
                           spool/      results that the service has not acknowledged
                           aside/      the last results that the service rejected, for inspection
                           blobs/      shared objects and expected outputs by digest
 
-A result is finished once it lies in the spool: a worker that is killed afterwards reports it when
-it starts again, and never measures it twice.
+A request is finished when its result is in the spool. If the worker is killed afterwards, the next
+process reports the result, and the request is not measured again.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ class Spooled:
     """A finished result in the spool.
 
     Attributes:
-        request_id: the request.
-        lease_id: the lease under which it is reported.
+        request_id: the id of the request.
+        lease_id: the id of the lease under which the result is reported.
         result_key: a random id of the result.
         result: the result as JSON.
     """
@@ -50,15 +50,20 @@ class Spooled:
 
 
 class StateFolder:
-    """A worker's folder on disk. It is locked until this process ends, by any cause.
+    """The folder with the state of one worker process. It is locked until the process ends or
+    crashes.
 
     Attributes:
         path: the folder.
-        number: distinguishes it from the folders of other workers on this machine.
+        number: the number of the folder, which no other worker process on this machine uses.
     """
 
     def __init__(self, base: Path, server: str) -> None:
-        """Lock the first folder that no live worker uses.
+        """Create or reuse the first folder for a server that no live worker uses, and lock it.
+
+        Args:
+            base: the folder that contains the state of all workers.
+            server: the URL of the service.
 
         Raises:
             OSError: if the folder cannot be written.
@@ -87,8 +92,7 @@ class StateFolder:
 
     @property
     def worker_id(self) -> str | None:
-        """The id that was stored by this or an earlier process; None if the file has no valid
-        id."""
+        """The worker's id, stored by this or an earlier process; None if no valid id is stored."""
         try:
             text = (self.path / "id").read_text(errors="replace").strip()
         except OSError:
@@ -101,9 +105,10 @@ class StateFolder:
 
     @property
     def service_key(self) -> str | None:
-        """The public key of the service from the first contact; None before it.
+        """The public key of the service, stored at the first contact; None before the first
+        contact.
 
-        All workers of this machine share it.
+        All workers of this user for the service share the key.
         """
         try:
             return (self.path.parent / "service-key").read_text().strip() or None
@@ -121,32 +126,34 @@ class StateFolder:
     # leases: request id -> lease id, of the requests that are not measured yet
 
     def hold(self, request_id: str, lease_id: str) -> None:
-        """Store a lease on disk. After a crash, the next process returns it before it expires."""
+        """Store a lease on disk. After a crash, the next process reports it as failed before it
+        expires.
+        """
         (self.path / "leases" / request_id).write_text(lease_id)
 
     def drop(self, request_id: str) -> None:
         (self.path / "leases" / request_id).unlink(missing_ok=True)
 
     def held(self) -> dict[str, str]:
-        """Return the stored leases: lease ids by request id.
+        """Return the stored leases: the id of each lease by request id.
 
-        A file truncated by a crash contains a lease id that the service does not know; the real
-        lease then expires.
+        A crash may truncate a file, which then contains an invalid lease id. The service rejects
+        this id, and the real lease expires.
         """
         return {path.name: path.read_text() for path in (self.path / "leases").iterdir()}
 
     # the spool
 
     def spool(self, entry: Spooled) -> None:
-        """Store a result in the spool, which finishes it. Raises OSError if the disk is full."""
+        """Write a result to the spool. Raises OSError if the disk is full."""
         data = json.dumps(asdict(entry)).encode()
         write_atomically(self.path / "spool" / f"{entry.request_id}.json", data)
 
     def spooled(self) -> list[Spooled]:
-        """Return the results in the spool, the oldest first.
+        """Return the results in the spool, oldest first.
 
-        Unreadable results, written by another release or damaged on the disk, are moved to the
-        folder `aside`.
+        Unreadable results, from another release or damaged on disk, are moved to the folder
+        `aside`.
         """
         paths = [p for p in (self.path / "spool").iterdir() if p.suffix == ".json"]
         paths.sort(key=lambda path: path.stat().st_mtime)
@@ -163,10 +170,10 @@ class StateFolder:
             return None
 
     def set_aside(self, request_id: str) -> None:
-        """Move a result from the spool to the folder `aside`.
+        """Move a result that the service rejected, or that is unreadable, from the spool to
+        `aside`.
 
-        The service rejected it, or it is unreadable. If there are too many, the oldest ones are
-        deleted.
+        If `aside` has more than ASIDE_RESULTS files, the oldest are deleted.
         """
         name = f"{request_id}.json"
         (self.path / "spool" / name).replace(self.path / "aside" / name)
@@ -175,15 +182,14 @@ class StateFolder:
             path.unlink(missing_ok=True)
 
     def forget(self, request_id: str) -> None:
-        """Delete a result that the service has acknowledged."""
+        """Delete from the spool a result that the service has acknowledged."""
         (self.path / "spool" / f"{request_id}.json").unlink(missing_ok=True)
 
 
 def write_atomically(path: Path, data: bytes) -> None:
-    """Replace the content of a file with `data`.
+    """Replace the content of a file so that a crash cannot leave a partial file.
 
-    After a crash or a power failure, the file has either the complete old or the complete new
-    content.
+    After a crash or a power failure, the file has either the complete old content or `data`.
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}")
     try:

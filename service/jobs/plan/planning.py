@@ -171,8 +171,8 @@ class Planned:
     def served_plan(self) -> GraphPlan:
         """The plan from which programs are built.
 
-        It is the plan for all sizes of the ranges, or the plan at fixed sizes if there are no
-        ranges.
+        It is the plan for all sizes of the ranges; for a model without ranges, the plan at fixed
+        sizes.
         """
         return self.plan if self.open is None else self.open.plan
 

@@ -78,7 +78,7 @@ class TunerProcess:
         self._wake.set()
 
     def run(self) -> None:
-        """Claim jobs and work on them until `stop` is called."""
+        """Claim jobs and run them until `stop` is called."""
         log.info("tuner is up", name=self._name, jobs=self._settings.tuner_jobs)
         learned = False
         try:
@@ -116,16 +116,18 @@ class TunerProcess:
             log.info("tuner is down", name=self._name)
 
     def _give_back(self) -> None:
-        """Return freed memory to the operating system after the last of several jobs."""
+        """Return unused memory to the operating system if a job has ended and no other job runs."""
         if self._ended and not self._runs:
             self._ended = False
             release_memory()
 
     def take(self) -> JobRun | None:
-        """Claim the next job, and return it; None if no job waits, or as many jobs run as the
-        settings allow.
+        """Claim the next job, and return its run.
 
-        A job suspected of killing tuners runs alone, so that no other job is lost with it.
+        A job that may have killed a tuner before runs alone, so that no other job is lost with it.
+
+        Returns:
+            the run of the job; None if no job waits, or the maximal number of jobs runs already.
         """
         held = [run.job for run in list(self._runs) if run.holds]
         if len(held) >= self._settings.tuner_jobs:
@@ -148,7 +150,7 @@ class TunerProcess:
         return JobRun(job_context, *claimed, settings.job_lease_seconds)
 
     def _start(self, run: JobRun) -> None:
-        """Work on a job in a separate thread."""
+        """Run a job in a separate thread."""
 
         def work() -> None:
             try:
@@ -170,7 +172,7 @@ class TunerProcess:
     def _learn(self) -> bool:
         """Train cost models for the targets with enough new trials.
 
-        Always returns True, for the caller's loop.
+        Always returns True: until the next job, the main loop does not call this method again.
         """
         try:
             train_due(self._storage, self._settings.cost_model_trials)
@@ -182,7 +184,11 @@ class TunerProcess:
         return True
 
     def _measure_again(self) -> None:
-        """Repeat measurements of records that only one owner attests, until a job arrives."""
+        """Start a thread that repeats measurements of weakly attested records until a job
+        arrives.
+
+        If the thread runs already, renew this tuner's lock on the work.
+        """
         try:
             if self._beside is not None and self._beside.is_alive():
                 if not self._weak.keep_turn():
@@ -217,7 +223,7 @@ class TunerProcess:
 
     @property
     def builder(self) -> Builder:
-        """The builder processes, started for the first job and then shared by all jobs."""
+        """The builder processes; the first job starts them, and all jobs share them."""
         if self._builder is None:
             self._builder = open_builder(self._settings)
             self._builder.start()

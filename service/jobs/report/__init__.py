@@ -1,1 +1,3 @@
-"""Explains, profiles and compares models for users. Nothing here affects the result of a job."""
+"""Explains, profiles and compares models for users. This package does not affect the result of a
+job.
+"""

@@ -1,4 +1,6 @@
-"""Computes a lower bound of each task's time on a device: no schedule can be faster."""
+"""Computes a lower bound of each task's time on a device: no schedule can be faster than the
+bound.
+"""
 
 from __future__ import annotations
 
@@ -25,9 +27,14 @@ three next to busy builders; a smaller budget is better spent on trials."""
 def bounds_within(
     seconds: float | None, tasks: Sequence[Task], device: Device
 ) -> Callable[[], Sequence[float]] | None:
-    """Return a function that computes lower bounds of the tasks' times (`task_bounds`).
+    """Return a function that computes a lower bound for each task (`task_bounds`), in seconds.
 
-    It is None if the budget of `seconds` is too small to measure the peaks of the device.
+    Return None if the time budget is too small to measure the device's peak rates.
+
+    Args:
+        seconds: the time budget of the job; None for no limit.
+        tasks: the tasks.
+        device: the device to measure.
     """
     if seconds is not None and seconds < LEAST_BUDGET_SECONDS:
         return None
@@ -35,10 +42,11 @@ def bounds_within(
 
 
 def task_bounds(tasks: Sequence[Task], device: Device) -> list[float]:
-    """Return a lower bound for each task, in seconds. The device is measured, which takes a second.
+    """Return a lower bound of each task's time, in seconds. The call measures the device for a
+    second.
 
-    A bound of 0 means that it is unknown, because the device does not run the tasks' target, or
-    does not answer.
+    A bound of 0 means that it is unknown: the device does not run the target of the tasks, or could
+    not be measured.
     """
     target = tasks[0].mode.target
     if not device.runs(target):
@@ -51,16 +59,24 @@ def task_bounds(tasks: Sequence[Task], device: Device) -> list[float]:
 
 
 def task_bound(task: Task, speeds: Speeds) -> float:
-    """Return a lower bound in seconds of one run, from the machine's measured rates.
+    """Return a lower bound of one run of a task's workload, in seconds.
 
-    The arithmetic is counted for the algorithm with the fewest operations. All bytes come from the
-    nearest cache that holds them, as when candidates are timed.
+    The bound is the roofline model's time. It counts the operations of the algorithm that needs the
+    fewest. It assumes that all bytes come from the nearest cache that can hold them, as they do
+    when candidates are timed.
+
+    Args:
+        task: the task. For dynamic dimensions, the bounds at its measured sizes are added with
+            their weights.
+        speeds: the measured peak rates of the device.
     """
     return sum(point.weight * _bound(task, point, at, speeds) for point, at in task.fixed())
 
 
 def _bound(task: Task, point: SizePoint, workload: Workload, speeds: Speeds) -> float:
-    """Return the lower bound in seconds at the sizes of one point."""
+    """Return a lower bound in seconds at the sizes of one point; arithmetic counts only for
+    float32.
+    """
     weights = costs.weight_bytes(workload)
     moved = costs.bytes_read(workload) + costs.bytes_written(workload)
     floats = {kind.dtype for kind in workload.graph.types.values()}
@@ -70,11 +86,11 @@ def _bound(task: Task, point: SizePoint, workload: Workload, speeds: Speeds) -> 
 
 
 def least_flops(task: Task, point: SizePoint, workload: Workload) -> float:
-    """Return the operations of the algorithm that needs the fewest, at the sizes of a point.
+    """Return the number of operations of the algorithm that needs the fewest, at one point.
 
     Args:
-        task: the task, whose schedule space has the algorithms.
-        point: the sizes.
+        task: the task, whose schedule space contains the algorithms.
+        point: the sizes of the workload's dynamic dimensions.
         workload: the task's workload at these sizes.
     """
     direct = 2.0 * (costs.macs(workload) - costs.padding_macs(workload))
@@ -86,10 +102,11 @@ def least_flops(task: Task, point: SizePoint, workload: Workload) -> float:
 
 
 def _counts(task: Task, point: SizePoint, workload: Workload, space: SubSpace) -> list[float]:
-    """Return the operations of a transforming algorithm for each transform that its knob offers.
+    """Return the number of operations of an algorithm such as Winograd, for each transform it
+    offers.
 
-    The knob `outputs`, or else the first knob, chooses the transform; the other knobs have their
-    defaults.
+    The knob `outputs`, or else the first knob, selects the transform. The other knobs have their
+    default values.
     """
     counts = []
     knobs = [knob for knob in space.knobs if knob.name == "outputs"] or space.knobs[:1]

@@ -1,4 +1,7 @@
-"""Times engines interleaved on one model, for `tilewright bench`. `PEERS` are the other engines."""
+"""Times several inference engines on one model, in interleaved runs, for `tilewright bench`.
+
+`PEERS` are the engines other than Tilewright.
+"""
 
 from __future__ import annotations
 
@@ -20,8 +23,8 @@ Run = Callable[[], Sequence[np.ndarray]]
 class Timing:
     """The times of one engine in a race, in seconds per run.
 
-    They are CPU time with one thread, otherwise wall time. Each sample is the mean of as many runs
-    as fit into SAMPLE_SECONDS. Samples of two engines at the same position form a pair.
+    With one thread, the times are CPU time, otherwise wall time. Each sample is the mean of as many
+    runs as fit into SAMPLE_SECONDS. The n-th samples of two engines form a pair.
 
     Attributes:
         name: the name of the engine.
@@ -62,16 +65,16 @@ TICK_SECONDS = 1e-9
 def race(
     runs: Mapping[str, Run], *, threads: int, rounds: int, turn_seconds: float
 ) -> list[Timing]:
-    """Time engines in interleaved samples, A B B A, so that slow drift cancels in each pair.
+    """Time engines in interleaved samples (A B B A), so that slow drift cancels in each pair.
 
-    One clock times all engines. With one thread it is the CPU time of the process, because an
-    engine may run in a separate thread; otherwise it is wall time.
+    All engines are timed by the same clock. With one thread, it is the CPU time of the process,
+    which includes threads that an engine starts; otherwise it is wall time.
 
     Args:
         runs: maps each engine's name to a function that runs it once.
-        threads: the threads that each engine uses.
+        threads: the number of threads that each engine uses.
         rounds: the number of rounds, in which each engine runs for `turn_seconds`.
-        turn_seconds: wall time per engine and round.
+        turn_seconds: the wall time per engine and round.
     """
     clock = time.process_time if threads == 1 else time.perf_counter
     counts = {name: _runs_per_sample(run) for name, run in runs.items()}
@@ -90,14 +93,17 @@ def race(
 
 
 def compare(timing: Timing, other: Timing) -> Comparison:
-    """Return the ratio of `timing` to `other`, computed from pairs of samples in one race."""
+    """Return the ratio of the times of `timing` to those of `other`, from pairs of samples of a
+    race.
+    """
     pairs = zip(timing.samples, other.samples, strict=True)
     return Comparison(other.name, tuple(mine / theirs for mine, theirs in pairs))
 
 
 def _runs_per_sample(run: Run) -> int:
-    """Return the number of runs that fit into `SAMPLE_SECONDS`, from the second of two untimed
-    runs.
+    """Return the number of runs that fit into `SAMPLE_SECONDS`.
+
+    The function runs the engine twice and measures the second run.
     """
     run()
     began = time.perf_counter()
@@ -114,10 +120,18 @@ def _sample(run: Run, count: int, clock: Callable[[], float]) -> float:
 
 
 def onnxruntime_run(model: Path, inputs: Mapping[str, np.ndarray], threads: int) -> tuple[Run, str]:
-    """Return a function that runs ONNX Runtime on these inputs, and the engine's version.
+    """Load a model into ONNX Runtime.
+
+    Args:
+        model: the ONNX file.
+        inputs: the inputs of each run, by name.
+        threads: the number of threads.
+
+    Returns:
+        a function that runs the model once, and the version of ONNX Runtime.
 
     Raises:
-        CompilerError: if it is not installed or refuses the model.
+        CompilerError: if ONNX Runtime is not installed or rejects the model.
     """
     try:
         import onnxruntime
@@ -143,13 +157,20 @@ def onnxruntime_run(model: Path, inputs: Mapping[str, np.ndarray], threads: int)
 
 
 def openvino_run(model: Path, inputs: Mapping[str, np.ndarray], threads: int) -> tuple[Run, str]:
-    """Return a function that runs OpenVINO on these inputs, and the engine's version.
+    """Load a model into OpenVINO, which then computes in float32.
 
-    It computes in float32. OpenVINO's default on a CPU with bfloat16 is bfloat16, with errors of
-    several per cent.
+    On a CPU with bfloat16, OpenVINO's default is bfloat16, with errors of several per cent.
+
+    Args:
+        model: the ONNX file.
+        inputs: the inputs of each run, by name.
+        threads: the number of threads.
+
+    Returns:
+        a function that runs the model once, and the version of OpenVINO.
 
     Raises:
-        CompilerError: if it is not installed or refuses the model.
+        CompilerError: if OpenVINO is not installed or rejects the model.
     """
     try:
         import openvino
@@ -185,7 +206,7 @@ def openvino_run(model: Path, inputs: Mapping[str, np.ndarray], threads: int) ->
 
 
 def _check_inputs(model: Path, named: Sequence[str], feeds: Mapping[str, np.ndarray]) -> None:
-    """Raise CompilerError unless the engine's inputs are exactly the given ones."""
+    """Raise CompilerError unless the names of an engine's inputs are exactly the given ones."""
     if sorted(named) != sorted(feeds):
         raise CompilerError(
             f"'{model}' has the inputs {', '.join(sorted(named))} instead of "

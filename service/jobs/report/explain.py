@@ -1,4 +1,6 @@
-"""Reports on a compiled model: its kernels with schedule, code, time, and the device's limits."""
+"""Reports on the kernels of a compiled model: schedule, code, time, and the limits of the
+device.
+"""
 
 from __future__ import annotations
 
@@ -43,24 +45,24 @@ class KernelReport:
     """One kernel of a model, at one size of the model.
 
     Attributes:
-        number: from 1, in the order of first use; the kernel has the same number at all sizes.
+        number: the number of the kernel, from 1, in the order of first use; the same at all sizes.
         name: a readable name.
         workload_key: the key of its workload in the database.
-        operators: the kernel's graph, as text.
+        operators: the graph of its workload, as text.
         count: the number of its runs in one run of the model.
-        serves: the sizes that it serves, by dimension ("17..128"); undivided dimensions are left
-            out.
+        serves: the range of each dimension for which the kernel is used, such as "17..128".
+            Dimensions whose range is not split are left out.
         schedule: the schedule.
         tuned: whether the schedule comes from the database.
         nest: the loop nest, as text.
         loops: the innermost loops of its machine code.
-        flops: the operations of the workload's definition.
-        executed_flops: the operations of the chosen algorithm.
-        weight_bytes: bytes of the packed weights that it reads.
-        value_bytes: bytes of the inputs that it reads and the outputs that it writes.
-        seconds: the time of one run within the model, the mean over all of `count`; None if the
-            device does not run the code.
-        bound: the least time that the device allows; None as `seconds`.
+        flops: the operations of the workload as defined by its operators.
+        executed_flops: the operations of the algorithm that the schedule selects.
+        weight_bytes: the bytes of the packed weights that it reads.
+        value_bytes: the bytes of the inputs that it reads and the outputs that it writes.
+        seconds: the mean time of one run within the model; None if the device does not run the
+            code.
+        bound: the shortest time that the device allows; None if `seconds` is None.
     """
 
     number: int
@@ -82,12 +84,16 @@ class KernelReport:
 
     @property
     def spills(self) -> int:
-        """The number of vector registers that the worst innermost loop keeps on the stack."""
+        """The largest number of vector registers that an innermost loop of the kernel spills to the
+        stack.
+        """
         return max((loop.spills for loop in self.loops), default=0)
 
     @property
     def of_roofline(self) -> float | None:
-        """The fraction of the device's peak that the kernel reaches, in 0..1."""
+        """The fraction of the device's peak that the kernel reaches, in 0..1; None if it was not
+        timed.
+        """
         if self.bound is None or not self.seconds:
             return None
         return self.bound.seconds / self.seconds
@@ -95,18 +101,18 @@ class KernelReport:
 
 @dataclass(frozen=True, slots=True)
 class ModelReport:
-    """The kernels that a run of a model needs at some sizes, with their times.
+    """The kernels that run in a model at some sizes, with their times.
 
     Attributes:
         name: the name of the model.
         sizes: the sizes of its dynamic dimensions.
         target: the name of the target.
-        threads: the threads of a run.
+        threads: the number of threads of a run.
         numerics: the numerics of the mode.
         precision: the precision of the mode.
         kernels: the reports on the kernels.
         speeds: the measured roofline of the device; None if it was not measured.
-        device: the CPU that the model was timed on; "" if it was not timed.
+        device: the model name of the CPU on which the model was timed; "" if it was not timed.
         seconds: the time of all kernels in one run; None if they were not timed.
     """
 
@@ -128,14 +134,15 @@ class ModelReport:
         return sum(k.count * t for k, t in zip(self.kernels, times, strict=True))
 
     def share(self, kernel: KernelReport) -> float | None:
-        """Return the fraction of the model's time that the kernel takes over all its
-        runs, in 0..1.
+        """Return the fraction of the model's time that all runs of a kernel take, in 0..1.
+
+        Return None if the model was not timed.
         """
         total = self.seconds
         return kernel.count * kernel.seconds / total if total and kernel.seconds else None
 
     def to_json(self) -> dict[str, Any]:
-        """Return plain data for `json.dumps`: the fields, and values derived from them."""
+        """Return the fields, and values derived from them, as data for `json.dumps`."""
         data = dataclasses.asdict(self)
         data["seconds"] = self.seconds
         for kernel, fields in zip(self.kernels, data["kernels"], strict=True):
@@ -162,13 +169,21 @@ def explain(
 ) -> tuple[ModelReport, ...]:
     """Compile a model with the schedules of `source`, and report on every kernel.
 
-    If the device runs the target, the model is run there on seeded inputs, and every kernel is
-    timed within the model. For ranges there is a report for each combination of sizes that
-    `shown_sizes` returns, with the kernels that serve these sizes.
+    If the device runs the target, the model runs there on random inputs from a fixed seed, and
+    every kernel is timed within the model.
+
+    Args:
+        planned: the plan of the model.
+        source: the schedules; None for the defaults.
+        device: the device on which kernels are timed.
+        timings: receives the seconds of each step.
+
+    Returns:
+        a report for each combination of sizes that `shown_sizes` returns.
 
     Raises:
         CompilerError: if a workload does not compile.
-        DeviceError: if the device does not answer, or cannot run the model.
+        DeviceError: if the device is unreachable, or cannot run the model.
     """
     target, threads = planned.target, planned.mode.threads
     plan = planned.served_plan
@@ -212,8 +227,9 @@ def explain(
 def _scheduled(
     plan: GraphPlan, trees: Mapping[Workload, KernelTree]
 ) -> Iterator[tuple[Workload, ScheduledKernel]]:
-    """Yield the kernels of a plan with their workloads, in the order of first use, smallest sizes
-    first.
+    """Yield the kernels of a plan, each with its step's workload, in the order of first use.
+
+    If a range is split, the kernels of its pieces follow each other, smallest sizes first.
     """
     for workload in dict.fromkeys(step.workload for step in plan.kernels):
         yield from ((workload, kernel) for kernel in leaves(trees[workload]))
@@ -223,8 +239,13 @@ def _scheduled(
 class _Use:
     """The use of a kernel in a run of a model at some sizes.
 
-    `fixed` is the workload with these sizes. `values` are the sizes of the dynamic workload's
-    dimensions, by its own names. `seconds` is None if nothing was timed.
+    Attributes:
+        kernel: the kernel.
+        step: the first step of the plan that uses it.
+        fixed: the kernel's workload at these sizes.
+        values: the sizes of the workload's dynamic dimensions, by their names in the workload.
+        count: the number of runs of the kernel.
+        seconds: the time of all these runs; None if nothing was timed.
     """
 
     kernel: _Kernel
@@ -241,9 +262,14 @@ def _uses(
     sizes: Mapping[str, int],
     calls: Sequence[float | None],
 ) -> list[_Use]:
-    """Return the kernels that serve the steps of a plan at given sizes, in the order of first use.
+    """Return the kernels that a run of a plan uses at given sizes, in the order of first use.
 
-    `calls` are the seconds of each step. A branch that these inputs do not choose takes no time.
+    Args:
+        plan: the plan.
+        kernels: all kernels of the plan.
+        sizes: the sizes of the model's dynamic dimensions.
+        calls: the seconds of each kernel step; 0 for a step in a branch that did not run; None if
+            nothing was timed.
     """
     of_workload: dict[Workload, list[_Kernel]] = {}
     for kernel in kernels:
@@ -265,7 +291,7 @@ def _uses(
 
 
 class _Kernel:
-    """A kernel with its properties that do not depend on sizes."""
+    """The properties of a kernel that do not depend on sizes."""
 
     def __init__(
         self,
@@ -288,12 +314,21 @@ class _Kernel:
             self._loops = inner_loops(self._lowered.assembly(target), target)
 
     def holds(self, given: Sequence[int]) -> bool:
-        """Whether the kernel serves these sizes of its workload's dimensions, given in order."""
+        """Whether the kernel is used at these sizes.
+
+        Args:
+            given: the size of each dynamic dimension of the workload, in order.
+        """
         box = self._scheduled.piece.box
         return all(size in own for own, size in zip(box, given, strict=True))
 
     def report(self, use: _Use, speeds: Speeds | None) -> KernelReport:
-        """Return the report on the kernel at the sizes of a use."""
+        """Return the report on one use of the kernel.
+
+        Args:
+            use: the use, with its sizes and times.
+            speeds: the measured roofline of the device; None if it was not measured.
+        """
         scheduled, lowered, workload = self._scheduled, self._lowered, use.fixed
         whole, piece = self.workload.dimensions, scheduled.piece
         own = {
@@ -333,10 +368,12 @@ class _Kernel:
 
 
 def products_in_groups(nest: LoopNest) -> tuple[str, int]:
-    """Return the operand type of a kernel's dot-product instructions, and the products per lane.
+    """Return the operand type of a kernel's dot-product instructions, and their products per
+    lane.
 
-    Return "" and 1 for a kernel without dot-product instructions. 4-bit weights count as int8 if
-    the activations are int8, too.
+    For example, ("int8", 4) if each instruction adds four int8 products to each 32-bit sum. Return
+    ("", 1) for a kernel without dot-product instructions. 4-bit weights count as int8 if the
+    activations are int8.
     """
     nodes = (node for compute in nest.computes for node in walk(compute.body))
     if any(isinstance(node, Op) and node.operation is Operation.DOT for node in nodes):
@@ -350,12 +387,13 @@ def products_in_groups(nest: LoopNest) -> tuple[str, int]:
 
 
 def kernel_seconds(compiled: CompiledProgram, threads: int, device: Device) -> list[float]:
-    """Run a program on the device. Return the fastest time of each kernel, in seconds.
+    """Profile a program on a device, and return the fastest time of each kernel call, in
+    seconds.
 
-    The kernels are in the order of `GraphPlan.kernels`.
+    The times are in the order of `GraphPlan.kernels`.
 
     Raises:
-        DeviceError: if the device does not answer, or cannot run the program.
+        DeviceError: if the device is unreachable, or cannot run the program.
     """
     best = device.profile(of_compiled(compiled), threads, SAMPLES)
     return [
@@ -366,9 +404,12 @@ def kernel_seconds(compiled: CompiledProgram, threads: int, device: Device) -> l
 
 
 def _bytes(lowered: LoweredKernel, values: Mapping[str, int]) -> tuple[int, int]:
-    """Return the bytes of packed weights that a kernel reads, and of its other inputs and outputs.
+    """Return the bytes of packed weights that a kernel reads, and the bytes of its inputs and
+    outputs.
 
-    `values` are the sizes of its dimensions.
+    Args:
+        lowered: the kernel.
+        values: the sizes of its dynamic dimensions, by name.
     """
     spec = lowered.spec
     found: Counter[bool] = Counter()

@@ -1,10 +1,11 @@
-"""Lays out a directed graph in layers from top to bottom: positions of boxes, routes of edges.
+"""Draws a directed graph in layers from top to bottom: positions of boxes, and routes of edges.
 
 Sugiyama, Tagawa, Toda: "Methods for visual understanding of hierarchical system structures" (1981).
-Each box lies in a layer below all boxes that it reads. An edge across several layers has a bend in
-each. Boxes are ordered within their layers by the means of their neighbours, which keeps crossings
-few. Then they are placed as near to those means as the distances between them allow: least squares
-with an order, solved by pooling adjacent violators.
+Each box lies in a layer below all of its predecessors. An edge across several layers has a bend in
+each layer between. Boxes are ordered within their layers by the mean positions of their neighbours,
+which keeps the number of crossings small. Then each box moves as close to this mean position as the
+minimal distances allow. This is a least-squares problem with a fixed order, solved by the
+pool-adjacent-violators algorithm.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ def layered(
 
     Args:
         widths: the width of each box; boxes are in topological order.
-        edges: for each edge the positions of its boxes; the second box comes later than the first.
+        edges: for each edge the indices of its boxes; the second index is larger than the first.
         height: the height of all boxes.
         distance: the vertical distance between the centres of two layers.
     """
@@ -84,9 +85,14 @@ def layered(
 
 
 def _layers(count: int, edges: Sequence[tuple[int, int]]) -> list[int]:
-    """Return the layer of each box: the length of the longest path to it.
+    """Return the layer of each box, from 0 at the top: the length of the longest path to the
+    box.
 
-    A box without incoming edges lies just above its reader.
+    A box without incoming edges is moved down to the layer just above its first successor.
+
+    Args:
+        count: the number of boxes.
+        edges: the indices of the boxes of each edge.
     """
     rows = [0] * count
     fed = [False] * count
@@ -100,9 +106,13 @@ def _layers(count: int, edges: Sequence[tuple[int, int]]) -> list[int]:
 
 
 class _Net:
-    """The vertices of a layered drawing: boxes, and bends of edges.
+    """The graph to draw, with a vertex for each box and each bend of an edge.
 
-    Edges lead from one layer to the next.
+    Edges connect only vertices in adjacent layers.
+
+    Args:
+        widths: the width of each box.
+        rows: the layer of each box.
     """
 
     def __init__(self, widths: Sequence[float], rows: Sequence[int]) -> None:
@@ -115,9 +125,10 @@ class _Net:
         self._layers: list[list[int]] = []
 
     def chain(self, start: int, end: int) -> list[int]:
-        """Connect two boxes by an edge, with a bend in each layer between them.
+        """Add an edge between two boxes, with a bend in each layer between them.
 
-        Return the indices of the bends; none if the edge is too long to have bends.
+        Returns:
+            the indices of the bends; empty if the edge is too long to have bends.
         """
         span = self.row[end] - self.row[start]
         if span > LONGEST or len(self.row) - self._boxes + span > MOST_BENDS:
@@ -136,8 +147,10 @@ class _Net:
         return bends
 
     def order(self) -> None:
-        """Order each layer by the mean positions of its neighbours, alternately downwards and
-        upwards.
+        """Determine the order of the vertices within each layer so that few edges cross.
+
+        In repeated sweeps, alternately downwards and upwards, each layer is sorted by the mean
+        positions of the neighbours in the previous layer.
         """
         self._layers = [[] for _ in range(max(self.row) + 1)]
         for vertex in self._walk():
@@ -154,7 +167,7 @@ class _Net:
                 _number(layer, place)
 
     def place(self) -> None:
-        """Compute the x of each vertex, keeping the order within its layer."""
+        """Compute the x coordinate of each vertex, without changing the order within its layer."""
         for layer in self._layers:
             self._settle(layer, [0.0] * len(layer))
         for sweep in range(SWEEPS + 1):
@@ -165,7 +178,13 @@ class _Net:
                 self._settle(layer, wanted)
 
     def _settle(self, layer: Sequence[int], wanted: Sequence[float]) -> None:
-        """Move a layer's vertices as near to the `wanted` x as the required distances allow."""
+        """Move the vertices of a layer as close to their wanted x coordinates as minimal distances
+        allow.
+
+        Args:
+            layer: the vertices of the layer, in order.
+            wanted: the wanted x coordinate of each.
+        """
         offsets = [0.0]
         for left, right in pairwise(layer):
             half = (self.widths[left] + self.widths[right]) / 2
@@ -177,8 +196,9 @@ class _Net:
             self.x[vertex] = x + offset
 
     def _walk(self) -> list[int]:
-        """Return all vertices in depth-first order from the top, so that connected parts are
-        adjacent.
+        """Return all vertices in depth-first order from the top.
+
+        So the vertices of a connected component are adjacent in the initial order of each layer.
         """
         seen = [False] * len(self.row)
         found = []
@@ -203,9 +223,7 @@ def _mean(values: Sequence[float], otherwise: float) -> float:
 
 
 def _rising(goals: Sequence[float], weights: Sequence[float]) -> list[float]:
-    """Return the non-decreasing sequence with the least weighted squared differences from
-    `goals`.
-    """
+    """Return the non-decreasing sequence that is closest to `goals`, by weighted least squares."""
     pools: list[tuple[float, float, int]] = []  # mean, weight, how many
     for goal, weight in zip(goals, weights, strict=True):
         mean, total, count = goal, weight, 1

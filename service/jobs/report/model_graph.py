@@ -1,7 +1,7 @@
-"""Draws a model partitioned into kernels: its steps, and the values that pass between them.
+"""Draws a model that is partitioned into kernels: its steps, and the values between them.
 
-Each step names the nodes of the ONNX file that it computes. Steps that move no data (views) are
-left out: edges lead from the step that computes the data to the readers of the view.
+Each step lists the nodes of the ONNX file that it computes. Steps that move no data (views) are
+left out. Edges then lead from the step that computes the data to the readers of the view.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class GraphStepKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class GraphStep:
-    """A step of the plan in the drawing, shown as a box.
+    """A step of the plan, drawn as a box.
 
     Attributes:
         kind: the kind of the step.
@@ -80,14 +80,14 @@ class GraphStep:
         value: the name of its output in the graph.
         type: the type of the output, such as `float32 1x64x56x56`.
         layout: the memory layout of the output.
-        precision: the types that it multiplies, or else the type of its output.
+        precision: the types of the operands that it multiplies, or else the type of its output.
         operators: the compiler's operators that it computes.
-        kernels: workload keys, and the number of runs of each in one run of the step. If a range is
-            split into pieces, each piece has its fraction of the runs.
-        nodes: (name, operator) of the ONNX nodes that it computes, the first `MOST_NODES`.
-        more: the number of further nodes.
-        x: the horizontal position of the centre.
-        y: the vertical position of the centre.
+        kernels: for each workload, its key and the number of its runs in one run of the step. If a
+            range is split into pieces, each piece counts as a fraction of a run.
+        nodes: the name and operator of the first `MOST_NODES` ONNX nodes that it computes.
+        more: the number of further ONNX nodes.
+        x: the horizontal position of the centre of the box.
+        y: the vertical position of the centre of the box.
         width: the width of the box.
     """
 
@@ -108,11 +108,11 @@ class GraphStep:
 
 @dataclass(frozen=True, slots=True)
 class GraphEdge:
-    """A value that passes from one step to another, shown as a line.
+    """A value that one step computes and another reads, drawn as a line.
 
     Attributes:
-        start: the position of the first step in `ModelGraph.steps`.
-        end: the position of the second step.
+        start: the index in `ModelGraph.steps` of the step that computes the value.
+        end: the index of the step that reads the value.
         path: the points of the line.
     """
 
@@ -130,7 +130,7 @@ class ModelGraph:
         edges: the lines between steps.
         width: the width of the drawing.
         height: the height of the drawing.
-        staged: whether the plan is the first of several programs, because later stages depend on
+        staged: whether the drawing shows only the first segment of a model whose sizes depend on
             data.
     """
 
@@ -142,10 +142,10 @@ class ModelGraph:
 
 
 def model_graph(planned: Planned) -> ModelGraph:
-    """Draw a model partitioned into kernels.
+    """Draw a model that is partitioned into kernels.
 
     Raises:
-        InvalidModelError: if it has too many steps or edges for a drawing.
+        InvalidModelError: if the model has too many steps or edges for a drawing.
     """
     plan = planned.served_plan
     found = _Steps.of(plan)
@@ -172,7 +172,7 @@ def model_graph(planned: Planned) -> ModelGraph:
 
 
 def _short(name: str) -> str:
-    """Return a name, shortened in the middle if it is long."""
+    """Return a name; a long name is shortened in the middle, such as `decoder...softmax`."""
     half = LONGEST_NODE_NAME // 2
     return name if len(name) <= LONGEST_NODE_NAME else f"{name[:half]}...{name[-half:]}"
 
@@ -183,9 +183,15 @@ def _width(name: str) -> float:
 
 @dataclass(frozen=True, slots=True)
 class _Found:
-    """A step, or an input or output of the graph, before layout.
+    """A box of the drawing before its position is known: a step, an input or an output of the
+    graph.
 
-    `inside` has the values that the step computes. The step's output is one of them.
+    Attributes:
+        kind: the kind of the box.
+        name: a readable name.
+        value: the name of the output.
+        step: the step; None for an input or output.
+        inside: all values that the step computes, including its output.
     """
 
     kind: GraphStepKind
@@ -197,9 +203,13 @@ class _Found:
 
 @dataclass(slots=True)
 class _Steps:
-    """The steps of a plan in order, with edges between them.
+    """The boxes of a plan in order, with the edges between them.
 
-    `makers` has the positions of the steps that compute a value, by the value's name.
+    Attributes:
+        plan: the plan.
+        steps: the boxes.
+        edges: the indices of the two boxes of each edge.
+        makers: the indices of the boxes that compute a value, by the value's name.
     """
 
     plan: GraphPlan
@@ -233,7 +243,7 @@ class _Steps:
 
 
 def _made(plan: GraphPlan, step: Step) -> Iterator[str]:
-    """Yield the values of the graph that a step computes between its inputs and its output."""
+    """Yield the output of a step and the intermediate values that the step computes for it."""
     seen = set(step.inputs) | {step.output}
     pending = [step.output]
     while pending:
@@ -362,23 +372,32 @@ _MOVING = frozenset(
 
 @dataclass(slots=True)
 class _Behind:
-    """The number of ONNX nodes that a step computes, and the first `MOST_NODES` of them."""
+    """The ONNX nodes that a step computes.
+
+    Attributes:
+        count: the number of nodes.
+        first: the name and operator of the first `MOST_NODES` nodes.
+    """
 
     count: int = 0
     first: list[tuple[str, str]] = field(default_factory=list)
 
 
 def _onnx_nodes(found: _Steps, nodes: Sequence[_OnnxNode]) -> Sequence[_Behind]:
-    """Return for each step the ONNX nodes that it computes.
+    """Find the ONNX nodes that each step of the drawing computes.
 
-    A node belongs to the step that computes its output. The compiler may no longer have that
-    output, because it was folded or fused into an idiom. Then the node belongs to the steps of its
-    readers, or, without a reader, to the step of its inputs. A step that computes no value of the
-    file (three products merged into one) gets the nodes with its operators on the paths from its
-    inputs. The nodes of a model are in topological order.
+    A node belongs to the step that computes its output. If the compiler folded the output or fused
+    it into an idiom, no step computes it. Then the node belongs to the steps that read the output,
+    or, without a reader, to the steps of its inputs. Some steps compute no value of the file, for
+    example three products merged into one. They get the nodes with the same operators on the paths
+    from their inputs.
 
-    Sets of steps are bit masks in integers: a long folded chain may be read by all steps, and each
-    of its nodes belongs to all of them.
+    Sets of steps are represented as bit masks in integers, because all steps may read a long chain
+    of folded nodes, and each of these nodes then belongs to all steps.
+
+    Args:
+        found: the steps.
+        nodes: the nodes of the ONNX file, in topological order.
     """
     owners: dict[str, int] = {}
     for number, step in enumerate(found.steps):
@@ -403,14 +422,29 @@ def _onnx_nodes(found: _Steps, nodes: Sequence[_OnnxNode]) -> Sequence[_Behind]:
 
 
 def _union(steps: Mapping[str, int], values: Iterable[str]) -> int:
-    """Return the union of the steps of these values."""
+    """Return the union of the sets of steps of some values, as a bit mask.
+
+    Args:
+        steps: the set of steps of each value, as a bit mask.
+        values: the names of the values.
+    """
     return reduce(or_, (steps.get(value, 0) for value in values), 0)
 
 
 def _give_back(
     found: _Steps, nodes: Sequence[_OnnxNode], of_node: list[int], lost: Sequence[bool]
 ) -> None:
-    """Reassign nodes from the steps of their readers to an earlier step that computes them."""
+    """Assign ONNX nodes to steps to which no node was assigned so far.
+
+    Such a step computes no value of the ONNX file. It gets the nodes with its operators that read
+    its inputs, directly or through nodes that only move elements.
+
+    Args:
+        found: the steps.
+        nodes: the ONNX nodes.
+        of_node: the steps of each node, as a bit mask; changed in place.
+        lost: for each node, whether no step computes its output, except by moving elements.
+    """
     known = reduce(or_, of_node, 0)
     having: dict[str, int] = {}
     reached: dict[str, int] = {}
@@ -433,7 +467,13 @@ def _give_back(
 
 
 def _by_step(nodes: Sequence[_OnnxNode], of_node: Sequence[int], steps: int) -> Sequence[_Behind]:
-    """Return the nodes of each step; `of_node` has the steps of each node as bit masks."""
+    """Group the ONNX nodes by step; constants are left out.
+
+    Args:
+        nodes: the ONNX nodes.
+        of_node: the steps of each node, as a bit mask.
+        steps: the number of steps.
+    """
     behind = [_Behind() for _ in range(steps)]
     named = [(n, node) for n, node in enumerate(nodes) if node.op_type != "Constant"]
     counts = np.zeros(steps, np.int64)
@@ -452,20 +492,31 @@ def _by_step(nodes: Sequence[_OnnxNode], of_node: Sequence[int], steps: int) -> 
 
 
 def _bits(numbers: int, count: int) -> NDArray[np.int64]:
-    """Return an array with 1 for each number in a bit mask, and 0 for the others."""
+    """Convert a bit mask to an array of zeros and ones, least significant bit first.
+
+    Args:
+        numbers: the bit mask.
+        count: the length of the array.
+    """
     whole = np.frombuffer(numbers.to_bytes(-(-count // 8), "little"), np.uint8)
     return np.unpackbits(whole, count=count, bitorder="little").astype(np.int64)
 
 
 def _only_moves(plan: GraphPlan, value: str) -> bool:
-    """Whether the plan computes a value by only moving elements, whatever operators the
-    file has.
+    """Whether the operator that computes a value in the plan only moves elements.
+
+    The operators of the ONNX file are not considered.
     """
     node = plan.graph.producer(value)
     return node is not None and ops.get(node.op).kind in (OpKind.MOVEMENT, OpKind.VIEW)
 
 
 def _plain(operator: str) -> str:
-    """Normalise an operator name, such that `LayerNormalization` and `layer_norm` are equal."""
+    """Normalise an operator name, so that `LayerNormalization` and `layer_norm` become more
+    alike.
+
+    Letters become lower case, and underscores are removed. Names of matrix products become
+    `matmul`.
+    """
     lower = operator.lower().replace("_", "")
     return "matmul" if lower in ("gemm", "matmulinteger", "qlinearmatmul") else lower

@@ -1,4 +1,4 @@
-"""Shows the loop nest of a stored task as text, without compiling it."""
+"""Formats the loop nest of a workload in the database, without compiling it."""
 
 from __future__ import annotations
 
@@ -13,15 +13,16 @@ from tilewright.compiler.schedule.select import lower_schedule, untuned_schedule
 
 
 def stored_nest(text: str, schedule: Mapping[str, Any] | None, mode: Mode) -> tuple[Schedule, str]:
-    """Return a schedule of a workload and its loop nest as text.
+    """Return a schedule of a workload, and its loop nest as text.
 
     Args:
         text: the text of the workload.
-        schedule: the JSON form of the schedule; None for the untuned schedule.
+        schedule: the JSON form of the schedule; None for the untuned default.
         mode: the mode in which code is generated.
 
     Raises:
-        CompilerError: if the workload or the schedule is invalid, or of another release.
+        CompilerError: if the workload or the schedule is invalid, or from a release that is not
+            compatible.
     """
     workload = Workload.parse(text)
     if schedule is None:

@@ -1,4 +1,4 @@
-"""Predicts the times of a task's trials with the cost models, without compiling anything."""
+"""Predicts the times of a task's trials with the cost models; no code is compiled."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from tilewright.tuner.protocol.measurement import Trial
 
 @dataclass(frozen=True, slots=True)
 class Predicted:
-    """Predictions of the cost models for the trials of a task.
+    """The predictions of the cost models for the trials of a task.
 
     Attributes:
         task: the predictions for the trials.
-        refusal: the reason why the stored cost model could not be used; "" if it was used or none
-            is stored.
+        refusal: the reason why the stored cost model could not be loaded; "" if it was loaded, or
+            if there was no stored model.
     """
 
     task: TaskPredictions
@@ -39,19 +39,19 @@ def predicted(
     model: bytes,
     clock: Callable[[], float] = time.process_time,
 ) -> Predicted:
-    """Predict trials of a workload with a stored cost model and with the analytical estimate.
+    """Predict the times of trials with a stored cost model, and with the analytical estimate.
 
-    The first trials are predicted, as many as LONGEST_SECONDS allow.
+    Trials are predicted in order until LONGEST_SECONDS of CPU time are used; the rest is left out.
 
     Args:
         text: the text of the workload.
         target: the target of the trials.
         trials: the trials.
-        model: the bytes of the cost model; empty without one.
+        model: the bytes of the cost model; empty for none.
         clock: returns the time in seconds.
 
     Raises:
-        CompilerError: if the workload is of another release.
+        CompilerError: if this release cannot read the workload.
     """
     end = clock() + LONGEST_SECONDS
     loaded, refusal = None, ""

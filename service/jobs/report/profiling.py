@@ -1,4 +1,4 @@
-"""Profiles a run by instruction, as a table and as a trace."""
+"""Profiles a run of a program: the time of each instruction, as a table or as a trace."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ SAMPLES = 9
 
 
 class StepKind(StrEnum):
-    """The kind of an instruction. The time of a loop or branch excludes its body."""
+    """The kind of an instruction. The time of a loop or branch does not include its body."""
 
     KERNEL = "kernel"
     NATIVE = "native"
@@ -41,10 +41,11 @@ class ProfileStep:
     """One instruction of a program, with its time.
 
     Attributes:
-        number: from 1, in the order of the code.
+        number: the number of the instruction in the program, from 1.
         kind: the kind of the instruction.
         name: a readable name.
-        seconds: the time of all its runs in one run of the program; 0 if no run reached it.
+        seconds: the time of all runs of the instruction in one run of the program; 0 if it did not
+            run.
     """
 
     number: int  # from 1, in the order of the code
@@ -55,13 +56,14 @@ class ProfileStep:
 
 @dataclass(frozen=True, slots=True)
 class ModelProfile:
-    """The profile of one run of a program. Times are CPU time with one thread, otherwise wall time.
+    """The time of each instruction of a program. With one thread, times are CPU time, else wall
+    time.
 
     Attributes:
         program: the name of the program.
         target: the name of the target.
-        device: the device of the run.
-        threads: the threads of the run.
+        device: the name of the device on which the program ran.
+        threads: the number of threads of the run.
         steps: the instructions with their times.
         sizes: the sizes of the program's dynamic dimensions in this run.
     """
@@ -75,7 +77,7 @@ class ModelProfile:
 
     @property
     def title(self) -> str:
-        """The program's name, with the sizes of its run."""
+        """The program's name, followed by the sizes of its dynamic dimensions."""
         if not self.sizes:
             return self.program
         return f"{self.program} at {sizes_text(tuple(self.sizes.items()))}"
@@ -86,7 +88,12 @@ class ModelProfile:
         return sum(step.seconds for step in self.steps)
 
     def by_name(self) -> list[tuple[str, StepKind, int, float]]:
-        """Return rows (name, kind, number of instructions, seconds), most expensive first."""
+        """Group the instructions by name.
+
+        Returns:
+            for each name: the name, the kind, the number of instructions, and their seconds; the
+            longest time first.
+        """
         found: dict[tuple[str, StepKind], list[float]] = {}
         for step in self.steps:
             found.setdefault((step.name, step.kind), []).append(step.seconds)
@@ -94,7 +101,7 @@ class ModelProfile:
         return sorted(rows, key=lambda row: -row[3])
 
     def to_json(self) -> dict[str, Any]:
-        """Return plain data for `json.dumps`."""
+        """Return the profile as data for `json.dumps`."""
         return {**asdict(self), "seconds": self.seconds}
 
 
@@ -107,9 +114,9 @@ def steps_of(
     """Return the instructions of a program with their times.
 
     Args:
-        program: the program that ran, at one size.
+        program: the program that ran, at fixed sizes.
         seconds: the time of each instruction, in the order of `program.walk()`.
-        kernels: the names of the kernel calls in that order; without them, a call is named by its
+        kernels: the names of the kernel calls in that order; if empty, a call is named by its
             operators and the shapes that it writes.
         operators: the operators by kernel symbol, as `operators_of` reads them from an artifact.
     """
@@ -123,10 +130,10 @@ def steps_of(
 
 
 def traces(profiles: Sequence[ModelProfile]) -> dict[str, Any]:
-    """Return profiles in the Trace Event Format, which Perfetto and chrome://tracing open.
+    """Convert profiles to the Trace Event Format, which Perfetto and chrome://tracing display.
 
-    Each profile is a process of the trace. The steps follow each other without gaps, each as long
-    as its fastest run took.
+    Each profile is a process of the trace. Its instructions follow each other without gaps; the
+    duration of an instruction is its fastest time.
     """
     events: list[dict[str, Any]] = []
     for process, profile in enumerate(profiles, 1):
@@ -173,7 +180,7 @@ def _named(
 def operators_of(artifact: Artifact) -> dict[str, Sequence[str]]:
     """Return the operators of each kernel of an artifact, by the kernel's symbol.
 
-    Malformed entries of the metadata are left out.
+    Malformed entries in the artifact's metadata are ignored.
     """
     schedules = artifact.metadata.get("schedules")
     found: dict[str, Sequence[str]] = {}
@@ -184,10 +191,15 @@ def operators_of(artifact: Artifact) -> dict[str, Sequence[str]]:
 
 
 def kernel_text(spec: KernelSpec, operators: Sequence[str], sizes: tuple[int, ...] = ()) -> str:
-    """Return a name for a kernel call, such as `matmul +relu 2x4`.
+    """Return a readable name of a kernel call, such as `matmul +relu 2x4`.
 
-    It has the kernel's operators, or else the start of its symbol, and the shapes that it writes at
-    the sizes of the call.
+    The name consists of the kernel's operators and the shapes that it writes. If no operators are
+    given, the first letters of the kernel's symbol replace them.
+
+    Args:
+        spec: the kernel.
+        operators: the kernel's operators; may be empty.
+        sizes: the sizes of the kernel's dynamic dimensions in the call.
     """
     shapes = [
         "x".join(str(spec.given(extent, sizes) if sizes else extent) for extent in buffer.shape)

@@ -1,4 +1,4 @@
-"""Repeats a stored tuning run from its recorded measurements."""
+"""Replays a stored tuning run from its recorded measurements, without a device."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from tilewright.tuner.tasks import Task, make_task
 
 @dataclass(frozen=True, slots=True)
 class Repeated:
-    """The result of repeating a tuning run.
+    """The result of replaying a tuning run.
 
     Attributes:
-        finished: the result of the run.
-        origins: the number of trials by origin.
-        events: the events of the run.
+        finished: the result of the replayed run.
+        origins: the number of trials by origin, such as the default or a strategy's move.
+        events: the events of the replayed run.
     """
 
     finished: Finished
@@ -38,12 +38,12 @@ class Repeated:
 
 
 def repeat(run: StoredRun, storage: Storage) -> Repeated:
-    """Repeat a tuning run from its recorded measurements, without a device.
+    """Replay a tuning run from its recorded measurements, without a device.
 
     Raises:
-        ReplayError: if the run did not end, or is from another code-generation version; if trials
-            that it needs were deleted by age; or if the present code decides differently.
-        NotFoundError: if one of its workloads is not in the database.
+        ReplayError: if the run did not end, or was made by another version of the code generator;
+            if old trials that it needs were deleted; or if the present tuner decides differently.
+        NotFoundError: if the database does not have one of the run's workloads.
     """
     events: list[Event] = []
     recorded = load_run(run, storage)
@@ -53,11 +53,11 @@ def repeat(run: StoredRun, storage: Storage) -> Repeated:
 
 
 def load_run(run: StoredRun, storage: Storage) -> RecordedRun:
-    """Read the data from which a run is repeated.
+    """Read from the database the data for a replay of a tuning run.
 
     Raises:
-        ReplayError: if the run did not end, is from another code-generation version, or needs
-            trials that were deleted by age.
+        ReplayError: if the run did not end, was made by another version of the code generator, or
+            needs old trials that were deleted.
     """
     if run.journal is None:
         raise ReplayError(f"run '{run.id}' did not end: the order of its batches is not known")

@@ -1,4 +1,4 @@
-"""Formats a model's report as a table with a headline."""
+"""Formats the report on a model's kernels as a table with a headline."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def report_table(report: ModelReport) -> Table:
-    """Return a table with a row per kernel, the most expensive first."""
+    """Return a table with a row per kernel, sorted by time, longest first."""
     of_range = any(kernel.serves for kernel in report.kernels)
     columns: tuple[Column[KernelReport], ...] = (
         Column("#", lambda kernel: str(kernel.number)),
@@ -33,8 +33,10 @@ def report_table(report: ModelReport) -> Table:
 
 
 def headline(report: ModelReport) -> str:
-    """Return one or two lines: the subject of the report, and the device's peaks if it
-    was timed.
+    """Return one or two lines above the table: the model, its target and mode, and the device's
+    peaks.
+
+    The peaks are left out if the model was not timed.
     """
     runs = sum(kernel.count for kernel in report.kernels)
     at = f" at {sizes_text(tuple(report.sizes.items()))}" if report.sizes else ""
@@ -62,16 +64,16 @@ def headline(report: ModelReport) -> str:
 def rate(kernel: KernelReport) -> str:
     """Return the kernel's GFLOP/s as text, or "-" if it was not timed.
 
-    The operations of the workload's definition are counted, so rates of two algorithms are
-    comparable.
+    The operations are those of the workload's operators, not of the algorithm in use. So the rates
+    of two algorithms are comparable.
     """
     return f"{kernel.flops / kernel.seconds / 1e9:.1f}" if kernel.seconds else "-"
 
 
 def roofline(kernel: KernelReport) -> str:
-    """Return the fraction of the device's peak that the kernel reaches, and the limiting resource.
+    """Return the fraction of the device's peak that a kernel reaches, and the limiting resource.
 
-    The result is text; "-" if the kernel was not timed.
+    The result is a text, such as `85 % compute`; "-" if the kernel was not timed.
     """
     if kernel.of_roofline is None or kernel.bound is None:
         return "-"
@@ -79,5 +81,5 @@ def roofline(kernel: KernelReport) -> str:
 
 
 def serves(kernel: KernelReport) -> str:
-    """Return the sizes that the kernel serves as text, such as "batch 17..128"."""
+    """Return the ranges of sizes for which a kernel is used, as text such as "batch 17..128"."""
     return ", ".join(f"{name} {sizes}" for name, sizes in kernel.serves.items())

@@ -1,7 +1,7 @@
-"""Shows a stored schedule of a workload as code: its loop nest and the assembly generated from it.
+"""Generates the loop nest and the assembly of a stored schedule, for display.
 
-LLVM generates the code for any target, and no code is run. The caller must isolate the call in a
-process of its own, because an unusual workload or schedule may crash LLVM.
+LLVM generates code for any target; the code is not run. The caller must run these functions in a
+separate process, because an unusual workload or schedule may crash LLVM.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ MOST_LOOPS = 20
 
 @dataclass(frozen=True, slots=True)
 class CodeLoop:
-    """Counts of an innermost loop of the assembly.
+    """Statistics of an innermost loop of the assembly.
 
     Attributes:
         label: the label of the loop.
         instructions: the number of its instructions.
-        fmas: the number of its multiply-adds.
+        fmas: the number of its multiply-add instructions.
         spills: the number of vector registers that it spills to the stack.
         registers: the number of vector registers that it uses.
     """
@@ -54,17 +54,17 @@ class CodeLoop:
 
 @dataclass(frozen=True, slots=True)
 class ShownCode:
-    """The code that a schedule generates for a workload.
+    """The loop nest and the assembly of a workload with a schedule.
 
     Attributes:
         schedule: the JSON form of the schedule.
         nest: the first lines of the loop nest.
         assembly: the first lines of the assembly.
-        left_out: the number of lines missing from `nest` and from `assembly`.
-        counts: statistics of the assembly.
+        left_out: the numbers of lines missing from `nest` and from `assembly`.
+        counts: statistics of the whole assembly.
         registers: the number of vector registers that the code uses.
         all_registers: the number of vector registers of the target.
-        loops: the innermost loops with the most multiply-adds.
+        loops: the innermost loops with the most multiply-add instructions.
         more_loops: the number of innermost loops missing from `loops`.
     """
 
@@ -80,15 +80,15 @@ class ShownCode:
 
 
 def shown_code(text: str, schedule: Mapping[str, Any] | None, mode: Mode) -> ShownCode:
-    """Generate the code of a workload's schedule.
+    """Generate the loop nest and the assembly of a workload with a schedule.
 
     Args:
         text: the text of the workload.
-        schedule: the JSON form of the schedule; None for the untuned schedule.
+        schedule: the JSON form of the schedule; None for the untuned default.
         mode: the mode in which code is generated.
 
     Raises:
-        CompilerError: if the workload or the schedule is of another release, or LLVM rejects the
+        CompilerError: if this release cannot read the workload or the schedule, or LLVM rejects the
             code.
     """
     workload, target = Workload.parse(text), mode.target
@@ -122,8 +122,10 @@ def _weight(loop: InnerLoop) -> tuple[int, int]:
 
 
 def _cut(lines: Iterable[str], most: int) -> tuple[str, int]:
-    """Return the first lines of a text up to a number of characters, and the number of omitted
-    lines.
+    """Join the first lines of a text, up to `most` characters.
+
+    Returns:
+        the joined lines, and the number of lines left out.
     """
     kept: list[str] = []
     left_out = used = 0

@@ -1,4 +1,4 @@
-"""Selects the sizes at which a model with ranges is explained and profiled."""
+"""Selects the sizes at which a model with dynamic dimensions is explained and profiled."""
 
 from __future__ import annotations
 
@@ -26,10 +26,11 @@ FIRST_STAGE = "the data decide sizes; the figures are those of the first stage"
 
 
 def shown_sizes(planned: Planned) -> list[dict[str, int]]:
-    """Return the sizes of a model's dynamic dimensions at which it is explained.
+    """Return the combinations of sizes of a model's dynamic dimensions at which it is explained.
 
-    These are the hints that a user states, or else the profile's hints and the largest sizes at
-    which a run stays short. The result is one empty mapping if no dimension is dynamic.
+    These are the size hints that the user states. Without such hints, they are the default hints
+    and the largest sizes at which a run is still short. For a model without dynamic dimensions, the
+    result is a single empty mapping.
     """
     found = planned.open
     if found is None:
@@ -57,15 +58,15 @@ def hinted_sizes(
     stated: Shares | None = None,
     given: Collection[str] = (),
 ) -> list[dict[str, int]]:
-    """Return the sizes of a compiled program's dynamic dimensions at which it is run.
+    """Return the combinations of sizes at which to run a compiled program.
 
-    These are the stated hints, or else the hints of the artifact or the model. Sizes of dimensions
-    whose range the user has given are spread over the range.
+    A dimension has the hints that the user states, or else the hints of the artifact or the model.
+    Sizes of a dimension whose range the user has given, without hints, are spread over the range.
 
     Args:
         ports: the program's inputs and outputs, with the hints of an artifact.
-        ranges: the ranges of the dimensions.
-        stated: the hints that a user states, with their fractions.
+        ranges: the ranges of the dynamic dimensions.
+        stated: the hints that the user states, with their fractions.
         given: the names of the dimensions whose range the user has given.
 
     Raises:
@@ -81,9 +82,14 @@ def hinted_sizes(
 
 
 def stated_sizes(ranges: Sequence[Dimension], stated: Shares | None) -> list[dict[str, int]]:
-    """Return the sizes to run a model at: the hints of a user, or sizes spread over a range.
+    """Return the combinations of sizes at which to run a model.
 
-    The result is one empty mapping if `ranges` is empty.
+    A dimension with hints has the hints as sizes; the sizes of another dimension are spread over
+    its range. If `ranges` is empty, the result is a single empty mapping.
+
+    Args:
+        ranges: the ranges of the dynamic dimensions.
+        stated: the size hints, with their fractions.
 
     Raises:
         InvalidArgumentError: if a hint names a dimension that is not dynamic, or a size that the
@@ -93,7 +99,10 @@ def stated_sizes(ranges: Sequence[Dimension], stated: Shares | None) -> list[dic
 
 
 def range_lines(planned: Sequence[Planned]) -> list[str]:
-    """Return lines for the user: the ranges that an artifact serves, and which are defaults."""
+    """Return lines of text for the user: the ranges of sizes that an artifact supports.
+
+    The text says which ranges are defaults, and which dimensions had to be fixed to a size.
+    """
     if planned[0].stages is not None:
         return [f"the data decide sizes: {len(planned)} programs, run in stages"]
     lines = []

@@ -19,9 +19,10 @@ from tilewright.tuner.tasks import Task
 
 
 def workload_name(workload: Workload) -> str:
-    """Return a readable name, such as "conv 3x3 /2 +add +relu 64x56x56".
+    """Return a readable name of a workload, such as "conv 3x3 /2 +add +relu 64x56x56".
 
-    Operators that only move data are left out.
+    The example is a 3x3 convolution with stride 2, followed by two operators, with its output
+    shape. Operators that only move data are left out.
     """
     nodes = workload.graph.nodes
     if not nodes:
@@ -58,9 +59,10 @@ _MAIN = (OpKind.GATHER, OpKind.PIECES)
 
 
 def task_facts(task: Task) -> dict[str, Any]:
-    """Return the schedule-independent costs of a task's workload: `flops`, `macs` and `bytes`.
+    """Return the costs of a task's workload that do not depend on a schedule.
 
-    For ranges they are means over the measured sizes.
+    The keys are `flops`, `macs` (multiply-adds) and `bytes` (read and written). For a workload with
+    dynamic dimensions, they are means over the measured sizes.
     """
     total: Counter[str] = Counter()
     for point, workload in task.fixed():
@@ -74,10 +76,15 @@ def task_facts(task: Task) -> dict[str, Any]:
 
 
 def schedule_facts(task: Task, schedule: Schedule, found: Measurement) -> dict[str, Any]:
-    """Return a measured schedule as plain data for `json.dumps`.
+    """Return a measured schedule as data for `json.dumps`.
 
-    It has the algorithm, the knobs, the executed operations, and for ranges the seconds at each
-    measured size.
+    The entries are `algorithm`, `schedule` (the knobs) and `executed_flops`. For a workload with
+    dynamic dimensions, `at_sizes` has the seconds at each measured size.
+
+    Args:
+        task: the task.
+        schedule: the schedule.
+        found: the measurement of the schedule.
     """
     nest = task.lower(schedule)
     executed = sum(
@@ -95,9 +102,10 @@ def schedule_facts(task: Task, schedule: Schedule, found: Measurement) -> dict[s
 
 
 def executed_flops(workload: Workload, schedule: Schedule, nest: LoopNest) -> float:
-    """Return the operations of the algorithm that a schedule chose.
+    """Return the number of operations that the algorithm of a schedule executes.
 
-    Elements that an incomplete tile computes twice, and products with padding, are not counted.
+    Elements of an incomplete tile that are computed twice, and products with padding, are not
+    counted.
 
     Args:
         workload: the workload.
