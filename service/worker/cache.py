@@ -27,8 +27,7 @@ _State = tuple[int, int, int]
 
 
 def _state(path: Path) -> _State:
-    """Return the inode, size and change time of a file, by which a change of its content is
-    detected.
+    """Return the inode, size and change time of a file, which reveal any change of its content.
 
     The kernel updates the change time at every write, and no program can set it.
     """
@@ -37,8 +36,9 @@ def _state(path: Path) -> _State:
 
 
 def partial_file(target: Path) -> Path:
-    """Return the temporary path for the download of `target`; a complete download is renamed to
-    it.
+    """Return the temporary path for the download of `target`.
+
+    A complete download is renamed to `target`.
     """
     return target.with_name(f".{target.name}")
 
@@ -127,15 +127,14 @@ class BlobCache:
         return None
 
     def make_room(self, blobs: Mapping[str, int], keep: Collection[str]) -> bool:
-        """Delete the least recently used files until there is space for the missing bytes of
-        `blobs`.
+        """Delete the least recently used files until the missing bytes of `blobs` fit.
 
         Args:
             blobs: the size in bytes of each blob, by digest; files of these blobs are not deleted.
             keep: the digests of other blobs that must not be deleted.
 
         Returns:
-            whether there is space.
+            whether the missing bytes fit.
         """
         return self._shrink(self._missing(blobs), {*keep, *blobs})
 

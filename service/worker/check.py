@@ -141,9 +141,7 @@ def _cores(root: Path, used: Sequence[int]) -> DeviceFinding:
 
 
 def _first(listed: str) -> int:
-    """Return the first core in a list as Linux writes it: 3 for "3,7" and "3-4"; 0 if it is
-    invalid.
-    """
+    """Return the first core in a list as Linux writes it: 3 for "3,7" and "3-4"; 0 if invalid."""
     digits = listed.replace("-", ",").split(",")[0]
     return int(digits) if digits.isdecimal() and len(digits) <= 5 else 0
 

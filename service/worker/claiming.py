@@ -95,8 +95,7 @@ class Claimer:
                 backoff.wait()
 
     def _accept(self, lease: object) -> None:
-        """Prepare a claimed lease: check its signature, download its blobs, and queue it for
-        measuring.
+        """Prepare a claimed lease: check its signature, download its blobs, and queue it.
 
         If the request was measured under an earlier lease, its result is reported under this lease.
 

@@ -82,8 +82,8 @@ class InFlightLeases:
             return {d for work in self.leases.values() for d in work.request.digests}
 
     def release(self, request_id: str) -> None:
-        """Remove a lease that is finished, lost or failed, and the files that only this lease
-        needs.
+        """Remove a lease that is finished, lost or failed, and the shared library that only it
+        uses.
         """
         with self.changed:
             work = self.leases.pop(request_id, None)

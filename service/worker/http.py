@@ -34,9 +34,7 @@ LONGEST_SECONDS = 3600.0
 
 
 class Unreachable(Exception):
-    """The service did not answer, or asked for a retry. It is unknown whether the request had an
-    effect.
-    """
+    """The service did not answer, or asked for a retry; the request may have had an effect."""
 
 
 class Damaged(Unreachable):
@@ -62,9 +60,7 @@ class Refused(Exception):
 
     @property
     def ends_worker(self) -> bool:
-        """Whether the service would reject every further request, because of the token or the
-        release.
-        """
+        """Whether the token or the release makes the service reject every further request."""
         return self.slug in ("unauthorized", "forbidden", "protocol-version")
 
 
@@ -76,9 +72,7 @@ class Distrusted(Exception):
 
 
 class _NoRedirects(urllib.request.HTTPRedirectHandler):
-    """Treats an HTTP redirect as an error, because following it would send the token to another
-    host.
-    """
+    """Treats an HTTP redirect as an error, because the token would be sent to another host."""
 
     def redirect_request(self, *_: object, **__: object) -> None:
         return None

@@ -1,6 +1,4 @@
-"""The main thread of a worker: measures the claimed leases with the harness, one after the
-other.
-"""
+"""The main thread of a worker: measures the claimed leases with the harness."""
 
 from __future__ import annotations
 
@@ -153,7 +151,5 @@ class Measuring:
 
 
 def _bytes_in(cache: BlobCache) -> Blob:
-    """Return a function that verifies a blob in the cache and returns its bytes, given the
-    digest.
-    """
+    """Return a function that maps a digest to the verified bytes of the blob in the cache."""
     return lambda digest: cache.verified(digest).read_bytes()

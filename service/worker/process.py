@@ -108,15 +108,13 @@ class Worker:
             raise self._failure
 
     def _state_here(self) -> Mapping[str, Any]:
-        """Return the state that heartbeats report: the harness's state and the condition of this
+        """Return the state for heartbeats: the harness's state and the condition of this
         machine.
         """
         return {**self._harness.state(), "condition": device_condition()}
 
     def _recover(self) -> None:
-        """Report the finished results of an earlier process, and report its other leases as
-        failed.
-        """
+        """Report the finished results of an earlier process; report its other leases as failed."""
         backoff = self._registration.backoff()
         while not self._in_flight.stopping.is_set():
             try:

@@ -54,8 +54,7 @@ class Reporter:
         self.finished = 0
 
     def serve(self) -> None:
-        """Report results and renew leases until the worker ends; the main function of the
-        thread.
+        """Report results and renew leases until the worker ends; the thread's main function.
 
         The results in the spool are reported once more at the end.
         """
@@ -82,8 +81,7 @@ class Reporter:
             report_now.wait(max(0.05, next_heartbeat - time.monotonic()))
 
     def finish(self, work: HeldLease, result: MeasureResult | RunResult) -> None:
-        """Write the result of a lease to the spool, from which it is reported even after a
-        crash.
+        """Write the result of a lease to the spool, so that it is reported even after a crash.
 
         If the disk is full, the result is reported directly.
         """
@@ -173,8 +171,7 @@ class Reporter:
             self._log(str(error))
 
     def release(self, leases: list[str]) -> None:
-        """Return leases to the service without results, so that other workers can claim their
-        requests.
+        """Return leases without results, so that other workers can claim their requests.
 
         Raises:
             Unreachable: if the service does not answer, or asks for a retry.

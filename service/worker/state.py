@@ -50,8 +50,7 @@ class Spooled:
 
 
 class StateFolder:
-    """The folder with the state of one worker process. It is locked until the process ends or
-    crashes.
+    """The folder with the state of one worker process, locked until the process ends or crashes.
 
     Attributes:
         path: the folder.
@@ -105,8 +104,7 @@ class StateFolder:
 
     @property
     def service_key(self) -> str | None:
-        """The public key of the service, stored at the first contact; None before the first
-        contact.
+        """The public key of the service, stored at the first contact; None if none is stored.
 
         All workers of this user for the service share the key.
         """
@@ -126,9 +124,7 @@ class StateFolder:
     # leases: request id -> lease id, of the requests that are not measured yet
 
     def hold(self, request_id: str, lease_id: str) -> None:
-        """Store a lease on disk. After a crash, the next process reports it as failed before it
-        expires.
-        """
+        """Store a lease on disk, so that the next process reports it as failed after a crash."""
         (self.path / "leases" / request_id).write_text(lease_id)
 
     def drop(self, request_id: str) -> None:
@@ -173,7 +169,7 @@ class StateFolder:
         """Move a result that the service rejected, or that is unreadable, from the spool to
         `aside`.
 
-        If `aside` has more than ASIDE_RESULTS files, the oldest are deleted.
+        If `aside` then has more than ASIDE_RESULTS files, the oldest are deleted.
         """
         name = f"{request_id}.json"
         (self.path / "spool" / name).replace(self.path / "aside" / name)

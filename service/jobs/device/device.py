@@ -46,10 +46,11 @@ class Loadable:
         program: the instructions, kernels and memory layout.
         weights: the packed constants, which the program refers to by offset; several programs may
             refer to the same block.
-        load: returns the program, loaded into this process, for a number of threads.
+        load: loads the program into this process, for a number of threads, and returns it.
         link: returns the bytes of a shared library with the program's machine code.
-        mixing: the symbols of kernels whose algorithm adds different rows and columns. In these,
-            the rounding of a large element affects small elements that do not depend on it.
+        mixing: the symbols of kernels whose algorithm, such as Strassen's, adds different rows and
+            columns of an operand. There, the rounding error of a large element affects small
+            elements of the result that do not depend on it.
     """
 
     program: Program
@@ -109,17 +110,13 @@ class Device(Protocol):
         """
 
     def worth(self, first: ClaimReporter) -> Attestation:
-        """Return how trustworthy a claim by `first` becomes if a run on `second_opinion` confirms
-        it.
-        """
+        """Return how trustworthy a claim by `first` becomes once `second_opinion` confirms it."""
 
     def runs(self, target: Target) -> bool:
-        """Whether the device runs code for this target."""
+        """Whether the device can run code for this target."""
 
     def absence(self, target: Target) -> str:
-        """Return the reason why the device does not run code for a target: a clause without full
-        stop.
-        """
+        """Return why the device does not run code for a target, as a clause without full stop."""
 
     def speeds(self, target: Target) -> Speeds:
         """Return the device's roofline, measured with code for this target in about a second.
@@ -157,20 +154,29 @@ class Device(Protocol):
         variants: Iterable[Variant],
         threads: int,
     ) -> Race:
-        """Time variants of a model against the first one, the incumbent, in interleaved pairs of
-        runs.
+        """Time variants of a model against the first one, the incumbent.
 
-        The next variant is taken from the iterable only when its race begins.
+        The variants are run in pairs with the incumbent, in interleaved order.
+
+        Args:
+            variants: the variants, each compiled at one or several sizes. A variant is taken from
+                the iterable only when its race begins, so that few are in memory.
+            threads: the number of threads of a run.
 
         Raises:
             DeviceError: if the device cannot complete the runs.
         """
 
     def profile(self, loadable: Loadable, threads: int, samples: int) -> np.ndarray:
-        """Return the fastest time of each instruction, in the order of `program.walk()`.
+        """Run a program repeatedly, and return the fastest time of each instruction.
+
+        Args:
+            loadable: the program.
+            threads: the number of threads of a run.
+            samples: the number of runs.
 
         Returns:
-            seconds, (instructions,), float64.
+            the seconds of each instruction, in the order of `program.walk()`; a float64 array.
 
         Raises:
             DeviceError: if the device cannot complete the runs.

@@ -17,7 +17,7 @@ from tilewright.service.jobs.device.targets import is_target_key
 
 @dataclass(frozen=True, slots=True)
 class JobTarget:
-    """The target of a job, and the only worker that may measure for the job.
+    """The target of a job, and the only worker that may measure for the job, if there is one.
 
     `worker_id` is None if any worker of the target may measure.
     """

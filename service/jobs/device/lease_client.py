@@ -122,7 +122,8 @@ class LeaseClient:
         return {request.request_id for request in requests} - {*self.leases.submit(new, stored)}
 
     def unacknowledged(self) -> list[Request]:
-        """Return the requests of this job's earlier processes whose results were not stored.
+        """Return the job's requests from earlier processes, unless their results are already
+        stored.
 
         Requests from an older release are withdrawn, because this release cannot read them.
         """

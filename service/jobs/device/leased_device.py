@@ -54,7 +54,8 @@ class LeasedDevice(ProgramRuns):
         absent_seconds: the time to wait while no worker can take a run.
         gives_back: after `absent_seconds`, whether to release the job until a worker appears
             (WorkerAbsent) instead of failing.
-        limit_seconds: the wall-time limit of one step of a run.
+        limit_seconds: the wall-time limit of each step of a run: loading a program, or running it
+            once.
         second: whether this device repeats measurements for a review; it then never reuses results
             of the first device.
         canaries: whether a worker in quarantine counts as one that can measure kernels.

@@ -43,7 +43,8 @@ class ProgramRuns(ABC):
     Args:
         job_id: the job that submits the runs.
         target: the target of the generated code; None if each call names the target.
-        limit_seconds: the limit of the wall time of one step of a run.
+        limit_seconds: the wall-time limit of each step of a run: loading a program, or running it
+            once.
         given: the user's input values for the model; other inputs are random.
     """
 

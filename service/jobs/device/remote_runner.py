@@ -107,7 +107,7 @@ class RemoteRunner:
     def capacity(self) -> int:
         """The number of requests that the tuner keeps in flight.
 
-        It is `REQUESTS_PER_WORKER` times the number of live workers, which counts as 1 if it is 0.
+        It is `REQUESTS_PER_WORKER` for each live worker, or for one worker if none is alive.
         """
         return REQUESTS_PER_WORKER * max(1, self.workers)
 

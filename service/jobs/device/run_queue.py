@@ -76,8 +76,7 @@ class RunQueue:
         return self._client.workers(target.key)
 
     def run(self, request: RunRequest, blobs: Blobs, target: Target) -> tuple[RunResult, str]:
-        """Execute a run on a worker. Return its result, and the id of the worker that executed
-        it.
+        """Execute a run on a worker; return its result and the id of that worker.
 
         If an earlier process of the job has queued the same run, its result is reused.
 
@@ -101,9 +100,11 @@ class RunQueue:
     def await_worker(self, target: Target) -> RegisteredWorker:
         """Wait for a live worker for this job's runs, and return it.
 
+        If no worker is alive within `absent_seconds`, the job either fails or is released to wait.
+
         Raises:
-            DeviceError: if no worker is alive within `absent_seconds`.
-            WorkerAbsent: likewise, if the job is then released to wait for a worker.
+            DeviceError: if the job fails, because no worker is alive.
+            WorkerAbsent: if the job is released, because no worker is alive.
             Interrupted: if this process must release the job.
             JobCancelled: if the user has cancelled the job.
         """

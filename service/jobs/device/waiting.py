@@ -1,6 +1,4 @@
-"""Decides which jobs wait for a worker, and explains to the user why no worker measures for
-them.
-"""
+"""Decides which jobs wait for a worker, and explains to users why no worker measures."""
 
 from __future__ import annotations
 
@@ -66,8 +64,8 @@ class WorkerPool:
         return "; ".join([start, *parts, known])
 
     def _absence(self, worker_id: str) -> str:
-        """Return a text on why the only worker that may measure does not, and how to change
-        that.
+        """Return a text for the user: why the job's only permitted worker is unavailable, and a
+        remedy.
         """
         worker = next((each for each in self.workers if each.id == worker_id), None)
         if worker is None:
@@ -106,8 +104,7 @@ def may_measure(worker: Presence) -> bool:
 
 
 def match_jobs(storage: Storage, *, only_wake: bool = False) -> int:
-    """Let jobs wait while no worker is available, and queue waiting jobs for which there is a
-    worker.
+    """Let jobs wait while no worker is available, and queue waiting jobs once there is a worker.
 
     Any process may call this function. With `only_wake`, waiting jobs are queued, but no queued job
     starts to wait; this suffices after a worker has registered.
@@ -128,9 +125,7 @@ def match_jobs(storage: Storage, *, only_wake: bool = False) -> int:
 
 
 def _standing(worker: Presence) -> str:
-    """Return a worker's state as text for the user, with the command that makes it measure
-    again.
-    """
+    """Return a worker's state as text for the user, and how to make it measure again."""
     said = f"worker '{worker.name}' is {worker.health}"
     match worker.health:
         case Health.DRAINING:

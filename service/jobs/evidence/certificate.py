@@ -230,8 +230,7 @@ class _Steps:
         return tuple(dict.fromkeys([*([name] if name in self._ports else []), *own]))
 
     def _direct(self, name: str) -> tuple[Shown, ...]:
-        """Return the ways in which to read a value of the graph from written values for a
-        comparison.
+        """Return the ways to read a value of the graph from written values, for a comparison.
 
         A selection of elements of several written values is returned only if the value has no
         direct form and is not an output of the model.
@@ -241,10 +240,10 @@ class _Steps:
         return direct or (() if name in self._ports else shown[:1])
 
     def _own(self, name: str) -> Iterator[tuple[DType, np.ndarray]]:
-        """Yield the program's data for a value of the graph, as arrays with their types in the
-        plan.
+        """Yield the program's arrays for a value of the graph, each with its type in the plan.
 
-        A value that kernels write several times, or that is also an output, has several arrays.
+        There are several arrays if kernels write the value several times, or if it is also an
+        output.
         """
         for each in self._direct(name):
             written = {origin: self._seen.value(origin) for origin in each.origins}
@@ -254,7 +253,7 @@ class _Steps:
             yield dtype, _computed(from_memory(self._seen.output(self._ports[name]), dtype), dtype)
 
     def _compare(self, name: str, dtype: DType, own: np.ndarray, right: np.ndarray) -> None:
-        """Raise WrongProgramError if the program's array differs from the reference by more than
+        """Raise WrongProgramError if an element differs from the reference by more than
         rounding.
 
         Args:

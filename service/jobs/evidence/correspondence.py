@@ -44,8 +44,7 @@ class Shown:
     whole: bool = True
 
     def numbers(self, written: Mapping[str, np.ndarray]) -> np.ndarray:
-        """Compute the value from the written values, as an array in a type that NumPy computes
-        with.
+        """Compute the value from the written values, in a type that NumPy computes with.
 
         Args:
             written: the arrays of the origins by name, in row-major memory.
@@ -57,8 +56,7 @@ class Shown:
 def correspondence(
     imported: Graph, planned: Graph, written: Iterable[str]
 ) -> dict[str, tuple[Shown, ...]]:
-    """Find the values of the imported graph that can be computed from the values that kernels
-    write.
+    """Find the imported graph's values that can be computed from the values that kernels write.
 
     Args:
         imported: the imported graph.
@@ -107,8 +105,7 @@ def correspondence(
 def _meant(
     imported: Graph, planned: Graph, name: str, node: Node | None, means: Mapping[str, str]
 ) -> str | None:
-    """Return the value of the imported graph that equals a value of the plan except for
-    rounding.
+    """Return the imported graph's value that equals a value of the plan, except for rounding.
 
     Args:
         imported: the imported graph.
@@ -118,7 +115,7 @@ def _meant(
         means: the results for earlier values of the plan.
 
     Returns:
-        the name in the imported graph; None if there is no such value.
+        the name in the imported graph; None if no value is equal.
     """
     kind = planned.types[name]
     for base in stands_for(name):
@@ -131,8 +128,9 @@ def _meant(
 
 
 def _alike(one: TensorType, other: TensorType) -> bool:
-    """Whether two values can be equal except for rounding: same shape, and same or both float
-    types.
+    """Whether values of two types can be equal except for rounding.
+
+    They must have the same shape, and the same element type unless both are floats.
     """
     if one.shape != other.shape:
         return False

@@ -248,8 +248,7 @@ def _usable(
     device: Device,
     job_id: str,
 ) -> Verdict | None:
-    """Return a reviewed verdict: of the stored race with this identity, or of a race that runs
-    now.
+    """Return a reviewed verdict: that of the stored race `identity`, or of a new race.
 
     Return None if the race was withdrawn, or disputed by another job, before this job could use its
     verdict.
@@ -344,7 +343,10 @@ class _Programs:
 def _race(
     programs: _Programs, records: Mapping[str, TuningRecord], device: Device
 ) -> tuple[Verdict, str]:
-    """Race the tuned program; if it is not faster, race it with only the clear gains.
+    """Race the tuned program against the untuned program.
+
+    If it is not faster, a second race is run in which only schedules with a large gain (`_is_sure`)
+    are tuned.
 
     Returns:
         the verdict, and the id of the worker that ran all races; "" on the local machine or if
@@ -403,7 +405,7 @@ def _is_sure(record: TuningRecord) -> bool:
 def _variant(builder: ProgramBuilder, planned: Sequence[Planned]) -> Variant:
     """Compile the model at each of its sizes.
 
-    A program with dynamic dimensions is included at each sampled size of their ranges.
+    With dynamic dimensions, the result has the program at each sampled combination of sizes.
     """
     builder.reserve([each.served_plan for each in planned], spare=PROGRAMS)
     return [

@@ -205,8 +205,7 @@ class Observation:
         return self._outputs[port]
 
     def same_as_plain(self) -> bool:
-        """Whether the program with additional copies and the original one write identical
-        outputs.
+        """Whether the outputs are identical with and without the additional copies.
 
         They can differ, because only the original program runs a batch in slices or writes outputs
         in place of inputs.
@@ -264,8 +263,9 @@ Brought = TypeVar("Brought", Written, Port)
 
 
 def _groups(values: Sequence[Brought], most: int) -> tuple[tuple[Brought, ...], ...]:
-    """Split values, in order, into groups of at most `most` bytes; a larger value is its own
-    group.
+    """Split values, in order, into groups of at most `most` bytes.
+
+    A larger value forms a group of its own.
     """
     groups: list[list[Brought]] = []
     room = 0

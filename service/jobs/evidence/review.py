@@ -80,9 +80,7 @@ class Reviewed:
     open: int = 0
 
     def __add__(self, later: Reviewed) -> Reviewed:
-        """Return the combined result of two reviews; `open` is the number after the later
-        review.
-        """
+        """Return the combined result of two reviews; `open` is that of the later review."""
         disputed = self.disputed + later.disputed
         return Reviewed(self.confirmed + later.confirmed, disputed, later.open)
 
@@ -115,9 +113,7 @@ class Review(Generic[C]):
     job_id: str = ""
 
     def doubtful(self, claims: Sequence[C]) -> Sequence[C]:
-        """Return the weakly attested claims that would become more trustworthy by a repetition
-        now.
-        """
+        """Return the weakly attested claims whose attestation a repetition could raise now."""
         weak = [one for one in claims if one.attestation.weak]
         worth = {one: self.device.worth(one) for one in {each.reporter for each in weak}}
         return [one for one in weak if worth[one.reporter].rank > one.attestation.rank]

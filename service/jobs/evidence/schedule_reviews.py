@@ -1,8 +1,8 @@
 """Reviews tuning records: measures the record's schedule and the default again, interleaved.
 
-A weakly attested record is in use, with its attestation shown. The next job that could use the
-record reviews it if a worker of another owner is connected. An idle tuner does the same
-(`service.jobs.evidence.weak_records`).
+Jobs use a record even if it is weakly attested, because only workers of one owner measured it. The
+next job that could use such a record reviews it if a worker of another owner is connected. An idle
+tuner does the same (`service.jobs.evidence.weak_records`).
 """
 
 from __future__ import annotations
@@ -182,8 +182,7 @@ class _SchedulesAgain:
 
 
 def contradiction(first: Measurement, second: Measurement, devices_ratio: float | None) -> str:
-    """Return the reason why a second measurement contradicts the first, as text; "" if it does
-    not.
+    """Return why a second measurement contradicts the first, as text; "" if it does not.
 
     It contradicts if the kernel fails or is wrong, if it is slower than the default, or if its time
     is more than `SLOWER` times the time expected for the second device.

@@ -87,9 +87,7 @@ class RoundingInterval:
 
 
 def jumps(graph: Graph) -> bool:
-    """Whether the graph has a discontinuous operator, such as a comparison or rounding to
-    integers.
-    """
+    """Whether the graph has a discontinuous operator, such as a comparison or a rounding."""
     return any(_jumps(each, node) for each in graph.walk() for node in each.nodes)
 
 
@@ -106,8 +104,8 @@ def rounding_intervals(
     narrow: DType | None = None,
     mixed: bool = False,
 ) -> Iterator[RoundingInterval]:
-    """Run a graph repeatedly on perturbed inputs; yield the interval of its output after each
-    run.
+    """Run a graph repeatedly on perturbed inputs; after each run, yield the interval of its
+    output.
 
     The interval widens from run to run. The iteration ends early if a perturbed run fails.
 
@@ -218,7 +216,7 @@ class NormalPool:
 
 
 class _Mover:
-    """Perturbs the operators of one run: results by a rounding error, operands of comparisons
+    """Perturbs the values in one run: results by a rounding error, operands of comparisons
     slightly.
 
     `run_graph` calls an instance with each node, its operands and its result; the call returns the

@@ -120,8 +120,7 @@ def at_each_size(
     more_seconds: float,
     clock: Callable[[], float] = monotonic,
 ) -> Verification:
-    """Call `verify` for all plans at their hints, and then at other sizes until the time is used
-    up.
+    """Call `verify` for all plans at their hints, and then at other sizes while time remains.
 
     The programs take turns, one further size at a time. So every program gets some of the time,
     even if an object detector has hundreds of programs, one for each data-dependent size. The time

@@ -41,7 +41,7 @@ STEPS_OPERATIONS = 8_000_000_000
 
 
 def costs_little(planned: Planned) -> bool:
-    """Whether a model is small enough to be verified step by step in any case.
+    """Whether a model is so small that it is always verified step by step.
 
     The limits are STEPS_ELEMENTS and STEPS_OPERATIONS.
     """
@@ -89,7 +89,7 @@ def at_verified_sizes(planned: Planned) -> tuple[Planned, ...]:
 
 
 def _hints(planned: Planned, found: DynamicPlan) -> list[dict[str, int]]:
-    """Return the sizes by which the plan was made, followed by the sizes that a user states."""
+    """Return the sizes at which the plan was made, followed by the sizes that a user states."""
     sizes_of = dict(planned.sizes)
     first = {d.name: sizes_of[d.name] for d in found.ranges}
     if not found.stated:

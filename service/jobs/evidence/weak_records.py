@@ -108,10 +108,12 @@ class WeakRecords:
         return found
 
     def keep_turn(self) -> bool:
-        """Acquire or renew this tuner's lock on the work for a few seconds; return whether it
-        succeeded.
+        """Acquire this tuner's lock on the work, or renew it for a few seconds.
 
-        `measure` calls it continually, and stops if another tuner has the lock.
+        `measure` calls this method continually, and stops if another tuner has the lock.
+
+        Returns:
+            whether this tuner has the lock.
 
         Raises:
             StorageError: if the database fails.
@@ -169,8 +171,8 @@ class WeakRecords:
         log.info("measured again", target=target.name, **found.to_json())
 
     def _idle_workers(self) -> Mapping[str, Sequence[ClaimReporter]]:
-        """Return the healthy workers without leased requests, by the key of each target that they
-        run.
+        """Return the healthy workers without leased requests, by the key of each of their
+        targets.
 
         Targets for which requests are queued are left out.
         """

@@ -36,8 +36,8 @@ class GivenInputs:
     values: Mapping[str, float] = field(default_factory=dict)
 
     def draw(self, ports: Iterable[Port], seed: int = INPUT_SEED) -> dict[str, np.ndarray]:
-        """Return an array for each input of a program, by name: a given one, or else a random
-        one.
+        """Return an array for each input of a program, by name: given by the user, or else
+        random.
 
         Args:
             ports: the inputs of the program.
@@ -50,10 +50,11 @@ class GivenInputs:
         return {**draw_inputs(ports, seed), **provided}
 
     def provided(self, ports: Iterable[Port], seed: int = INPUT_SEED) -> dict[str, np.ndarray]:
-        """Return the given arrays for the inputs of a program, by name.
+        """Return the arrays that the user gives for the inputs of a program, by name.
 
-        These are the arrays of a sample whose shapes equal those of the inputs, and the inputs
-        filled with numbers. If several samples match, consecutive seeds select consecutive samples.
+        If a sample has the same shapes as the inputs, these are its arrays. If several samples
+        match, consecutive seeds select consecutive samples. Inputs for which the user gives a
+        number are filled with the number.
 
         Args:
             ports: the inputs of the program.

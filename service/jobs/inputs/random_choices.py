@@ -24,14 +24,14 @@ FEW = 1 << 20
 
 @contextmanager
 def named_inputs(plans: Sequence[Planned]) -> Iterator[None]:
-    """Add the names of the inputs to give to errors of the `with` block, which runs a model.
+    """A context in which a model runs on random inputs, and which completes its error messages.
 
     Args:
-        plans: the plans of the model that runs on random inputs.
+        plans: the plans of the model.
 
     Raises:
-        InvalidInputError: if the block raises it; the message names the inputs that the user must
-            give.
+        InvalidInputError: if the block raises it; the message then names the inputs that the user
+            must give.
     """
     try:
         yield
@@ -55,7 +55,8 @@ def check_draws(plans: Sequence[Planned]) -> None:
 
 
 def with_inputs(error: InvalidInputError, plans: Sequence[Planned]) -> InvalidInputError:
-    """Add to an error of a model the random inputs that caused it, and how to give real ones.
+    """Return an error whose message names the random inputs that caused it and how to give real
+    ones.
 
     An error that does not depend on a random input is returned unchanged.
 
@@ -77,7 +78,7 @@ def with_inputs(error: InvalidInputError, plans: Sequence[Planned]) -> InvalidIn
 
 
 def deciding_inputs(graph: Graph, message: str) -> tuple[str, ...]:
-    """Return the names of the inputs on which it depends whether a run fails with a message.
+    """Return the inputs whose values determine whether a run fails with a certain message.
 
     Args:
         graph: the model's graph.
@@ -94,10 +95,9 @@ def deciding_inputs(graph: Graph, message: str) -> tuple[str, ...]:
 
 
 def _deciding(node: Node, message: str) -> Collection[str]:
-    """Return the operands of a loop or branch on which it depends whether it fails with a
-    message.
+    """Return the operands whose values determine whether a loop or branch fails with a message.
 
-    Empty if the node cannot fail with this message.
+    The result is empty if the node cannot fail with this message.
     """
     if node.op == "loop" and NOT_ENDED in message:
         return node.inputs
@@ -110,7 +110,10 @@ def _deciding(node: Node, message: str) -> Collection[str]:
 
 
 def _refusals(body: Graph) -> list[str]:
-    """Return the messages of the nodes in a body that always end the run with an error."""
+    """Return the messages of the nodes in a body that always end the run with an error.
+
+    Such a node replaces a branch that cannot run.
+    """
     return [str(node.attr("message")) for node in body.nodes if node.op == "refuse"]
 
 
@@ -126,7 +129,7 @@ def _random_inputs(planned: Planned) -> frozenset[str]:
 
 
 def _refusal(planned: Planned) -> str:
-    """Return the error message of the branch that fails on the first random inputs; "" if none
+    """Return the message of the branch that fails on the first random inputs, or "" if none
     fails.
 
     A condition is evaluated only if few numbers must be computed for it.

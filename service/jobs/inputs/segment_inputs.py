@@ -26,7 +26,7 @@ def staged_inputs(
     shares: Shares | None = None,
     ranges: Collection[str] = (),
 ) -> Iterator[tuple[dict[str, int], dict[str, Array]]]:
-    """Yield combinations of sizes of the dynamic dimensions, each with inputs on which the model
+    """Yield combinations of sizes of the dynamic dimensions, with inputs on which the model
     runs.
 
     The sizes are those of `shown_sizes.hinted_sizes`. Inputs that the user does not give are random

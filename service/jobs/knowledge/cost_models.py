@@ -149,9 +149,7 @@ def train_due(storage: Storage, new_trials: int) -> list[Trained]:
 
 
 def describe(trained: Trained) -> str:
-    """Return one line of text about a new version: its training data, its scores, and its
-    promotion.
-    """
+    """Return a line of text about a new version: its training data, scores and promotion."""
     scores, chance = trained.scores, trained.model.chance
     text = (
         f"cost model, version {trained.model.version}: {trained.model.rows} rows of "

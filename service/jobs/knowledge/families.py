@@ -1,5 +1,4 @@
-"""Computes the properties by which stored workloads are searched: structure, family, sizes and
-name.
+"""Computes the properties by which stored workloads are found: structure, family, sizes, name.
 
 Workloads of one family differ only in numbers, such as quantisation scales.
 """

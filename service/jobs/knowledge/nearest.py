@@ -45,8 +45,7 @@ estimated."""
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """A schedule for a requested workload, and how much slower than a tuned one it is expected to
-    be.
+    """A schedule for a requested workload, with its expected slowdown relative to a tuned one.
 
     Attributes:
         match: the kind of record from which the schedule comes.
@@ -97,8 +96,7 @@ class _Losses:
 
 
 def best_answer(storage: Storage, workload_key: str, mode: Mode) -> Answer:
-    """Return the best available schedule for a workload: of its record, borrowed, or the
-    default.
+    """Return the best available schedule for a workload: tuned, borrowed or the default.
 
     Raises:
         NotFoundError: if the database does not contain the workload.
@@ -239,7 +237,8 @@ def _shape_losses(
 ) -> _Losses:
     """Estimate the slowdown of a schedule that was tuned for other sizes.
 
-    The estimate uses pairs of workloads whose sizes differ about as much.
+    The estimate uses pairs of workloads in `near` whose sizes differ by about `away`. The schedule
+    of one was measured on the other.
 
     Args:
         near: workloads that differ only in sizes, from `near_shapes`.

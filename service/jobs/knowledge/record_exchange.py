@@ -51,9 +51,7 @@ class Imported:
     refused: list[tuple[int, str]] = field(default_factory=list)
 
     def __add__(self, later: Imported) -> Imported:
-        """Return the combined result of two imports: the counts are added, the rejected lines
-        joined.
-        """
+        """Return the combined result of two imports: added counts and joined lists."""
         return Imported(
             self.served + later.served,
             self.slower + later.slower,
@@ -63,9 +61,7 @@ class Imported:
 
     @property
     def counts(self) -> dict[str, int]:
-        """The number of lines that were `served`, `slower`, `known` and `refused`, by these
-        names.
-        """
+        """The number of lines that were `served`, `slower`, `known` and `refused`, by name."""
         return {
             "served": self.served,
             "slower": self.slower,

@@ -1,4 +1,5 @@
-"""Avoids that concurrent jobs tune the same tasks: one job measures, the others use its records.
+"""Prevents concurrent jobs from tuning the same tasks: one job measures, the others use its
+records.
 
 A job leases its tasks before it spends trials on them, and defers the tasks that another job has
 leased. It tunes its leased tasks, releases them, and tries again: by then the other job has stored
@@ -54,9 +55,7 @@ class Sharing(Protocol):
 
 
 class NoSharing:
-    """Tunes all tasks without regard to other jobs; for `tilewright tune`, which has no other
-    jobs.
-    """
+    """Tunes all tasks without coordination; for `tilewright tune`, which runs a single job."""
 
     def tune(self, tasks: list[Task], budget: JobBudget, tune: Tune) -> Finished:
         return tune(tasks, budget)
@@ -88,8 +87,8 @@ class SharedTasks:
         self._clock = clock
 
     def tune(self, tasks: list[Task], budget: JobBudget, tune: Tune) -> Finished:
-        """Tune the tasks that this job can lease; wait for other jobs, and repeat until all are
-        tuned.
+        """Tune the tasks that this job can lease, wait for other jobs, and repeat until none
+        remains.
 
         Args:
             tasks: the tasks of the job.

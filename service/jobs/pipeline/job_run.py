@@ -1,6 +1,4 @@
-"""Runs a job in a tuner process, from the moment the tuner claims it until it ends or is
-released.
-"""
+"""Runs a job in a tuner process, from the claim until the job ends or is released."""
 
 from __future__ import annotations
 

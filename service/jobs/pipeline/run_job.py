@@ -2,7 +2,8 @@
 
 plan -> tune -> confirm -> choose schedules -> verify -> artifact
 
-`tilewright tune` and the tuner process share this path. They differ in the device and the watcher.
+`tilewright tune` and the tuner process both call `run_job`. They differ in the device and the
+watcher.
 """
 
 from __future__ import annotations
@@ -202,8 +203,7 @@ def run_job(
     sharing: Sharing = UNSHARED,
     stop: Stop | None = None,
 ) -> JobOutcome:
-    """Run a job: plan the model, tune, review records, select schedules, verify, write the
-    artifact.
+    """Run a job: plan, tune, review records, select schedules, verify, and write the artifact.
 
     Args:
         spec: the model, its target and options, and the budget.
@@ -378,8 +378,7 @@ def _run(
 
 
 def _plan(spec: JobSpec, job_context: JobContext, stop: Stop) -> tuple[Planned, ...]:
-    """Plan the model at each of its sizes, and check that an artifact can be written for the
-    plans.
+    """Plan the model at each of its sizes, and check that an artifact can be written.
 
     Raises:
         CompilerError: if planning or a check fails.

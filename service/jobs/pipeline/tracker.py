@@ -18,8 +18,9 @@ from tilewright.tuner.tasks import Task
 
 
 class Tracker:
-    """The state of a tuning run, for display: counters in `progress`, and a row per task in
-    `rows`.
+    """The state of a tuning run, for display.
+
+    `progress` has counters for the whole run. `rows` has the state of each task, by record key.
 
     Args:
         tasks: the tasks that the run tunes.
@@ -66,9 +67,7 @@ class Tracker:
         return changed
 
     def _bound(self, inputs: Sequence[events.TaskInputs]) -> None:
-        """Store, in the row of each task, the lower bound of its time on the device, if it is
-        known.
-        """
+        """Store the known lower bounds of the tasks' times on the device in their rows."""
         for task in inputs:
             if task.bound_seconds and math.isfinite(task.bound_seconds):
                 row = self.rows[task.key]

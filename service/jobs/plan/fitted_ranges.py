@@ -68,8 +68,7 @@ class FittedRanges:
         return {name: each for name, each in self.stated.items() if name not in self.sizes}
 
     def relax(self, error: CompilerError) -> None:
-        """Narrow a range, or fix a dimension, after the import or the planning of the model
-        failed.
+        """Narrow a range, or fix a dimension, after import or planning of the model failed.
 
         Args:
             error: the failure.
@@ -134,8 +133,7 @@ class FittedRanges:
         return [{**self.sizes, **row} for row in cycled]
 
     def take_other_sizes(self, error: InvalidModelError, attempt: Attempt) -> None:
-        """Fix one of the fixed dimensions to another size, because the model rejects its present
-        one.
+        """Fix one of the fixed dimensions to another size, because the model rejects its size.
 
         Args:
             error: the model's error at the present sizes.
@@ -195,9 +193,9 @@ class FittedRanges:
 
 
 def _is_taken(attempt: Attempt, sizes: Mapping[str, int | Dimension]) -> bool:
-    """Whether a model can be imported at these sizes.
+    """Whether the model accepts these sizes and ranges when it is imported.
 
-    An error that another dimension must be fixed first (DynamicSizeError) does not count.
+    It also counts as accepted if only another dimension must still be fixed (DynamicSizeError).
     """
     try:
         found = attempted(partial(attempt, sizes))

@@ -13,7 +13,7 @@ from tilewright.service.jobs.plan.planning import Planned
 
 
 def open_ports(planned: Sequence[Planned], *, pad: bool) -> ModelPorts | None:
-    """Return the inputs and outputs of a model, with names for the dimensions that vary in the
+    """Return the inputs and outputs of a model, with names for dimensions that vary in the
     plans.
 
     Args:

@@ -63,8 +63,7 @@ class ModelRequest:
 
 @dataclass(frozen=True, slots=True)
 class DynamicPlan:
-    """A plan of a model with dynamic dimensions, whose program supports all sizes of their
-    ranges.
+    """A plan of a model with dynamic dimensions; its program supports all sizes of the ranges.
 
     Attributes:
         plan: the plan for all sizes.
@@ -466,7 +465,7 @@ def profiled(
 
 
 def _united(ports: ModelPorts, graph: Graph) -> ModelPorts:
-    """Return the inputs and outputs with a common name for dimensions that always have equal
+    """Return the inputs and outputs with one name for all dimensions that always have equal
     sizes.
 
     The name is the one in the graph.
@@ -494,8 +493,7 @@ def first_sizes(shares: Shares) -> dict[str, int]:
 
 
 def planned_for_ranges(request: ModelRequest, plan: DynamicPlan) -> Planned:
-    """Return a plan for ranges as a `Planned`, whose `graph` and `plan` have the sizes of the
-    hints.
+    """Return a plan for ranges as a `Planned` with the sizes of the hints.
 
     Args:
         request: the model, its mode and its fixed sizes.

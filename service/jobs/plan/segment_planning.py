@@ -46,7 +46,7 @@ def plan_programs(
     timings: Timings | None = None,
     kernels: KernelCache | None = None,
 ) -> tuple[Planned, ...]:
-    """Plan all programs of a model: by `plan_segments` if sizes depend on data, else by
+    """Plan all programs of a model with `plan_segments` if sizes depend on data, else
     `plan_sizes`.
 
     Args:

@@ -14,9 +14,7 @@ class Interrupted(Exception):
 
 
 class WorkerAbsent(Interrupted):
-    """No worker that could measure for the job is alive; the job is released to wait for a
-    worker.
-    """
+    """No worker is alive that could measure for the job; the job is released to wait for one."""
 
 
 class JobCancelled(Exception):

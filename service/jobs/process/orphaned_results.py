@@ -1,4 +1,4 @@
-"""Stores measurements that arrived after the tuner of their job was gone."""
+"""Stores the measurements that ended jobs left in the lease queue."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""The tuner process: claims jobs from the database, tunes them, and builds and verifies
-artifacts.
+"""The tuner process: claims jobs, tunes their models, and builds and verifies artifacts.
 
 The process runs several jobs at a time, each in a thread. All jobs share the builder processes.
 Without a job, the process trains cost models and repeats the measurements of weakly attested
@@ -184,8 +183,7 @@ class TunerProcess:
         return True
 
     def _measure_again(self) -> None:
-        """Start a thread that repeats measurements of weakly attested records until a job
-        arrives.
+        """Repeat measurements of weakly attested records in a thread until a job arrives.
 
         If the thread runs already, renew this tuner's lock on the work.
         """

@@ -42,7 +42,7 @@ def bounds_within(
 
 
 def task_bounds(tasks: Sequence[Task], device: Device) -> list[float]:
-    """Return a lower bound of each task's time, in seconds. The call measures the device for a
+    """Return a lower bound of each task's time, in seconds, after measuring the device for a
     second.
 
     A bound of 0 means that it is unknown: the device does not run the target of the tasks, or could
@@ -74,8 +74,9 @@ def task_bound(task: Task, speeds: Speeds) -> float:
 
 
 def _bound(task: Task, point: SizePoint, workload: Workload, speeds: Speeds) -> float:
-    """Return a lower bound in seconds at the sizes of one point; arithmetic counts only for
-    float32.
+    """Return a lower bound in seconds at the sizes of one point.
+
+    Only float32 workloads have a bound by arithmetic; others have only a bound by memory traffic.
     """
     weights = costs.weight_bytes(workload)
     moved = costs.bytes_read(workload) + costs.bytes_written(workload)
@@ -102,8 +103,8 @@ def least_flops(task: Task, point: SizePoint, workload: Workload) -> float:
 
 
 def _counts(task: Task, point: SizePoint, workload: Workload, space: SubSpace) -> list[float]:
-    """Return the number of operations of an algorithm such as Winograd, for each transform it
-    offers.
+    """Return the number of operations of an algorithm, such as Winograd, with each of its
+    transforms.
 
     The knob `outputs`, or else the first knob, selects the transform. The other knobs have their
     default values.

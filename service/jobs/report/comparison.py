@@ -93,9 +93,7 @@ def race(
 
 
 def compare(timing: Timing, other: Timing) -> Comparison:
-    """Return the ratio of the times of `timing` to those of `other`, from pairs of samples of a
-    race.
-    """
+    """Return the ratio of the times of `timing` to those of `other`, from the pairs of a race."""
     pairs = zip(timing.samples, other.samples, strict=True)
     return Comparison(other.name, tuple(mine / theirs for mine, theirs in pairs))
 

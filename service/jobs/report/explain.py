@@ -1,6 +1,4 @@
-"""Reports on the kernels of a compiled model: schedule, code, time, and the limits of the
-device.
-"""
+"""Reports on the kernels of a compiled model: schedule, code, time, and the device's limits."""
 
 from __future__ import annotations
 
@@ -84,9 +82,7 @@ class KernelReport:
 
     @property
     def spills(self) -> int:
-        """The largest number of vector registers that an innermost loop of the kernel spills to the
-        stack.
-        """
+        """The largest number of vector registers that an innermost loop spills to the stack."""
         return max((loop.spills for loop in self.loops), default=0)
 
     @property
@@ -368,8 +364,7 @@ class _Kernel:
 
 
 def products_in_groups(nest: LoopNest) -> tuple[str, int]:
-    """Return the operand type of a kernel's dot-product instructions, and their products per
-    lane.
+    """Return the operand type and the products per lane of a kernel's dot-product instructions.
 
     For example, ("int8", 4) if each instruction adds four int8 products to each 32-bit sum. Return
     ("", 1) for a kernel without dot-product instructions. 4-bit weights count as int8 if the
@@ -387,8 +382,7 @@ def products_in_groups(nest: LoopNest) -> tuple[str, int]:
 
 
 def kernel_seconds(compiled: CompiledProgram, threads: int, device: Device) -> list[float]:
-    """Profile a program on a device, and return the fastest time of each kernel call, in
-    seconds.
+    """Profile a program on a device; return the fastest time of each kernel call, in seconds.
 
     The times are in the order of `GraphPlan.kernels`.
 
@@ -404,8 +398,8 @@ def kernel_seconds(compiled: CompiledProgram, threads: int, device: Device) -> l
 
 
 def _bytes(lowered: LoweredKernel, values: Mapping[str, int]) -> tuple[int, int]:
-    """Return the bytes of packed weights that a kernel reads, and the bytes of its inputs and
-    outputs.
+    """Return the bytes of packed weights, and of other inputs and outputs, that a kernel
+    accesses.
 
     Args:
         lowered: the kernel.

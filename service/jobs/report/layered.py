@@ -85,8 +85,7 @@ def layered(
 
 
 def _layers(count: int, edges: Sequence[tuple[int, int]]) -> list[int]:
-    """Return the layer of each box, from 0 at the top: the length of the longest path to the
-    box.
+    """Return the layer of each box, from 0 at the top: the length of the longest path to it.
 
     A box without incoming edges is moved down to the layer just above its first successor.
 
@@ -178,8 +177,9 @@ class _Net:
                 self._settle(layer, wanted)
 
     def _settle(self, layer: Sequence[int], wanted: Sequence[float]) -> None:
-        """Move the vertices of a layer as close to their wanted x coordinates as minimal distances
-        allow.
+        """Move the vertices of a layer as close to their wanted x coordinates as possible.
+
+        The order in the layer and minimal distances between the vertices are kept.
 
         Args:
             layer: the vertices of the layer, in order.

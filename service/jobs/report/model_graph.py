@@ -183,8 +183,7 @@ def _width(name: str) -> float:
 
 @dataclass(frozen=True, slots=True)
 class _Found:
-    """A box of the drawing before its position is known: a step, an input or an output of the
-    graph.
+    """A box of the drawing before its position is known: a step, an input or an output.
 
     Attributes:
         kind: the kind of the box.
@@ -386,11 +385,11 @@ class _Behind:
 def _onnx_nodes(found: _Steps, nodes: Sequence[_OnnxNode]) -> Sequence[_Behind]:
     """Find the ONNX nodes that each step of the drawing computes.
 
-    A node belongs to the step that computes its output. If the compiler folded the output or fused
-    it into an idiom, no step computes it. Then the node belongs to the steps that read the output,
-    or, without a reader, to the steps of its inputs. Some steps compute no value of the file, for
-    example three products merged into one. They get the nodes with the same operators on the paths
-    from their inputs.
+    A node belongs to the step that computes its output. If the compiler folded the output into a
+    constant or replaced several nodes by one operator, no step computes the output. Then the node
+    belongs to the steps that read the output, or, without a reader, to the steps of its inputs.
+    Some steps compute no value of the file, for example three products merged into one. They get
+    the nodes with the same operators on the paths from their inputs.
 
     Sets of steps are represented as bit masks in integers, because all steps may read a long chain
     of folded nodes, and each of these nodes then belongs to all steps.
@@ -512,8 +511,8 @@ def _only_moves(plan: GraphPlan, value: str) -> bool:
 
 
 def _plain(operator: str) -> str:
-    """Normalise an operator name, so that `LayerNormalization` and `layer_norm` become more
-    alike.
+    """Normalise an operator name, so that ONNX's `LeakyRelu` and the compiler's `leaky_relu` are
+    equal.
 
     Letters become lower case, and underscores are removed. Names of matrix products become
     `matmul`.

@@ -33,10 +33,9 @@ def report_table(report: ModelReport) -> Table:
 
 
 def headline(report: ModelReport) -> str:
-    """Return one or two lines above the table: the model, its target and mode, and the device's
-    peaks.
+    """Return the text above the table: the model, its target and mode, and the device's peaks.
 
-    The peaks are left out if the model was not timed.
+    The text has two lines. The line with the peaks is missing if the model was not timed.
     """
     runs = sum(kernel.count for kernel in report.kernels)
     at = f" at {sizes_text(tuple(report.sizes.items()))}" if report.sizes else ""
