@@ -65,7 +65,8 @@ class Refused(Exception):
 
 
 class Distrusted(Exception):
-    """A signature or key is not that of the service to which the worker was registered.
+    """A public key or a signature of the service differs from the key that the worker has
+    stored.
 
     The worker does not run code from such a server.
     """

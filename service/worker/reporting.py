@@ -101,7 +101,8 @@ class Reporter:
         self._in_flight.report_now.set()
 
     def report_spool(self) -> None:
-        """Report all results in the spool; remove those that the service accepts or rejects.
+        """Report all results in the spool. Accepted and rejected results are removed from the
+        spool.
 
         Raises:
             Unreachable: if the service does not answer, or asks for a retry.

@@ -124,6 +124,8 @@ def mode_of(job: Job, storage: Storage) -> Mode:
 
 
 def target_names(storage: Storage) -> dict[str, str]:
-    """Return the names of all targets by key: those in the compiler and those in the database."""
+    """Return the names of all targets by key: described by the compiler or stored in the
+    database.
+    """
     described = {target.key: target.name for target in known_targets().values()}
     return {**storage.workloads.targets(), **described}

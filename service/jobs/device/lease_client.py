@@ -142,8 +142,7 @@ class LeaseClient:
     def workers(self, target_key: str) -> Sequence[RegisteredWorker]:
         """Return the workers that run a target and that the job may use, live workers first.
 
-        Workers that did not take requests in time come last among the live workers, and likewise
-        among the others.
+        Among the live workers, those that did not take requests in time come last.
         """
 
         def order(worker: RegisteredWorker) -> tuple[bool, int, int]:

@@ -139,7 +139,7 @@ class RemoteRunner:
             self._send()
 
     def poll(self, timeout_seconds: float) -> list[MeasureResult]:
-        """Queue the batch and return the available results; block until there is one, or the
+        """Queue the batch and return the available results; block until a result arrives, or the
         timeout.
 
         Raises:

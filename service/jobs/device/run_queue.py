@@ -157,8 +157,15 @@ class RunQueue:
     def _await(self, name: str, worker: RegisteredWorker, target: Target) -> RequestStatus | None:
         """Wait for a request to end, and return its status.
 
-        Return None if its worker was lost and another worker is alive. Raises DeviceError or
-        WorkerAbsent if no worker is alive for `absent_seconds`.
+        If the worker was lost and another worker is alive, the request is withdrawn and None is
+        returned, so that the caller can queue the run for the other worker.
+
+        Raises:
+            DeviceError: if no worker is alive for `absent_seconds`, and the job fails.
+            WorkerAbsent: if no worker is alive for `absent_seconds`, and the job is released to
+                wait.
+            Interrupted: if this process must release the job.
+            JobCancelled: if the user has cancelled the job.
         """
         leases = self._client.leases
         seen = looked = asked = time.monotonic()

@@ -248,7 +248,8 @@ def _usable(
     device: Device,
     job_id: str,
 ) -> Verdict | None:
-    """Return a reviewed verdict: that of the stored race `identity`, or of a new race.
+    """Return the verdict of the stored race `identity`, or of a new race, after reviewing the
+    verdict.
 
     Return None if the race was withdrawn, or disputed by another job, before this job could use its
     verdict.

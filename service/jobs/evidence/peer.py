@@ -102,6 +102,6 @@ def _ports(executable: Any, sizes: dict[str, int]) -> tuple[Port, ...]:
 def _bytes(model: Path) -> int:
     """Return the size in bytes of a model file and of its external weight files.
 
-    The weight files are those whose names begin with the name of the model file.
+    A file counts as a weight file if its name begins with the name of the model file.
     """
     return sum(path.stat().st_size for path in model.parent.glob(f"{model.name}*"))

@@ -80,7 +80,7 @@ class Reviewed:
     open: int = 0
 
     def __add__(self, later: Reviewed) -> Reviewed:
-        """Return the combined result of two reviews; `open` is that of the later review."""
+        """Return the combined result of two reviews; `open` is taken from the later review."""
         disputed = self.disputed + later.disputed
         return Reviewed(self.confirmed + later.confirmed, disputed, later.open)
 

@@ -111,11 +111,12 @@ class ScheduleReviews:
         return self.back(tasks, list(served.values()))
 
     def back(self, tasks: Sequence[Task], records: Sequence[StoredRecord]) -> Reviewed:
-        """Review those of the records whose attestation a second measurement could raise.
+        """Review records whose attestation a second measurement could raise; other records are
+        skipped.
 
         Args:
             tasks: the tasks of the records.
-            records: the records; those of another version of the code generator are skipped.
+            records: the records. Records of another version of the code generator are skipped, too.
 
         Raises:
             CompilerError: if the kernels cannot be compiled.

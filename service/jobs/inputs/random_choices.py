@@ -112,7 +112,7 @@ def _deciding(node: Node, message: str) -> Collection[str]:
 def _refusals(body: Graph) -> list[str]:
     """Return the messages of the nodes in a body that always end the run with an error.
 
-    Such a node replaces a branch that cannot run.
+    Such a node represents a branch that cannot run, or a failed check of a size.
     """
     return [str(node.attr("message")) for node in body.nodes if node.op == "refuse"]
 

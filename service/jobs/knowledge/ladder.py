@@ -172,7 +172,8 @@ def near_records(near: Near, mode: Mode, storage: Storage) -> dict[RecordKey, St
 def step_to(
     key: RecordKey, workload: Workload, near: Near, mode: Mode, storage: Storage
 ) -> LadderStep | None:
-    """Return the record with the most similar sizes whose schedule a workload can borrow.
+    """Find the stored record with the most similar sizes from which a workload can borrow the
+    schedule.
 
     Args:
         key: the record key of the workload.
@@ -249,7 +250,7 @@ def _relatives(
 
 
 def _members(family: str, key: RecordKey, storage: Storage) -> Iterator[StoredRecord]:
-    """Yield the confirmed records of a family, newest workload first.
+    """Yield the confirmed records of a family, newest first.
 
     Args:
         family: the family.

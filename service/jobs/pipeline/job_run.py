@@ -208,7 +208,7 @@ class JobRun:
                 raise
 
     def _is_alone(self) -> bool:
-        """Whether the job has waited for a worker in vain, and still no worker is available."""
+        """Whether the job's wait for a worker has timed out, and still no worker is available."""
         job = self.job
         if job.reason is None:
             return False

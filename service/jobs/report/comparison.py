@@ -93,7 +93,9 @@ def race(
 
 
 def compare(timing: Timing, other: Timing) -> Comparison:
-    """Return the ratio of the times of `timing` to those of `other`, from the pairs of a race."""
+    """Compare two engines of one race: return the ratio of the times `timing` / `other`, from
+    pairs.
+    """
     pairs = zip(timing.samples, other.samples, strict=True)
     return Comparison(other.name, tuple(mine / theirs for mine, theirs in pairs))
 

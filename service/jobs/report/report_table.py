@@ -63,7 +63,7 @@ def headline(report: ModelReport) -> str:
 def rate(kernel: KernelReport) -> str:
     """Return the kernel's GFLOP/s as text, or "-" if it was not timed.
 
-    The operations are those of the workload's operators, not of the algorithm in use. So the rates
+    The operations of the workload's operators are counted, whatever algorithm is used. So the rates
     of two algorithms are comparable.
     """
     return f"{kernel.flops / kernel.seconds / 1e9:.1f}" if kernel.seconds else "-"
