@@ -59,7 +59,7 @@ class Enclosure:
         The first call for a value adds an input to the body, or a copy of a constant or of sizes.
 
         Raises:
-            UnsupportedOperatorError: if data determine an extent of the value, or it is text or a
+            UnsupportedOperatorError: if the value has a data-dependent extent, or is text or a
                 sequence.
         """
         if value not in self._inner:
@@ -102,8 +102,8 @@ class Enclosure:
         """Return the finished graph of the body with these outputs.
 
         Raises:
-            UnsupportedOperatorError: if data determine an extent of an output, or an output is text
-                or a sequence.
+            UnsupportedOperatorError: if an output has a data-dependent extent, or is text or a
+                sequence.
         """
         _refuse_others(self.node, outputs)
         self.node.refuse_trimmed(outputs)

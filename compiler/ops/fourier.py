@@ -267,7 +267,7 @@ def _onnx_stft(node: OnnxNode) -> str:
 
 
 def _onnx_mel_weight_matrix(node: OnnxNode) -> str:
-    """Import MelWeightMatrix: a constant (frequencies, bins), in which each column is a triangle.
+    """Import MelWeightMatrix: a constant (frequencies, bins), whose columns are triangular filters.
 
     The corners of the triangles are equidistant on the mel scale.
     """

@@ -1,6 +1,6 @@
 """Helpers for operators of kind NATIVE, and the operator `trim`.
 
-`trim` shortens a value to an extent that data determine.
+`trim` shortens a value along one dimension to an extent that is computed at run time.
 """
 
 from __future__ import annotations

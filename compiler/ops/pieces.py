@@ -328,9 +328,9 @@ def _gathered(
 
 
 def _too_few(padding: int, extent: int) -> str:
-    """Return the error message for a reflection of more elements than a dynamic extent has.
+    """Return the error message for reflection padding that is at least as long as a dynamic extent.
 
-    If one dimension determines the extent, the message suggests a range for `--dim`.
+    If one dimension determines the extent, the message suggests a size for `--dim`.
     """
     said = f"padding of {padding} reflects {extent} elements"
     if is_dynamic(padding) or len(named := dimensions(extent)) != 1:

@@ -111,7 +111,10 @@ class RandomTensor:
         return self._hashed(node.emit("bit_xor", [again, salt]))
 
     def _hashed(self, word: str) -> str:
-        """Emit a hash of uint32 words, each bit of which depends on all bits of the operand."""
+        """Emit a hash of each uint32 word.
+
+        Every bit of the hash depends on all bits of the word.
+        """
         for shift, factor in _MURMUR:
             word = self._node.emit("bit_xor", [word, self._shifted(word, shift)])
             word = self._times(word, factor)

@@ -101,10 +101,9 @@ class _Layer:
         return self.node.emit("add", [product, self.gate(self.recurrence_bias, number)])
 
     def _times(self, state: str, matrix: Sequence[str]) -> str:
-        """Emit the product of a state and a matrix.
+        """Emit the product of a state and a matrix, in the type of the state.
 
-        The state is converted to the type of the weights before, and the result to the state's
-        type.
+        The state is converted to the type of the weights for the multiplication.
         """
         node, factor = self.node, self.factor
         if state != self.state:

@@ -1,4 +1,4 @@
-"""NonZero and Compress, which select elements; the data determine how many."""
+"""NonZero and Compress, which select elements; their number depends on the data."""
 
 from __future__ import annotations
 

@@ -103,10 +103,10 @@ def _shifted(terms: Sequence[tuple[Monomial, int]]) -> tuple[float, float]:
 def _relaxed(size: Size, *, upward: bool, paired: bool) -> float:
     """Return a bound of a size in which quotients are replaced by bounds of the fraction.
 
-    A quotient q = x // d lies between (x - d + 1) / d and x / d. It is replaced if it is a whole
-    term, outermost quotients first, so that terms of dividends that cancel are not rounded. If
-    `paired`, the difference of two quotients with the same divisor, whose dividends differ by a
-    constant, is bounded as one number.
+    A quotient q = x // d lies between (x - d + 1) / d and x / d. Only quotients that form a term of
+    their own are replaced. Outermost quotients come first, so that terms of their dividends can
+    cancel before they are rounded. If `paired`, the difference of two quotients with the same
+    divisor, whose dividends differ by a constant, is bounded as one number.
 
     Args:
         size: the size.
@@ -153,9 +153,10 @@ def _partner(
     others: Iterable[Quotient],
     terms: Mapping[Monomial, Fraction],
 ) -> Quotient | None:
-    """Return a quotient with the same divisor as `quotient` that is subtracted from it, or None.
+    """Find a quotient that is subtracted from `quotient` and has the same divisor.
 
-    The dividends of the two must differ by a constant.
+    The dividends must differ by a constant. `factor` is the coefficient of `quotient`, and `terms`
+    has the coefficients of `others`. The result is None if no such quotient is found.
     """
     for other in others:
         if other != quotient and other.divisor == quotient.divisor:

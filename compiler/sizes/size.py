@@ -31,9 +31,9 @@ else:
 class Size(_Integer):
     """A polynomial of dynamic dimensions, used like an integer that is unknown until run time.
 
-    Its value is `sum(coefficient * product(atoms)) + constant`, with at least one term, in a sorted
-    normal form; an `Atom` is a dimension or a floor quotient. `dynamic_size` and arithmetic create
-    sizes. Arithmetic returns an `int` if no dynamic dimension remains.
+    Its value is `sum(coefficient * product(atoms)) + constant`, where an `Atom` is a dimension or a
+    floor quotient. The terms are sorted, and there is at least one. `dynamic_size` and arithmetic
+    create sizes. Arithmetic returns an `int` if no dynamic dimension remains.
     """
 
     terms: tuple[tuple[Monomial, int], ...]

@@ -105,8 +105,8 @@ def refuse(node: OnnxNode, inputs: Mapping[int, str], attrs: tuple[str, ...] = (
     """Raise UnsupportedOperatorError if an unsupported operand or attribute is present.
 
     Args:
-        node: the node.
-        inputs: names of unsupported operands, for the message, by position.
+        node: the node to check.
+        inputs: the positions of unsupported operands, and the operands' names in the error.
         attrs: unsupported attributes; the values 0 and "NONE" are allowed.
     """
     for position, what in inputs.items():

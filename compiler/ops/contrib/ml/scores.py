@@ -40,7 +40,10 @@ def rows_of(node: OnnxNode, value: str) -> str:
 
 
 def floats(node: OnnxNode, values: object, dtype: DType) -> str:
-    """Add a constant of `values`; `dtype` is float32 or float64."""
+    """Add the numbers `values` to the graph as a constant, and return its name.
+
+    `dtype` is float32 or float64.
+    """
     return node.constant(np.asarray(values, dtype.numpy), dtype)
 
 

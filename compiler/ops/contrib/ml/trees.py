@@ -201,7 +201,7 @@ def _whole(node: OnnxNode, key: str, count: int | None = None) -> tuple[int, ...
     """Return the attribute `key` as integers, empty if it is missing.
 
     Raises:
-        InvalidModelError: if there are not `count` of them.
+        InvalidModelError: if `count` is given, and the number of integers differs from it.
     """
     found = node.ints(key, ())
     assert found is not None
