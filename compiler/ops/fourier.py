@@ -235,7 +235,8 @@ def _real(factors: np.ndarray, parts: int) -> np.ndarray:
 
 
 def _onnx_stft(node: OnnxNode) -> str:
-    """Import STFT: multiply segments of a signal by a window, and transform each segment."""
+    """Import STFT: multiply segments of a signal by a window, and Fourier-transform each segment.
+    """
     signal, weights = node.input(0), node.optional(2)
     shape = node.shape(signal)
     if len(shape) == 2:

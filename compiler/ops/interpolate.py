@@ -23,7 +23,7 @@ def _axes(types: Sequence[TensorType], attrs: Attrs) -> tuple[int, ...]:
     """Return the dimensions that are interpolated, from the attribute `axes`.
 
     Raises:
-        InvalidModelError: if the number of operands does not fit them.
+        InvalidModelError: if `axes` is empty, or the number of operands is not 1 + 2 * len(axes).
     """
     axes = ints(attrs, "axes", ())
     if len(types) != 1 + 2 * len(axes) or not axes:

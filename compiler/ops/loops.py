@@ -160,7 +160,7 @@ def looped(
 
 
 def _affordable(steps: int, rows: Sequence[TensorType]) -> bool:
-    """Whether the stacked `rows` of `steps` steps need at most COLLECTED_BYTES.
+    """Whether stacking values of the types `rows` over `steps` steps needs at most COLLECTED_BYTES.
 
     Dynamic sizes count as affordable. The bound `steps` was derived from the loop's condition.
     """

@@ -233,7 +233,10 @@ class _Analysis:
         return kind.elements == 1 and kind.dtype is not DType.BOOL
 
     def _made(self, value: str) -> _Counter | None:
-        """Return the value as a counter, like `_counter`; its operands must have been visited."""
+        """Return the value as a counter, like `_counter`.
+
+        The operands of the value must have been visited.
+        """
         if not self._counts(value):
             return None
         if value == self._symbols[-1]:

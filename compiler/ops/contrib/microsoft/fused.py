@@ -148,8 +148,8 @@ def _bias_add(node: OnnxNode) -> str:
 def _bias_softmax(node: OnnxNode) -> str:
     """Import BiasSoftmax: softmax(x + bias), normalised over all dimensions from `axis` on.
 
-    The bias covers only some of the dimensions before `axis`: the outer ones with
-    `is_inner_broadcast`, else the inner ones. It is broadcast over the others.
+    Of the dimensions before `axis`, the bias has only the outer ones with `is_inner_broadcast`, or
+    only the inner ones without it. It is broadcast over the others.
     """
     x, bias = node.input(0), node.input(1)
     shape, given = node.shape(x), node.shape(bias)

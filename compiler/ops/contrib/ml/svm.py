@@ -161,8 +161,8 @@ class _Pairs:
 def _classifier(node: OnnxNode) -> tuple[str, str]:
     """Import SVMClassifier; returns labels (rows,) and scores.
 
-    The scores are probabilities if the model has Platt's parameters; otherwise there is one per
-    pair of classes, or one per class if there are two classes or no support vectors.
+    The scores are class probabilities if the model has Platt's parameters. Otherwise there is one
+    score per pair of classes, or one per class if there are two classes or no support vectors.
     """
     labels = class_labels(node, "classlabels_ints")
     vectors = node.ints("vectors_per_class", ()) or ()
