@@ -235,8 +235,7 @@ def _real(factors: np.ndarray, parts: int) -> np.ndarray:
 
 
 def _onnx_stft(node: OnnxNode) -> str:
-    """Import STFT: multiply segments of a signal by a window, and Fourier-transform each segment.
-    """
+    """Import STFT: multiply segments of a signal by a window, and transform each one (Fourier)."""
     signal, weights = node.input(0), node.optional(2)
     shape = node.shape(signal)
     if len(shape) == 2:
