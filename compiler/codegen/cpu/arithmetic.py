@@ -379,9 +379,11 @@ def _fma(emitter: Emitter, x: Value, y: Value, z: Value) -> Value:
 
 
 def _held(emitter: Emitter, value: Value) -> Value:
-    """Prevent LLVM from moving the computation of a vector, on target families that need this.
+    """Prevent LLVM from moving the computation of a sum, and return the sum.
 
-    On other families, `value` is returned unchanged.
+    This is done on target families where LLVM would otherwise nest the steps of an unrolled loop in
+    one expression (`Family.holds_sums`). The factors of all steps would then occupy registers at
+    once. On other families, `value` is returned unchanged.
     """
     if not emitter.target.family.holds_sums or value.const is not None or value.dtype is None:
         return value

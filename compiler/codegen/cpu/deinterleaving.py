@@ -43,12 +43,13 @@ def paired_vectors(points: Sequence[Point], access: Access) -> dict[Place, Place
 
 
 def load_offsets(points: Sequence[Point], access: Access) -> dict[int, int]:
-    """Map the offset of each vector of every second element to the offset from which to load it.
+    """Find better load offsets for vectors whose lanes are every second element.
 
-    Offsets are in bytes. The loaded memory is twice as long as the vector, contains all of its
-    elements, and lies between elements that the tile reads. Its two halves have the wanted elements
-    at the same lanes, as in 0 2 | 0 2 or 1 3 | 1 3. If the memory ended with the vector's last
-    element, the lanes would differ (0 2 | 1 3), which takes one more instruction.
+    Return a map from the byte offset of each such vector to the byte offset at which to load it.
+    The loaded memory is twice as long as the vector, contains all of its elements, and lies between
+    elements that the tile reads. Its two halves have the wanted elements at the same lanes, as in 0
+    2 | 0 2 or 1 3 | 1 3. If the memory ended with the vector's last element, the lanes would differ
+    (0 2 | 1 3), which takes one more instruction.
     """
     size = access.tensor.dtype.bytes
     offsets = {place[0] for place in _places(points, access)} if not access.repeated else set()

@@ -210,8 +210,8 @@ def _parallel(context: Context, loop: For, low: Value, high: Value) -> None:
 
     With a nested parallel loop, low and high count the tiles of the nested loop, and may lie within
     a tile of this loop. A narrower tile of rows is computed first. The code does not rely on the
-    bounds that the caller guarantees for low and high, so that it does not depend on the number of
-    full tiles.
+    bounds that the caller guarantees for low and high, so the same code serves any number of full
+    tiles.
     """
     emitter = context.emitter
     context.open_axis(loop.axis)

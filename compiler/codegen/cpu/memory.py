@@ -122,7 +122,7 @@ class Loader:
         return looked_up(emitter, found, parts, place)._replace(dtype=tensor.dtype)
 
     def _moved(self, base: Value, positions: Sequence[Value]) -> tuple[Value, Value | None]:
-        """Add computed positions to a base address.
+        """Add computed positions, one for each indirect dimension, to a base address.
 
         Return the new base, and the byte offset of each lane; None if all lanes have the same
         position.

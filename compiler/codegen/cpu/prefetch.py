@@ -76,7 +76,7 @@ def prefetch(
 
 
 def _is_stream(access: Access, emitter: Emitter) -> bool:
-    """Return whether each step of the innermost loop reads its own, consecutive cache lines."""
+    """Return whether successive steps of the innermost loop read successive cache lines."""
     tensor = access.tensor
     if tensor.space is not Space.MEMORY or access.base is None or not access.contiguous:
         return False

@@ -83,9 +83,10 @@ class Access:
         return (self.offset(point), *[point[i] for i, _, _ in self.repeated])
 
     def in_row(self, emitter: Emitter, point: Point) -> Access:
-        """Emit the address of a point's row, and return the access relative to this address.
+        """Emit the address of the row at a point, and return the access relative to this address.
 
-        An access without repeated rows (`repeated`) is returned unchanged.
+        The row number is computed at run time if the last row of a partial tile is repeated. An
+        access without such rows (`repeated`) is returned unchanged.
         """
         base = self.base
         if not self.repeated or base is None:
