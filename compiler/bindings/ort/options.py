@@ -19,7 +19,7 @@ class NoEntryError(InvalidArgumentError, RuntimeError):
 
 
 class GraphOptimizationLevel(IntEnum):
-    """Accepted and ignored: every model is fully optimised, whatever the level."""
+    """The level of graph optimisation; ignored, because every model is fully optimised."""
 
     ORT_DISABLE_ALL = 0
     ORT_ENABLE_BASIC = 1
@@ -28,14 +28,14 @@ class GraphOptimizationLevel(IntEnum):
 
 
 class ExecutionMode(IntEnum):
-    """Accepted and ignored: operators always run one after the other, each on all threads."""
+    """How operators are executed; ignored: they run one after the other, each on all threads."""
 
     ORT_SEQUENTIAL = 0
     ORT_PARALLEL = 1
 
 
 class ExecutionOrder(IntEnum):
-    """Accepted and ignored: the memory plan always determines the order of operators."""
+    """The order of operators; ignored, because the memory plan determines it."""
 
     DEFAULT = 0
     PRIORITY_BASED = 1
