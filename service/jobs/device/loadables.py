@@ -41,9 +41,9 @@ def of_compiled(compiled: CompiledProgram) -> Loadable:
 
 
 def at_sizes(compiled: CompiledProgram, planned: Planned) -> Loadable:
-    """Return a compiled program as a Loadable.
+    """Return a compiled program as a Loadable for the fixed sizes of a plan.
 
-    Dynamic dimensions are replaced by the fixed sizes of the plan.
+    The sizes replace the dynamic dimensions of the program.
     """
     program = compiled.program
     if program.dimensions:
@@ -77,9 +77,9 @@ def of_artifact(artifact: Artifact, planned: Planned) -> Loadable:
 
 
 def _linked(objects: tuple[bytes, ...]) -> bytes:
-    """Return object files, linked to a shared library, as bytes.
+    """Link object files to a shared library, and return the bytes of the library.
 
-    Raises CompilerError if they cannot be linked.
+    Raises CompilerError if the files cannot be linked.
     """
     with tempfile.TemporaryDirectory(prefix="tilewright-link-") as folder:
         library = Path(folder) / "kernels.so"

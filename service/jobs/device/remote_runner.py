@@ -45,8 +45,8 @@ TURN_SECONDS = 10.0
 class RemoteRunner:
     """Measures the kernels of one job on all workers of a target, or on named workers.
 
-    Named workers are used one at a time: the first healthy one is offered all requests, and the
-    next one is offered the requests that the first has not leased after `TURN_SECONDS`.
+    Named workers are used one at a time: the first one is offered all requests, and the next live
+    one is offered the requests that the first has not leased after `TURN_SECONDS`.
 
     Args:
         storage: the queue, the workers and the blobs.

@@ -81,7 +81,7 @@ class BoundedVerifier:
             made: returns the program to verify for a plan.
 
         Raises:
-            WrongProgramError: if a program computes wrong values.
+            WrongProgramError: if a program computes wrong values, or crashes.
             CompilerError: if a loop of the model does not end, or the child process crashes.
             JobCancelled: if the job was stopped during verification.
         """

@@ -310,9 +310,7 @@ class _Steps:
         )
 
     def _segment(self, name: str) -> Graph:
-        """Return the operators that compute a value from the nearest earlier values that were
-        compared.
-        """
+        """Return the operators that compute a value from the nearest compared values before it."""
         graph = self._graph
         wanted: set[str] = {name}
         before: set[str] = set()

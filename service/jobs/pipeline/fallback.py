@@ -92,9 +92,9 @@ def _verifier(
 
 
 def _without(selected: SelectedSchedules, error: WrongProgramError) -> SelectedSchedules:
-    """Return the selection with defaults for the kernels that wrote the wrong value.
+    """Return the selection, but with defaults for the kernels that wrote the wrong value.
 
-    If no tuned kernel wrote it, all kernels get their defaults.
+    If no tuned kernel wrote that value, all kernels get their defaults.
     """
     kept = dict(selected.schedules.schedules)
     at_fault = kept.keys() & {

@@ -122,7 +122,7 @@ def given_bounded(
 
 
 def not_planned(found: NoAnswer, limits: Limits) -> CompilerError | JobCancelled:
-    """Return the error to raise if a child process that plans ended without a result.
+    """Return the error to raise if the child process for planning ended without a result.
 
     A crash is also logged.
 

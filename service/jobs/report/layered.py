@@ -2,10 +2,10 @@
 
 Sugiyama, Tagawa, Toda: "Methods for visual understanding of hierarchical system structures" (1981).
 Each box lies in a layer below all of its predecessors. An edge across several layers has a bend in
-each layer between. Boxes are ordered within their layers by the mean positions of their neighbours,
-which keeps the number of crossings small. Then each box moves as close to this mean position as the
-minimal distances allow. This is a least-squares problem with a fixed order, solved by the
-pool-adjacent-violators algorithm.
+each layer in between. Boxes are ordered within their layers by the mean positions of their
+neighbours, which keeps the number of crossings small. Then each box moves as close to this mean
+position as the minimal distances allow. This is a least-squares problem with a fixed order, solved
+by the pool-adjacent-violators algorithm.
 """
 
 from __future__ import annotations
