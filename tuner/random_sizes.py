@@ -1,15 +1,15 @@
-"""Selects the sizes at which a workload with open dimensions is measured, and their weights.
+"""Selection of the sizes at which a workload with open dimensions is measured, and their weights.
 
 A user may state the sizes of a dimension with their frequencies. Otherwise the sizes are quantiles
-of a log-uniform distribution over the range: for 1..512, as many requests between 1 and 22 as
-between 22 and 512. They are few and deterministic, so that measurements of all jobs can be
-compared.
+of a log-uniform distribution over the dimension's range: for 1..512, sizes from 1 to 22 are assumed
+to be as frequent as sizes from 22 to 512. The sizes are deterministic, so that the measurements of
+different jobs can be compared.
 
 A candidate's time is a weighted sum of its times at these sizes. The weight of a size is its
-frequency divided by the workload's cost at this size. So a tenth more time counts equally at a
-small size and at a large one. With unweighted seconds, the largest size would dominate: of 1..512,
-the last of four quantiles takes four fifths of the sum. The weights are scaled such that the time
-of a kernel whose times are proportional to the costs is the mean of its times.
+frequency divided by the workload's cost at this size. So an increase of the time by a tenth has the
+same effect at a small size and at a large one. With unweighted seconds, the largest size would
+dominate: of 1..512, the last of four quantiles takes four fifths of the sum. The weights are scaled
+such that, for a kernel whose times are proportional to the costs, the sum is the mean of its times.
 """
 
 from __future__ import annotations
@@ -42,7 +42,10 @@ LONG = 512
 
 @dataclass(frozen=True, slots=True)
 class SampledSizes:
-    """One size for each open dimension of a model or workload, and its fraction of all runs."""
+    """A combination of sizes, one for each open dimension of a model or workload.
+
+    `share` is the fraction of all runs that are assumed to have these sizes.
+    """
 
     sizes: Sizes
     share: float
@@ -51,14 +54,14 @@ class SampledSizes:
 def sample_sizes(
     dimensions: Sequence[Dimension], stated: Shares | None = None
 ) -> list[SampledSizes]:
-    """Return the sizes of open dimensions at which to measure, each with its fraction of all runs.
+    """Select combinations of sizes at which to measure, each with its fraction of all runs.
 
-    The fractions add up to 1.
+    The fractions add up to 1. If there are several dimensions, small sizes of one dimension are
+    combined with small and with large sizes of another, in an order that is always the same.
 
     Args:
-        dimensions: the open dimensions. Their sizes are combined in a fixed, mixed order: small
-            sizes of one dimension occur with small and with large sizes of another.
-        stated: the size hints of a user with their fractions, by dimension name.
+        dimensions: the open dimensions.
+        stated: the size hints of a user with their frequencies, by dimension name.
 
     Raises:
         InvalidArgumentError: if `stated` names a dimension that is not open, or a size that the
@@ -90,7 +93,13 @@ def sample_sizes(
 
 
 def check_hinted(stated: Shares, open_names: Collection[str]) -> None:
-    """Raise InvalidArgumentError if `stated` has sizes for a dimension that is not open."""
+    """Check that all dimensions for which a user stated size hints are open.
+
+    `open_names` are the names of the open dimensions.
+
+    Raises:
+        InvalidArgumentError: if a dimension in `stated` is not open.
+    """
     for name in stated:
         if name not in open_names:
             listed = ", ".join(f"'{each}'" for each in open_names) or "none"
@@ -106,15 +115,17 @@ def points_of(
     names: Sequence[str] = (),
     threads: int = 1,
 ) -> tuple[SizePoint, ...]:
-    """Return the size points at which candidates of a workload are measured.
+    """Return the size points at which candidates of a workload are measured, cheapest first.
 
-    If this machine cannot compute the expected output at some sizes, smaller sizes replace them.
+    If the expected output at some sizes is too expensive to compute on this machine, smaller sizes
+    are used instead.
 
     Args:
         workload: a workload with open or fixed sizes.
-        sampled: sizes of the model's dimensions; by default, sizes are sampled from the workload's
-            own dimensions.
-        names: for each dimension of the workload, its name in `sampled`.
+        sampled: combinations of sizes of the model's dimensions; by default, they are selected from
+            the ranges of the workload's own dimensions.
+        names: for each dimension of the workload, the name of this dimension in `sampled`; by
+            default, the same name.
         threads: the number of threads of a run.
     """
     dimensions = workload.dimensions
@@ -146,19 +157,19 @@ def points_within(
     *,
     stated: bool = False,
 ) -> tuple[tuple[SizePoint, ...], float]:
-    """Return the size points for a piece of a workload's range, and a factor for its seconds.
+    """Return the size points for one piece of a workload's range, and a factor for its time.
 
-    With these factors, the sum over all pieces equals the weighted sum over the sizes of the whole
-    range. If no size of `sampled` lies within the piece, other sizes are sampled; but if the sizes
-    are `stated`, () and 0 are returned instead.
+    If the times of all pieces are multiplied by their factors, their sum equals the weighted sum
+    over the sizes of the whole range. If no combination in `sampled` lies within the piece, the
+    result is () and 0 if a user stated the sizes; otherwise, sizes within the piece are selected.
 
     Args:
-        piece: a piece of `whole`.
+        piece: a piece of the range of `whole`.
         whole: the workload with its full range.
-        sampled: sizes of the model's dimensions.
-        names: for each dimension of `whole`, its name in `sampled`.
+        sampled: combinations of sizes of the model's dimensions.
+        names: for each dimension of `whole`, the name of this dimension in `sampled`.
         threads: the number of threads of a run.
-        stated: whether a user stated the sizes.
+        stated: whether a user stated the sizes in `sampled`.
     """
     known = dict(zip(names, piece.box, strict=True))
     inside = [each for each in sampled if all(n in known[d] for d, n in each.sizes if d in known)]
@@ -181,9 +192,10 @@ def _mean_cost(workload: Workload, points: Sequence[SizePoint]) -> float:
 def points_at(
     workload: Workload, distribution: SizeWeights, threads: int = 1
 ) -> tuple[SizePoint, ...]:
-    """Return the size points of a measurement, given its `Measurement.distribution`.
+    """Return the size points at which a stored measurement was made.
 
-    Return () if the distribution is empty, or has sizes that the workload cannot have.
+    `distribution` is its `Measurement.distribution`. Return () if it is empty, or if it has sizes
+    that the workload cannot have. The points have no `share`.
     """
     points = []
     names = {dimension.name for dimension in workload.dimensions}
@@ -209,9 +221,9 @@ def _check(dimension: Dimension, shares: Mapping[int, float]) -> None:
 
 
 def _spread(dimension: Dimension) -> dict[int, float]:
-    """Sample sizes from each interval of a dimension, and return each with its weight.
+    """Select sizes from each interval of a dimension; return their relative frequencies, by size.
 
-    The weight of an interval is proportional to its part of the range on a logarithmic scale.
+    The frequency of an interval is proportional to its length on a logarithmic scale.
     """
     parts = intervals(_ended(dimension))
     found: dict[int, float] = {}
@@ -222,28 +234,31 @@ def _spread(dimension: Dimension) -> dict[int, float]:
 
 
 def _count(interval: Dimension) -> int:
-    """Return the number of sizes to sample in an interval."""
+    """Return how many sizes to select from an interval: one for each time that it doubles.
+
+    The result is at least 1 and at most DRAWN_OF_INTERVAL.
+    """
     doubled = math.log2((interval.high or 1) / max(interval.low, 1))
     return min(max(math.ceil(doubled), 1), DRAWN_OF_INTERVAL)
 
 
 def _ratio(dimension: Dimension) -> float:
-    """Return the logarithm of the ratio of an interval's ends, both included."""
+    """Return the length of an interval on a logarithmic scale."""
     ended = _ended(dimension)
     return math.log(((ended.high or 0) + 1) / max(ended.low, 1))
 
 
 def _ended(dimension: Dimension) -> Dimension:
-    """Return the dimension, cut off at the largest sampled size if it has no upper end."""
+    """Return the dimension; if its range has no upper end, limit the range to LONG."""
     if dimension.high is not None:
         return dimension
     return replace(dimension, high=max(LONG // dimension.multiple, dimension.low, 1))
 
 
 def _quantiles(dimension: Dimension, count: int) -> list[int]:
-    """Return the sizes in the middle of `count` equal parts of the range on a logarithmic scale.
+    """Divide the range of a dimension into `count` equal parts on a logarithmic scale.
 
-    Each size occurs once.
+    Return the size in the middle of each part, without duplicates.
     """
     return list(dict.fromkeys(_quantile(dimension, (n + 0.5) / count) for n in range(count)))
 
@@ -256,9 +271,10 @@ def _quantile(dimension: Dimension, share: float) -> int:
 
 
 def _column(dimension: Dimension, stated: Mapping[int, float] | None, count: int) -> list[int]:
-    """Return `count` sizes of a dimension; each entry stands for an equal fraction of all runs.
+    """Return `count` sizes of a dimension, of which each represents an equal fraction of all runs.
 
-    A size hint with a large fraction occurs several times.
+    Without size hints, they are quantiles of the range. Otherwise, each size hint is repeated in
+    proportion to its frequency.
     """
     if not stated:
         return [_quantile(dimension, (n + 0.5) / count) for n in range(count)]
@@ -274,7 +290,10 @@ def _column(dimension: Dimension, stated: Mapping[int, float] | None, count: int
 
 
 def _shuffled(column: Sequence[int], place: int) -> list[int]:
-    """Return the column in an order that differs for each place, with steps of the golden ratio."""
+    """Return the sizes of a dimension in a fixed order that differs for each value of `place`.
+
+    The order follows multiples of the golden ratio modulo 1, so that it looks random.
+    """
     count = len(column)
     golden = (math.sqrt(5) - 1) / 2
     order = sorted(range(count), key=lambda n: ((n + 0.5) * golden * (place + 1)) % 1.0)

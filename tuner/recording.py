@@ -1,4 +1,4 @@
-"""Recordings of tuning runs, from which they can be repeated, and their JSON form."""
+"""Recordings of tuning runs for `tuner.replay`, and conversion of their parts to and from JSON."""
 
 from __future__ import annotations
 
@@ -22,23 +22,27 @@ _STORED = {"estimates": "draft"}
 
 
 class ReplayError(CompilerError):
-    """A run cannot be repeated: it did not end, or the code now decides differently."""
+    """Raised if a run cannot be replayed.
+
+    Either it did not end, or the code that makes its decisions has changed.
+    """
 
 
 @dataclass(frozen=True, slots=True)
 class RecordedRun:
-    """All inputs that determined the decisions of a run.
+    """All inputs that determined the decisions of a tuning run.
 
-    If a run was killed and continued, this is its last process. `known` then includes the trials of
-    the earlier processes.
+    If the process of a run was killed and another one continued, the recording is of the last
+    process. The trials of the earlier processes are then in `known`.
 
     Attributes:
         options: the settings of the run.
-        inputs: the stored data about each task at the start.
-        journal: the order in which batches were sent and taken.
-        known: maps a record key to the trials in the store at the start, oldest first.
+        inputs: the data about each task at the start.
+        journal: the order in which batches were sent and their results processed
+            (`tuner.pipeline`).
+        known: the trials in the store at the start, oldest first, by record key.
         trials: the trials of the run.
-        adopted: requests that an earlier process left with the runner.
+        adopted: requests of an earlier process whose results the run awaited.
     """
 
     options: TuneOptions
@@ -50,7 +54,10 @@ class RecordedRun:
 
 
 def options_to_json(options: TuneOptions) -> dict[str, Any]:
-    """Convert options to a JSON object; the base model is compressed and base64-encoded."""
+    """Convert the settings of a run to a JSON object.
+
+    The base model is compressed and base64-encoded.
+    """
     packed = base64.b64encode(zlib.compress(options.base_model)).decode()
     device = options.device and options.device.to_json()
     plain = {**asdict(options), "base_model": packed, "device": device}
@@ -58,10 +65,10 @@ def options_to_json(options: TuneOptions) -> dict[str, Any]:
 
 
 def options_from_json(data: Mapping[str, Any]) -> TuneOptions:
-    """Convert a JSON object from `options_to_json` back to options.
+    """Convert a JSON object created by `options_to_json` back to the settings of a run.
 
     Raises:
-        ReplayError: if there is an option that this release does not have.
+        ReplayError: if it has an option that does not exist in this release.
         InvalidFactsError: if the description of the device is not valid.
     """
     names = {_STORED.get(f.name, f.name): f.name for f in fields(TuneOptions)}
@@ -76,7 +83,7 @@ def options_from_json(data: Mapping[str, Any]) -> TuneOptions:
 
 
 def inputs_to_json(inputs: TaskInputs) -> dict[str, Any]:
-    """Convert a task's inputs to a JSON object."""
+    """Convert the data about a task to a JSON object."""
     return {
         "key": inputs.key.to_json(),
         "name": inputs.name,
@@ -91,7 +98,7 @@ def inputs_to_json(inputs: TaskInputs) -> dict[str, Any]:
 
 
 def inputs_from_json(data: Mapping[str, Any]) -> TaskInputs:
-    """Convert a JSON object from `inputs_to_json` back to a task's inputs."""
+    """Convert a JSON object created by `inputs_to_json` back to the data about a task."""
     key = RecordKey.from_json(data["key"])
     return TaskInputs(
         key,
@@ -124,8 +131,9 @@ def _record_to_json(record: TuningRecord | None) -> dict[str, Any] | None:
 
 
 def _record_from_json(kept: Mapping[str, Any] | None, key: RecordKey) -> TuningRecord | None:
-    """Decode a record; `key` is used for recordings of earlier releases, which omit the record's
-    key.
+    """Decode a record from its JSON object; return None for None.
+
+    `key` is the record key to use if the object has none, as in recordings of earlier releases.
     """
     if kept is None:
         return None

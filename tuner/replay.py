@@ -1,11 +1,11 @@
 """Tuning without a device, from recorded measurements.
 
-A run is repeated from its options, its inputs, its journal and its trials (`RecordedRun`). The
-builder and the runner return recorded results, so the loop repeats its decisions, and they can be
-examined.
+`replay` repeats a recorded run (`RecordedRun`): a builder and a runner return the recorded results,
+so that the tuning loop makes the same decisions, which can then be examined.
 
-Alternatively, a table has measurements of many candidates of a workload. With a task `restricted`
-to these candidates, any strategy and cost model can be evaluated offline, with any seed.
+`tune_from` also accepts a table with measurements of many candidates of a workload. If the task is
+`restricted` to these candidates, any search strategy and cost model can be evaluated offline, with
+any seed.
 """
 
 from __future__ import annotations
@@ -42,10 +42,13 @@ class Answers(Protocol):
     """A source of recorded results, which replace builds and measurements."""
 
     def built(self, key: RecordKey, schedule: Schedule) -> Measurement | None:
-        """Return a measurement that shows the outcome of a schedule's build; None if unknown."""
+        """Return a recorded measurement of a schedule, from which its build result is derived.
+
+        Return None if the schedule has no recorded measurement.
+        """
 
     def measured(self, key: RecordKey, candidate: Candidate) -> Measurement | None:
-        """Return the recorded measurement of a candidate; None if unknown."""
+        """Return the recorded measurement of a candidate; None if it has none."""
 
 
 class TableAnswers:
@@ -62,14 +65,16 @@ class TableAnswers:
 
 
 class RunAnswers:
-    """Recorded results from the trials of one run.
+    """Recorded results from the trials of one run, for a replay.
 
-    They are found by trial id, because a schedule may have been measured several times.
+    Measurements are identified by trial id, because a schedule may have been measured several
+    times.
 
     Args:
         trials: the trials of the run.
-        earlier: trials from before the run. An adopted request may contain some of them, if its
-            process was killed after storing them and before acknowledging the request.
+        earlier: the trials stored before the run. If an earlier process was killed after it had
+            stored trials and before it acknowledged their request, the run awaits this request
+            again.
     """
 
     def __init__(self, trials: Sequence[Trial], earlier: Sequence[Trial] = ()) -> None:
@@ -106,22 +111,23 @@ class _Ready:
 
 
 class AnswerBuilder:
-    """A builder that compiles nothing: its objects contain the recorded digests of the code.
+    """A builder that returns recorded results instead of compiling candidates.
 
-    A schedule without a recorded result gets the status CANCELLED, so it leaves no trial.
+    In place of code, a built object contains the recorded digest of the code. The build of a
+    schedule without a recorded result has the status CANCELLED, so that no trial is stored for it.
     """
 
     def __init__(self, answers: Answers) -> None:
         self._answers = answers
 
     def start(self) -> None:
-        """Do nothing: no process is needed."""
+        """Do nothing. This builder has no processes."""
 
     def submit(self, task: Task, schedules: Sequence[Schedule]) -> _Ready:
         return _Ready([self._build(task.key, schedule) for schedule in schedules])
 
     def close(self) -> None:
-        """Do nothing: no process is running."""
+        """Do nothing. This builder has no processes."""
 
     def _build(self, key: RecordKey, schedule: Schedule) -> Built:
         known = self._answers.built(key, schedule)
@@ -142,9 +148,9 @@ class AnswerBuilder:
 
 
 class AnswerRunner:
-    """A runner that measures nothing: it returns the recorded measurement of each candidate.
+    """A runner that returns recorded measurements instead of running candidates.
 
-    `adopted` are requests that `resume` returns as requests of an earlier process.
+    `adopted` are the requests that `resume` returns, as if an earlier process had sent them.
     """
 
     def __init__(self, answers: Answers, adopted: Sequence[MeasureRequest] = ()) -> None:
@@ -165,17 +171,17 @@ class AnswerRunner:
         return results
 
     def acknowledge(self, request_ids: Sequence[str]) -> None:
-        """Do nothing: no results are kept."""
+        """Do nothing. This runner stores no results."""
 
     def cancel(self, request_ids: Sequence[str] | None = None) -> None:
-        """Do nothing: the next `poll` returns the results of all requests."""
+        """Do nothing. The next call of `poll` returns the results of all requests anyway."""
 
     def resume(self) -> list[MeasureRequest]:
         self._waiting.extend(self._adopted)
         return list(self._adopted)
 
     def close(self) -> None:
-        """Do nothing: no process is running."""
+        """Do nothing. This runner has no processes."""
 
     def _answer(self, request: MeasureRequest) -> MeasureResult:
         unknown = Measurement(Status.CANCELLED)
@@ -189,12 +195,13 @@ class AnswerRunner:
 
 
 class NoReferences(ReferenceCache):
-    """A cache of empty expected outputs: recorded measurements already contain the check
-    results.
+    """A `ReferenceCache` that returns empty expected outputs without computing anything.
+
+    A replay needs no expected outputs, because recorded measurements contain the results of checks.
     """
 
     def begin(self, workload: Workload, draw: int) -> Future[ExpectedOutput | NoReference]:
-        """Return a future with an empty expected output without computing anything."""
+        """Return a finished future whose result is an empty expected output."""
         name = f"{workload.key} {draw}".encode()
         made: Future[ExpectedOutput | NoReference] = Future()
         made.set_result(ExpectedOutput((), name, hashlib.sha256(name).hexdigest(), 0.0))
@@ -217,14 +224,14 @@ def tune_from(
 
     Args:
         answers: the recorded results.
-        tasks: the tasks; their record keys differ.
+        tasks: the tasks, with distinct record keys.
         store: stores trials and records.
         options: the settings of the run.
-        on_event: receives the events of the run.
-        bounds: lower bounds of each task's seconds on the machine.
-        journal: the order of batches of the recorded run.
-        adopted: requests that an earlier process left with the runner.
-        relatives: maps the record key of a task to a record of another task of its family.
+        on_event: called with each event of the run.
+        bounds: a lower bound of each task's time on the machine, in seconds; None if unknown.
+        journal: the order of batches of the recorded run; None to run without a fixed order.
+        adopted: requests of an earlier process whose results the run awaits.
+        relatives: for some tasks, by record key, the record of another task of the same family.
     """
     return tune(
         tasks,
@@ -247,14 +254,20 @@ def tune_from(
 def replay(
     run: RecordedRun, tasks: Sequence[Task], on_event: Callable[[Event], None] = lambda event: None
 ) -> tuple[Finished, MemoryStore]:
-    """Repeat a run, with the same candidates in the same order. Return its final event and its
-    store.
+    """Repeat a recorded run, with the same candidates in the same order.
 
-    A run that was killed and continued is repeated from the start of its last process.
+    Return the final event of the replay, and the store with its trials and records. If the process
+    of the run was killed and another one continued, the replay covers the last process.
+
+    Args:
+        run: the recording.
+        tasks: the tasks of the run, in the same order.
+        on_event: called with each event of the replay.
 
     Raises:
-        ReplayError: if a task's key has changed, or if other candidates are proposed than were
-            measured, because the code for decisions, features or schedule spaces has changed.
+        ReplayError: if the record key of a task has changed, or if the replay proposes other
+            candidates than the run, because the code for decisions, features or schedule spaces has
+            changed.
     """
     store = MemoryStore()
     for task, inputs in zip(tasks, run.inputs, strict=True):
@@ -296,10 +309,10 @@ def replay(
 
 
 def restricted(task: Task, schedules: Sequence[Schedule]) -> Task:
-    """Return the task with its schedule space restricted to these schedules.
+    """Return a copy of a task whose schedule space contains only the given schedules.
 
     Raises:
-        ReplayError: if the default of the task's space is not among the schedules.
+        ReplayError: if the task's default schedule is not one of them.
     """
     default = task.space.default()
     if default not in schedules:

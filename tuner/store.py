@@ -10,23 +10,23 @@ from tilewright.tuner.protocol.measurement import RecordKey, Trial, TuningRecord
 
 
 class RecordStore(Protocol):
-    """A store of trials and records for the tune loop. Every method is idempotent."""
+    """A store of trials and records. All methods are idempotent."""
 
     def best_record(self, key: RecordKey) -> TuningRecord | None:
-        """Return the record for a record key; None without one."""
+        """Return the record stored for a record key; None if there is no such record."""
 
     def add_record(self, record: TuningRecord) -> None:
-        """Store a record for its key, replacing any earlier one."""
+        """Store a record; it replaces an earlier record with the same key."""
 
     def add_trials(self, trials: Sequence[Trial]) -> None:
-        """Store trials, including failures. An existing trial with the same id does not change."""
+        """Store trials, including failed ones. A trial whose id is already stored is ignored."""
 
     def trials(self, key: RecordKey) -> list[Trial]:
         """Return all trials for a record key, oldest first, including withdrawn ones."""
 
 
 class MemoryStore:
-    """A record store in memory, lost at the end of the process."""
+    """A record store whose contents exist only in memory; any thread may call its methods."""
 
     def __init__(self) -> None:
         self._records: dict[RecordKey, TuningRecord] = {}

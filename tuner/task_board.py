@@ -1,4 +1,4 @@
-"""The tasks of a run: their states, the task scheduler, and totals over all tasks."""
+"""The states of all tasks of a tuning run, their scheduler, and totals over all tasks."""
 
 from __future__ import annotations
 
@@ -18,10 +18,9 @@ from tilewright.tuner.tasks import Task
 
 
 class TaskBoard:
-    """The states of a run's tasks, in the given order, and totals over them.
+    """The states of all tasks of a tuning run, in the given order.
 
-    `scheduler` has no tasks until `schedule` is called. Seconds of the model are seconds per
-    inference.
+    Iteration yields the states. `scheduler` has no tasks until `schedule` is called.
     """
 
     def __init__(
@@ -35,11 +34,11 @@ class TaskBoard:
         """Create the states of the tasks.
 
         Args:
-            tasks: the tasks; their record keys differ.
+            tasks: the tasks, with distinct record keys.
             model: the cost model of the run.
             options: the settings of the run.
             timings: records the seconds of feature extraction.
-            stopped: once it returns true, searches analyse no further candidates.
+            stopped: returns whether the run is ending; then searches analyse no more candidates.
 
         Raises:
             TuningError: if two tasks have the same key.
@@ -59,14 +58,15 @@ class TaskBoard:
         return iter(self._states)
 
     def find(self, key: RecordKey) -> TaskState | None:
-        """Return the state of the task with a record key, or None."""
+        """Return the state of the task with the record key `key`; None if there is no such task."""
         return self._by_key.get(key)
 
     def group(self) -> None:
-        """Select one task of each family to be searched on behalf of the whole family.
+        """Select the task of each family that is searched; the others will use its result.
 
-        It is a finished task, else the task with the most successful trials, else the task with the
-        most occurrences in the model. Tasks with a relative's record are not searched.
+        A finished task is preferred, then the task with the most successful trials, then the task
+        with the most occurrences in the model. Tasks with a relative's record from before the run
+        are left out, because they are not searched.
         """
         families: dict[Hashable, list[TaskState]] = {}
         for state in self._states:
@@ -80,7 +80,10 @@ class TaskBoard:
                     lead.others += state.task.weight
 
     def schedule(self) -> None:
-        """Create the scheduler with all tasks, and set each task's search effort."""
+        """Create the scheduler for all tasks, and set the search effort of each task.
+
+        The effort limits how many candidates a search ranks (`tuner.limits.search_effort`).
+        """
         searched = sum(not (state.finished or state.follows) for state in self._states)
         for state in self._states:
             state.schedule()
@@ -89,8 +92,9 @@ class TaskBoard:
         self.scheduler = TaskScheduler(self._states)
 
     def bound(self, bounds: Sequence[float]) -> None:
-        """Set a lower bound of each task's seconds on the machine, in the order of the tasks (0:
-        unknown).
+        """Set the lower bound of each task's time on the machine.
+
+        `bounds` are seconds, in the order of the tasks; 0 if unknown.
         """
         for state, bound in zip(self._states, bounds, strict=True):
             progress = state.progress
@@ -98,24 +102,25 @@ class TaskBoard:
 
     @property
     def unfinished(self) -> int:
-        """Return the number of tasks that are not finished."""
+        """Return the number of tasks that do not have their final record yet."""
         return sum(not state.finished for state in self._states)
 
     @property
     def trials(self) -> int:
-        """Return the number of trials of this job so far."""
+        """Return the number of trials of this job so far, of all tasks."""
         return sum(state.trials for state in self._states)
 
     @property
     def measured(self) -> int:
-        """Return the number of schedules with a result, from this job or others."""
+        """Return the number of schedules of all tasks with a result, from this job or others."""
         return sum(len(state.measured) for state in self._states)
 
     @property
     def model_seconds(self) -> float | None:
-        """Return the sum over all tasks of the best known seconds times the task's weight.
+        """Return the time of one inference with the best known schedules, in seconds.
 
-        Return None if the seconds of a task are unknown.
+        It is the sum over all tasks of the best time times the task's weight. Return None if a task
+        has no time yet.
         """
         found = self.snapshots()
         weights = [state.task.weight for state in self._states]
@@ -133,14 +138,14 @@ class TaskBoard:
         return tuple(state.record for state in self._states)
 
     def samples(self) -> list[Sample]:
-        """Return the training samples for the cost model, from all tasks."""
+        """Return the training samples of all tasks for the cost model."""
         return [sample for state in self._states for sample in state.samples()]
 
     def curves(self) -> dict[RecordKey, Curve] | None:
-        """Return the improvement curve of each searched task, by record key.
+        """Return the state of each searched task for forecasts, by record key.
 
-        Return None if a task that still gets trials has no time yet. Tasks whose trials all failed
-        are left out.
+        Tasks whose trials all failed are left out. Return None if a task that will get more trials
+        has no time yet.
         """
         found = {}
         for state, curve in zip(self._states, self.scheduler.curves(), strict=True):
@@ -156,9 +161,10 @@ class TaskBoard:
         return found
 
     def waiting_for_finals(self) -> list[TaskState]:
-        """Return the tasks whose finalists are to be compared, by descending seconds per inference.
+        """Return the tasks whose finalists are to be compared, in the order of the comparisons.
 
-        Tasks with a single finalist come last, in case the time does not suffice for all.
+        The tasks that take most of an inference come first. Tasks with a single finalist come last,
+        because they lose least if the time does not suffice for all.
         """
         waiting = [state for state in self._states if state.needs_finals]
         return sorted(
@@ -167,7 +173,7 @@ class TaskBoard:
 
 
 def _knowledge(state: TaskState) -> tuple[bool, int, int, int]:
-    """Return a sort key for the amount of knowledge about a task."""
+    """Return a sort key that is larger for tasks with more results (`TaskBoard.group`)."""
     working = sum(measured.ok for measured in state.measured.values())
     failed = len(state.measured) - working
     return state.finished, working, -failed, state.task.count

@@ -1,9 +1,9 @@
-"""Chooses the task for the next batch of trials: the task with the largest expected gain.
+"""The scheduler that chooses the task for the next batch of trials, by its expected gain.
 
-It is a gradient scheduler (Ansor, Zheng et al. 2020). The gain of a task is the expected saving of
-another batch, in seconds per inference of the whole model. It is computed from the task's own
-improvement curve, from similar tasks, and from the lower bound of the machine (`tuner.forecast`).
-The choice is deterministic.
+It is a gradient scheduler (Ansor, Zheng et al. 2020). The gain of a task is the time that another
+batch of trials is expected to save, in seconds per inference of the whole model. It is computed
+from the improvement of the task so far, from similar tasks, and from the lower bound of the task's
+time on the machine (`tuner.forecast`). The choice is deterministic.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ class Profile:
 
     Attributes:
         weight: factor of the task's seconds in the time of the model.
-        operations: vector operations of the default schedule. They serve to compare tasks, and are
-            not FLOPs.
-        kind: equal for similar tasks.
-        bound_seconds: lower bound of the seconds on the machine; 0 if unknown.
-        space: the schedules; empty if unknown. They are counted only after a trial has succeeded,
-            because counting may take a tenth of a second.
+        operations: number of vector operations of the default schedule, by which tasks are
+            compared.
+        kind: a value that is equal for similar tasks.
+        bound_seconds: lower bound of the task's time on the machine; 0 if unknown.
+        space: the schedules of the task; empty if unknown. Their number (`len`) is computed only
+            after a trial has succeeded, because this may take a tenth of a second.
     """
 
     weight: float
@@ -44,13 +44,13 @@ class Profile:
 
     @property
     def work(self) -> float:
-        """Return the task's operations in one inference."""
+        """Return the number of vector operations that the task contributes to one inference."""
         return self.weight * self.operations
 
 
 @dataclass(slots=True, eq=False)
 class TaskProgress:
-    """The progress of one task: the state on which the scheduler's choice depends."""
+    """The state of one task on which the scheduler's choice depends."""
 
     profile: Profile
     history: History = field(default_factory=History)
@@ -71,15 +71,13 @@ class TaskProgress:
 
     @property
     def at_bound(self) -> bool:
-        """Whether the best time is so close to the machine's bound that a search is useless."""
+        """Whether the best time is so close to its lower bound that a search cannot improve it."""
         best, bound = self.best_seconds, self.profile.bound_seconds
         return best is not None and bound > 0 and best <= bound * (1 + AT_BOUND)
 
     @property
     def hopeless(self) -> bool:
-        """Whether at least MOST_FAILURES trials failed and none succeeded; the task gets no more
-        trials.
-        """
+        """Whether MOST_FAILURES trials failed and none succeeded; the task gets no more trials."""
         return self.best_seconds is None and self.history.trials >= MOST_FAILURES
 
     @property
@@ -87,11 +85,12 @@ class TaskProgress:
         return not (self.exhausted or self.at_bound or self.hopeless)
 
     def finished(self, size: int, measured: Sequence[tuple[float | None, str]]) -> None:
-        """Record the results of a batch.
+        """Record the results of a batch that was sent, and compare its gain with the forecast.
 
         Args:
             size: number of candidates in the batch.
-            measured: for each measured candidate, its seconds (None: failed) and its code's digest.
+            measured: for each measured candidate, its time in seconds (None if it failed), and the
+                digest of its code.
         """
         self.in_flight = max(0, self.in_flight - size)
         before = self.best_seconds
@@ -102,17 +101,23 @@ class TaskProgress:
             self.history.judge(promised, (before - after) / before)
 
     def seen(self, measured: Sequence[tuple[float | None, str]]) -> None:
-        """Record results without counting a batch, for example trials of earlier jobs."""
+        """Record results that do not belong to a batch of this run, such as earlier trials.
+
+        `measured` is as for `finished`.
+        """
         for seconds, digest in measured:
             self.history.add(seconds, digest)
 
 
 @dataclass(frozen=True, slots=True)
 class _Kind:
-    """Statistics of tasks that are alike.
+    """Statistics of all tasks with the same `Profile.kind`.
 
-    `scales` and `count` are the sum and the number of the scales estimated from their times. `rate`
-    is their highest throughput, in operations per second (0: none).
+    Attributes:
+        scales: the sum of the scales estimated from the times of each task
+            (`History.own_scale`).
+        count: number of tasks for which a scale was estimated.
+        rate: the highest throughput, in vector operations per second; 0 without measurements.
     """
 
     scales: float
@@ -120,16 +125,17 @@ class _Kind:
     rate: float
 
     def scale_beside(self, own: float, known: int) -> float:
-        """Return the mean scale of the other tasks of this kind and of VOICES unknown tasks.
+        """Return the mean scale of the other tasks of this kind, for a task with the scale `own`.
 
-        `own` is the scale estimated from the task's own times, from `known` distances.
+        The mean includes a prior: VOICES tasks with the scale UNKNOWN_SCALE. `own` and `known` are
+        the results of `History.own_scale` for the task.
         """
         others = (self.scales - own, self.count - 1) if known else (self.scales, self.count)
         return (others[0] + VOICES * UNKNOWN_SCALE) / (others[1] + VOICES)
 
 
 class Scheduled(Protocol):
-    """A task that a scheduler can choose; it exposes its progress."""
+    """An object that represents a task for the scheduler, with the task's progress."""
 
     @property
     def progress(self) -> TaskProgress: ...
@@ -139,13 +145,19 @@ T = TypeVar("T", bound=Scheduled)
 
 
 class TaskScheduler(Generic[T]):
-    """Chooses tasks by expected gain. Every task gets a first batch before any gets a second."""
+    """Chooses the task with the largest expected gain for each batch.
+
+    A task gets its second batch only after every task has had a first one.
+    """
 
     def __init__(self, tasks: Sequence[T]) -> None:
         self.tasks = tuple(tasks)
 
     def next(self, batch_size: int = 8) -> T | None:
-        """Return the task for the next batch; None if no task gets further trials."""
+        """Return the task for the next batch of `batch_size` candidates.
+
+        Return None if no task can get further trials at present.
+        """
         tasks = [task for task in self.tasks if not task.progress.waits]
         open_tasks = [task for task in tasks if task.progress.open]
         untouched = [task for task in open_tasks if not task.progress.batches]
@@ -158,7 +170,7 @@ class TaskScheduler(Generic[T]):
         return max(open_tasks, key=lambda task: _gain(task.progress, batch_size, kinds))
 
     def started(self, task: T, size: int) -> None:
-        """Record that a batch of `size` candidates of this task was sent."""
+        """Record that a batch of `size` candidates of a task was sent, with its expected gain."""
         progress = task.progress
         best = progress.best_seconds
         gain = self.gain(task, size)
@@ -168,18 +180,22 @@ class TaskScheduler(Generic[T]):
         progress.promised.append(share)
 
     def gain(self, task: T, batch_size: int = 8) -> float:
-        """Return the expected saving of one more batch of a task, in seconds per inference of the
-        model.
+        """Return how much time another batch of a task is expected to save.
+
+        The unit is seconds per inference of the model.
         """
         return _gain(task.progress, batch_size, self._kinds())
 
     def curves(self) -> list[Curve | None]:
-        """Return the improvement curve of each task; None before its first successful candidate."""
+        """Return the state of each task for forecasts; None for a task without a successful trial.
+
+        The order is that of the tasks.
+        """
         kinds = self._kinds()
         return [_curve(task.progress, kinds) for task in self.tasks]
 
     def _kinds(self) -> dict[Hashable, _Kind]:
-        """Compute the statistics of each kind of task."""
+        """Compute the statistics of the tasks of each kind, by `Profile.kind`."""
         members: dict[Hashable, list[TaskProgress]] = {}
         for task in self.tasks:
             members.setdefault(task.progress.profile.kind, []).append(task.progress)
@@ -220,9 +236,10 @@ def _curve(task: TaskProgress, kinds: Mapping[Hashable, _Kind]) -> Curve | None:
 
 
 def _likely_seconds(profile: Profile, kinds: Mapping[Hashable, _Kind]) -> float:
-    """Estimate a task's seconds from the highest throughput of similar tasks, else of any task.
+    """Estimate a task's time in seconds from its operations and a throughput.
 
-    It is at least the lower bound of the machine.
+    The throughput is the highest of similar tasks or, without measurements of these, of any task.
+    The result is at least the lower bound of the task's time on the machine.
     """
     # While no rate is known, operations compare tasks as well as seconds would.
     rate = kinds[profile.kind].rate or max(kind.rate for kind in kinds.values()) or 1.0

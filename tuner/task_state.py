@@ -1,4 +1,4 @@
-"""State of one task during a run."""
+"""The state of one task during a tuning run."""
 
 from __future__ import annotations
 
@@ -39,7 +39,17 @@ MAX_RETRIES = 2
 
 @dataclass(slots=True, eq=False)
 class TaskState:
-    """The state of one task in a run: its search, its measurements and its record."""
+    """The state of one task in a tuning run: its search, its measurements and its record.
+
+    Attributes:
+        measured: the measurement that counts for each schedule, from this job or others.
+        by_object: one measurement for each code digest.
+        retries: schedules to measure again, because the device was lost with them.
+        serials: number of measurements of each schedule in each phase, for trial ids.
+        requested: schedules that were sent to be measured.
+        known: the ids of the trials that are included in this state.
+        finals: the trials of this job's comparison of finalists.
+    """
 
     task: Task
     features: FeatureExtractor
@@ -87,9 +97,10 @@ class TaskState:
 
     @classmethod
     def start(cls, task: Task, model: CostModel, options: TuneOptions) -> TaskState:
-        """Create the state of a task without trials.
+        """Create the initial state of a task, without trials.
 
-        Its random numbers depend only on `options.seed` and on the task's workload key and threads.
+        The random choices of its search depend only on `options.seed`, the task's workload key and
+        its number of threads.
         """
         if options.unconstrained:
             task = replace(task, space=task.space.unconstrained())
@@ -111,19 +122,19 @@ class TaskState:
 
     @property
     def follows(self) -> bool:
-        """Whether the task is not searched, because the schedules of a relative serve it.
+        """Whether the task is not searched, because it uses the result of a relative.
 
-        A relative is another task of its family. Only the finals compare the relative's schedules
-        with the task's default.
+        A relative is another task of its family. In the final phase, the relative's best schedule
+        is compared with this task's default schedule.
         """
         return self.lead is not None or self.relative is not None
 
     @property
     def may_be_compared(self) -> bool:
-        """Whether all sources of its finalists are known.
+        """Whether the comparison of the task's finalists can start.
 
-        If a relative is searched in place of this task, it must have its record, or be known to get
-        none.
+        If a relative is searched in place of this task, its schedules are among the finalists. Then
+        the comparison must wait until the relative has a record, or cannot get one.
         """
         lead = self.lead
         if lead is None or lead.finished or lead.decided:
@@ -131,8 +142,10 @@ class TaskState:
         return bool(lead.measured) and not lead.finalists()
 
     def _inherited(self) -> list[Schedule]:
-        """Return the relative's record schedule; without a record, its fastest measured
-        schedules.
+        """Return the schedules of a relative that become finalists of this task.
+
+        They are the schedule of the relative's record or, without a record, its fastest measured
+        schedules. Schedules outside this task's space are left out.
         """
         if self.relative is not None:
             found = [self.relative.schedule]
@@ -152,7 +165,9 @@ class TaskState:
 
     @property
     def operations(self) -> float:
-        """Return the number of vector operations of the default schedule; 1 if it cannot be
+        """Return the number of vector operations of the default schedule.
+
+        With open sizes, it is the mean over the size points. It is 1 if the schedule cannot be
         lowered.
         """
         try:
@@ -167,21 +182,21 @@ class TaskState:
 
     @property
     def seconds_in_model(self) -> float:
-        """Return this task's seconds per inference with its best candidate, or its relative's.
+        """Return how many seconds of one inference this task takes with the best known schedule.
 
-        It is 0 if no time is known.
+        The tasks of its family that are not searched are included. It is 0 if no time is known.
         """
         return (self.snapshot().best_seconds or 0.0) * (self.task.weight + self.others)
 
     @property
     def needs_finals(self) -> bool:
-        """Whether the task has finalists that were not yet compared."""
+        """Whether the task has finalists whose comparison was not sent yet."""
         return not (self.finished or self.finals_adopted) and bool(self.finalists())
 
     def schedule(self) -> None:
-        """Initialise `progress` for the task scheduler.
+        """Initialise `progress`, the data for the task scheduler, with the known measurements.
 
-        Tasks with the same algorithms have one kind.
+        Tasks that have the same algorithms are similar (`Profile.kind`).
         """
         kind = frozenset(space.algorithm for space in self.task.space.subspaces)
         operations = max(self.operations, 1.0)
@@ -193,10 +208,10 @@ class TaskState:
         self.progress.seen([(m.run_seconds, m.object_digest) for m in self.measured.values()])
 
     def inputs(self, known_trials: int) -> TaskInputs:
-        """Return the stored data about the task with which the run starts.
+        """Return the data about the task at the start of the run, for the event `Started`.
 
-        Call it after `schedule` and `TaskBoard.bound`. `known_trials` is the number of trials in
-        the store.
+        Call this method after `schedule` and `TaskBoard.bound`. `known_trials` is the number of the
+        task's trials in the store.
         """
         task, bound = self.task, self.progress.profile.bound_seconds
         return TaskInputs(
@@ -212,7 +227,7 @@ class TaskState:
         )
 
     def snapshot(self) -> TaskSnapshot:
-        """Return the current state of the task for an event."""
+        """Return the present state of the task in the form that events contain."""
         raced = [m.run_seconds for m in self.compared.values() if m.run_seconds is not None]
         best = min(raced, default=self.best_seconds)
         if best is None and self.incumbent is not None and self.finished:
@@ -246,17 +261,17 @@ class TaskState:
 
     @property
     def is_untried(self) -> bool:
-        """Whether the first trial, of the default schedule, was neither measured nor requested."""
+        """Whether the default schedule, the first trial, was neither measured nor requested."""
         default = self.task.space.default()
         return default not in self.measured and default not in self.requested
 
     def suggest(self, count: int) -> list[Suggestion]:
-        """Return up to `count` next candidates.
+        """Return up to `count` candidates to measure next, and record them as requested.
 
-        The first call returns the default alone. Later calls return candidates whose device was
-        lost, then suggestions of the search. The default comes before any ranking: ranking the
-        first candidates of a task takes longer than measuring its default, and a small budget may
-        end in between.
+        The first call returns only the default schedule. Later calls return candidates whose device
+        was lost, and then suggestions of the search. The default comes first because ranking the
+        first candidates of a task takes longer than measuring its default, and a small time budget
+        may end in between.
         """
         if self.is_untried:
             default = self.task.space.default()
@@ -280,15 +295,16 @@ class TaskState:
         return chosen
 
     def new_trial_id(self, schedule: Schedule, phase: Phase) -> str:
-        """Return the trial id for the next measurement of a schedule in this job."""
+        """Return a new trial id for the next measurement of a schedule by this job in a phase."""
         serial = self.serials.get((schedule, phase), 0)
         self.serials[schedule, phase] = serial + 1
         return trial_id(self.task.key, schedule.digest, phase, self.options.job_id, serial)
 
     def remember(self, trials: Iterable[Trial]) -> None:
-        """Add stored trials of this job and of others to the known measurements.
+        """Add stored trials to the known measurements; they may be from this job or from others.
 
-        Withdrawn trials, and trials of other versions of code generation, are not added.
+        Trials that cannot be used are skipped: withdrawn trials, trials of another version of code
+        generation or at other sizes, and trials without an expected output.
         """
         for trial in trials:
             same = trial.job_id == self.options.job_id
@@ -308,7 +324,7 @@ class TaskState:
             self._learn(trial, counted=same and bool(trial.job_id))
 
     def adopt(self, request: MeasureRequest) -> None:
-        """Mark the candidates of an earlier process's request as suggested."""
+        """Record the candidates of a request that an earlier process sent as requested."""
         for candidate in request.candidates:
             schedule = Schedule.from_json(dict(candidate.schedule))
             serial = self.serials.get((schedule, request.phase), 0)
@@ -324,7 +340,7 @@ class TaskState:
             self._learn(trial, counted=True)
 
     def samples(self) -> list[Sample]:
-        """Return training samples from all measurements that were not disturbed."""
+        """Return training samples from all measurements made while the device was not disturbed."""
         found = []
         for schedule, measurement in self.measured.items():
             row = self.features.row(schedule)
@@ -335,10 +351,11 @@ class TaskState:
         return found
 
     def finalists(self) -> list[Schedule]:
-        """Return the schedules to compare in the finals.
+        """Return the schedules to compare in the final phase, without duplicates.
 
-        The first is the incumbent: the old record's schedule, or else the default. The others are
-        the default, a relative's best schedule, and the fastest measured schedules.
+        The first one is the incumbent: the schedule of the old record or, without a record, the
+        default schedule. The others are the default schedule, the best schedule of a relative, and
+        the fastest measured schedules.
         """
         chosen = []
         if self.incumbent is not None and self.incumbent.schedule in self.task.space:
@@ -354,11 +371,11 @@ class TaskState:
         return list(dict.fromkeys(chosen))
 
     def may_compare_again(self, trials: Sequence[Trial]) -> bool:
-        """Whether another comparison may find a record after a comparison found none.
+        """Whether to compare finalists again after a comparison that gave no record.
 
-        `trials` are the trials of that comparison. There are two cases. The device was lost, but
-        not too often. Or all finalists failed, on more random inputs than the screening used, and
-        slower candidates are left.
+        `trials` are the trials of this comparison. If the device was lost, the comparison is
+        repeated, at most MAX_RETRIES times. If all finalists failed (they are checked on more
+        random inputs than in screening), the next fastest candidates are compared, if any.
         """
         lost = [t for t in trials if t.measurement.status is Status.WORKER_LOST]
         if lost:
@@ -408,10 +425,10 @@ class TaskState:
 def _fastest(
     measured: Mapping[Schedule, Measurement], count: int, known: Collection[str] = ()
 ) -> list[Schedule]:
-    """Return the fastest measured schedules, at most `count`, one per code digest.
+    """Return up to `count` of the fastest measured schedules, fastest first.
 
-    Digests in `known` are skipped. Comparing a code with itself is useless, and would take the
-    place of another comparison.
+    Of several schedules with the same code, only the fastest is returned. Schedules whose code
+    digest is in `known` are skipped, because a comparison of equal code has no use.
     """
     working = {s: m.run_seconds for s, m in measured.items() if m.run_seconds is not None}
     digests = set(known) - {""}

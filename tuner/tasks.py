@@ -1,4 +1,4 @@
-"""Tasks: the units on which the tuner spends trials."""
+"""Tasks: workloads in a mode, for each of which the tuner searches the fastest schedule."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ from tilewright.tuner.random_sizes import points_at, points_of
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """A workload in a mode: the unit on which the tuner spends trials.
+    """A workload to tune in a mode (target, threads and numerics).
 
     Attributes:
-        name: the text for users.
+        name: the name of the task for users.
         space: the schedules to search.
         lower: returns the loop nest of a schedule; raises ScheduleError if the schedule is invalid
             for the workload.
         count: number of occurrences of the workload in the model.
         points: the sizes at which candidates are measured; several if the workload has open sizes.
         stated: whether a user stated these sizes.
-        scale: a factor of its seconds, for a task that is one piece of a range
-            (`compiler.plan.intervals`). With these factors, the seconds of all pieces add up to the
-            weighted sum over the whole range.
+        scale: a factor of the task's seconds. It is not 1 if the workload is for one piece of a
+            dimension's range (`compiler.plan.intervals`). With these factors, the seconds of all
+            pieces add up to the weighted sum over the whole range.
     """
 
     name: str
@@ -46,7 +46,7 @@ class Task:
 
     @property
     def weight(self) -> float:
-        """Return the factor of the task's seconds in the time of the model."""
+        """Return the factor by which the task's seconds contribute to the time of the model."""
         return self.count * self.scale
 
     @property
@@ -55,10 +55,10 @@ class Task:
 
     @property
     def family(self) -> Hashable:
-        """Return the key of the task's family; only one task of a family is searched.
+        """Return a value that is equal for all tasks of the same family.
 
-        The workloads of a family differ only in numbers (`Workload.family`) that change neither the
-        knobs nor the default schedule.
+        The workloads of a family differ only in numbers such as scales (`Workload.family`), which
+        affect neither the knobs nor the default schedule. Only one task of a family is searched.
         """
         offered = tuple((space.default, space.knobs) for space in self.space.subspaces)
         key = replace(self.key, workload_key=self.workload.family)
@@ -66,35 +66,39 @@ class Task:
 
     @property
     def least_seconds(self) -> float:
-        """Return a lower bound of the task's seconds on any machine.
+        """Return a lower bound of the task's time on any machine, in seconds.
 
-        It is a weighted sum over the points, like the task's seconds.
+        It is the weighted sum of the lower bounds at the size points.
         """
         return sum(point.weight * point.least_seconds for point in self.points)
 
     @property
     def distribution(self) -> SizeWeights:
-        """Return the sizes and weights of its points, in the form of `Measurement.distribution`."""
+        """Return the sizes at which the task is measured, with their weights.
+
+        The format is that of `Measurement.distribution`.
+        """
         return tuple((point.sizes, point.weight) for point in self.points if point.sizes)
 
     def fixed(self) -> tuple[tuple[SizePoint, Workload], ...]:
-        """Return each size point, with the workload fixed at the point's sizes."""
+        """Return each size point, with a copy of the workload that has the point's fixed sizes."""
         if not self.workload.dimensions:
             return tuple((point, self.workload) for point in self.points)
         return tuple((point, self.workload.at(dict(point.sizes))) for point in self.points)
 
     def as_measured(self, record: TuningRecord) -> Task:
-        """Return a copy of the task with the sizes at which a record was measured.
+        """Return a copy of the task with the size points at which a record was measured.
 
-        Times at other sizes are not comparable with the record's.
+        Only times at the same sizes can be compared with the record's time.
         """
         found = points_at(self.workload, record.measurement.distribution, self.mode.threads)
         return replace(self, points=found or self.points)
 
     def is_known(self, record: TuningRecord | None, codegen_version: str) -> bool:
-        """Whether a record makes further measurements of the task unnecessary.
+        """Whether the task needs no measurements, because it has a valid record.
 
-        If a user stated the sizes, the record must have been measured at these sizes.
+        `record` is the task's record, if any. It must be certified and have the given version of
+        code generation. If a user stated the sizes, it must have been measured at these sizes.
         """
         if record is None or not record.holds(codegen_version):
             return False
@@ -115,13 +119,14 @@ def make_task(
     """Create a task with the schedule space that the compiler generates for a workload.
 
     Args:
-        workload, mode: the workload and the mode.
-        name: the text for users.
+        workload: the workload to tune.
+        mode: target, threads and numerics.
+        name: the name of the task for users; by default, the workload's operators.
         count: number of occurrences of the workload in the model.
-        constrained: whether the space has only schedules that suit the target's registers;
-            otherwise it has every schedule that can be lowered.
-        points: the sizes at which candidates are measured; sampled by default
-            (`tuner.random_sizes`).
+        constrained: whether the space has only schedules that suit the target's registers and
+            caches; if false, it has every schedule that can be lowered.
+        points: the sizes at which candidates are measured; by default, `tuner.random_sizes` selects
+            them.
         stated: whether a user stated these sizes.
         scale: a factor of the task's seconds (`Task.scale`).
 

@@ -1,4 +1,7 @@
-"""Search strategies: choose the candidates of a space to measure next. Each has its own file."""
+"""Search strategies, which choose the candidates of a schedule space to measure next.
+
+Each module of this package that defines `make_search` is a strategy.
+"""
 
 from __future__ import annotations
 
@@ -20,12 +23,15 @@ __all__ = [
 
 
 def strategies() -> dict[str, Callable[[SearchContext], SearchStrategy]]:
-    """Return all strategies by name. Each value creates the strategy for a task."""
+    """Return a factory for each search strategy, by name.
+
+    A factory takes the context of a task and creates a strategy for this task.
+    """
     return members(sys.modules[__name__], "make_search")
 
 
 def make_strategy(name: str, context: SearchContext) -> SearchStrategy:
-    """Create the strategy of this name for one task.
+    """Create a search strategy for one task. `name` is a key of `strategies`.
 
     Raises:
         ValueError: if no strategy has this name.

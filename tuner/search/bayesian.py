@@ -1,10 +1,10 @@
-"""Bayesian optimisation: suggests the candidates with the largest expected improvement.
+"""Bayesian optimisation: the strategy suggests candidates with the largest expected improvement.
 
-Expected improvement (Jones, Schonlau and Welch 1998) is computed under a Gaussian process over the
-knobs. The prior combines three predictors: the analytical estimate, the rules that choose the
-untuned default, and the cost model. From few trials the process learns the errors of these
-predictors: for an algorithm as a whole, along each knob, and the reliability of each predictor in
-this task. Within a batch, candidates already chosen count as measured, at their mean.
+Expected improvement (Jones, Schonlau and Welch 1998) is computed with a Gaussian process over the
+knobs. Its prior combines three predictors: the analytical estimate, the distance from the default
+schedule, and the cost model. From few trials, the process learns how reliable each predictor is in
+this task, and how its predictions differ from measurements for each algorithm and along each knob.
+Within a batch, a chosen candidate counts as measured, with its predicted time.
 """
 
 from __future__ import annotations
@@ -62,7 +62,10 @@ good."""
 
 
 class Bayesian:
-    """Suggests candidates of one task by expected improvement, predicted by `Kriging`."""
+    """A strategy that suggests the candidates with the largest expected improvement.
+
+    `Kriging` predicts the mean and the deviation of each candidate's time.
+    """
 
     def __init__(self, context: SearchContext) -> None:
         self._ranking = Ranking(context)
@@ -105,11 +108,15 @@ class Bayesian:
     def _beforehand(
         self, estimates: Mapping[Schedule, float], measured: Mapping[Schedule, float]
     ) -> tuple[dict[str, float], list[Opinion]]:
-        """Return the expected log seconds of each algorithm, and the prior predictors.
+        """Return the prior: the expected log seconds of each algorithm, and the other predictors.
 
-        If estimates are not trusted, they have no weight until measurements confirm them. The rules
-        are then left out, because they choose for the same target. So the first candidates are
-        spread over the space.
+        If estimates are not trusted, they initially have no weight, which increases if measurements
+        agree with them. The distance from the default schedule is then not used at all, because the
+        default is chosen for the same target. So the first candidates are spread over the space.
+
+        Args:
+            estimates: estimated log seconds by schedule.
+            measured: measured log seconds by schedule.
         """
         levels = _levels(estimates)
         if self._trusts_estimates:
@@ -127,7 +134,7 @@ class Bayesian:
 
 
 def _levels(estimates: Mapping[Schedule, float]) -> dict[str, float]:
-    """Return the mean estimated log seconds of each algorithm."""
+    """Return, for each algorithm, the mean of the estimated log seconds of its schedules."""
     by_algorithm: dict[str, list[float]] = defaultdict(list)
     for schedule, value in estimates.items():
         by_algorithm[schedule.algorithm].append(value)
@@ -135,8 +142,9 @@ def _levels(estimates: Mapping[Schedule, float]) -> dict[str, float]:
 
 
 def _beside_rules(levels: Mapping[str, float], home: str) -> dict[str, float]:
-    """Move the levels of all algorithms towards the level of `home`, the algorithm of the
-    default.
+    """Correct the estimated log seconds of all algorithms other than the default's, `home`.
+
+    The difference from the default's is multiplied by LEVEL_SHARE, and OTHER_ALGORITHM is added.
     """
     if home not in levels:
         return dict(levels)
@@ -149,8 +157,10 @@ def _beside_rules(levels: Mapping[str, float], home: str) -> dict[str, float]:
 
 
 def _expected_improvement(means: np.ndarray, deviations: np.ndarray, best: float) -> np.ndarray:
-    """Return the mean of max(0, best - x) for normal variables x with these means and
-    deviations.
+    """Return the expected improvement over `best` of normally distributed log seconds.
+
+    This is the expectation of max(0, best - x) for each variable x with the given mean and standard
+    deviation.
     """
     away = (best - means) / deviations
     below = np.array([0.5 * (1 + erf(z / sqrt(2))) for z in away])

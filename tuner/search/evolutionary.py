@@ -1,9 +1,10 @@
-"""Evolutionary search on the scores of the cost model: tournament, mutation, crossover.
+"""Evolutionary search, with tournament selection, mutation and crossover.
 
-The population evolves on predictions, which cost about a millisecond per candidate, and only its
-best members are measured (as in Ansor, Zheng et al. 2020). Until the model is trained, it evolves
-on estimates. It starts from the fastest measured candidates and from a fresh random sample of every
-algorithm, so that the model alone cannot rule out an algorithm.
+The fitness of a candidate is its score by the cost model, which takes about a millisecond to
+compute, or by the estimate until the model is trained. Only the best of these candidates are
+measured (as in Ansor, Zheng et al. 2020). Each evolution starts from the fastest measured
+candidates and a new random sample of every algorithm, so that the model alone cannot rule out an
+algorithm.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ EPSILON = 0.15
 
 
 class Evolutionary:
-    """Suggests candidates of one task from mutation and crossover, and some at random."""
+    """A strategy that suggests candidates created by mutation and crossover, and random ones."""
 
     def __init__(self, context: SearchContext) -> None:
         self._rng = context.rng
@@ -47,7 +48,10 @@ class Evolutionary:
         self._memory.update(results)
 
     def _breed(self) -> list[Schedule]:
-        """Return new schedules from one evolution, best predicted first."""
+        """Evolve a population over GENERATIONS, and return its new schedules, best score first.
+
+        A schedule is new if it was neither suggested nor measured.
+        """
         elites = self._memory.elites(ELITES)
         members = self._ranking.most(POPULATION - len(elites))
         fresh = self._memory.draw(members)

@@ -1,8 +1,8 @@
-"""Suggests every schedule of a small space once, in an order that covers the space early.
+"""Grid search: the strategy suggests every schedule of a small space once.
 
-Within each algorithm, the order is a van der Corput sequence (first the ends and the middle, then
-the quarters, ...). The algorithms take turns. The order is deterministic, and depends only on the
-space.
+The order is such that even the first schedules are spread over the space. Schedules of the
+different algorithms alternate. Within an algorithm, the order is a van der Corput sequence, which
+begins with the first, the middle and the quarter positions. The order depends only on the space.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from tilewright.tuner.search.protocol import Observed, SearchContext, SearchStra
 
 
 class Grid:
-    """Suggests all schedules in one task's space, each once."""
+    """A strategy that suggests each schedule in a task's space once."""
 
     def __init__(self, context: SearchContext) -> None:
         self._memory = Memory(context.space, context.rng)

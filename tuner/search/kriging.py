@@ -1,11 +1,15 @@
 """Gaussian-process regression over the knobs of each algorithm, with predictors in its prior.
 
-The logarithm of a schedule's seconds is a sum of independent terms, each with a normal prior
-(Rasmussen and Williams 2006, sections 2.7 and 5.4). The terms are the error of the estimate for the
-task, and for the algorithm; for every predictor (`Opinion`), a fraction of its distance from its
-mean over the algorithm; a function of each knob; and a function of all knobs together. So the
-regression also learns how reliable a predictor is in this task, and an algorithm that was never
-measured stays uncertain.
+The logarithm of a schedule's time is modelled as a sum of independent terms, each with a normal
+prior (Rasmussen and Williams 2006, sections 2.7 and 5.4):
+
+- the error of the expected time, one term for the whole task and one for each algorithm;
+- for each predictor (`Opinion`), an unknown factor times the difference between its prediction for
+  the schedule and its mean prediction for the algorithm;
+- an unknown function of each knob, and one of all knobs together.
+
+So the regression learns how reliable each predictor is in this task, and the predictions for an
+algorithm without measurements have a large deviation.
 """
 
 from __future__ import annotations
@@ -38,13 +42,15 @@ are not numbers."""
 
 @dataclass(frozen=True, slots=True)
 class Opinion:
-    """A predictor of log seconds in the prior of the regression.
+    """A predictor of log seconds, as a term of the regression's prior.
 
-    The regression multiplies each difference that the predictor predicts by a factor with the mean
-    `share` and the standard deviation `deviation`.
+    The real difference between two schedules is assumed to be the predicted difference times an
+    unknown factor.
 
     Attributes:
         expected: predicted log seconds by schedule; schedules without a prediction are left out.
+        share: the prior mean of the factor.
+        deviation: the prior standard deviation of the factor.
     """
 
     expected: Mapping[Schedule, float]
@@ -53,7 +59,10 @@ class Opinion:
 
 
 class Kriging:
-    """Predicts the mean and standard deviation of a schedule's log seconds, within one space."""
+    """A regression that predicts the mean and the standard deviation of schedules' log seconds.
+
+    All schedules belong to one schedule space.
+    """
 
     def __init__(self, space: ScheduleSpace) -> None:
         self._places: dict[str, dict[str, dict[Choice, float]]] = {
@@ -74,9 +83,10 @@ class Kriging:
         self._defaults = {sub.algorithm: sub.default for sub in space.subspaces}
 
     def turned(self, schedules: Iterable[Schedule]) -> dict[Schedule, float]:
-        """Return the distance of each schedule from its algorithm's default, summed over knobs.
+        """Return how much each schedule differs from the default schedule of its algorithm.
 
-        A numeric knob counts by the fraction of its range, any other knob by 1 if it differs.
+        This is the sum over all knobs. A numeric knob contributes the difference as a fraction of
+        its range, any other knob contributes 1 if it differs.
         """
         found = {}
         for schedule in schedules:
@@ -94,12 +104,12 @@ class Kriging:
         opinions: Sequence[Opinion],
         measured: Mapping[Schedule, float],
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Return means and standard deviations of log seconds: (len(schedules),) each, float64.
+        """Predict log seconds; return means and standard deviations, both (len(schedules),).
 
         Args:
             schedules: the schedules to predict.
-            levels: expected log seconds of each algorithm.
-            opinions: predictors for single schedules.
+            levels: the prior mean of log seconds for each algorithm.
+            opinions: predictors of the differences between schedules of one algorithm.
             measured: measured log seconds by schedule.
         """
         known = list(measured)
@@ -146,8 +156,9 @@ class Kriging:
 
 
 def _centred(expected: Mapping[Schedule, float], schedules: Sequence[Schedule]) -> np.ndarray:
-    """Return predictions relative to the mean over each schedule's algorithm; 0 without a
-    prediction.
+    """Return the prediction for each schedule less the mean prediction for its algorithm.
+
+    `expected` has the predictions; for a schedule without one, the result is 0.
     """
     found = np.zeros(len(schedules))
     for algorithm in {s.algorithm for s in schedules}:

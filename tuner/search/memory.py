@@ -1,4 +1,4 @@
-"""A strategy's memory for one task: the candidates that were suggested or measured."""
+"""The candidates of one task that a search strategy has suggested or whose results it knows."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from tilewright.tuner.search.protocol import Observed, Suggestion
 
 
 class Memory:
-    """Suggestions and results for one task, and a source of new random candidates.
+    """The suggested and measured candidates of one task, and a source of new random candidates.
 
-    Candidates with the same code count as one: only the first has a time.
+    Of several candidates with the same code, only the first one gets a time.
     """
 
     def __init__(self, space: ScheduleSpace, rng: random.Random) -> None:
@@ -30,11 +30,11 @@ class Memory:
         return min(self.seconds.values(), default=None)
 
     def is_new(self, schedule: Schedule) -> bool:
-        """Whether a schedule was neither suggested nor measured."""
+        """Whether a schedule was neither suggested nor reported to `update`."""
         return schedule not in self._seen
 
     def update(self, results: Iterable[Observed]) -> None:
-        """Record results. Their schedules are not suggested again."""
+        """Record the results of candidates, which then are no longer new."""
         for observed in results:
             schedule, seconds = observed.schedule, observed.seconds
             self._seen.add(schedule)
@@ -45,21 +45,21 @@ class Memory:
             self.seconds[schedule] = min(seconds, self.seconds.get(schedule, seconds))
 
     def take(self, schedules: Iterable[Schedule], origin: str) -> list[Suggestion]:
-        """Convert schedules to suggestions, and mark them as suggested."""
+        """Convert schedules to suggestions with the given origin, and record them as suggested."""
         taken = [Suggestion(schedule, origin) for schedule in schedules]
         self._seen.update(suggestion.schedule for suggestion in taken)
         return taken
 
     def elites(self, count: int) -> list[Schedule]:
-        """Return the fastest measured schedules, at most `count`, fastest first."""
+        """Return up to `count` of the fastest measured schedules, fastest first."""
         return sorted(self.seconds, key=self.seconds.__getitem__)[:count]
 
     def draw(self, count: int) -> list[Schedule]:
-        """Return random new schedules, the algorithms in turn; fewer if the space is used up.
+        """Return `count` random new schedules, or all new ones if there are fewer.
 
-        The spaces of algorithms differ in size by orders of magnitude, so uniform sampling over all
-        points would hardly ever try the small spaces. A schedule that is not passed to `take` may
-        be returned again.
+        The algorithms alternate, because their spaces differ in size by orders of magnitude: with
+        uniform sampling over all schedules, small spaces would hardly ever be tried. A schedule
+        that the caller does not pass to `take` may be returned again.
         """
         decks = self._shuffled()
         drawn: list[Schedule] = []

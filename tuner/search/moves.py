@@ -1,8 +1,8 @@
-"""Moves in a schedule space: change a knob, or combine the knobs of two schedules.
+"""Mutation and crossover of schedules: changing knobs, or combining the knobs of two schedules.
 
-Numeric values are ordered, so a move mostly goes to a neighbouring value. Strings and booleans have
-no neighbours: a move goes to any other value. A move that violates the constraints of the space is
-retried.
+A numeric knob is mostly changed to a neighbouring value, because its values are ordered. A string
+or boolean knob is changed to any other value. If the new schedule violates the constraints of the
+space, another one is tried.
 """
 
 from __future__ import annotations
@@ -23,12 +23,15 @@ ATTEMPTS = 8
 
 
 def is_ordered(knob: Knob) -> bool:
-    """Whether all values of the knob are numbers, not counting booleans."""
+    """Whether all values of the knob are integers, so that they have an order (not booleans)."""
     return all(isinstance(v, int) and not isinstance(v, bool) for v in knob.values)
 
 
 def mutate(space: ScheduleSpace, parent: Schedule, rng: random.Random) -> Schedule | None:
-    """Change one or two knobs of a schedule. Return None if no valid schedule was found."""
+    """Return a valid schedule that differs from `parent` in one or two random knobs.
+
+    Return None if none was found in ATTEMPTS tries.
+    """
     subspace = next(s for s in space.subspaces if s.algorithm == parent.algorithm)
     knobs = [knob for knob in subspace.knobs if len(knob.values) > 1]
     for _ in range(ATTEMPTS if knobs else 0):
@@ -43,9 +46,10 @@ def mutate(space: ScheduleSpace, parent: Schedule, rng: random.Random) -> Schedu
 def cross(
     space: ScheduleSpace, first: Schedule, second: Schedule, rng: random.Random
 ) -> Schedule | None:
-    """Take each knob at random from one of two parents. Return None if no valid schedule was found.
+    """Return a valid schedule in which each knob has the value of a random one of two parents.
 
-    The parents have the same algorithm.
+    The parents must have the same algorithm. Return None if no valid schedule that differs from
+    both was found in ATTEMPTS tries.
     """
     other = dict(second.choices)
     for _ in range(ATTEMPTS):

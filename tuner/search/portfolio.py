@@ -1,8 +1,9 @@
-"""Several strategies share a task's trials in proportion to their success.
+"""A combination of search strategies, in which successful strategies suggest more candidates.
 
 Thompson sampling (1933) chooses a strategy for each candidate of a batch. A strategy's probability
-to improve on the best time has a beta distribution over the outcomes of its suggestions; older
-outcomes count less. All strategies get all results.
+to improve on the best time is modelled by a beta distribution. Its parameters are counts of the
+strategy's successes and failures, in which older ones have less weight. All strategies get the
+results of all candidates.
 """
 
 from __future__ import annotations
@@ -26,10 +27,11 @@ FORGETTING = 0.95
 
 @dataclass(slots=True)
 class _Member:
-    """A strategy, and the numbers of its suggestions that improved on the best time and that failed
-    to.
+    """A strategy with the counts of its successes and failures.
 
-    Both numbers start from a prior.
+    Attributes:
+        improved: number of its suggestions that improved on the best time, with decreasing weights.
+        failed: number of its other suggestions, with the same weights. Both start from a prior.
     """
 
     search: SearchStrategy
@@ -38,7 +40,10 @@ class _Member:
 
 
 class Portfolio:
-    """Distributes trials among three strategies: Bayesian, Evolutionary and RandomSampling."""
+    """A strategy that chooses between Bayesian, Evolutionary and RandomSampling by their success.
+
+    It chooses anew for each candidate of a batch.
+    """
 
     def __init__(self, context: SearchContext) -> None:
         self._rng = context.rng

@@ -1,4 +1,4 @@
-"""The interface between search strategies and the tune loop."""
+"""The interface between search strategies and the tuning loop."""
 
 from __future__ import annotations
 
@@ -15,12 +15,15 @@ from tilewright.tuner.cost_model.protocol import CostModel
 
 @dataclass(frozen=True, slots=True)
 class SearchContext:
-    """The inputs of a strategy for one task: its space, features, cost model and random generator.
+    """The inputs of a search strategy for one task.
 
     Attributes:
-        rng: the only source of randomness.
-        estimates: whether to rank candidates by estimated times until the model is trained; if not,
-            all candidates rank equally until then.
+        space: the schedules to search.
+        features: computes features and estimates of schedules.
+        model: the cost model of the run.
+        rng: the only source of randomness of the strategy.
+        estimates: whether candidates are ranked by estimated times until the model is trained. If
+            false, all candidates are equal until then.
     """
 
     space: ScheduleSpace
@@ -32,10 +35,10 @@ class SearchContext:
 
 @dataclass(frozen=True, slots=True)
 class Suggestion:
-    """A candidate to measure.
+    """A candidate that a search strategy suggests for measurement.
 
     Attributes:
-        origin: the method that chose it, such as "random", "mutation" or "model".
+        origin: the method that created or chose it, such as "random", "mutation" or "model".
     """
 
     schedule: Schedule
@@ -44,11 +47,13 @@ class Suggestion:
 
 @dataclass(frozen=True, slots=True)
 class Observed:
-    """The result of a candidate, whichever strategy suggested it.
+    """The result of a candidate, as reported to search strategies.
 
     Attributes:
-        seconds: the time of one run of the kernel; None for a failure, or without a result so far.
-        object_digest: digest of the measured code, if any: equal digests mean equal code.
+        seconds: the time of one run of the kernel; None if the candidate failed or has no result
+            yet.
+        object_digest: digest of the measured code, by which equal code is recognised; empty if
+            unknown.
     """
 
     schedule: Schedule
@@ -57,17 +62,17 @@ class Observed:
 
 
 class SearchStrategy(Protocol):
-    """Chooses candidates for one task.
+    """A search strategy for one task, which suggests candidates to measure.
 
-    A strategy suggests only members of the task's space. It suggests each candidate at most once,
-    and none that `update` has reported.
+    It suggests only schedules of the task's space, each at most once. It suggests no schedule that
+    was passed to `update` before.
     """
 
     def suggest(self, count: int) -> list[Suggestion]:
-        """Return up to `count` new candidates; fewer or none if the space is used up."""
+        """Suggest `count` new candidates; fewer or none if the space has no more."""
 
     def update(self, results: Sequence[Observed]) -> None:
-        """Record results, and candidates about to be measured.
+        """Record the results of candidates, including those that other strategies suggested.
 
-        They include candidates that other strategies suggested.
+        Candidates that will be measured soon are also reported, without a time.
         """

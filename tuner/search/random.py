@@ -1,4 +1,4 @@
-"""Random sampling without replacement: the baseline that every other strategy has to beat."""
+"""Random sampling without replacement, the baseline for all other search strategies."""
 
 from __future__ import annotations
 
@@ -9,7 +9,10 @@ from tilewright.tuner.search.protocol import Observed, SearchContext, SearchStra
 
 
 class RandomSampling:
-    """Suggests random schedules: each algorithm is equally likely, then each of its schedules."""
+    """A strategy that suggests random schedules: a random algorithm, and a random schedule of it.
+
+    All algorithms are equally likely, and so are all schedules of an algorithm.
+    """
 
     def __init__(self, context: SearchContext) -> None:
         self._memory = Memory(context.space, context.rng)

@@ -1,5 +1,6 @@
-"""Ranks candidates before they are measured: by the cost model or, until it is trained, by
-estimate.
+"""Ranking of candidates before they are measured.
+
+They are ranked by the scores of the cost model or, until the model is trained, by estimated times.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ DEVIATION = 0.3
 
 
 class Ranking:
-    """Scores candidates of one task: higher is better. Ties are broken at random."""
+    """Scores and ranks candidates of one task. A higher score means a faster candidate."""
 
     def __init__(self, context: SearchContext) -> None:
         self._context = context
@@ -37,22 +38,22 @@ class Ranking:
 
     @property
     def origin(self) -> str:
-        """Return the origin of suggestions by this ranking.
+        """Return the origin for candidates chosen by this ranking (`Suggestion.origin`).
 
-        It is "model" for a trained cost model, otherwise `Ranking.prior`.
+        It is "model" if the cost model is trained, otherwise the value of `prior`.
         """
         return "model" if self._context.model.trained else self.prior
 
     @property
     def prior(self) -> str:
-        """Return the origin of suggestions while the cost model is untrained.
+        """Return the origin for candidates chosen while the cost model is untrained.
 
-        It is "estimate", or "random" without estimates.
+        It is "estimate" if candidates are ranked by estimates, otherwise "random".
         """
         return "estimate" if self._context.estimates else "random"
 
     def estimates(self, schedules: Iterable[Schedule]) -> dict[Schedule, float]:
-        """Return log estimated seconds by schedule.
+        """Return the logarithm of each schedule's estimated seconds, by schedule.
 
         Schedules that cannot be lowered are left out.
         """
@@ -69,12 +70,18 @@ class Ranking:
         estimates: Mapping[Schedule, float],
         measured: Iterable[Schedule],
     ) -> dict[Schedule, float]:
-        """Return the model's predictions of log seconds by schedule, relative to the pool's mean.
+        """Convert the cost model's scores to predictions of log seconds, by schedule.
 
-        For a schedule in `measured`, return the last prediction before its measurement. A model
-        fits the measurements that it was trained on, so only earlier predictions show its quality.
-        The scores are scaled to the standard deviation of the pool's `estimates`, or to DEVIATION
-        if estimates are off. Return an empty dict if the model is not trained.
+        The predictions are relative to the mean of the pool. Their standard deviation is scaled to
+        that of the pool's estimates, or to DEVIATION if estimates are off. The result also has the
+        schedules in `measured`, with the last prediction before their measurement: a model fits the
+        measurements on which it was trained, so only earlier predictions show its quality. Return
+        an empty dict if the model is not trained.
+
+        Args:
+            pool: the schedules to predict.
+            estimates: estimated log seconds by schedule.
+            measured: schedules that have been measured.
         """
         if not self._context.model.trained or not pool:
             return {}
@@ -92,11 +99,10 @@ class Ranking:
         }
 
     def scores(self, schedules: Iterable[Schedule]) -> dict[Schedule, float]:
-        """Return the model's score by schedule, or the negative log estimate for an untrained
-        model.
+        """Return a score for each schedule that can be lowered.
 
-        Schedules that cannot be lowered are left out. If the model is untrained and estimates are
-        off, all scores are equal.
+        It is the cost model's score. While the model is untrained, it is the negative logarithm of
+        the estimated seconds, or 0 if estimates are off.
         """
         if not self._context.model.trained:
             believed = float(self._context.estimates)  # if estimates are off, all scores are equal
@@ -107,21 +113,23 @@ class Ranking:
         return found
 
     def best_first(self, schedules: Iterable[Schedule]) -> list[Schedule]:
-        """Return the schedules that can be lowered, ordered by score, best first."""
+        """Return the schedules that can be lowered, best score first; ties are in random order."""
         scores = self.scores(schedules)
         ranked = list(scores)
         self._context.rng.shuffle(ranked)
         return sorted(ranked, key=lambda schedule: -scores[schedule])
 
     def most(self, count: int) -> int:
-        """Reduce a number of candidates to rank by the run's effort
-        (`tuner.limits.search_effort`).
+        """Return how many candidates to rank in this run where `count` is the usual number.
+
+        With a small budget, the number is smaller (`tuner.limits.search_effort`).
         """
         return max(1, round(count * self._context.features.effort))
 
     def pool(self, memory: Memory) -> list[Schedule]:
-        """Return new candidates to rank: mutations of the fastest candidates, and random
-        schedules.
+        """Create new candidates to rank: mutations of the fastest ones, and random schedules.
+
+        `memory` has the measured candidates of the task, and is the source of random schedules.
         """
         space, rng = memory.space, self._context.rng
         elites = memory.elites(ELITES)
