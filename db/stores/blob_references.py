@@ -66,9 +66,8 @@ def refer_all(
 ) -> None:
     """Protect blobs from deletion (`BlobStore.sweep`) while the rows of their holders exist.
 
-    The blobs' rows stay locked until the transaction ends, so that none is deleted before it
-    commits. If no blob has a digest, the reference is stored nevertheless, and `db check` reports
-    it.
+    The blobs' rows stay locked until the transaction ends, so that no sweep deletes them before the
+    commit. A reference to a digest that no blob has is stored too, and `db check` reports it.
 
     Args:
         connection: the transaction that also writes the holders' rows.
@@ -88,7 +87,9 @@ def held(digest: sa.ColumnElement[str]) -> sa.ColumnElement[bool]:
 
 
 def stale() -> sa.ColumnElement[bool]:
-    """Return the SQL condition that a reference's holder no longer exists or needs the blob."""
+    """Return the SQL condition that a reference's holder no longer exists, or no longer needs
+    it.
+    """
     return sa.or_(
         *(sa.and_(_references.c.kind == kind.value, sa.not_(_holds(kind))) for kind in BlobKind)
     )

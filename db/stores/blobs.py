@@ -7,9 +7,11 @@ blobs that have no references and were not used for a certain time.
 The sweep deletes bytes outside of transactions, because an object store may be slow, and because on
 SQLite no other transaction could write meanwhile. First it marks the rows and commits. Then it
 quarantines the bytes, deletes the rows that still have its mark, and finally deletes the bytes. A
-process that saves the same bytes waits until the row is deleted. A mark expires after a time, in
-case its process was killed or suspended; the blob may then be used again. Its quarantined bytes are
-restored by the same sweep when it resumes, or by the next one.
+process that saves the same bytes waits until the row is deleted.
+
+The process of a sweep may be killed or suspended. So its marks expire after a time, and the blobs
+may then be used again. Their quarantined bytes are restored by the same sweep when it resumes, or
+by the next one.
 """
 
 from __future__ import annotations
@@ -158,9 +160,7 @@ class BlobStore:
     def local(self, digest: str) -> AbstractContextManager[Path]:
         """Open a context that yields the path of a local file with a blob's bytes.
 
-        Only read the file.
-
-        The digest is not verified.
+        The file must only be read. The digest is not verified.
 
         Raises:
             NotFoundError: if no blob has the digest.

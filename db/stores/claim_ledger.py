@@ -73,7 +73,7 @@ class ClaimLedger:
     # claims
 
     def propose(self, record: TuningRecord, job_id: str) -> None:
-        """Store a tuning record that job `job_id` measured as a provisional claim.
+        """Store a tuning record, measured for job `job_id`, as a provisional claim.
 
         A record with the same id is not changed.
 

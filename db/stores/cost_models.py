@@ -28,7 +28,7 @@ _newest_first = PageOrder((_models.c.created_at, _models.c.target_key, _models.c
 
 
 class CostModelState(StrEnum):
-    """The state of a version, which determines whether tuning runs of its target use it."""
+    """The state of a cost model's version. Tuning runs use only the promoted version."""
 
     CANDIDATE = "candidate"
     """Trained, and never in use."""
@@ -161,10 +161,7 @@ class CostModelStore:
             )
 
     def promoted(self, target_key: str) -> StoredCostModel | None:
-        """Return the promoted version, from which tuning runs of the target start.
-
-        None without one.
-        """
+        """Return the promoted version, from which tuning runs of the target start, or None."""
         with reading(self._engine) as connection:
             return _promoted(connection, target_key)
 
@@ -194,9 +191,9 @@ class CostModelStore:
             return _get(connection, target_key, version)
 
     def roll_back(self, target_key: str) -> StoredCostModel:
-        """Retire the promoted version of a target, and promote the previous one again.
+        """Retire the promoted version of a target, and promote its predecessor again.
 
-        Return the latter.
+        Return the predecessor.
 
         Raises:
             StateError: if no version is promoted, or none was promoted before it.

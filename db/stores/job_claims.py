@@ -73,14 +73,12 @@ class JobClaims:
         stall_seconds: float = float("inf"),
         shared: bool = False,
     ) -> tuple[JobClaim, Job] | None:
-        """Claim the next job for a tuner.
+        """Claim the next job for a tuner. Return the claim and the job, or None without a job.
 
-        Return the claim and the job, or None if no job is available.
-
-        Jobs of the owner with the fewest running jobs come first. Among them the highest priority
-        comes first, then the oldest job. The claim makes the job running, and increases its fencing
-        token. A job that `max_attempts` tuners in a row were lost with, without a new trial, fails
-        instead.
+        Jobs of the owner with the fewest running jobs come first. Among these, the job with the
+        highest priority comes first, then the oldest. The claim makes the job running, and
+        increases its fencing token. A job fails instead if `max_attempts` tuners in a row were lost
+        while they held it, without a new trial.
 
         Args:
             tuner: the name of the tuner.
@@ -174,9 +172,9 @@ class JobClaims:
     ) -> int:
         """Adapt the states of queued and waiting jobs to the workers that are alive.
 
-        Queued jobs without a suitable worker become waiting. Waiting jobs with one become queued.
-        If the reason for waiting has changed, a job that needs one specific worker gets the new
-        reason. Return the number of jobs whose state changed. Any process may call it at any time.
+        A queued job becomes waiting if no suitable worker is alive. A waiting job becomes queued if
+        one is. If a waiting job needs one specific worker, its reason for waiting is updated.
+        Return the number of jobs whose state changed. Any process may call it at any time.
 
         Args:
             served: whether a suitable worker is alive, given a target key and, for a job that needs
@@ -242,9 +240,8 @@ class JobClaims:
     ) -> None:
         """Save the counters of a job, and add an event "progress" with them.
 
-        `event` has further values for the event. After new trials, attempts are counted from 1
-        again: if the tuner is lost later, the job is not suspected of having caused the earlier
-        losses.
+        `event` has further values for the event. If there are new trials, the count of attempts
+        restarts at 1: earlier losses of tuners no longer count against the job.
 
         Raises:
             StaleLeaseError: if another tuner holds the job, or the job was stopped or has ended.

@@ -147,7 +147,7 @@ class JobStore(JobClaims):
             return get_job(connection, job_id, sees=sees)
 
     def seen(self, job_ids: Collection[str], sees: str | None) -> Collection[str]:
-        """Return those of the ids whose jobs an owner may see.
+        """Return the ids among `job_ids` whose jobs an owner may see.
 
         `sees` is the name of the owner (`Token.sees`). None means all jobs: then no id is checked.
         """

@@ -176,9 +176,10 @@ def _facts(
 def _again(
     connection: sa.Connection, claims: Iterable[Claim]
 ) -> Mapping[tuple[str, str | None], Sequence[Lease]]:
-    """Find the live leases of claims that a worker has already sent, under the same claim id.
+    """Find the live leases that repeated claims already got when they were sent first.
 
-    Return them by (worker id, claim id). A repeated claim gets them instead of new leases.
+    A worker repeats a claim under the same claim id if the response was lost. Return the leases by
+    (worker id, claim id).
     """
     names = sorted({claim.claim_id for claim in claims if claim.claim_id is not None})
     found: dict[tuple[str, str | None], list[Lease]] = {}

@@ -57,9 +57,8 @@ class MeasureQueue:
         self._insert_made: postgresql.Insert | sqlite.Insert | None = None
 
     def submit(self, new: Sequence[NewRequest], stored: Collection[str] = ()) -> Sequence[str]:
-        """Queue measurement requests in one transaction.
-
-        Return the ids of those that are newly queued.
+        """Queue measurement requests in one transaction. Return the ids of the newly queued
+        requests.
 
         A request whose id already exists does not change, unless it was cancelled because its job
         was paused: then it is queued again.
@@ -208,9 +207,8 @@ class MeasureQueue:
     def cancel(self, *, job_id: str | None = None, request_ids: Sequence[str] | None = None) -> int:
         """Cancel the queued and leased requests of a job, or of a list of requests.
 
-        Return their number.
-
-        A worker that has leased one of them learns this when it renews the lease.
+        A worker that has leased such a request stops its work at the next renewal of the lease.
+        Return the number of cancelled requests.
         """
         wanted: list[sa.ColumnElement[bool]] = [
             requests.c.id.in_(some) for some in chunks(sorted(request_ids or ()))

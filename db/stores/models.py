@@ -55,10 +55,8 @@ class ModelStore:
     ) -> UploadedModel:
         """Register a model whose file of `size` bytes is already stored as blob `digest`.
 
-        Return the model.
-
-        If the owner registered the model earlier, it keeps the name it had then, because the
-        owner's jobs are shown with that name.
+        If the owner registered the model earlier, the model keeps the name of that time, because
+        the owner's jobs are shown with it. Return the model.
 
         Args:
             digest, size: the blob's SHA-256 and its number of bytes.

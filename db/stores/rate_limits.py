@@ -41,7 +41,7 @@ class RateLimitStore:
     def take(self, bucket: str, rate: Rate) -> float:
         """Take one token from a bucket. Return 0.0, or the seconds until a token is available.
 
-        In the second case, nothing is taken.
+        If no token is available, the bucket does not change.
         """
         now = self._now()
         gone = now - _buckets.c.at

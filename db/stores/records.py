@@ -45,9 +45,9 @@ KEY = ("workload_key", "target_key", "threads", "numerics")
 
 
 class SqlRecordStore:
-    """Stores trials and records in SQL. It implements the tuner's RecordStore.
+    """Stores trials and records in SQL.
 
-    For the compiler it implements ScheduleSource.
+    The class implements `RecordStore` for the tuner and `ScheduleSource` for the compiler.
     """
 
     def __init__(self, engine: sa.Engine, clock: Clock = system_clock) -> None:

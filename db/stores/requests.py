@@ -25,7 +25,7 @@ class RequestState(StrEnum):
 
 
 class LeaseOutcome(StrEnum):
-    """How a lease ended."""
+    """How a lease ended, such as completed, lost or cancelled."""
 
     COMPLETED = "completed"  # its result is the result of the request
     FAILED = "failed"  # the worker gave up the request

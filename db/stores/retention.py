@@ -99,7 +99,8 @@ class RetentionStore:
         }
 
     def retired(self, keys: Sequence[RecordKey], until: float) -> Sequence[RecordKey]:
-        """Return those record keys that have lost trials to `apply`, stored at or before `until`.
+        """Return the record keys of which `apply` has deleted trials that were stored up to
+        `until`.
 
         `until` is a Unix time in seconds.
         """
@@ -260,7 +261,7 @@ def _delete_jobs(connection: sa.Connection, key: Key, gone: Sequence[Any]) -> No
     """Delete jobs with their events, tasks, runs and uses of claims.
 
     The verdicts of their races are deleted too, unless a verdict is served or another job uses it.
-    The deletion of a later job removes such a verdict when this no longer holds.
+    Such a verdict is deleted along with later jobs, once it is neither served nor used.
     """
     for table in (_events, _tasks, _uses):
         connection.execute(sa.delete(table).where(table.c.job_id.in_(gone)))

@@ -34,7 +34,7 @@ LOOKED_AT = 1000
 class WorkloadShape:
     """Properties of a workload, computed from its text.
 
-    All are empty if this release cannot read it.
+    All properties are empty if this release cannot read the text.
 
     Attributes:
         structure: the workload without sizes: equal for workloads that differ only in sizes.
@@ -67,9 +67,7 @@ def distance(one: Sequence[int], other: Sequence[int]) -> float:
 
 
 def extent(sizes: Sequence[int]) -> float:
-    """Return the sum of the log2 of the sizes.
-
-    The database index by this value finds similar sizes.
+    """Return the sum of the log2 of the sizes, by which a database index finds similar sizes.
 
     The extents of two lists of n sizes differ by at most n times their `distance`.
     """
@@ -236,8 +234,8 @@ class ShapeStore:
     ) -> dict[str, dict[str, float]]:
         """Return the fastest time of each measured schedule, in seconds.
 
-        The keys are the workload's key and the schedule's digest. Only successful trials with this
-        target, threads and numerics count. Withdrawn trials are left out.
+        The result maps workload keys to {schedule digest: seconds}. Only successful trials with
+        this target, threads and numerics count. Withdrawn trials are left out.
         """
         found: dict[str, dict[str, float]] = {}
         fastest: Any = sa.func.min(_trials.c.run_seconds)

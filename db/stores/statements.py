@@ -1,4 +1,4 @@
-"""SQL statements that SQLite and PostgreSQL share, but that SQLAlchemy has only per database."""
+"""SQL statements for SQLite and PostgreSQL that SQLAlchemy implements per database."""
 
 from __future__ import annotations
 
@@ -81,9 +81,8 @@ def _insert_new(dialect: str, table: sa.Table) -> postgresql.Insert | sqlite.Ins
 def one_at_a_time(connection: sa.Connection, what: str) -> None:
     """Acquire the lock named `what` until the transaction ends.
 
-    Wait while another transaction holds it.
-
-    On SQLite nothing is done, because only one transaction writes at a time.
+    The call waits while another transaction holds the lock. On SQLite nothing is done, because only
+    one transaction writes at a time.
     """
     if connection.dialect.name == "postgresql":
         number = zlib.crc32(what.encode())

@@ -1,9 +1,7 @@
 """Locks with a time limit for periodic work that only one process should do.
 
-A lock is called a turn.
-
-A turn is a row that its holder renews. Unlike an advisory lock of PostgreSQL, it works on both
-databases, and the row shows when its holder last renewed it.
+Such a lock is called a turn: a row that its holder renews. Unlike an advisory lock of PostgreSQL,
+it works on both databases, and the row shows when its holder last renewed it.
 """
 
 from __future__ import annotations
@@ -90,10 +88,8 @@ class SweepStore:
     def age(self, name: str) -> float | None:
         """Return the seconds since the lock `name` was last renewed.
 
-        Its holder may have died since.
-
-        Return None if the lock was never acquired, or was released. Because of how `take` renews, a
-        live holder's value can reach half of TERM_SECONDS.
+        A lock that a live holder renews can be half of TERM_SECONDS old (see `take`). Return None
+        if the lock was never acquired, or was released.
         """
         with reading(self._engine) as connection:
             row = connection.execute(self._query(name)).first()

@@ -205,12 +205,12 @@ class TokenStore:
             connection.execute(update.values(last_used_at=self._clock()))
 
     def use_is_old(self, token: Token) -> bool:
-        """Whether the stored time of a token's last use is older than 60 s: then update it."""
+        """Whether the stored time of a token's last use is outdated by more than 60 s."""
         last = token.last_used_at
         return last is None or self._clock() - last >= USED_SECONDS
 
     def _find(self, secret: str) -> tuple[Token, bool] | None:
-        """Return the token with a secret, and whether this was replaced by the last rotation."""
+        """Return the token with a secret, and whether a rotation has replaced this secret."""
         digest = _digest(secret)
         query = sa.select(_tokens).where(
             sa.or_(_tokens.c.digest == digest, _tokens.c.previous_digest == digest)

@@ -110,9 +110,7 @@ class Invalidation:
         self._caches.append(cache)
 
     async def refresh(self) -> int:
-        """Remove the values that earlier commits made outdated.
-
-        Return the version number of the caches.
+        """Remove the values that earlier commits made outdated. Return the caches' version number.
 
         The number grows whenever changes are found.
 

@@ -58,10 +58,7 @@ class SingleFlight(Generic[Key, Answer]):
         return self._calls.get(key)
 
     async def run(self, key: Key, make: Callable[[], Coroutine[Any, Any, Answer]]) -> Answer:
-        """Await the running call of a key, and return its result.
-
-        Without one, call `make` and await that.
-        """
+        """Return the result of the running call of a key. Without a running call, start `make`."""
         return await asyncio.shield(self.start(key, make))
 
     def start(

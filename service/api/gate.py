@@ -52,9 +52,7 @@ log = structlog.get_logger("tilewright.web")
 class Needs(HTTPBearer):
     """FastAPI dependency of a route that needs a token with the scope `scope`.
 
-    It returns the token.
-
-    The gate checks the scope before the dependency runs.
+    Its value is the token. The gate checks the scope before the dependency runs.
     """
 
     def __init__(self, scope: Scope) -> None:
@@ -82,10 +80,8 @@ class TokenCache:
     async def verify(self, secret: str) -> Token | None:
         """Return the token with a secret, or None, as `TokenStore.verify` does.
 
-        The answer may be cached.
-
-        Concurrent requests with the same secret share one look-up. A cached token is looked up
-        again in the background once half of `KNOWN_SECONDS` has passed.
+        The answer may be cached. Concurrent requests with the same secret share one look-up. A
+        cached token is looked up again in the background once half of `KNOWN_SECONDS` has passed.
         """
         found = self._known.get(secret)
         age = KNOWN_SECONDS if found is None else self._clock() - found[0]

@@ -124,10 +124,8 @@ async def name_all(storage: Storage) -> None:
 async def keep_house(storage: Storage, settings: Settings, metrics: Metrics) -> None:
     """Expire leases and remove old data periodically, until cancelled.
 
-    Failures are logged and retried.
-
-    The first removal happens one interval after the start. By then, live workers have sent
-    heartbeats and are not removed.
+    Failures are logged and retried. The first removal happens one interval after the start. By
+    then, live workers have sent heartbeats and are not removed.
     """
     holder = uuid.uuid4().hex
     tidied = time.monotonic()

@@ -75,10 +75,9 @@ def _token(position: Position, name: str) -> str:
 def _position(token: str, name: str) -> Position:
     """Return the position in a page token.
 
-    `name` is the digest of the list that the request asks for.
-
-    The store checks later that the position fits its columns. Raises ApiProblem (422) if the token
-    is malformed or belongs to another list.
+    `name` is the digest of the list that the request asks for. The store checks later that the
+    position fits its columns. Raises ApiProblem (422) if the token is malformed or belongs to
+    another list.
     """
     try:
         found: Any = json.loads(base64.b64decode(token + "=" * (-len(token) % 4), b"-_", True))

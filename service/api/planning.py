@@ -203,9 +203,8 @@ class Planning:
     async def _answered(self, question: Question, what: str) -> Any:
         """Return a child process's answer to a question.
 
-        `what` names the subject in error messages.
-
-        If the pool breaks because an idle child was killed, the question is sent again once.
+        `what` names the subject in error messages. If the pool breaks because an idle child was
+        killed, the question is sent again once.
 
         Raises:
             ApiProblem: if the child rejects the model, takes too long, or crashes.

@@ -320,7 +320,8 @@ Question = ModelCheck | JobCheck | SamplesCheck | Measured[Any]
 def begin(memory_bytes: int) -> None:
     """Initialise a child process: limit its memory, and lower its priority.
 
-    Its priority is below the web process's. It ignores SIGINT, because its parent handles Ctrl-C.
+    Its priority is then lower than that of the web process. SIGINT is ignored, because the parent
+    process handles Ctrl-C.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     limit_memory(memory_bytes)

@@ -73,7 +73,7 @@ class Turns:
     def _grant(self) -> None:
         """Give the free places to waiting askers in order.
 
-        An asker that gets one moves to the end.
+        An asker that gets a place moves to the end of the order.
         """
         while self._free:
             asker = next((a for a in self._waiting if self._having[a] < self._each), None)

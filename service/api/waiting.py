@@ -56,7 +56,7 @@ class _Queue:
     def due(self, most: int) -> list[_Waiter]:
         """Return up to `most` claims to look up next.
 
-        Empty if no notice of new requests has arrived since a look-up found none.
+        The result is empty if no notice of new requests has arrived since a look-up found none.
         """
         if self.empty_at == self.announced:
             return []
@@ -153,7 +153,7 @@ class ClaimDispatcher:
 
     @contextmanager
     def _waiting(self, claim: Claim) -> Iterator[_Waiter]:
-        """Yield the waiter of a claim, and remove it after its last request.
+        """Yield the waiter of a claim, and remove it when no HTTP request uses it any more.
 
         If the worker has sent the same claim before, the existing waiter is shared.
         """
@@ -213,8 +213,8 @@ class ClaimDispatcher:
     def _no_longer(self, waiter: _Waiter) -> None:
         """End the waiting of a claim.
 
-        It is answered at once without leases, or, if a look-up of it is running or due, with its
-        result.
+        If a look-up of the claim is running or due, the claim is answered with its result.
+        Otherwise it is answered at once, without leases.
         """
         waiter.patient = False
         if waiter in waiter.queue.idle:

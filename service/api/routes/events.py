@@ -63,7 +63,8 @@ async def job_events(
 ) -> AsyncIterator[ServerSentEvent]:
     """Stream a job's events as server-sent events. The stream ends when the job ends.
 
-    It starts after the event `Last-Event-ID`, or else `after`.
+    The first event sent is the one after number `Last-Event-ID`, or after number `after` if the
+    request does not have this header.
     """
     sequence = after if last_event_id is None else _number(last_event_id, after)
     with notifier.listening(job_topic(job.id)) as subscription:
@@ -91,9 +92,8 @@ def list_job_log(
 def get_job_curve(job: Annotated[Job, Depends(existing_job)], storage: StorageDep) -> CurveView:
     """Return a job's tuning curve.
 
-    Each point has the best latency after some time and number of trials.
-
-    At most 501 points are returned.
+    Each point has a time, the number of trials until then, and the best latency so far. At most 501
+    points are returned.
     """
     return curve_view(storage.events.spread(job.id, _PROGRESS, CURVE_POINTS))
 

@@ -28,9 +28,8 @@ async def get_graph(
 ) -> Response:
     """Return the graph of a job's model after fusion.
 
-    It has the kernels, the values between them, and their ONNX nodes.
-
-    If the job tunes several combinations of sizes, the graph is for the first.
+    The graph has the kernels, the values between them, and their ONNX nodes. If the job tunes
+    several combinations of sizes, the graph is for the first.
     """
     question = await run_in_threadpool(graph_question, job_id, storage, token)
     graph = await counted_answer(question, planning, limiter)

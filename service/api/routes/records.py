@@ -250,7 +250,7 @@ def explain_schedule(
 def get_signing_key(settings: SettingsDep, _: Reader) -> SigningKeyView:
     """Return the public key that signs this service's records.
 
-    Other services must trust it to import them.
+    Another service imports these records only if it trusts this key.
     """
     return SigningKeyView(public_key=signing_key(settings.signing_key_file).public)
 

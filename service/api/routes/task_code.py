@@ -138,9 +138,10 @@ def _code_question(found: TaskOfJob, storage: Storage, untuned: bool) -> CodeQue
 def _predictions_question(
     found: TaskOfJob, storage: Storage
 ) -> tuple[int | None, PredictionsQuestion]:
-    """Return the question for the planning process, and the version of the cost model that it uses.
+    """Return (version, question), where a planning process answers the question.
 
-    The version comes first. It is None if no cost model is promoted, or there are no trials.
+    The version is that of the promoted cost model, which the question contains. It is None if no
+    model is promoted or the task has no trials.
     """
     job, workload = found.job, found.task.workload_key
     mode = mode_of(job, storage)

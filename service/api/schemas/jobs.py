@@ -157,7 +157,7 @@ class CurveView(View):
 
 
 class TaskView(View):
-    """One tuning task of a job."""
+    """A tuning task of a job: a workload, its count in the model, its times and its trials."""
 
     job_id: Id = Field("", description="Empty in a report of `tilewright tune`")
     workload_key: Key
@@ -194,7 +194,7 @@ class CodeLoopView(View):
 class CodeView(View):
     """The loop nest and the assembly of a task's schedule.
 
-    LLVM generates it for the target; it is not run.
+    LLVM generates the assembly for the target without running it.
     """
 
     schedule: ScheduleJson
@@ -248,7 +248,7 @@ class PredictionsView(View):
 class JobEventView(View):
     """An event of a job. A stream sends it as the data of a server-sent event.
 
-    There, the field `id` is the sequence number, and the field `event` is the kind.
+    In the stream, the event's `id` is the sequence number, and its `event` is the kind.
     """
 
     sequence: int

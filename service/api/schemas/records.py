@@ -81,10 +81,10 @@ class RefusedLine(View):
 
 
 class ImportView(View):
-    """The number of imported lines by outcome, and the rejected lines.
+    """The numbers of imported lines by outcome, and the rejected lines.
 
-    A record is served, not served because a faster one is (`slower`), or was already stored
-    (`known`).
+    `served` records are served now. `slower` ones are stored, but a faster record is served.
+    `known` ones were already stored.
     """
 
     served: int
