@@ -123,10 +123,8 @@ class BlobBytes(Protocol):
     def quarantine(self, digests: Sequence[str]) -> Sequence[QuarantinedBytes]:
         """Move blobs to new, unique names, so that lookups by digest do not find them.
 
-        Return the names.
-
         Blobs that are not stored are skipped. `restore_quarantined` moves the bytes back, and
-        `discard` deletes them.
+        `discard` deletes them. Return the names.
         """
         ...
 

@@ -87,8 +87,8 @@ def held(digest: sa.ColumnElement[str]) -> sa.ColumnElement[bool]:
 
 
 def stale() -> sa.ColumnElement[bool]:
-    """Return the SQL condition that a reference's holder no longer exists, or no longer needs
-    it.
+    """Return the SQL condition that a reference's holder does not exist or need the blob any
+    more.
     """
     return sa.or_(
         *(sa.and_(_references.c.kind == kind.value, sa.not_(_holds(kind))) for kind in BlobKind)

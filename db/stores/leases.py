@@ -144,8 +144,9 @@ class LeaseStore(MeasureQueue):
     def renew(
         self, worker_id: str, lease_ids: Sequence[str], lease_seconds: float
     ) -> Mapping[str, float]:
-        """Extend leases of a worker to `lease_seconds` from now. Return their deadlines by lease
-        id.
+        """Extend leases of a worker to `lease_seconds` from now.
+
+        Return their deadlines by lease id.
 
         A lease that is missing from the result no longer belongs to the worker.
         """

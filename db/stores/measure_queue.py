@@ -57,8 +57,9 @@ class MeasureQueue:
         self._insert_made: postgresql.Insert | sqlite.Insert | None = None
 
     def submit(self, new: Sequence[NewRequest], stored: Collection[str] = ()) -> Sequence[str]:
-        """Queue measurement requests in one transaction. Return the ids of the newly queued
-        requests.
+        """Queue measurement requests in one transaction.
+
+        Return the ids of the newly queued requests.
 
         A request whose id already exists does not change, unless it was cancelled because its job
         was paused: then it is queued again.

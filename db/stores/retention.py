@@ -99,8 +99,7 @@ class RetentionStore:
         }
 
     def retired(self, keys: Sequence[RecordKey], until: float) -> Sequence[RecordKey]:
-        """Return the record keys of which `apply` has deleted trials that were stored up to
-        `until`.
+        """Return the keys for which `apply` has deleted trials that were stored up to `until`.
 
         `until` is a Unix time in seconds.
         """

@@ -193,8 +193,9 @@ class WorkerStore:
         return found
 
     def heartbeats(self, signs: Sequence[Heartbeat]) -> Sequence[Presence | None]:
-        """Record heartbeats in one transaction. Return each worker's state; None for unknown
-        workers.
+        """Record heartbeats in one transaction.
+
+        Return each worker's state; None for unknown workers.
 
         A heartbeat does not re-register a worker that has unregistered.
         """
