@@ -73,9 +73,9 @@ def before(state: ReviewState) -> list[str]:
 
 
 class Attestation(StrEnum):
-    """How trustworthy a claim is, judged by the workers that reported it.
+    """The trustworthiness of a claim, judged by the workers that reported it.
 
-    Members go from weak to strong.
+    The members are ordered from weak to strong.
     """
 
     ONCE = "once"

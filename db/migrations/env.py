@@ -1,4 +1,7 @@
-"""Alembic's entry point: migrates on the connection and in the transaction of `db.migrate`."""
+"""Alembic's entry point: runs migrations on the connection that `db.migrate` passes.
+
+It neither begins nor commits a transaction, because `db.migrate` does.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tables of models, and of the blobs that rows refer to."""
+"""Tables of models, of blobs, and of the references from other rows to blobs."""
 
 from __future__ import annotations
 

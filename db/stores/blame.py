@@ -253,7 +253,12 @@ def eligible_workers(connection: sa.Connection, heard_since: float) -> Sequence[
 
 @dataclass(frozen=True, slots=True)
 class Failures:
-    """How often one owner's workers failed a request, and when last (seconds since the epoch)."""
+    """The failures of one owner's workers on a request.
+
+    Attributes:
+        count: the number of failures.
+        last_at: the time of the last one, in seconds since the epoch.
+    """
 
     count: int = 0
     last_at: float = 0.0

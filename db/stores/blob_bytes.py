@@ -249,9 +249,9 @@ def os_errors(path: Path) -> Iterator[None]:
 
 
 def _write_all(file: FileIO, chunk: bytes) -> None:
-    """Write a whole chunk.
+    """Write a chunk completely, with as many writes as necessary.
 
-    One unbuffered write may write only a part, for example on a full disk.
+    A single unbuffered write may write only a part, for example if the disk is almost full.
     """
     rest = memoryview(chunk)
     while rest:

@@ -87,8 +87,9 @@ def held(digest: sa.ColumnElement[str]) -> sa.ColumnElement[bool]:
 
 
 def stale() -> sa.ColumnElement[bool]:
-    """Return the SQL condition that a reference's holder does not exist or need the blob any
-    more.
+    """Return the SQL condition that selects references that are no longer needed.
+
+    The holder of such a reference does not exist any more, or is a job or request that has ended.
     """
     return sa.or_(
         *(sa.and_(_references.c.kind == kind.value, sa.not_(_holds(kind))) for kind in BlobKind)

@@ -139,11 +139,11 @@ class _Batch:
         return self._requests[self._leases[report.lease_id]["request_id"]]
 
     def _judge_workers(self, connection: sa.Connection, most_failures: int) -> None:
-        """Update quarantines after the accepted results.
+        """Update quarantines of workers after the accepted results.
 
         A worker in quarantine whose request succeeded is readmitted. If another worker failed one
-        of these requests before, the result shows that the other worker was faulty: it is blamed
-        and judged.
+        of these requests before, the success shows that this worker was faulty: it is blamed, and
+        quarantined if it now has `most_failures` recent failures.
         """
         names = sorted({report.worker_id for report in self._accepted})
         ill = sa.select(workers.c.id).where(

@@ -25,7 +25,7 @@ class RequestState(StrEnum):
 
 
 class LeaseOutcome(StrEnum):
-    """How a lease ended, such as completed, lost or cancelled."""
+    """The outcome of a lease, such as completed, lost or cancelled."""
 
     COMPLETED = "completed"  # its result is the result of the request
     FAILED = "failed"  # the worker gave up the request
@@ -46,7 +46,7 @@ class Blame(StrEnum):
 
 
 class Cause(StrEnum):
-    """Why a worker gives up a lease, as the worker itself reports."""
+    """The reason for which a worker gives up a lease, as the worker reports it."""
 
     KILLED = "killed"  # the worker's process died while it held the lease
     WORKER = "worker"  # this device cannot execute the request

@@ -71,7 +71,8 @@ class Subscription:
     async def woken(self, seconds: float | None = None) -> frozenset[str]:
         """Wait for a notice. Return all topics announced since the last call.
 
-        The result is empty if none arrives within `seconds`. None waits without a limit.
+        The result is empty if no notice arrives within `seconds`. With `seconds` None, the wait has
+        no limit.
         """
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):

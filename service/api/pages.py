@@ -28,7 +28,7 @@ _OWN = frozenset({"limit", "page_token"})
 
 
 class Pages:
-    """Which page of a list a request asks for.
+    """The page of a list that a request asks for, and the link to the next page.
 
     Attributes:
         limit: the maximum number of entries.

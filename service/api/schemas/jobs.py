@@ -226,7 +226,7 @@ class PredictionView(View):
 
 
 class OrderView(View):
-    """How well the predicted ranking of trials agrees with the measured one."""
+    """The agreement between the predicted and the measured ranking of trials."""
 
     pairwise: float = Field(description="Share of the pairs in order; 0.5 by chance")
     top1: float = Field(description="Fastest time divided by the time of the first pick")

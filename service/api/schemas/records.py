@@ -42,7 +42,7 @@ class StoredRecordView(View):
 
 
 class CoverageView(View):
-    """How many workloads have a served record, for one operator, target and number of threads."""
+    """The number of workloads with a served record per operator, target and number of threads."""
 
     operator: str = Field(description="Empty: of another release", examples=["conv"])
     target_key: Key
