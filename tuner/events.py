@@ -161,7 +161,8 @@ class Finished:
 
     Attributes:
         records: the record of each of `tasks`; None for a task without one.
-        reason: a message to the user about the end of the run.
+        reason: why the run was cancelled, or the error of the lost device, as a message to the
+            user; otherwise empty.
         ended: why the run made no further trials.
         forecast: the expected gain of more trials when the screening ended.
         forecast_error: the accuracy of the run's forecasts.

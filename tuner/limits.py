@@ -106,7 +106,7 @@ class RunLimits:
     def look_after_device(self, trials: Sequence[Trial]) -> None:
         """End the run if the device was lost in all trials of LOST_BATCHES consecutive batches.
 
-        Called after each batch with its trials.
+        The method is called for each finished batch; `trials` are the batch's trials.
         """
         lost = [t.measurement.error for t in trials if t.measurement.status is Status.WORKER_LOST]
         if trials and len(lost) == len(trials):

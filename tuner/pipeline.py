@@ -174,7 +174,7 @@ class Pipeline:
         return self._runner.resume()
 
     def adopt(self, state: TaskState, request: MeasureRequest) -> None:
-        """Add a request that an earlier process sent to the runner as a batch of this pipeline."""
+        """Add a batch for a request that an earlier process sent; wait for its result, too."""
         self._batches.append(
             Batch(
                 self._next_number(),

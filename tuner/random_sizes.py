@@ -195,7 +195,7 @@ def points_at(
     """Return the size points at which a stored measurement was made.
 
     `distribution` is its `Measurement.distribution`. Return () if it is empty, or if it has sizes
-    that the workload cannot have. The points have no `share`.
+    that the workload cannot have. The attribute `share` of the points is not set.
     """
     points = []
     names = {dimension.name for dimension in workload.dimensions}

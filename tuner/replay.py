@@ -39,7 +39,7 @@ from tilewright.tuner.tasks import Task
 
 
 class Answers(Protocol):
-    """A source of recorded results, which replace builds and measurements."""
+    """The interface of a source of recorded results, used in place of builds and measurements."""
 
     def built(self, key: RecordKey, schedule: Schedule) -> Measurement | None:
         """Return a recorded measurement of a schedule, from which its build result is derived.

@@ -42,7 +42,8 @@ class TaskState:
     """The state of one task in a tuning run: its search, its measurements and its record.
 
     Attributes:
-        measured: the measurement that counts for each schedule, from this job or others.
+        measured: the best measurement of each schedule, from this job or others. A failure replaces
+            earlier measurements.
         by_object: one measurement for each code digest.
         retries: schedules to measure again, because the device was lost with them.
         serials: number of measurements of each schedule in each phase, for trial ids.
@@ -295,7 +296,7 @@ class TaskState:
         return chosen
 
     def new_trial_id(self, schedule: Schedule, phase: Phase) -> str:
-        """Return a new trial id for the next measurement of a schedule by this job in a phase."""
+        """Return the trial id for this job's next measurement of a schedule in a phase."""
         serial = self.serials.get((schedule, phase), 0)
         self.serials[schedule, phase] = serial + 1
         return trial_id(self.task.key, schedule.digest, phase, self.options.job_id, serial)
@@ -324,7 +325,7 @@ class TaskState:
             self._learn(trial, counted=same and bool(trial.job_id))
 
     def adopt(self, request: MeasureRequest) -> None:
-        """Record the candidates of a request that an earlier process sent as requested."""
+        """Mark the candidates of an earlier process's request, so that none is suggested again."""
         for candidate in request.candidates:
             schedule = Schedule.from_json(dict(candidate.schedule))
             serial = self.serials.get((schedule, request.phase), 0)

@@ -1,7 +1,7 @@
 """Memory accesses of loads and stores: their axes, strides and bytes touched.
 
-Results are cached by expression: candidates of one workload differ in tile sizes, but mostly load
-the same elements of the same tensors.
+Results are cached by expression, because most candidates of a workload have the same loads and
+stores and differ only in loops and tile sizes.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Operation, load, store and byte counts of each `Compute` of a loop nest.
+"""Operation, load, store and byte counts of each `Compute` statement of a loop nest.
 
 The counts treat partial tiles at loop ends as full tiles. This is precise enough for the inputs of
 a cost model. Candidates of one workload have many nodes in common, so equal nests, expressions and
@@ -168,9 +168,9 @@ class ComputeCosts:
 
     @cached_property
     def weight(self) -> float:
-        """Return the number of vector operations and loads, with broadcasts.
+        """Return the number of vector operations and loads (including broadcasts).
 
-        Features describe the statements of a nest in decreasing order of this number.
+        The feature row describes the two statements of a nest with the largest numbers.
         """
         return self.vector_operations + self.vector_loads + self.broadcast_loads
 
@@ -229,12 +229,15 @@ class PlacedCompute:
 
 
 def compute_costs(nest: LoopNest) -> tuple[ComputeCosts, ...]:
-    """Return the costs of every Compute of a nest, in program order."""
+    """Return the costs of every `Compute` statement of a loop nest, in program order."""
     return tuple([each.statement for each in placed_computes(nest)])
 
 
 def placed_computes(nest: LoopNest) -> tuple[PlacedCompute, ...]:
-    """Return every Compute of a nest with its costs and its position, in program order."""
+    """Return every `Compute` statement of a loop nest, in program order.
+
+    Each has its costs and its position in the nest.
+    """
     return _in_loops([node for stage in nest.stages for node in stage.body], (), OUTSIDE)
 
 

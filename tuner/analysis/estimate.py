@@ -2,11 +2,12 @@
 
 The core time of a statement is the longest of its arithmetic, its loads and its dependency chains.
 Work that does not overlap with these is added: stores, the starts and ends of register tiles, and
-spilled registers. Cache misses of each level are served at the bandwidth of the next level. Core
-and memory overlap. This is the roofline model of Williams, Waterman and Patterson (2009) with
-several ceilings, as in the analytical models of Yotov et al. (2005, "Is search really necessary to
-generate high-performance BLAS?") and Low et al. (2016, BLIS). It ranks candidates of one workload;
-its seconds are rough.
+spilled registers. Cache misses of each level are served at the bandwidth of the next level. The
+core works while data are transferred, so its time and the time of the traffic overlap. This is the
+roofline model of Williams, Waterman and Patterson (2009) with several ceilings, as in the
+analytical models of Yotov et al. (2005, "Is search really necessary to generate high-performance
+BLAS?") and Low et al. (2016, BLIS). The estimate serves to rank candidates of one workload; the
+absolute times are inaccurate.
 """
 
 from __future__ import annotations
@@ -108,7 +109,7 @@ def _core(statement: ComputeCosts, in_program_order: bool, machine: Machine) -> 
 
 @memo(4096)
 def _behind(statement: ComputeCosts, machine: Machine) -> list[float]:
-    """Return the cycles in which a statement's data pass from behind each cache, nearest first."""
+    """Return the cycles of a statement's traffic behind each cache, from the first level on."""
     sizes = tuple([cache.bytes for cache in machine.caches])
     return [
         moved / cache.bytes_per_cycle_behind
@@ -150,9 +151,9 @@ def _share(statement: ComputeCosts, threads: int) -> float:
 
 
 def _with_memory(statement: ComputeCosts, parts: Sequence[float]) -> float:
-    """Return the cycles of a statement, whose core work and memory traffic overlap.
+    """Combine the core cycles and the memory cycles of a statement, which overlap, to its cycles.
 
-    `parts` are its cycles in the order of PARTS.
+    `parts` are the cycles of the statement in the order of PARTS.
     """
     waiting = 1 + statement.footprints[0] / LINE_BYTES / _BURST_LINES
     near, *far = parts[_BEHIND_CACHES]

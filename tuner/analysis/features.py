@@ -358,11 +358,12 @@ class FeatureExtractor:
 
 
 def _compared(ours: _Absolute, reference: _Absolute) -> np.ndarray:
-    """Return the values of all COLUMNS for a candidate, from the features of two nests.
+    """Return the values of all COLUMNS for a candidate.
 
-    `ours` is the candidate's nest, `reference` that of the task's default schedule. The row has the
-    candidate's features, then their differences from the default's, then its estimated time and
-    cycles relative to the default's.
+    `ours` has the features and the estimate of the candidate's nest, `reference` those of the nest
+    of the task's default schedule. The row has the candidate's features, then their differences
+    from the default's features, then the candidate's estimated time and cycles relative to the
+    default's.
     """
     (mine, estimate), (theirs, default) = ours, reference
     size = len(_NEST_COLUMNS)

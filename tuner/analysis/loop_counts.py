@@ -132,9 +132,10 @@ class LoopCounts:
         return known
 
     def places(self, form: Form, fixed: tuple[Axis, ...] = ()) -> int:
-        """Return how many distinct elements the register tile accesses with a form.
+        """Return how many distinct elements of a tensor the register tile accesses.
 
-        A vector counts as one element. Along the `fixed` axes, only one point is considered.
+        `form` is the form of the accesses. A vector counts as one element. Along the `fixed` axes,
+        only one point of the tile is considered.
         """
         known = self._places.get((form, fixed))
         if known is None:
@@ -147,9 +148,10 @@ class LoopCounts:
         return known
 
     def overlap(self, form: Form) -> float:
-        """Return the distinct elements that the register tile accesses, divided by its accesses.
+        """Return the number of distinct elements that the register tile accesses, per access.
 
-        The result is below 1 if several points of the tile access the same element.
+        `form` is the form of the accesses. The result is below 1 if several points of the tile
+        access the same element.
         """
         return self.places(form) / self.points_along(form.axes)
 
@@ -162,10 +164,10 @@ class LoopCounts:
         return next((loop.axes for loop in self.around if loop.trips > 1), frozenset())
 
     def trips_inside(self, form: Form) -> int:
-        """Return how many consecutive iterations access the same elements with a form.
+        """Return how many consecutive iterations access the same elements of a tensor.
 
-        This is the product of the trips of the innermost loops, up to the first loop that changes
-        the address.
+        `form` is the form of the accesses. The result is the product of the trips of the innermost
+        loops, up to the first loop that changes the address.
         """
         inside = 1
         for loop in self.around:
@@ -176,10 +178,10 @@ class LoopCounts:
         return inside
 
     def span(self, form: Form) -> tuple[float, ...]:
-        """Return the bytes that a form touches in the register tile and in each enclosing loop.
+        """Return the bytes that accesses touch in the register tile and in each enclosing loop.
 
-        The first entry is for one execution of the tile. The others are for one complete execution
-        of each loop of `around`.
+        `form` is the form of the accesses. The first entry is for one execution of the tile. The
+        others are for one complete execution of each loop of `around`.
         """
         known = self._spans.get(form)
         if known is None:

@@ -275,8 +275,8 @@ class _Window:
         places: number of distinct input elements (or vectors) that the register tile reads.
         taps: number of window positions along the outermost window axis along which neighbouring
             outputs read the same elements.
-        waiting: number of elements that one of these window positions reads; the next position
-            reads most of them again.
+        waiting: number of elements that the tile reads for one of these positions. It reads most of
+            them again for the next position.
         in_program_order: the attribute of `PlacedCompute`.
     """
 
@@ -291,8 +291,9 @@ class _Window:
         """Return the cycles of reloads and the number of stores that register spills cause.
 
         Both are for one execution of a tile of size `case`. A spilled accumulator is stored once
-        for each of `taps`. In program order, the elements that the next tap reads again occupy
-        registers, too. The greedy order uses each element for all taps when it is loaded.
+        for each of the `taps` window positions. In program order, the elements that the next
+        position reads again occupy registers, too. In the greedy order, each element is used for
+        all positions when it is loaded.
         """
         accumulators = statement.accumulators * case.share
         saved = max(0.0, accumulators + 2 - machine.registers) * self.taps

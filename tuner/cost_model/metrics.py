@@ -94,7 +94,7 @@ def evaluate_order(samples: Sequence[Sample], scores: np.ndarray) -> Scores:
 def random_order(samples: Iterable[Sample], seed: int = 0, draws: int = 20) -> Scores:
     """Return the quality of random rankings, as a baseline for models.
 
-    It is averaged over `draws` rankings per task.
+    The quality is averaged over `draws` rankings per task.
 
     Raises:
         ValueError: if no task has LEAST_SAMPLES successful samples.

@@ -65,8 +65,8 @@ class CostModel(Protocol):
     def train(self, samples: Sequence[Sample]) -> None:
         """Fit the model to the given samples, which may belong to several tasks.
 
-        The result does not depend on samples of earlier calls. A model loaded by `load` is not
-        replaced, but corrected by what is learned from the samples.
+        The result does not depend on samples of earlier calls. If a model was loaded by `load`, it
+        is kept, and only corrections of its scores are fitted.
         """
 
     def predict(self, rows: np.ndarray) -> np.ndarray:

@@ -42,7 +42,7 @@ class BuildChild:
         mode: Mapping[str, Any],
         limit_seconds: float,
     ) -> Mapping[str, Any]:
-        """Build one candidate in the child process, and return the result of `Compile`.
+        """Build one candidate in the child process, and return the compile function's result.
 
         Args:
             text: the workload's text (`Workload.text`).

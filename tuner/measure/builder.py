@@ -204,7 +204,7 @@ class ProcessBuilder(CachingBuilder):
         self._pool = self._new_pool()
 
     def start(self) -> None:
-        """Start the processes now, so that they import the compiler while the caller plans."""
+        """Start the processes now, so that they import the compiler before the first batch."""
         # Reading `active` starts the pool.
         assert self._pool.active
 

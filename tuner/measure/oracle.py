@@ -264,7 +264,7 @@ def _expected(workload: Workload, specs: tuple[InputSpec, ...]) -> np.ndarray:
 
 
 def _run(graph: Graph, specs: tuple[InputSpec, ...]) -> list[np.ndarray]:
-    """Evaluate a graph on random inputs with the given distributions; floats are float64."""
+    """Evaluate a graph on random inputs with the given distributions; float outputs are float64."""
     inputs = {name: spec.draw() for name, spec in zip(graph.inputs, specs, strict=True)}
     with np.errstate(all="ignore"):
         return [np.asarray(output) for output in run_graph(graph, inputs, float64=True)]

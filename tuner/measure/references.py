@@ -93,9 +93,9 @@ class Prepared:
 class ReferenceCache:
     """A thread-safe cache that computes the expected outputs of workloads for one job.
 
-    Two child processes, started on demand, compute the outputs: one those that are quick to
-    compute, the other one all others. If a computation fails, its callers get the reason, and a
-    later call repeats it. The cache is a context manager, which ends running computations at exit.
+    Two child processes, started on demand, compute the outputs: one for outputs that are quick to
+    compute, and one for all others. If a computation fails, its callers get the reason, and a later
+    call repeats it. The cache is a context manager, which ends running computations at exit.
     """
 
     def __init__(
@@ -208,9 +208,9 @@ class ReferenceCache:
     def _make(
         self, child: BoundedChild, workload: Workload, draw: int
     ) -> ExpectedOutput | NoReference:
-        """Compute an expected output in a child process, and wait for it.
+        """Compute an expected output in a child process, and wait for it; a failure is not cached.
 
-        Runs in the thread of the child's `_Lane`. A failure is not cached.
+        Runs in the thread of the `_Lane` to which the child belongs.
         """
         made: ExpectedOutput | str = "cannot be computed"
         try:

@@ -196,7 +196,8 @@ def _bundles(
 ) -> Iterable[list[list[tuple[int, memoryview]]]]:
     """Group small weights into bundles of at most PART_BYTES; each bundle becomes a blob.
 
-    A weight is a list of its offsets in the block of weights, each with the same bytes.
+    Each weight is a list of pairs, one for each of its positions: the offset in the block of
+    weights, and the bytes, which are equal in all pairs.
     """
     bundle: list[list[tuple[int, memoryview]]] = []
     size = 0

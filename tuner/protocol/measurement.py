@@ -148,8 +148,8 @@ class TimesAt(JsonValue):
 class Measurement(JsonValue):
     """The result of measuring one candidate on a device, or of a build that failed.
 
-    The attributes `checks` to `object_digest` are the certificate, the evidence that the output is
-    correct.
+    The attributes `checks`, `seeds`, `max_error`, `reference_digest` and `object_digest` are the
+    certificate: the evidence that the output is correct.
 
     Attributes:
         samples_seconds: the time of one run of the kernel in seconds, for each sample. It is CPU

@@ -142,9 +142,10 @@ def _levels(estimates: Mapping[Schedule, float]) -> dict[str, float]:
 
 
 def _beside_rules(levels: Mapping[str, float], home: str) -> dict[str, float]:
-    """Correct the estimated log seconds of all algorithms other than the default's, `home`.
+    """Correct the estimated log seconds of each algorithm; return the expected log seconds.
 
-    The difference from the default's is multiplied by LEVEL_SHARE, and OTHER_ALGORITHM is added.
+    `home` is the algorithm of the default schedule, which stays unchanged. For another algorithm,
+    its difference from `home` is multiplied by LEVEL_SHARE, and OTHER_ALGORITHM is added.
     """
     if home not in levels:
         return dict(levels)

@@ -1,8 +1,8 @@
 """Evolutionary search, with tournament selection, mutation and crossover.
 
 The fitness of a candidate is its score by the cost model, which takes about a millisecond to
-compute, or by the estimate until the model is trained. Only the best of these candidates are
-measured (as in Ansor, Zheng et al. 2020). Each evolution starts from the fastest measured
+compute, or by the estimate until the model is trained. Only the candidates with the highest fitness
+are measured (as in Ansor, Zheng et al. 2020). Each evolution starts from the fastest measured
 candidates and a new random sample of every algorithm, so that the model alone cannot rule out an
 algorithm.
 """

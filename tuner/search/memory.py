@@ -1,4 +1,4 @@
-"""The candidates of one task that a search strategy has suggested or whose results it knows."""
+"""A search strategy's record of the candidates of one task that were suggested or measured."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tilewright.tuner.search.protocol import Observed, Suggestion
 class Memory:
     """The suggested and measured candidates of one task, and a source of new random candidates.
 
-    Of several candidates with the same code, only the first one gets a time.
+    Of several candidates with the same code, only the first one is in `seconds`.
     """
 
     def __init__(self, space: ScheduleSpace, rng: random.Random) -> None:

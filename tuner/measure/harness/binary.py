@@ -67,8 +67,8 @@ def harness_path(machine: str, folder: Path) -> Path:
     The file name contains a digest of the sources, so different versions have different names.
 
     Args:
-        machine: the architecture, by the name of its family or by an operating system's name, such
-            as `aarch64`.
+        machine: the name of the architecture, as a target or as an operating system spells it, such
+            as `aarch64` or `arm64`.
         folder: the folder of harnesses.
     """
     text = hashlib.sha256()

@@ -91,7 +91,8 @@ class StartedHarness(NamedTuple):
 
     Attributes:
         process: the command's process; its standard input and output are connected to the harness.
-        digest: SHA-256 of the binary that should be running. The harness reports its own.
+        digest: SHA-256 of the binary that was started, to compare with the digest that the running
+            harness reports.
     """
 
     process: subprocess.Popen[bytes]

@@ -335,7 +335,7 @@ class Harness:
     def _most_elements(self) -> int:
         """Return how many float32 elements fit into the device's memory.
 
-        It limits the random input arrays of a request.
+        The random input arrays of a request may not have more elements.
         """
         match self._facts.get("memory_bytes"):
             case int(memory) if memory > 0:
@@ -396,9 +396,9 @@ class Harness:
     def _given(
         self, digests: Sequence[object], blobs: _Blobs, cancelled: Callable[[], bool]
     ) -> bool:
-        """Call `_give`, and end the harness if a blob cannot be read.
+        """Send blobs with `_give`; if a blob cannot be read, end the harness.
 
-        Otherwise the harness would wait forever for the missing blob.
+        Otherwise the harness would wait forever for this blob.
         """
         try:
             return self._give(digests, blobs, cancelled)
