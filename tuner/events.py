@@ -68,7 +68,7 @@ class TaskSnapshot:
 
 @dataclass(frozen=True, slots=True)
 class TaskInputs:
-    """The data about a task that a run reads at its start, for a replay.
+    """The data about a task with which a run starts, recorded so that the run can be replayed.
 
     Attributes:
         count: number of occurrences of the task in the model.

@@ -63,7 +63,8 @@ class Curve:
         weight: factor of the task's seconds in the time of the model.
         trials: number of trials so far.
         best_seconds: fastest time of one kernel run.
-        scale: expected gain after one trial, as a fraction of `best_seconds`.
+        scale: after n trials, an unlimited number of further trials is expected to gain `scale / n`
+            of `best_seconds`.
         bound_seconds: lower bound of the time of any schedule (0: unknown).
         open: whether the task gets more trials.
         space: number of schedules (0: unknown).
@@ -145,18 +146,18 @@ class History:
 
     @property
     def freshness(self) -> float:
-        """Return a factor for the expected gain that falls with the age of the fastest trial.
+        """Return a factor for the expected gain, which decreases while no trial is the fastest.
 
         It is 1 if the fastest trial is in the later half of the trials, and less otherwise.
         """
         return min(1.0, sqrt(2 * self.record_at / self.trials)) if self.trials else 1.0
 
     def own_scale(self) -> tuple[float, int]:
-        """Estimate the scale of the task's curve from the sorted times of this task alone.
+        """Estimate `Curve.scale`, the parameter of the forecast, from the times of this task alone.
 
-        Return the scale (`Curve.scale`), and its weight in a mean with other tasks: the number of
-        differences between consecutive times from which it is estimated. With fewer than three
-        times, both are 0.
+        Return the scale, and its weight in a mean with other tasks: the number of differences
+        between consecutive sorted times from which it is estimated. With fewer than three times,
+        both are 0.
         """
         # From the second fastest on: a model or the default chose the fastest, so it is not random.
         most = len(self.fastest) - 2
@@ -170,10 +171,11 @@ class History:
         return min(MOST_SCALE, distance * self.trials), near
 
     def scale(self, alike: float) -> float:
-        """Return the scale of the task's curve (`Curve.scale`).
+        """Return `Curve.scale`, the parameter of the forecast, for the task.
 
-        It is a weighted mean of the task's own scale and of `alike`, the scale of similar tasks,
-        which has the weight VOICES. The mean is multiplied by `trust` and `freshness`.
+        It is a weighted mean of the scale estimated from the task's own times and of `alike`, the
+        scale of similar tasks, which has the weight VOICES. The mean is multiplied by `trust` and
+        `freshness`.
         """
         own, known = self.own_scale()
         return self.trust * self.freshness * (own * known + VOICES * alike) / (known + VOICES)
@@ -186,6 +188,8 @@ class Forecast:
     Attributes:
         gain: the expected saving, as a fraction of the model's present time per inference.
         seconds: the duration of the additional tuning.
+        trials: the number of additional trials.
+        model_seconds: the model's present time per inference.
     """
 
     gain: float
@@ -209,7 +213,8 @@ class Forecast:
 class ForecastError:
     """The accuracy of a run's forecasts. All gains are fractions of the model's time.
 
-    `checks` is the number of forecasts that were compared with the actual gain.
+    `checks` is the number of forecasts that were compared with the actual gain. `expected` is the
+    mean of these forecasts, and `gained` is the mean of the actual gains.
     """
 
     checks: int
@@ -254,7 +259,10 @@ def expected_gain(curves: Sequence[Curve], trials: int) -> float:
 def forecast(
     curves: Sequence[Curve], trials_per_second: float, seconds: float = WINDOW_SECONDS
 ) -> Forecast:
-    """Forecast the gain of tuning for another `seconds`, with `trials_per_second` trials."""
+    """Forecast the gain of tuning for another `seconds`, at a rate of `trials_per_second`.
+
+    `curves` are the states of all tasks.
+    """
     trials = round(trials_per_second * seconds)
     return Forecast(expected_gain(curves, trials), seconds, trials, seconds_of(curves))
 

@@ -103,7 +103,7 @@ class TaskProgress:
     def seen(self, measured: Sequence[tuple[float | None, str]]) -> None:
         """Record results that do not belong to a batch of this run, such as earlier trials.
 
-        `measured` is as for `finished`.
+        `measured` has the same form as for `finished`.
         """
         for seconds, digest in measured:
             self.history.add(seconds, digest)

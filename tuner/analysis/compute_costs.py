@@ -410,7 +410,7 @@ def _cost_in(
     """Combine the analysis of a statement's expressions with the trip counts of its loops.
 
     `joined` are the reduction axes whose points have separate accumulators (`Compute.partial`).
-    `depth_groups` is the attribute of `ComputeCosts`.
+    `skips_padding` and `depth_groups` become attributes of the result.
     """
     counts, output_axes, outer = counted.counts, facts.output_axes, counted.outer_trips
     points = prod(counts.values()) * counted.reduce_unroll

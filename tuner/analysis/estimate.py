@@ -90,7 +90,7 @@ def _cost(
 ) -> tuple[float, tuple[float, ...]]:
     """Return the cycles of a statement on the busiest thread, and its cycles on all threads.
 
-    The latter are divided into PARTS.
+    The second value is a tuple with the cycles of each entry of PARTS.
     """
     parts = (*_core(statement, in_program_order, machine), *_behind(statement, machine))
     return _with_memory(statement, parts) * _share(statement, threads), parts

@@ -227,8 +227,8 @@ class Harness:
     def state(self) -> Mapping[str, Any]:
         """Return the latest speed and condition that the harness reported, as JSON.
 
-        The keys are `speed` and `condition`, as in a worker's heartbeat. `speed` is None before the
-        first report. Any thread may call this method.
+        The keys are `speed` (see `Speed`) and `condition` (such as temperature and load), as in a
+        worker's heartbeat. Both are None before the first report. Any thread may call this method.
         """
         return self._state
 
