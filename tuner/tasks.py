@@ -1,4 +1,4 @@
-"""Tasks: workloads in a mode, for each of which the tuner searches the fastest schedule."""
+"""Tasks. A task is a workload in a mode, for which the tuner searches for the fastest schedule."""
 
 from __future__ import annotations
 

@@ -151,7 +151,7 @@ def _share(statement: ComputeCosts, threads: int) -> float:
 
 
 def _with_memory(statement: ComputeCosts, parts: Sequence[float]) -> float:
-    """Combine the core cycles and the memory cycles of a statement, which overlap, to its cycles.
+    """Return the total cycles of a statement, whose core cycles and memory cycles overlap.
 
     `parts` are the cycles of the statement in the order of PARTS.
     """

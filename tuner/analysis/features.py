@@ -379,7 +379,7 @@ def _log(value: float) -> float:
 
 @memo(4096)
 def _entered_bytes(statement: ComputeCosts) -> tuple[float, ...]:
-    """Return the bytes fetched into a cache from the level behind it, for each of CACHE_BYTES.
+    """Return the bytes fetched into a cache from the level behind it, for each size in CACHE_BYTES.
 
     The count assumes that the outermost loop whose data fit into the cache loads them each time it
     is entered. Base models are trained on this column, so its formula must not change.

@@ -53,7 +53,7 @@ class JobQueue(Generic[Item]):
         self._closed = False
 
     def put(self, item: Item) -> bool:
-        """Append an item. If the queue is closed, return False instead."""
+        """Append an item and return True. If the queue is closed, return False instead."""
         with self._changed:
             if not self._closed:
                 self._items.append(item)
