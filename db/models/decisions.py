@@ -43,9 +43,18 @@ class CostModelRow(Base):
 
 
 class TuningRunRow(Base):
-    """The recording of a tuning run: options, inputs, measurements, result and forecast.
+    """The recording of a tuning run: options, inputs, order of its batches, result and forecast.
 
-    `tilewright job replay` repeats the run from the recording, without a device.
+    With the stored trials, `tilewright job replay` repeats the run without a device.
+
+    Attributes:
+        starts: how often the run was started; more than 1 if it was killed and continued.
+        adopted: requests of an earlier process of the job whose results this run used, as JSON.
+        journal: the order in which batches of candidates were sent and their results taken.
+        ended: why the run ended.
+        model_seconds: time of one run of the model with the best schedules.
+        forecast_gain: expected gain of another minute of tuning, as a fraction of `model_seconds`.
+        forecast_error: the accuracy of earlier forecasts (`tuner.forecast.ForecastError`), as JSON.
     """
 
     __tablename__ = "tuning_runs"

@@ -49,6 +49,13 @@ class RequestRow(Base):
     """An entry of the measurement queue between tuners and workers.
 
     It is a batch of candidates to measure, or whole programs to run on the device.
+
+    Attributes:
+        only_worker: the only worker that may claim the request, if any.
+        attempt, max_attempts: number of leases so far, and its limit.
+        not_before: the earliest time of the next claim, in seconds since the epoch.
+        lease_id, worker_id: the last lease and its worker.
+        acknowledged: whether a tuner has stored the outcome.
     """
 
     __tablename__ = "measure_requests"
@@ -95,7 +102,16 @@ class RequestRow(Base):
 
 
 class LeaseRow(Base):
-    """A lease on a request: one row for each time that the request was leased to a worker."""
+    """A lease on a measurement request. Each lease of the same request has a row.
+
+    Attributes:
+        token_id: the worker's token when it claimed the request.
+        claim_id: the worker's name for the claim that got this lease.
+        attempt: the number of this attempt at the request: 1, 2, ...
+        outcome, blame, error: how the lease ended, and why.
+        result_key: the worker's name for the result.
+        late_result: a result that arrived after another worker got the request.
+    """
 
     __tablename__ = "leases"
     __table_args__ = (

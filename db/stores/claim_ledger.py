@@ -97,14 +97,15 @@ class ClaimLedger:
     ) -> StoredRace:
         """Store the verdict of a race that a job requested.
 
-        A verdict of the service's own machine is served at once; that of a worker is provisional.
+        If the service's own machine ran the race, the verdict is served at once. If a worker ran
+        it, the verdict is provisional.
 
         Args:
             identity: the digest of the programs that ran.
             mode: target key, threads and numerics of the programs.
             codegen_version: the version of the code generator that built the programs.
             job_id: the id of the job; "" without a job.
-            served: which schedules won, such as the tuned ones.
+            served: the schedules that won: "tuned", "partly" (tuned for some tasks) or "default".
             verdict: the verdict as JSON.
             worker: the id of the worker that ran the race; None for the service's own machine.
         """
@@ -155,10 +156,9 @@ class ClaimLedger:
         return None if row is None else stored_race(row)
 
     def race_counts(self) -> dict[str, int]:
-        """Count races by the schedules that won, for metrics.
+        """Count races by the schedules that won: "tuned", "partly" or "default".
 
-        A job that reuses another job's verdict counts as one more race. The key is the value of
-        `served` that `add_race` stored.
+        The counts are for metrics. A job that reuses another job's verdict counts as one more race.
         """
         served = claims.c.statement["served"].as_string()
         raced = sa.select(served.label("served")).where(is_race)

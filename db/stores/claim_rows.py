@@ -90,7 +90,7 @@ class StoredRace(StoredClaim):
 
     Attributes:
         identity: the digest of the programs that ran.
-        served: which schedules won, such as the tuned ones.
+        served: the schedules that won: "tuned", "partly" (tuned for some tasks) or "default".
         verdict: the verdict as JSON.
     """
 
@@ -199,7 +199,7 @@ def race_values(
         identity: the digest of the programs that ran.
         mode: target key, threads and numerics of the programs.
         codegen_version: the version of the code generator that built the programs.
-        served: which schedules won, such as the tuned ones.
+        served: the schedules that won: "tuned", "partly" (tuned for some tasks) or "default".
         verdict: the verdict as JSON.
         now: the present time in Unix seconds.
         job_id: the job that requested the race; "" without one.

@@ -127,7 +127,7 @@ class CostModelStore:
             return _get(connection, target_key, version)
 
     def data(self, model: StoredCostModel) -> bytes:
-        """Return the file of a cost model.
+        """Return the bytes of a cost model's file.
 
         Raises:
             NotFoundError: if the blob store does not have the file.

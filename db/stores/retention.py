@@ -142,9 +142,9 @@ class RetentionStore:
 
 
 def _old_artifact(limit: sa.ColumnElement[float]) -> Condition:
-    """Return the SQL condition for jobs whose artifact is deleted: they ended before `limit`.
+    """Return the SQL condition that selects jobs whose artifact is to be deleted.
 
-    The newest artifact of each kind (`_newest_artifacts`) is kept.
+    They ended before `limit`. The newest artifact of each kind (`_newest_artifacts`) is kept.
     """
     return sa.and_(
         _jobs.c.artifact_digest.is_not(None),
@@ -155,9 +155,9 @@ def _old_artifact(limit: sa.ColumnElement[float]) -> Condition:
 
 
 def _old_job(limit: sa.ColumnElement[float]) -> Condition:
-    """Return the SQL condition for jobs to delete: those that ended before `limit`.
+    """Return the SQL condition that selects jobs to delete: they ended before `limit`.
 
-    Jobs are kept if they have the newest artifact of its kind (`_newest_artifacts`), or if their
+    A job is kept if it has the newest artifact of its kind (`_newest_artifacts`), or if its
     artifact contains a served record.
     """
     serving = sa.select(_uses.c.job_id).join(claims, claims.c.id == _uses.c.claim_id)
@@ -171,7 +171,7 @@ def _old_job(limit: sa.ColumnElement[float]) -> Condition:
 
 
 def _old_trial(limit: sa.ColumnElement[float]) -> Condition:
-    """Return the SQL condition for trials to delete: those stored before `limit`.
+    """Return the SQL condition that selects trials to delete: they were stored before `limit`.
 
     Trials of open jobs, trials of workloads that open jobs tune, and the evidence of claims are
     kept.
@@ -186,9 +186,9 @@ def _old_trial(limit: sa.ColumnElement[float]) -> Condition:
 
 
 def _old_model(limit: sa.ColumnElement[float]) -> Condition:
-    """Return the SQL condition for models to delete: no job uses them.
+    """Return the SQL condition that selects models to delete.
 
-    They were uploaded before `limit`, and not again since then.
+    They are used by no job, and were last uploaded before `limit`.
     """
     young = sa.select(_blobs.c.digest).where(_blobs.c.touched_at >= limit)
     return sa.and_(

@@ -1,4 +1,4 @@
-"""Recordings of tuning runs: inputs, order of the measured batches, results and forecasts."""
+"""Recordings of tuning runs: inputs, order of the batches, results and forecasts."""
 
 from __future__ import annotations
 
@@ -28,7 +28,21 @@ _runs = table_of(TuningRunRow)
 
 @dataclass(frozen=True, slots=True)
 class StoredRun:
-    """A recorded tuning run. The fields about its result are None until the run ends."""
+    """A recorded tuning run. The fields about its result are None until the run ends.
+
+    Attributes:
+        id: the job's id; with a number from the second run of a job on.
+        starts: how often the run was started; more than 1 if it was killed and continued.
+        options, inputs: the options of the run, and the inputs of each task.
+        adopted: requests of an earlier process of the job whose results this run used, as JSON.
+        journal: the order in which batches of candidates were sent and their results taken.
+        ended: why the run ended (`tuner.events.Ended`).
+        trials, seconds: number of trials, and duration of the run.
+        model_seconds: time of one run of the model with the best schedules.
+        forecast_gain: expected gain of another minute of tuning, as a fraction of `model_seconds`.
+        forecast_error: the accuracy of earlier forecasts (`tuner.forecast.ForecastError`), as JSON.
+        started_at, finished_at: seconds since the epoch.
+    """
 
     id: str  # the job's, with a number from the second run of a job on
     starts: int  # more than 1: the run was killed and continued

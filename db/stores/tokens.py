@@ -205,7 +205,10 @@ class TokenStore:
             connection.execute(update.values(last_used_at=self._clock()))
 
     def use_is_old(self, token: Token) -> bool:
-        """Whether the stored time of a token's last use is outdated by more than 60 s."""
+        """Whether the stored time of a token's last use is at least 60 s old.
+
+        The caller then updates it with `used`.
+        """
         last = token.last_used_at
         return last is None or self._clock() - last >= USED_SECONDS
 

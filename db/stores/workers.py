@@ -74,7 +74,7 @@ class RegisteredWorker:
 
 @dataclass(frozen=True, slots=True)
 class Presence:
-    """The facts about a worker that every request from it needs.
+    """The state of a worker that the processing of each of its requests needs.
 
     The description of its device is left out, because it is most of a row.
     """

@@ -237,7 +237,7 @@ def _own_job(job_id: str, storage: Storage, token: Token) -> Job:
 @router.get("/jobs/{job_id}/artifact", response_class=StreamingResponse, responses=FILE)
 @refuses(409, 416)
 def get_artifact(job_id: str, request: Request, storage: StorageDep, token: Reader) -> Response:
-    """Download the artifact of a job, a folder, as a tar file."""
+    """Download the artifact folder of a job as a tar file."""
     job = storage.jobs.get(job_id, token.sees)
     if job.artifact_digest is None:
         raise ApiProblem(409, "no-artifact", f"job '{job.id}' is {job.state} and has no artifact")
