@@ -52,7 +52,9 @@ class RequestRow(Base):
 
     Attributes:
         only_worker: the only worker that may claim the request, if any.
-        attempt, max_attempts: number of leases so far, and its limit.
+        attempt: number of leases so far, without those that a worker released.
+        max_attempts: number of failures after which an owner's workers do not get the request
+            again.
         not_before: the earliest time of the next claim, in seconds since the epoch.
         lease_id, worker_id: the last lease and its worker.
         acknowledged: whether a tuner has stored the outcome.
