@@ -395,10 +395,11 @@ def _answerable_for(connection: sa.Connection, worker: sa.Row[Any]) -> sa.Column
 
 
 def inherited(connection: sa.Connection, owner: str | None) -> dict[str, Any]:
-    """Return the quarantine columns for a new worker, which it inherits from its token.
+    """Return the quarantine columns that a new worker inherits from its token.
 
     If workers of the token `owner` are in quarantine, the columns are those of the worker whose
-    canary request is due last. So the new worker starts in quarantine too. Empty otherwise.
+    canary request is due last. So the new worker starts in quarantine too. The result is empty if
+    no worker of the token is in quarantine.
     """
     columns = ("quarantined_at", "quarantine_reason", "canary_at", "quarantines")
     query = (

@@ -173,8 +173,9 @@ class JobClaims:
         """Adapt the states of queued and waiting jobs to the workers that are alive.
 
         A queued job becomes waiting if no suitable worker is alive. A waiting job becomes queued if
-        one is. If a waiting job needs one specific worker, its reason for waiting is updated.
-        Return the number of jobs whose state changed. Any process may call it at any time.
+        a suitable worker is alive. If a waiting job needs one specific worker, its reason for
+        waiting is updated. Return the number of jobs whose state changed. Any process may call it
+        at any time.
 
         Args:
             served: whether a suitable worker is alive, given a target key and, for a job that needs

@@ -135,7 +135,7 @@ class RunStore:
             return _run(row_of_id(connection, sa.select(_runs), _runs.c.id, run_id, "run"))
 
     def list(self, limit: int = 100) -> Sequence[StoredRun]:
-        """Return at most `limit` runs, those started last first."""
+        """Return at most `limit` runs, most recently started first."""
         query = sa.select(_runs).order_by(_runs.c.started_at.desc(), _runs.c.id).limit(limit)
         with reading(self._engine) as connection:
             return [_run(row) for row in connection.execute(query)]
