@@ -1,6 +1,7 @@
 """Safe unpacking of an artifact's tar file from an untrusted source.
 
-The filters of `tarfile` need Python 3.11.4, and the rest of the project runs on 3.11.
+This module checks the entries itself, because the extraction filters of `tarfile` appeared in
+Python 3.11.4 and the project supports all versions of 3.11.
 """
 
 from __future__ import annotations
@@ -12,11 +13,18 @@ from pathlib import Path, PurePosixPath
 
 
 class ArchiveError(Exception):
-    """An archive contains an entry that no artifact contains; the message names it."""
+    """A tar file has an entry that artifacts never have, such as a link; the message names the
+    entry.
+    """
 
 
 def free(folder: Path) -> Path:
-    """Return the path if it does not exist. Raises FileExistsError otherwise."""
+    """Check that nothing exists at the path of a new folder, not even a broken link. Return the
+    path.
+
+    Raises:
+        FileExistsError: if something exists there.
+    """
     if folder.exists() or folder.is_symlink():
         raise FileExistsError(errno.EEXIST, "exists already", str(folder))
     return folder

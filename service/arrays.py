@@ -13,7 +13,7 @@ from tilewright.service.files import replacing
 
 
 class ArraysError(Exception):
-    """A file does not contain named arrays; the message is one sentence."""
+    """A file is not a valid .npz file of arrays, or is too large; the message is one sentence."""
 
 
 def load_arrays(
@@ -23,8 +23,8 @@ def load_arrays(
 
     Args:
         path: the file.
-        name: the file's name in errors; its path by default.
-        most_bytes: the limit of the size of all arrays together.
+        name: the file's name in error messages; by default the path.
+        most_bytes: the largest total size of the arrays; None for no limit.
 
     Raises:
         ArraysError: if the file is not an .npz file, exceeds the limit, or does not fit into
@@ -59,9 +59,10 @@ def load_arrays(
 
 
 def save_arrays(path: Path, arrays: Iterable[tuple[str, np.ndarray]]) -> None:
-    """Write an .npz file. It replaces an existing file once it is complete.
+    """Write an .npz file. An existing file is replaced only when the new one is complete.
 
-    `numpy.savez` takes arrays as keyword arguments, and therefore rejects an array named 'file'.
+    This function replaces `numpy.savez`, which takes the arrays as keyword arguments and therefore
+    rejects an array named 'file'.
 
     Raises:
         OSError: if the file cannot be written; the error's attribute `filename` is `path`.

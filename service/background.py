@@ -40,17 +40,18 @@ log = structlog.get_logger("tilewright.background")
 
 @dataclass(frozen=True, slots=True)
 class BackgroundTuner:
-    """Tunes a model with `tilewright tune` in a child process, and returns the compiled program to
-    serve.
+    """Tunes a model in a child process with `tilewright tune`, and compiles it with the result.
 
-    This is the tuned program unless it lost the end-to-end comparison.
+    The compiled program has the tuned schedules. If the untuned program was faster in the
+    end-to-end comparison, the compiled program has the default schedules.
 
     Attributes:
         seconds: the limit of tuning time.
         trials: the limit of trials.
         settings: select the database; by default the settings of the environment.
         niceness: the niceness of the child process, so that the running program has priority.
-        keep: whether to share the tuned model with other processes, in the compilation cache.
+        keep: whether to store the tuned model in the compilation cache, where later processes find
+            it.
     """
 
     seconds: float = 60.0
@@ -60,7 +61,7 @@ class BackgroundTuner:
     keep: bool = True
 
     def kept(self, model: ReadModel, options: CompileOptions) -> Model | None:
-        """Return the tuned model that any process stored for these options, or None."""
+        """Return the tuned model from the compilation cache; None if no process has stored it."""
         return self._models().tuned(model, options)
 
     def _models(self) -> CompilationCache:
@@ -103,7 +104,8 @@ class BackgroundTuner:
     def command(self, path: Path, options: CompileOptions) -> Sequence[str]:
         """Return the words of the command that tunes a model file with these options.
 
-        The file must be the only one in its folder.
+        If this process is killed, the child process deletes the folder of `path`. The folder must
+        therefore contain nothing else.
         """
         words = [*run_module("service.tuning_child"), str(os.getpid()), str(path.parent)]
         budget = {"seconds": self.seconds, "trials": self.trials}

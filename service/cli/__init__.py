@@ -55,7 +55,7 @@ def _before_each_command(
         ),
     ] = False,
 ) -> None:
-    """The options of the program itself, without a command."""
+    """Define the options of `tilewright` itself, which precede the command, such as `--version`."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -69,7 +69,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Run a command, and return its exit status. Each warning goes to standard error, once."""
+    """Run a command, and return its exit status. Python warnings are printed to standard error."""
     with warnings.catch_warnings():
         warnings.showwarning = _warn
         return _run(arguments)
@@ -77,7 +77,7 @@ def run(arguments: Sequence[str]) -> int:
 
 @cache
 def _command() -> TyperGroup:
-    """The tree of commands. Reading all their signatures takes 40 ms."""
+    """Return the tree of all commands. It is cached, because building it takes 40 ms."""
     found = get_command(app)
     assert isinstance(found, TyperGroup)
     return found
@@ -115,7 +115,10 @@ def _run(arguments: Sequence[str]) -> int:
 
 
 def _known(error: Exception) -> str | None:
-    """Return the sentence for a user's mistake, or None for a bug, which prints a traceback."""
+    """Return the message to print for an expected error, such as a user's mistake.
+
+    Return None for an unexpected error. It is a bug, and the caller lets its traceback appear.
+    """
     names = {f"{kind.__module__}.{kind.__qualname__}" for kind in type(error).__mro__}
     # compared by name, so that commands without database or client do not import these
     if names & {
@@ -153,7 +156,11 @@ def _validation(error: Exception) -> str:
 
 
 def _given(error: TyperException) -> str:
-    """Return ", not 'VALUE'" for a value of the wrong type or outside its limits, or else ""."""
+    """Return ", not 'VALUE'", the end of a usage error's message, with the value that the user
+    typed.
+
+    Return "" if the error is not about the type or the limits of a value.
+    """
     cause = error.__cause__
     if cause is None or "errors" not in dir(cause):  # pydantic's error, without its import
         return ""

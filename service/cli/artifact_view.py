@@ -1,4 +1,4 @@
-"""Output of `tilewright show graph` for an artifact."""
+"""Formats the output of `tilewright show graph` for an artifact."""
 
 from __future__ import annotations
 
@@ -54,7 +54,10 @@ def _port_facts(port: Port) -> dict[str, Any]:
 
 
 def artifact_view(facts: dict[str, Any]) -> RenderableType:
-    """Return the facts of an artifact, with a line per program."""
+    """Return a printable description of an artifact, with a table of its programs.
+
+    `facts` is the result of `artifact_facts`.
+    """
     first = facts["programs"][0]
     outputs = [port["text"] for port in first["outputs"]]
     borders = ", ".join(

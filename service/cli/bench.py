@@ -136,10 +136,11 @@ def bench(
 
 @dataclass(frozen=True, slots=True)
 class _Row:
-    """The times of an engine at some sizes, and their ratio to the times of the last engine.
+    """The times of one engine at some sizes, and their ratio to the reference engine's times.
 
-    `ratio` is the median of the engine's time over the last engine's time in interleaved pairs.
-    `low` and `high` are its interval.
+    The reference is the engine of --against, or Tilewright without --against. `ratio` is the median
+    of this engine's time over the reference's time in interleaved pairs of samples. `low` and
+    `high` bound its confidence interval.
     """
 
     sizes: str
@@ -165,10 +166,18 @@ def _race(
     turns: _Turns,
     tell: Callable[[str], None],
 ) -> tuple[list[_Row], float | None]:
-    """Time each feed, interleaved with another engine if one is given.
+    """Time the model on each feed, interleaved with another engine if `peer` is given.
 
-    Return the rows, and the largest difference between the engines' outputs as a fraction of the
-    largest output (None without another engine).
+    Args:
+        executable: the compiled model.
+        feeds: the inputs, one feed per size.
+        peer: the other engine's name and the ONNX file that it runs; None for no comparison.
+        turns: the number and length of the turns, and the threads.
+        tell: is called with a line of progress before each feed.
+
+    Returns:
+        A row per feed and engine, and the largest difference between the engines' outputs as a
+            fraction of the largest output; None without `peer`.
     """
     from tilewright.service.jobs.evidence.verification import largest_model_error
     from tilewright.service.jobs.report.comparison import PEERS, Run, compare, race
@@ -203,7 +212,11 @@ def _race(
 
 
 def _table(rows: Sequence[_Row]) -> Table:
-    """Return a table with a row per engine and size. With two engines it has our speed-up."""
+    """Return a table with a row per engine and size, and a column with the speed-up over the other
+    engine.
+
+    Without another engine, the table has no such column.
+    """
     from tilewright.service.show.console import rich_table
     from tilewright.service.show.table import CellKind, Column, table
 

@@ -31,7 +31,7 @@ class UserError(Exception):
 
 
 class InterruptedTuning(Exception):
-    """Ctrl-C ended a command that has delivered something; the message says what."""
+    """Ctrl-C ended the tuning, but the artifact was still written; the message names its folder."""
 
 
 def check_file(context: typer.Context, path: Path) -> Path:
@@ -99,9 +99,9 @@ def check_printing(as_json: bool, dump_after: list[str] | None) -> None:
 
 
 def dump_observer(names: list[str] | None) -> Observer | None:
-    """Return an observer that prints the graph after the named passes, in each of their rounds.
+    """Return an observer that prints the graph each time after one of the named passes.
 
-    Returns None without names.
+    A pass may run several times. Returns None without names.
 
     Raises:
         UserError: if a pass is unknown.
@@ -182,10 +182,10 @@ def connect(server: str | None, token: str | None) -> Iterator[Client]:
 
 
 def load_settings(**options: object) -> Settings:
-    """Return the settings, overridden by options of the command line, and set up the log.
+    """Return the settings with changes from the command line, and set up the log.
 
-    Options that are None keep the setting. Commands log from level warning, unless the settings
-    state a level.
+    `options` are new values by setting; None keeps a setting. The log level is `warning` unless the
+    settings state one, and `--quiet` and `--verbose` override it.
     """
     from tilewright.service import logs
     from tilewright.service.settings import Settings
@@ -208,7 +208,14 @@ def load_settings(**options: object) -> Settings:
 def write_down(
     audit: AuditStore, command: str, action: Action, subject: str, **detail: object
 ) -> None:
-    """Add an action of a command on this machine to the audit log.
+    """Add an entry to the audit log about an action of this command.
+
+    Args:
+        audit: the audit log.
+        command: the words of the command, such as "token create".
+        action: the action.
+        subject: the id of the object that the action changed.
+        detail: further facts, stored as JSON.
 
     Raises:
         StorageError: if the database fails.
@@ -224,7 +231,7 @@ def write_down(
 
 
 def _who_runs_this() -> str:
-    """Return the names of the user and the machine."""
+    """Return the names of the current user and of this machine, for the audit log."""
     import getpass
     import socket
 

@@ -120,7 +120,9 @@ def migrate(as_json: JsonOption = False) -> None:
 
 @contextmanager
 def _opened() -> Iterator[tuple[sa.Engine, BlobBytes]]:
-    """Open the database without a migration, and its blob store."""
+    """Yield the engine of the configured database, and its blob store, without migrating the
+    schema.
+    """
     from tilewright.db.engine import open_engine
     from tilewright.db.storage import open_place
 

@@ -94,7 +94,11 @@ def list_devices(
 
 
 def device_table(known: Sequence[Mapping[str, Any]]) -> Table:
-    """Return a table with a row per device. Facts that workers report are shown unchecked."""
+    """Return a table with a row per device: hardware, targets, state and current condition.
+
+    `known` has the JSON form of workers, and of this machine. The facts about a device may be
+    missing or have any type, because workers report them and the service does not check them.
+    """
     from tilewright.service.show.console import rich_table
     from tilewright.service.show.table import CellKind, Column, table
     from tilewright.service.show.tables.workers import condition_text
@@ -137,7 +141,10 @@ def device_table(known: Sequence[Mapping[str, Any]]) -> Table:
 
 
 def _condition(one: Mapping[str, Any]) -> WorkerCondition | None:
-    """Return a device's condition without its governor, which has a separate column."""
+    """Return the current condition of a device, such as its temperature; None if unknown.
+
+    Its field `governor` is empty, because the table has a separate column for the governor.
+    """
     from tilewright.service.api.schemas.workers import WorkerCondition
 
     found = one.get("condition")
@@ -145,7 +152,7 @@ def _condition(one: Mapping[str, Any]) -> WorkerCondition | None:
 
 
 def _caches(caches: object) -> str:
-    """Return the sizes of the data caches by level: `32 KiB, 512 KiB, 16 MiB`."""
+    """Return the sizes of the data caches from the first level on: `32 KiB, 512 KiB, 16 MiB`."""
     from tilewright.service.show.units import size
 
     if not isinstance(caches, list):
@@ -162,7 +169,8 @@ WorkerName = Annotated[
 def of_worker(describe: Callable[[WorkerView], str], *, draining: bool) -> Callable[..., None]:
     """Return a command that drains a worker, or that resumes a drained worker.
 
-    `describe` returns the line that the command prints. Its docstring is the command's help.
+    `describe` returns the line that the command prints about the worker. The docstring of
+    `describe` is the command's help.
     """
 
     def command(
@@ -204,7 +212,7 @@ resume = of_worker(_resumed, draining=False)
 
 
 def _worker_id(client: Client, wanted: str) -> str:
-    """Return the id of the worker with this name or start of an id.
+    """Return the id of the worker that has the name `wanted`, or whose id starts with it.
 
     Raises UserError unless exactly one worker matches.
     """

@@ -78,7 +78,11 @@ def difference_view(found: ModelDifference, everything: bool = False) -> Rendera
 
 
 def _side(given: str, client: Callable[[], Client]) -> ComparedSide:
-    """Return the side of an artifact, if `given` is a folder, or of a job.
+    """Return the facts of an artifact or of a job, as one operand of the comparison.
+
+    Args:
+        given: the artifact's folder, or the id of a job.
+        client: returns a client of the service. It is called only for a job.
 
     Raises:
         UserError: if `given` is a file, or is neither a folder nor a job of the service.
@@ -104,9 +108,9 @@ def _side(given: str, client: Callable[[], Client]) -> ComparedSide:
 def _timed(folder: Path) -> dict[str, tuple[int, float]] | None:
     """Time the kernels of an artifact on this machine.
 
-    Returns the calls per run and the seconds of these calls, by kernel name. The key "" has the
-    seconds of all other instructions. Returns None if this machine cannot run the artifact, or if
-    its sizes are not fixed.
+    Returns, by kernel name, the number of calls in one run and the total seconds of these calls.
+    The key "" has the seconds of all other instructions. Returns None if this machine cannot run
+    the artifact, or if the sizes of its inputs are not fixed.
     """
     from tilewright.compiler.errors import CompilerError
     from tilewright.compiler.runtime.artifact import load_artifact

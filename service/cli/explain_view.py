@@ -1,4 +1,4 @@
-"""Output of `tilewright show kernels`."""
+"""Formats the output of `tilewright show kernels`."""
 
 from __future__ import annotations
 
@@ -49,9 +49,10 @@ def report_view(report: ModelReport, *, legend: bool = True) -> RenderableType:
 
 
 def kernel_view(reports: Sequence[ModelReport], kernel: KernelReport) -> RenderableType:
-    """Return a printable list of all facts of a kernel, without its code.
+    """Return a printable list of all facts about a kernel, without its code.
 
-    Facts that depend on sizes are listed at the sizes of each report.
+    Facts that depend on sizes, such as times, are repeated for each report that contains the
+    kernel. There is one report per size at which the model was measured.
     """
     lines = [
         ("schedule", f"{kernel.schedule}"),
@@ -71,7 +72,9 @@ def kernel_view(reports: Sequence[ModelReport], kernel: KernelReport) -> Rendera
 
 
 def _facts_at(report: ModelReport, kernel: KernelReport) -> list[tuple[str, str]]:
-    """Return the facts (name, text) of a kernel at the sizes of a report."""
+    """Return the facts about a kernel that depend on the sizes of a report, as (name, text)
+    pairs.
+    """
     share = report.share(kernel)
     lines = [
         ("operations", _operations(kernel)),
@@ -101,7 +104,7 @@ def _facts_at(report: ModelReport, kernel: KernelReport) -> list[tuple[str, str]
 
 
 def assembly_text(kernel: KernelReport) -> str:
-    """Return the instructions of the innermost loops, below a line with their counts."""
+    """Return the assembly of a kernel's innermost loops, below a line with instruction counts."""
     return "\n".join(line for loop in kernel.loops for line in _assembly(loop))
 
 

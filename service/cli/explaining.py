@@ -149,10 +149,12 @@ def show_kernels(
 def _chosen(
     reports: Sequence[ModelReport], numbers: Sequence[int] | None
 ) -> dict[int, KernelReport]:
-    """Return the kernels with these numbers, or all that run, in order.
+    """Return the kernels that `--kernel` selects, by number in ascending order.
+
+    Without `numbers`, return all kernels that run at the sizes of a report.
 
     Raises:
-        UserError: if a kernel of `numbers` does not run.
+        UserError: if no report contains a kernel with one of the `numbers`.
     """
     from tilewright.compiler.runtime.ports import sizes_text
 

@@ -37,16 +37,16 @@ def feeds_of(
     ranges: Mapping[str, int | str],
     given: GivenInputs,
 ) -> list[Feed]:
-    """Return the inputs on which a command runs a model, one per size.
+    """Return the inputs on which a command runs a model, one feed per size.
 
-    With samples, these are one sample of each size. Otherwise they are random with a fixed seed.
-    The sizes of random inputs come from `shares` and `ranges`, from the model's hints, and from the
-    programs of an artifact.
+    With samples, the result has one sample of each size. Otherwise it has random arrays from a
+    fixed seed. Their sizes come from `shares` and `ranges`, from the model's size hints, and from
+    the programs of an artifact.
 
     Args:
         executable: the loaded or compiled `model`.
         model: an ONNX file or an artifact.
-        shares: size hints of --dim, with their fractions.
+        shares: size hints of --dim, with the fraction of runs that have each size.
         ranges: sizes and ranges of --dim.
         given: samples, and values for random inputs.
     """
@@ -66,7 +66,10 @@ def _feeds_at_hints(
     ranges: Mapping[str, int | str],
     given: GivenInputs,
 ) -> list[Feed]:
-    """Return seeded random inputs at the size hints of a model without a program for ranges."""
+    """Return random inputs at the size hints of a model whose programs are compiled per size.
+
+    Unlike `_feeds`, it plans the model to find the hints.
+    """
     from tilewright.compiler.runtime.ports import sizes_text
     from tilewright.service.jobs.plan.planning import ModelRequest, plan_sizes
 
@@ -88,10 +91,10 @@ def _feeds(
     ranges: Collection[str],
     given: GivenInputs,
 ) -> list[Feed]:
-    """Return seeded random inputs at each size to time.
+    """Return random inputs at each size at which the model is timed.
 
-    These are the stated or hinted sizes of ranges, and the sizes with a separate program in an
-    artifact. Returns an empty list if no program serves a range.
+    These sizes are the size hints of ranges, and the sizes for which an artifact has a separate
+    program. Returns an empty list if the model has neither.
     """
     from tilewright.compiler.runtime.executable import Executable
     from tilewright.compiler.runtime.guarded import GuardedModel

@@ -62,9 +62,10 @@ def given_inputs(
 def sampled_hints(
     model: Path, given: GivenInputs, dims: Mapping[str, Sequence[int | str]]
 ) -> dict[str, str]:
-    """Return size hints from the samples, for the dimensions that `dims` omits, in --dim's form.
+    """Return the most frequent sizes of the samples as size hints, in the form of --dim.
 
-    Such a dimension gets the default range, which contains the sizes of the samples.
+    The result has an entry for each dynamic dimension that `dims` omits. It states the default
+    range, which contains all sizes of the samples.
 
     Raises:
         InvalidArgumentError: if a sample's size is outside the dimension's range in `dims`.
@@ -83,9 +84,10 @@ def sampled_hints(
 
 
 def upload_samples(client: Client, given: GivenInputs) -> list[str]:
-    """Upload the samples as one file. Return a list with its digest, or an empty list.
+    """Upload the samples as one file. Return a list with the file's digest, the value of the job
+    option `samples`.
 
-    The list is the option `samples` of a job. It is empty without samples.
+    The list is empty without samples.
     """
     from tilewright.service.arrays import save_arrays
 

@@ -1,4 +1,4 @@
-"""Output of `tilewright show graph`."""
+"""Formats the output of `tilewright show graph` for a model."""
 
 from __future__ import annotations
 
@@ -15,9 +15,11 @@ from tilewright.service.show.units import percent, quantity, size
 
 
 def summary_view(summary: PlanSummary, names: Mapping[str, str]) -> RenderableType:
-    """Return a printable summary of a model: its figures, operators and workloads.
+    """Return a printable summary of a model: facts such as its parameters, and a table of
+    workloads.
 
-    `names` has names of workloads by key.
+    `names` has the name of each workload by its workload key; workloads without a name show their
+    operators.
     """
     rows = [
         ("model", summary.name),
@@ -59,7 +61,7 @@ def summary_view(summary: PlanSummary, names: Mapping[str, str]) -> RenderableTy
 def open_inputs(ports: ModelPorts) -> list[str]:
     """Return a line that lists the inputs with dynamic dimensions, by their names in --dim.
 
-    Returns an empty list if all dimensions are fixed.
+    The result is a list of this line, or an empty list if all dimensions are fixed.
     """
     listed = [
         f"{name} {dims_text(dims)}"
@@ -70,7 +72,11 @@ def open_inputs(ports: ModelPorts) -> list[str]:
 
 
 def _products(summary: PlanSummary) -> list[str]:
-    """Return the fraction of multiplications per data type, or nothing for a single type."""
+    """Return a line per pair of operand types, with its percentage of the model's multiplications.
+
+    The list is empty if all multiplications have the same types and no reason is known for these
+    types.
+    """
     total = sum(share.macs for share in summary.products)
     if len(summary.products) < 2 and not any(share.reason for share in summary.products):
         return []

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 
 class Format(StrEnum):
-    """Output formats of the command `compile`."""
+    """Values of `--format`: the output formats of the command `compile`."""
 
     ARTIFACT = "artifact"
     """A folder that loads in Python with NumPy alone."""
@@ -52,7 +52,7 @@ class Format(StrEnum):
 
 
 class WeightsIn(StrEnum):
-    """Locations of the weights of a C library."""
+    """Values of `--weights`: where `compile --format c` stores the weights of a C library."""
 
     SECTION = "section"
     FILE = "file"
@@ -255,7 +255,10 @@ def _written_for_c(
     weights: WeightsIn,
     threads: int,
 ) -> str:
-    """Write a C library or an executable, and return a message about it."""
+    """Write a C library, an executable or a WebAssembly module.
+
+    Returns a line for the user that lists the written files and their sizes.
+    """
     from tilewright.compiler.bindings.c_library import (
         WeightPlace,
         library_name,
@@ -331,7 +334,10 @@ def _random_arrays(
     model: Path,
     ranges: Mapping[str, int | str],
 ) -> Mapping[str, Any]:
-    """Return random inputs of the first size that `bench` times, with a note on standard error."""
+    """Return random inputs for `run`, and print a note about them to standard error.
+
+    Their sizes are the first of the sizes at which `bench` would time the model.
+    """
     from tilewright.compiler.sizes.hinted_ranges import hinted_shares
     from tilewright.service.cli.feeds import feeds_of
     from tilewright.service.jobs.inputs.given_inputs import NONE_GIVEN
@@ -344,10 +350,11 @@ def _random_arrays(
 
 
 def _storable(name: str, output: Any, names: Collection[str]) -> list[tuple[str, Any]]:
-    """Return an output as arrays (name, array) that .npz stores without pickle.
+    """Return an output as (name, array) pairs that .npz stores without pickle.
 
-    A list of dictionaries becomes columns of values. Any other list becomes an array per element,
-    under names that no output has. A bfloat16 array becomes its bits.
+    A list of dictionaries with equal keys becomes a matrix of their values. Any other list becomes
+    one array per element, under names that are not in `names`, the names of the outputs. A bfloat16
+    array becomes a uint16 array of its bits.
     """
     import numpy as np
 
@@ -367,7 +374,10 @@ def _storable(name: str, output: Any, names: Collection[str]) -> list[tuple[str,
 
 
 def _check_place(path: Path) -> None:
-    """Check that a file can be created at the path. Raises UserError otherwise."""
+    """Check that the path of --outputs is not a folder, and that its parent folder exists.
+
+    Raises UserError otherwise.
+    """
     if path.is_dir():
         raise UserError(f"--outputs '{path}' is a folder, not a file")
     if not path.parent.is_dir():
@@ -386,8 +396,9 @@ def _load_arrays(path: Path) -> dict[str, Any]:
 def served_facts(selected: SelectedSchedules) -> dict[str, Any]:
     """Return the selection of a model's schedules as plain data for `json.dumps`.
 
-    The data has the number of workloads, how many have a record or a related record, and the
-    verdict that states which schedules are served and why.
+    The data has the number of workloads, the numbers of workloads with a record and with a related
+    record, and the verdict of the end-to-end comparison, which decides between tuned and default
+    schedules.
     """
     return {
         "workloads": selected.workloads,
@@ -398,15 +409,17 @@ def served_facts(selected: SelectedSchedules) -> dict[str, Any]:
 
 
 def known_facts(known: KnownModel | None) -> list[dict[str, Any]]:
-    """Return the selections of a compiled model's schedules as plain data (`served_facts`).
+    """Return the selected schedules of a compiled model as plain data (`served_facts`).
 
-    The list is empty for an artifact (None).
+    The list has one element, or none for an artifact, whose `known` is None.
     """
     return [] if known is None else [served_facts(selected) for selected in known.selected]
 
 
 def tell_served(known: KnownModel | None) -> None:
-    """Print which schedules a compiled model uses, and why; nothing for an artifact (None)."""
+    """Print which schedules a compiled model uses, and why; print nothing for an artifact
+    (None).
+    """
     if known is None:
         return
     from tilewright.service.cli.view import selected_line
@@ -442,8 +455,8 @@ def opened(
 ) -> Iterator[tuple[Model, KnownModel | None]]:
     """Load an artifact, or compile a model with the schedules in the database.
 
-    Yields the model, and its KnownModel, which is None for an artifact. Calls `tell` before it
-    compiles, because that may take long.
+    Yields the model, and its KnownModel, which is None for an artifact. Calls `tell` with a line of
+    progress before it compiles, because a compilation may take long.
     """
     if model.is_dir():
         # loading an artifact needs neither the compiler nor the database

@@ -1,4 +1,4 @@
-"""The option `--on WORKER`, with which commands run their programs on a worker of the service."""
+"""The option `--on WORKER`, with which a command runs its programs on a worker of the service."""
 
 from __future__ import annotations
 
@@ -31,13 +31,17 @@ OnOption = Annotated[
 def device_for(
     on: str | None, target: str, storage: Storage, given: GivenInputs | None = None
 ) -> Iterator[tuple[Device, Target]]:
-    """Yield the device on which a command runs, and the target for which it compiles.
+    """Yield the device on which a command runs its programs, and the target for which it compiles.
 
-    Without `on`, the device is this machine, and programs run on the inputs `given`. With `on`,
-    the target "host" means the best target of the worker.
+    Args:
+        on: the name or id of a worker; None for this machine.
+        target: a target's name; "host" is the best target of the device.
+        storage: the database, in which a worker's requests are queued.
+        given: samples and values for the inputs of programs; only for this machine.
 
     Raises:
-        UserError: if the worker is absent, or does not run the target.
+        UserError: if the worker does not take work now or does not run the target, or if `given` is
+            stated for a worker.
         UnknownTargetError: if the worker or the target is unknown.
     """
     from tilewright.compiler.targets.host import resolve_target

@@ -1,7 +1,7 @@
-"""Options of commands, generated from the classes of `service.options`.
+"""Options of commands, generated from the fields of the classes in `service.options`.
 
-The function of a command has one parameter per class of options. `cli.tree` registers the command
-as `with_options(command)`, which has one option per field instead.
+The function of a command has one parameter per class. `cli.tree` registers `with_options(command)`,
+which has one option per field instead.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from tilewright.service.options import (
 
 
 def with_options(command: Callable[..., None], **only: Collection[str]) -> Callable[..., None]:
-    """Return the command with one option per field in place of each parameter of an option class.
+    """Return a command that has one option per field, where `command` has one parameter per class.
 
     Args:
         command: a function with parameters of option classes, such as `ModeOptions`.
@@ -67,7 +67,7 @@ def with_options(command: Callable[..., None], **only: Collection[str]) -> Calla
 
 
 def option_annotation(each: OptionField) -> Any:
-    """Return the annotation of a command's parameter, from a field of an option class."""
+    """Return the `typer` annotation of a command's parameter for a field of an option class."""
     option, text = each.option, each.option.text
     kind, limits = _bare(each.annotation)
     facts: dict[str, Any] = {}
@@ -97,7 +97,10 @@ def _read(each: OptionField, given: Any) -> Any:
 
 
 def _bare(annotation: Any) -> tuple[Any, Between | None]:
-    """Return a type without its metadata, and its limits."""
+    """Split an annotation into the type without metadata and the limits of its values.
+
+    The limits are None if the metadata has no `Between`.
+    """
     limits: Between | None = None
     while get_origin(annotation) is Annotated:
         annotation, *marks = get_args(annotation)

@@ -148,10 +148,10 @@ def _of_stages(
     where: tuple[str, str, int],
     operators: Mapping[str, Sequence[str]] | None = None,
 ) -> list[ModelProfile]:
-    """Profile each program of a run on random inputs, in order.
+    """Profile each segment of a segmented model in the order of execution, on random inputs.
 
-    `where` are the target, the device and the threads. `operators` maps kernels to their
-    operators, if known.
+    `where` is the target's name, the device's model name and the number of threads. `operators` has
+    the operators of each kernel by kernel name, if they are known.
     """
     from tilewright.service.jobs.inputs.segment_inputs import DRAWN, staged_inputs
     from tilewright.service.jobs.report.profiling import SAMPLES, ModelProfile, steps_of
@@ -224,10 +224,10 @@ def _of_known_stages(
     dims: Mapping[str, Sequence[int | str]],
     on: str | None,
 ) -> list[ModelProfile]:
-    """Profile the segments of a model with data-dependent sizes, on this machine.
+    """Compile a model with data-dependent sizes, and profile its segments on this machine.
 
     Raises:
-        UserError: if `on` names a worker.
+        UserError: if `on` names a worker, because workers do not profile such models.
     """
     from tilewright.compiler.runtime.guarded import GuardedModel
     from tilewright.compiler.sizes.hinted_ranges import hinted_shares

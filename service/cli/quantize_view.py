@@ -1,4 +1,4 @@
-"""Output of `tilewright quantize`."""
+"""Formats the output of `tilewright quantize`."""
 
 from __future__ import annotations
 
@@ -31,7 +31,11 @@ LEGEND = (
 
 
 def report_view(report: QuantizeReport) -> RenderableType:
-    """Return a summary of the quantisation, the outputs, and the slowest parts."""
+    """Return a printable report: the method, the outputs' accuracy, the slowest parts and the
+    times.
+
+    A part is a group of layers that are timed together, because they share kernels.
+    """
     parts = _parts(report)
     lines: list[RenderableType] = [Text(f"{report.method}; {_samples(report)}"), Text()]
     lines += [_outputs(report.outputs), Text(), parts, Text(LEGEND, style="dim"), Text()]
@@ -41,7 +45,11 @@ def report_view(report: QuantizeReport) -> RenderableType:
 
 
 def decibels(fidelity: Fidelity | None) -> str:
-    """Return the SQNR of a fidelity: "-" for None, "n/a" for noise without a signal."""
+    """Return the signal-to-noise ratio (SQNR) of a quantised value as text, such as "31.5 dB".
+
+    The text is "-" without a measurement, "exact" without noise, and "n/a" for noise without a
+    signal.
+    """
     if fidelity is None:
         return "-"
     found = fidelity.sqnr_db
@@ -53,7 +61,10 @@ def decibels(fidelity: Fidelity | None) -> str:
 
 
 def cosine_text(fidelity: Fidelity | None) -> str:
-    """Return the cosine of a fidelity: "-" for None, "n/a" if it is undefined."""
+    """Return the cosine similarity of a quantised value and its float32 value as text.
+
+    The text is "-" without a measurement, and "n/a" if the cosine is undefined.
+    """
     if fidelity is None:
         return "-"
     return UNDEFINED if math.isnan(fidelity.cosine) else f"{fidelity.cosine:.6f}"
@@ -83,7 +94,10 @@ def _outputs(outputs: Sequence[OutputFidelity]) -> Table:
 
 
 def _parts(report: QuantizeReport) -> Table:
-    """Return a table of the parts that take most time in float32, in the model's order."""
+    """Return a table of the `ROWS` parts that take most time in float32, in the model's order.
+
+    A part is a group of layers that are timed together.
+    """
     parts = report.times.parts
 
     def layers(part: ModelPart) -> list[LayerReport]:

@@ -197,7 +197,19 @@ def _samples(
     *,
     random: bool,
 ) -> Samples:
-    """Return the samples that the options select. Raises UserError unless they select one kind."""
+    """Read the samples of `--calibration`, or generate random ones at fixed sizes.
+
+    Args:
+        model: an ONNX file.
+        calibration: a file or folder of samples or images; None for random samples.
+        method: the quantisation method. Static int8 needs `calibration` or `random`.
+        dims: sizes of --dim by dimension.
+        pictures: the texts of the options for images, by option.
+        random: whether `--random` is given.
+
+    Raises:
+        UserError: if options contradict each other, or if static int8 has no samples.
+    """
     from tilewright.compiler.errors import unknown_choice
     from tilewright.compiler.frontend.dimensions import check_dims, model_ports
     from tilewright.compiler.frontend.model_file import read_model

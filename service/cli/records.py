@@ -263,7 +263,11 @@ def _storage() -> Iterator[Storage]:
 def _views(
     records: Sequence[StoredRecord], storage: Storage, *, every_name: bool
 ) -> list[StoredRecordView]:
-    """Return records with the names of their workloads, or with those that are named quickly."""
+    """Return records as views, with the names of their workloads.
+
+    With `every_name`, all workloads without a name are named first. Otherwise only one batch of
+    them is named, which is fast.
+    """
     from tilewright.service.api.record_views import stored_record_view
     from tilewright.service.jobs.knowledge.families import name_workloads
 

@@ -129,7 +129,7 @@ def _summary(job: JobView) -> str:
 
 
 def _tell_reason(job: JobView, out: Console) -> None:
-    """Print why a job waits or is incomplete, with a remedy."""
+    """Print why a job waits or ended incomplete, with a remedy."""
     if job.reason:
         state = job.state.replace("_", " ")
         out.print(with_reason(state, job.reason), soft_wrap=True, markup=False)
@@ -143,7 +143,7 @@ def _tell_result(job: JobView, out: Console) -> None:
 
 
 def _check_free(output: Path | None) -> None:
-    """Check that the output path does not exist. Raises UserError otherwise."""
+    """Check that nothing exists at the path of --output. Raises UserError otherwise."""
     if output is not None and (output.exists() or output.is_symlink()):
         raise UserError(f"--output '{output}' exists already")
 
@@ -174,7 +174,11 @@ def list_jobs(
 
 
 def of_job(act: Callable[[Client, str, bool], Job]) -> Callable[..., None]:
-    """Return a command that acts on one job and shows it. The docstring of `act` is its help."""
+    """Return a command that calls `act` for a job and prints the job that `act` returns.
+
+    `act` takes the client, the job's id, and whether the output is JSON. Its docstring is the
+    command's help.
+    """
 
     def command(
         job: JobName,
@@ -369,9 +373,10 @@ def find_records(
 
 
 def _target_name(given: str, key: str) -> str:
-    """Return a target's name for the value of --target.
+    """Return the name of a target to show, from the value of --target and the key of the target.
 
-    `host` is the service's machine, so the key in its answer decides the name.
+    `host` means the machine of the service, so its name is looked up by the key. An unknown key is
+    shown itself.
     """
     if given.partition(":")[0] != "host":
         return given

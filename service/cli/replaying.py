@@ -76,7 +76,7 @@ def _list(storage: Storage, out: Console) -> None:
 
 
 def _facts(run: StoredRun) -> dict[str, Any]:
-    """Return a run as plain data for `json`."""
+    """Return the facts of a recorded tuning run as plain data for `json.dumps`."""
     return {
         "id": run.id,
         "tasks": len(run.inputs),
@@ -92,7 +92,11 @@ def _facts(run: StoredRun) -> dict[str, Any]:
 
 
 def _repeat(storage: Storage, run: StoredRun, curve: Path | None, out: Console) -> Repeated:
-    """Repeat a run, and print its progress."""
+    """Replay a recorded tuning run, print its progress, and write its curve to a CSV file if given.
+
+    Raises:
+        UserError: if the file `curve` cannot be written.
+    """
     from tilewright.service.jobs.report.replaying import repeat
     from tilewright.tuner.events import Progress, Recorded
 
@@ -133,7 +137,11 @@ def _repeat(storage: Storage, run: StoredRun, curve: Path | None, out: Console) 
 
 
 def _retold(run: StoredRun, result: Repeated) -> dict[str, Any]:
-    """Return a run, the origins of its candidates and its curve as plain data for `json`."""
+    """Return the facts and the replay of a tuning run as plain data for `json.dumps`.
+
+    The replay adds the number of candidates by origin, and the curve: the model's time after each
+    number of trials.
+    """
     from tilewright.tuner.events import Progress
 
     return {

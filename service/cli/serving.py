@@ -120,7 +120,12 @@ def serve(
 
 
 def _server_settings(as_json: bool, **options: object) -> Settings:
-    """Return the settings of a server process. It logs from the level of the settings."""
+    """Return the settings with changes from the command line, and set up the log of a server
+    process.
+
+    Unlike other commands, a server process uses the log level of the settings. `options` are new
+    values by setting; None keeps a setting.
+    """
     from tilewright.service import logs
     from tilewright.service.settings import Settings
 
@@ -131,7 +136,9 @@ def _server_settings(as_json: bool, **options: object) -> Settings:
 
 
 def _printing_options(as_json: bool) -> list[str]:
-    """Return the options about output with which this command runs, for another one."""
+    """Return the output options of this command, such as ["--quiet", "--json"], to pass them on to
+    a child process.
+    """
     return [*filter(None, [verbosity().value]), *["--json"] * as_json]
 
 
@@ -183,9 +190,11 @@ def url_host(host: str) -> str:
 
 
 def _local_worker(settings: Settings, port: int) -> list[str]:
-    """Return arguments of `server worker` for the service that listens on this port, without TLS.
+    """Return the arguments of `server worker` that connect it to the service on this port, without
+    TLS.
 
-    The worker's spool is in the data folder, so this user's other workers do not share it.
+    The worker's spool is in the service's data folder, so that no other worker of this user shares
+    it.
     """
     import ipaddress
 
@@ -207,7 +216,8 @@ def _local_worker(settings: Settings, port: int) -> list[str]:
 
 
 class Supervised:
-    """Runs a command of `tilewright server` in a child process, and restarts it when it ends.
+    """Runs `tilewright server COMMAND` in a child process, and restarts the process whenever it
+    ends.
 
     Args:
         command: `tuner` or `worker`.
@@ -239,14 +249,16 @@ class Supervised:
                 self._process = self._start()
 
     def ask_to_end(self) -> None:
-        """Terminate the child, and do not restart it."""
+        """Send SIGTERM to the child process, and do not restart it. Returns before the process has
+        ended.
+        """
         self._stopping.set()
         self._thread.join()
         if self._process.poll() is None:
             self._process.terminate()
 
     def wait(self) -> None:
-        """Wait for the child's end, and kill it after STOP_SECONDS."""
+        """Wait until the child process has ended. Kills it after STOP_SECONDS."""
         try:
             self._process.wait(STOP_SECONDS)
         except subprocess.TimeoutExpired:

@@ -15,10 +15,10 @@ Tell = Callable[[str], None]
 
 @contextmanager
 def telling(out: Console | None) -> Iterator[Tell]:
-    """Yield a function that shows the name of a command's current step.
+    """Yield a function that prints the name of the step that a command starts.
 
-    On a terminal it updates one line, and otherwise it prints a line per step. It shows nothing
-    without a console, or with `--quiet`.
+    On a terminal it updates one line, and otherwise it prints a line per step. It prints nothing if
+    `out` is None, or with `--quiet`.
     """
     with LiveLine(None if verbosity() is Verbosity.QUIET else out) as line:
         yield line.show

@@ -46,7 +46,10 @@ def say_json(value: Any) -> None:
 
 
 def _plain(value: Any) -> Any:
-    """Return a view or a dataclass as plain data. Raises TypeError for others, for `json`."""
+    """Return a pydantic model or a dataclass as data that `json` can write.
+
+    `json` calls it for values of unknown types. Raises TypeError for any other value.
+    """
     if hasattr(value, "model_dump"):
         return value.model_dump(mode="json")
     if is_dataclass(value):

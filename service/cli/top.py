@@ -59,7 +59,7 @@ def top(
 
 
 def _jobs(client: Client) -> list[Job]:
-    """Return the newest jobs, and all running jobs, even if many newer jobs wait."""
+    """Return the newest jobs, and all running or verifying jobs, which may be older."""
     found = [*client.jobs(limit=NEWEST, results=False)]
     for state in AT_WORK:
         found += client.jobs(state, NEWEST, results=False)

@@ -1,4 +1,4 @@
-"""The tree of commands by their words, in the order of the help."""
+"""The commands by their words, such as `job` and `list`, in the order of `tilewright --help`."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class CommandGroup:
     """Commands that share their first word, such as `job list` and `job show`.
 
     Attributes:
-        help: the description of the first word in the program's help.
+        help: the text about the group in the output of `tilewright --help`.
         commands: the commands by their second word.
     """
 
