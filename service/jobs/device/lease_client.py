@@ -2,7 +2,7 @@
 
 A request is a batch of kernel measurements or a run of programs; the client treats both alike. The
 request's id ensures that it is queued only once. A request is first offered to one worker. Its
-outcome is either a plausible result or the reason why there is no result.
+outcome is either a plausible result or the reason for a missing result.
 """
 
 from __future__ import annotations

@@ -127,7 +127,7 @@ def not_planned(found: NoAnswer, limits: Limits) -> CompilerError | JobCancelled
     A crash is also logged.
 
     Args:
-        found: the reason why there is no result.
+        found: the reason for a missing result.
         limits: the limits of the child process.
     """
     what = "reading and planning the model"

@@ -105,7 +105,7 @@ def _layers(count: int, edges: Sequence[tuple[int, int]]) -> list[int]:
 
 
 class _Net:
-    """The graph to draw, with a vertex for each box and each bend of an edge.
+    """The graph to lay out, with a vertex for each box and each bend of an edge.
 
     Edges connect only vertices in adjacent layers.
 

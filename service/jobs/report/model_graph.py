@@ -72,7 +72,7 @@ class GraphStepKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class GraphStep:
-    """A step of the plan, drawn as a box.
+    """A step of the plan, shown as a box.
 
     Attributes:
         kind: the kind of the step.
@@ -108,7 +108,7 @@ class GraphStep:
 
 @dataclass(frozen=True, slots=True)
 class GraphEdge:
-    """A value that one step computes and another reads, drawn as a line.
+    """A value that one step computes and another reads, shown as a line.
 
     Attributes:
         start: the index in `ModelGraph.steps` of the step that computes the value.
