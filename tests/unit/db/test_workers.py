@@ -28,6 +28,7 @@ def test_register_and_heartbeat(workers: WorkerStore, clock: Any) -> None:
     assert workers.get(worker.id) == worker
     clock.advance(61)
     assert workers.get(worker.id).health is Health.LOST
+    assert workers.presences()[worker.id].health is Health.LOST
     assert workers.list(alive=True) == []
     assert len(workers.list()) == 1
     back = workers.heartbeat(worker.id, device={"cores": 4, "governor": "performance"})
