@@ -138,7 +138,7 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """Event: the finalists of a task were compared, and the fastest became the task's record."""
+    """Event: the finalists of a task were compared, and one of them became the task's record."""
 
     task: TaskSnapshot
     record: TuningRecord

@@ -1,10 +1,11 @@
 """Forecasts of the gain of more trials, per task and per model, and their accuracy.
 
-The model treats the trials of a task as a random sample whose times are uniformly distributed near
-the fastest possible time. Then the fastest of n samples is expected `scale / n` above that time,
-and consecutive sorted times have equal expected distances. The next sample is a new minimum with
-probability 1 / (n + 1) (Renyi 1962, the theory of records). So the sorted times give the expected
-gain of m more trials: scale * (1 / n - 1 / (n + m)).
+A forecast assumes that the times of a task's trials are a random sample of a distribution that is
+uniform near the fastest possible time. Then the fastest of n samples is expected to lie `scale / n`
+above this time, and the expected differences between consecutive sorted times are equal. The next
+sample is a new minimum with probability 1 / (n + 1) (Renyi 1962, the theory of records). So `scale`
+is estimated from the sorted times, and the expected gain of m more trials is
+scale * (1 / n - 1 / (n + m)).
 
 A search with a cost model finds the best candidates early, unlike a random sample. Two factors
 correct for this difference. `freshness` lowers the expected gain as the fastest trial becomes

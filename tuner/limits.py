@@ -101,8 +101,8 @@ class RunLimits:
     def is_over(self, tasks: int) -> bool:
         """Whether screening batches in flight must be cancelled, because too little time is left.
 
-        `tasks` is the number of tasks whose finalists are still to be compared. The limit is half
-        of the time reserved for them.
+        `tasks` is the number of tasks whose finalists are still to be compared. True if at most
+        half of the time reserved for these comparisons is left.
         """
         left = self.seconds_left
         return left is not None and left <= self.finals_seconds(tasks) / 2

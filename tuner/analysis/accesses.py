@@ -235,10 +235,10 @@ def _lines(form: Form, sizes: tuple[int, ...]) -> float:
 
 
 def _reach(extent: int, terms: tuple[FormTerm, ...], sizes: tuple[int, ...]) -> int:
-    """Return how many indices of a dimension lie between the smallest and the largest index used.
+    """Return the length of the index range, from smallest to largest, that is used in a dimension.
 
-    Both are included. `extent` is the size of the dimension, `terms` is its index expression, and
-    `sizes` are the iterations along each axis.
+    `extent` is the size of the dimension, `terms` is its index expression, and `sizes` are the
+    numbers of iterations along each axis.
     """
     reach = 1
     for number, divisor, coefficient in terms:
@@ -270,9 +270,9 @@ class MemoryAccess:
 
 @memo(16384)
 def access(load: Load) -> MemoryAccess | None:
-    """Analyse the address of a load; return None if the load does not read memory.
+    """Analyse the address of a load from memory.
 
-    Loads of registers and of constant tables, whose values are part of the code, do not.
+    Return None for a load of a register, or of a constant table, whose values are part of the code.
     """
     if load.tensor.space is not Space.MEMORY:
         return None

@@ -1,8 +1,9 @@
 """Features of a candidate for the cost model: named columns, computed from its loop nest.
 
-The two heaviest statements are described in full; totals cover all statements. Values that span
-orders of magnitude are base-2 logarithms. Columns that compare a candidate with its task's default
-schedule make tasks of different size comparable. `docs/features.md` says what each column means.
+The two statements with the most work are described in detail; totals cover all statements. Values
+that span orders of magnitude are base-2 logarithms. Columns that compare a candidate with its
+task's default schedule make tasks of different size comparable. `docs/features.md` explains each
+column.
 """
 
 from __future__ import annotations
@@ -461,10 +462,10 @@ def _own_columns(
 
 
 def _intensities(statement: ComputeCosts) -> Iterable[float]:
-    """Yield the arithmetic intensity (operations per byte touched) of nested parts of a statement.
+    """Yield CURVE samples of a statement's arithmetic intensity (operations per byte touched).
 
-    The CURVE samples, as logarithms, go from the register tile alone to all loops around it. They
-    are interpolated linearly between the loops.
+    The first sample is for the register tile alone, the last one for all loops around it. Samples
+    between loops are interpolated linearly. All values are base-2 logarithms.
     """
     operations = statement.points * statement.lanes
     curve = []

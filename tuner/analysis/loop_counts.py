@@ -1,7 +1,8 @@
 """Trip counts of the loops around a `Compute` and sizes of its tiles.
 
-They do not depend on the expression that the `Compute` evaluates. Candidates of one workload have
-many loops in common, so equal loops share one object, which caches the bytes of each access form.
+Counts and sizes do not depend on the expression that the `Compute` evaluates. Candidates of one
+workload have many loops in common, so equal loops share one object, which caches the bytes of each
+access form.
 """
 
 from __future__ import annotations

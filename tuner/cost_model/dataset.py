@@ -113,7 +113,7 @@ def _device(measurement: Measurement) -> DeviceFacts | None:
 
 
 def task_name(key: RecordKey) -> str:
-    """Return the value of `Sample.task` for a record key."""
+    """Return the task name that the samples of a record key have in common (`Sample.task`)."""
     return f"{key.workload_key} {key.target_key} {key.threads} {key.numerics}"
 
 

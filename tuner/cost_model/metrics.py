@@ -1,4 +1,4 @@
-"""Ranking quality of cost models, on tasks that they were not trained on.
+"""Measures of how well cost models rank the candidates of tasks on which they were not trained.
 
 Every score is computed per task and then averaged: candidates of different tasks are never
 compared.

@@ -68,7 +68,7 @@ class AllPairs:
         self._target = _sigmoid((logarithms[self._first] - logarithms[self._second]) / NOISE)
 
     def __call__(self, predicted: np.ndarray, matrix: Any) -> tuple[np.ndarray, np.ndarray]:
-        """Return the first and second derivatives of the loss by each sample's score.
+        """Return the first and second derivatives of the loss with respect to each sample's score.
 
         Both have the shape (number,). `matrix` is XGBoost's training matrix; it is unused.
         """
