@@ -174,7 +174,10 @@ class Pipeline:
         return self._runner.resume()
 
     def adopt(self, state: TaskState, request: MeasureRequest) -> None:
-        """Add a batch for a request that an earlier process sent; wait for its result, too."""
+        """Add a batch for a request of an earlier process, so that `finished` returns its result.
+
+        `state` is the state of the request's task.
+        """
         self._batches.append(
             Batch(
                 self._next_number(),

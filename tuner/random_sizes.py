@@ -234,9 +234,10 @@ def _spread(dimension: Dimension) -> dict[int, float]:
 
 
 def _count(interval: Dimension) -> int:
-    """Return how many sizes to select from an interval: one for each time that it doubles.
+    """Return how many sizes to select from an interval.
 
-    The result is at least 1 and at most DRAWN_OF_INTERVAL.
+    It is one for each doubling between the lower and the upper end, at least 1 and at most
+    DRAWN_OF_INTERVAL.
     """
     doubled = math.log2((interval.high or 1) / max(interval.low, 1))
     return min(max(math.ceil(doubled), 1), DRAWN_OF_INTERVAL)

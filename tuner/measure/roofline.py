@@ -140,7 +140,8 @@ class DotPeak:
         accumulator: the type of the sums.
         operand: the type of the operands.
         groups: number of operand groups (`speeds.DOTS`) that one instruction multiplies per lane.
-            For AMX tile registers, the rounds for which one pass over all registers counts.
+            For AMX tile registers, the number of rounds (one group per lane and chain) to which one
+            pass over all registers corresponds.
         in_tiles: whether the instruction works on AMX tile registers.
     """
 

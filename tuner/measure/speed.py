@@ -35,7 +35,9 @@ _NotNegative = Annotated[float, Between(0.0, math.inf)]
 
 @dataclass(frozen=True, slots=True)
 class Speed(JsonValue):
-    """One reading of the reference kernel, which has an arithmetic and a memory part.
+    """The times of one run of the reference kernel, by which a device's present speed is measured.
+
+    One part of the kernel is limited by arithmetic, the other one by memory accesses.
 
     Attributes:
         arithmetic_seconds, memory_seconds: the time of each part.
@@ -55,7 +57,7 @@ class Speed(JsonValue):
     def disturbed(self) -> bool:
         """Whether the device was too slow at this moment for reliable measurements.
 
-        It was if a ratio exceeds its limit, ARITHMETIC_LIMIT or MEMORY_LIMIT.
+        This is the case if a ratio exceeds its limit, ARITHMETIC_LIMIT or MEMORY_LIMIT.
         """
         return self.arithmetic_ratio > ARITHMETIC_LIMIT or self.memory_ratio > MEMORY_LIMIT
 

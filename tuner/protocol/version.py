@@ -26,7 +26,7 @@ def check_protocol(data: object) -> None:
     """Check that a message in its JSON form has the protocol version of this release.
 
     Raises:
-        ProtocolError: if it has not.
+        ProtocolError: if the version is missing or differs.
     """
     version = data.get("protocol") if isinstance(data, Mapping) else None
     if version != PROTOCOL:

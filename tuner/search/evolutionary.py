@@ -48,7 +48,7 @@ class Evolutionary:
         self._memory.update(results)
 
     def _breed(self) -> list[Schedule]:
-        """Evolve a population over GENERATIONS, and return its new schedules, best score first.
+        """Evolve a population for GENERATIONS generations; return new schedules, best score first.
 
         A schedule is new if it was neither suggested nor measured.
         """
