@@ -1,4 +1,6 @@
-"""Entry point of the program `tilewright`. It also works without the package's extras."""
+"""Entry point of the program `tilewright`, even in an installation without the command line's
+packages.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +8,10 @@ import sys
 
 
 def main() -> None:
-    """Run the command line, or name the extra that it needs."""
+    """Run the command line.
+
+    If a package is missing, print the `pip` command that installs it, and exit with status 1.
+    """
     try:
         from tilewright.service.cli import main as run
     except ModuleNotFoundError as error:

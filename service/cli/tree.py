@@ -155,7 +155,7 @@ def paths() -> Iterator[str]:
 
 
 def add_commands(app: typer.Typer) -> None:
-    """Add all commands to an application."""
+    """Register all commands of `TREE` with a Typer application, and a group per first word."""
     for word, found in TREE.items():
         if isinstance(found, CommandGroup):
             group = typer.Typer(help=found.help, no_args_is_help=True)
@@ -167,7 +167,7 @@ def add_commands(app: typer.Typer) -> None:
 
 
 class SingleValues(TyperCommand):
-    """A command that rejects a repeated option, unless the option is repeatable."""
+    """A command that rejects an option given twice, unless the option accepts several values."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Parse the arguments.
@@ -186,7 +186,7 @@ class SingleValues(TyperCommand):
 
 
 class Root(TyperGroup):
-    """The root of the tree of commands. For an unknown command it suggests similar commands."""
+    """The group of all commands. For an unknown command, its error suggests similar commands."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """Return the command of the first argument.
@@ -201,7 +201,9 @@ class Root(TyperGroup):
 
 
 def similar(word: str) -> list[str]:
-    """Return commands whose last word resembles a word, such as ["tilewright job submit"]."""
+    """Return commands whose last word is similar to `word`: ["tilewright job submit"] for
+    "submti".
+    """
     endings: defaultdict[str, list[str]] = defaultdict(list)
     for path in dict.fromkeys((*TREE, *paths())):
         endings[path.rpartition(" ")[2]].append(f"tilewright {path}")

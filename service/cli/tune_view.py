@@ -1,4 +1,4 @@
-"""Output of `tilewright tune`: a progress line, and a report at the end."""
+"""Prints the output of `tilewright tune`: a progress line, and a report at the end."""
 
 from __future__ import annotations
 
@@ -27,10 +27,12 @@ from tilewright.tuner.events import Event
 
 
 class LineWatcher(JobWatcher):
-    """Prints progress: an updated line on a terminal, or a line per phase in a pipe.
+    """Prints the progress of `tilewright tune`: an updated line on a terminal, else a line per
+    phase.
 
-    During tuning, Ctrl-C ends the tuning; before and afterwards it ends the program. The results
-    are printed as soon as tuning ends, because building or verifying the artifact may fail.
+    During tuning, Ctrl-C ends only the tuning; before and afterwards, it ends the program. The
+    results are printed when tuning ends and before the artifact is built, because the build may
+    fail.
     """
 
     def __init__(
@@ -106,9 +108,12 @@ def _progress(tracker: Tracker) -> ProgressView:
 
 
 def tell(out: Console, report: Mapping[str, Any], output: Path | None) -> None:
-    """Print the report of a tuning run: the served schedules with the reason, and their speed-up.
+    """Print which schedules a tuned model uses, the reason, and the speed-up.
 
-    With an `output` folder, also print how to run the artifact in it.
+    Args:
+        out: the console.
+        report: the job's result as JSON data.
+        output: the folder of the artifact, for a line on how to run it; None without an artifact.
     """
     for line in result_lines(report):
         out.print(line, soft_wrap=True, markup=False)

@@ -14,7 +14,9 @@ import typer
 
 
 class Verbosity(Enum):
-    """How much a command prints besides its results, warnings and errors."""
+    """The amount of output besides results, warnings and errors. The values are the
+    options' names.
+    """
 
     QUIET = "--quiet"
     """Nothing; logs from level warning."""
@@ -40,7 +42,9 @@ def verbosity() -> Verbosity:
 
 
 def with_verbosity(command: Callable[..., None]) -> Callable[..., None]:
-    """Return the command with `--quiet` and `--verbose`, whose values `verbosity` returns."""
+    """Add the options `--quiet` and `--verbose` to a command, and set `verbosity()` while
+    it runs.
+    """
     signature = inspect.signature(command, eval_str=True)
     options = [
         Parameter(name, Parameter.KEYWORD_ONLY, default=False, annotation=annotation)

@@ -35,10 +35,10 @@ MOST_TASKS = 10
 
 
 def listed_tasks(tasks: Sequence[TaskView], verbose: bool) -> list[RenderableType]:
-    """Return a table and notes on the tasks of a finished job.
+    """Return a table of a finished job's tasks, and lines of notes below it.
 
-    The table has the `MOST_TASKS` most expensive tasks with a known time. With `verbose` it has all
-    tasks.
+    The table has the `MOST_TASKS` tasks that take most time in one run of the model. With `verbose`
+    it has all tasks, even those without a measurement.
     """
     known = [task for task in tasks if task.best_seconds or task.default_seconds]
     shown = tasks if verbose else sorted(known, key=_cost, reverse=True)[:MOST_TASKS]
@@ -57,14 +57,19 @@ _OPEN = re.compile(r"(?<![a-jl-wyzA-Z])s\d+")
 
 
 def sizes_note(names: Sequence[str]) -> str:
-    """Return a note that explains sizes such as `s0` in names of workloads, or "" without them."""
+    """Return a note that explains symbols of dynamic sizes in the names of workloads, such as `s0`.
+
+    Returns "" if no name has such a symbol.
+    """
     found = sorted({size for name in names for size in _OPEN.findall(name)})
     sizes = "a size of its workload" if len(found) == 1 else "sizes of their workload"
     return f"{', '.join(found)}: {sizes} that each run decides" if found else ""
 
 
 def task_table(tasks: Sequence[TaskView]) -> Table:
-    """Return a table of tasks, the most expensive first."""
+    """Return a table of tasks. The task that takes most time in one run of the model comes
+    first.
+    """
     lines = sorted(task_lines(tasks), key=lambda line: -_cost(line.task))
     return rich_table(table(task_columns.TERMINAL, lines))
 
@@ -102,7 +107,9 @@ def worker_table(listed: Sequence[WorkerView]) -> Table:
 
 
 def selected_line(selected: SelectedSchedules) -> str:
-    """Return a line on how many schedules of a model are known, which are served, and why."""
+    """Return a line on the schedules of a model: how many workloads have a record, and whether
+    tuned or default schedules are used, with the reason.
+    """
     known = known_text(selected.known, selected.workloads, selected.related)
     if not (selected.known or selected.related):
         return f"end to end: {known}; the defaults are served"
@@ -110,7 +117,7 @@ def selected_line(selected: SelectedSchedules) -> str:
 
 
 def timings_table(stages: Sequence[StageTime], title: str = "Time by stage") -> Table:
-    """Return a table with the milliseconds and runs of each stage, in order."""
+    """Return a table with a row per stage: its total milliseconds, and how often it ran."""
     described: tuple[Column[StageTime], ...] = (
         Column("stage", lambda stage: stage.stage, CellKind.TEXT),
         Column("ms", lambda stage: f"{stage.seconds * 1e3:.1f}"),
@@ -120,8 +127,9 @@ def timings_table(stages: Sequence[StageTime], title: str = "Time by stage") -> 
 
 
 def origins_line(tasks: Sequence[TaskView]) -> str:
-    """Return a line that counts a job's candidates and the fastest candidates of tasks by origin.
+    """Return a line that counts a job's candidates by origin, such as the search or the default.
 
+    For each origin, the line also has the number of tasks whose fastest candidate came from it.
     Returns "" without trials.
     """
     counts: Counter[str] = Counter()
@@ -136,7 +144,10 @@ def origins_line(tasks: Sequence[TaskView]) -> str:
 
 
 def rate_line(finished: Finished) -> str:
-    """Return a line with the number of screened candidates, their rate, and the time of finals."""
+    """Return a line with the number and rate of screened candidates, and the seconds of the finals.
+
+    Screening measures each candidate briefly. The finals then compare the fastest ones precisely.
+    """
     screened = finished.screened
     if not screened.candidates:
         return "no candidates were measured"

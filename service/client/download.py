@@ -1,4 +1,4 @@
-"""State of a download in parts: received bytes, headers of the next request, final check."""
+"""A download that can be resumed: received bytes, headers of the next request, and final check."""
 
 from __future__ import annotations
 
@@ -16,10 +16,11 @@ _TOTAL = re.compile(r"bytes (\d{1,19})-\d{1,19}/(\d{1,19})")
 
 
 class Download:
-    """Context manager that downloads a file to `target`, in several parts if a connection breaks.
+    """Context manager for a download to `target`, which may take several requests.
 
-    The file appears at `target` only when it is complete. Every answer must have the same entity
-    tag, so all parts are of one file. If the service states a digest, it is checked at the end.
+    The bytes are written to a temporary file, which is moved to `target` when it is complete and
+    its digest is right. All answers must have the same entity tag, so that their bytes belong to
+    the same version of the file.
     """
 
     def __init__(self, target: Path) -> None:
@@ -44,14 +45,18 @@ class Download:
 
     @property
     def headers(self) -> dict[str, str]:
-        """Return the headers of the request for the missing bytes."""
+        """Return the headers of the next request: a byte range after the bytes received so far."""
         return {"Range": f"bytes={self.received}-"} if self.received else {}
 
     def starts(self, answer: httpx2.Response) -> None:
-        """Read the headers of an answer before its body is written.
+        """Check the headers of an answer. Call it before `write`.
 
-        An answer with the whole file starts the download again. Raises UnreachableError if a
-        partial answer does not continue the bytes received so far, or if its entity tag differs.
+        If the service sends the whole file instead of the missing bytes, discard the bytes received
+        so far.
+
+        Raises:
+            UnreachableError: if a partial answer does not continue the bytes received so far, or if
+                its entity tag differs.
         """
         tag = answer.headers.get("ETag", "")
         part = _TOTAL.fullmatch(answer.headers.get("Content-Range", ""))
@@ -75,7 +80,8 @@ class Download:
     def finish(self) -> None:
         """Check the size and the digest of the file, and move it to `target`.
 
-        Raises UnreachableError if bytes are missing or damaged.
+        Raises:
+            UnreachableError: if bytes are missing or damaged.
         """
         if self._size is not None and self.received < self._size:
             raise UnreachableError(f"the file ended after {self.received} bytes")

@@ -1,4 +1,4 @@
-"""Errors of calls to a service, and which of them are temporary."""
+"""Exceptions of the client, which state whether a repeated request may succeed."""
 
 from __future__ import annotations
 
@@ -73,7 +73,10 @@ class JobEndedError(ClientError):
 
 
 def refusal(answer: httpx2.Response) -> RefusedError:
-    """Return the error of an answer of status 400 or above, whose body has been read."""
+    """Return the exception for an answer with status 400 or above, whose body has been read.
+
+    It is NotKnownError for status 404, and RefusedError otherwise.
+    """
     try:
         problem = ProblemView.model_validate(json.loads(answer.text))
     except (ValueError, RecursionError):  # written by a proxy instead of the service
@@ -93,7 +96,11 @@ def refusal(answer: httpx2.Response) -> RefusedError:
 
 
 def parsed(view: type[ViewT], text: str) -> ViewT:
-    """Return the JSON of an answer as a view. Raises ClientError if it does not match the view."""
+    """Return an answer's JSON text as an instance of `view`.
+
+    Raises:
+        ClientError: if the text is not the JSON of this class.
+    """
     try:
         return view.model_validate_json(text)
     except ValidationError as error:

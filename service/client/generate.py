@@ -1,10 +1,10 @@
 """Generates the blocking client: the modules of `asynchronous/` without `async` and `await`.
 
-`setup.py` runs this file when it builds or installs the package. In a source checkout, run
-`python service/client/generate.py` after a change of `asynchronous/`. `blocking/` is not kept in
-git. httpcore and psycopg build their blocking halves in the same way.
+`setup.py` runs this file when it builds or installs the package. In a source checkout, run `python
+service/client/generate.py` after a change in `asynchronous/`. The folder `blocking/` is not in git.
+httpcore and psycopg generate their blocking code in the same way.
 
-This file imports the standard library alone, since it runs before the package is installed.
+This file imports only the standard library, because it runs before the package is installed.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ DROPPED = ("async", "await")
 
 
 def write_blocking(folder: Path = BLOCKING) -> None:
-    """Write the modules of the blocking client that differ from their sources."""
+    """Generate the modules of the blocking client. Write only those that have changed."""
     folder.mkdir(exist_ok=True)
     for source in sorted(COROUTINES.glob("*.py")):
         path, text = folder / source.name, blocking_text(source)
@@ -47,7 +47,9 @@ def write_blocking(folder: Path = BLOCKING) -> None:
 
 
 def blocking_text(path: Path) -> str:
-    """Return the source of a module of `asynchronous/` as a blocking module."""
+    """Return the source of the blocking module that is generated from a module of
+    `asynchronous/`.
+    """
     if path.name == "__init__.py":
         return '"""The blocking client, generated from `asynchronous/`."""\n'
     note = f"# Generated from asynchronous/{path.name} by generate.py: change the source instead."
@@ -55,9 +57,10 @@ def blocking_text(path: Path) -> str:
 
 
 def without_coroutines(source: str) -> str:
-    """Return source code without `async` and `await`, and with the blocking names of `WORDS`.
+    """Remove `async` and `await` from source code, and rename identifiers according to `WORDS`.
 
-    For example, `async with a: await b()` becomes `with a: b()`.
+    For example, `async with a: await b()` becomes `with a: b()`, and `AsyncClient` becomes
+    `Client`.
     """
     lines = source.splitlines(keepends=True)
     tokens = list(tokenize.generate_tokens(io.StringIO(source).readline))

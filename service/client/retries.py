@@ -1,4 +1,4 @@
-"""Retries of requests to a service that does not answer: how long to wait, and when to stop."""
+"""Decides after a failed request how long to wait before the next attempt, and when to give up."""
 
 from __future__ import annotations
 
@@ -12,12 +12,13 @@ FIRST_PAUSE_SECONDS, LAST_PAUSE_SECONDS = 0.2, 5.0
 
 
 class Retries:
-    """Computes the pauses between the failed attempts of one call, and ends them.
+    """Computes the pauses between the attempts of one call, and ends the attempts after a time
+    limit.
 
-    Each pause is twice the previous one, shortened randomly so that many clients do not return at
-    the same moment. After `patience_seconds`, `pause` raises the error. The time counts from the
-    first failure on: a job whose stream was quiet for an hour has all of its patience left when the
-    stream breaks.
+    Each pause is twice the previous one, shortened at random so that many clients do not return at
+    the same moment. `pause` raises the error once `patience_seconds` have passed since the first
+    failure. The service's next answer resets this limit. A job's event stream that breaks after an
+    hour can therefore be retried for the full time.
     """
 
     def __init__(
@@ -30,19 +31,22 @@ class Retries:
         self._opened: float | None = None
 
     def opened(self) -> None:
-        """Record that a stream was opened.
+        """Record the time at which an event stream was opened.
 
-        A stream that lasts longer than any pause counts as an answer even without data, because a
-        proxy may repeatedly end streams without data.
+        If the stream breaks later than `LAST_PAUSE_SECONDS` after this time, it counts as an answer
+        of the service, even without events. Proxies may end idle streams again and again.
         """
         self._opened = self._clock()
 
     def over(self) -> None:
-        """Reset the pause and the time limit, because the service answered."""
+        """Reset the pause and the time limit after an answer of the service."""
         self._since, self._pause = None, FIRST_PAUSE_SECONDS
 
     def pause(self, error: ClientError) -> float:
-        """Return the seconds before the next attempt. Raises `error` after the last attempt."""
+        """Return the seconds to wait before the next attempt.
+
+        Raises `error` if it is not temporary, or if the time limit would be exceeded.
+        """
         if not error.passing:
             raise error
         now = self._clock()

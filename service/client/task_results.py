@@ -1,4 +1,4 @@
-"""Results about a task: its code, its trials, and their predicted times."""
+"""Results of the client about one task: code, trials, predicted times, records."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""The dashboard: web pages that show the answers of the REST routes."""
+"""The dashboard: web pages that show results of the REST routes."""

@@ -14,9 +14,9 @@ _LOCAL = ("localhost", "127.0.0.1", "::1")
 
 
 def worker_link(server: str, secret: str, name: str) -> str:
-    """Return the address of a page that makes the browser a worker.
+    """Return the address of the page that turns a browser into a measurement worker.
 
-    The token is in the fragment of the address, which browsers do not send.
+    The token `secret` is in the fragment of the address, which browsers do not send to the server.
     """
     return f"{server}/worker#{urlencode({'token': secret, 'name': name})}"
 
@@ -30,16 +30,18 @@ def link_code(link: str) -> QrCode | None:
 
 
 def browsers_measure_here(server: str) -> bool:
-    """Return whether browsers let a page of this server measure.
+    """Return whether browsers permit measurements on pages of this server.
 
-    They do for a page over TLS, or from this machine.
+    They require a page that was loaded over TLS, or from the same machine.
     """
     found = urlsplit(server)
     return found.scheme == "https" or found.hostname in _LOCAL
 
 
 def worker_command(server: str, secret: str, name: str) -> str:
-    """Return shell commands that save the token with mode 0600, and start a worker with it."""
+    """Return shell commands that store the token in a file with mode 0600, and start a
+    worker with it.
+    """
     where, called = shlex.quote(server), shlex.quote(name)
     return (
         f"(umask 077; printf %s {shlex.quote(secret)} > tilewright-token)\n"

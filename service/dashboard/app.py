@@ -1,7 +1,8 @@
-"""The dashboard's application, mounted in the service's: its pages, files and errors.
+"""The ASGI application of the dashboard: routes of pages, static files and error pages.
 
-It shares the state of the service's application, so its routes use the same stores, gate and
-notifier. Pages call the functions of the REST routes with the token from the cookie.
+The service mounts it and shares its `state`, so the routes use the same stores, gate and notifier
+as the REST routes. A page calls the functions of REST routes with the token from the browser's
+cookie.
 """
 
 from __future__ import annotations
@@ -81,7 +82,9 @@ def create_dashboard(service: FastAPI) -> FastAPI:
 
 @cache
 def _routes() -> Sequence[BaseRoute]:
-    """Return the routes of all pages. Every application of this process shares them."""
+    """Return the routes of all pages. They are built once per process and shared by all
+    applications.
+    """
     whole = APIRouter()
     for router in ROUTERS:
         whole.include_router(router)
@@ -89,7 +92,11 @@ def _routes() -> Sequence[BaseRoute]:
 
 
 def _refused(request: Request, problem: ApiProblem) -> Response:
-    """Return a page with the problem, or redirect to the sign-in page without a valid token."""
+    """Return the answer to a request that raised `problem`.
+
+    This is a page with the problem. For status 401, when the token is missing or invalid, it is a
+    redirect to the sign-in page.
+    """
     if problem.status != 401:
         return problem_page(request, problem)
     place = f"{request.scope['root_path']}/sign-in"
@@ -106,7 +113,10 @@ def _refused(request: Request, problem: ApiProblem) -> Response:
 
 
 class _Guarded:
-    """Adds headers to every answer: only the dashboard's files run, and caches keep no pages."""
+    """ASGI middleware that adds security and cache headers to every answer.
+
+    Browsers then run only the dashboard's own scripts, and store no pages in their caches.
+    """
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app

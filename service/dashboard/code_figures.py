@@ -1,4 +1,4 @@
-"""Comparison of two schedules of a task: knobs, counts in their code, and the code."""
+"""Comparison of two schedules of a task: their knobs, statistics of their code, and the code."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ ALGORITHM = "algorithm"
 
 @dataclass(frozen=True, slots=True)
 class CodeSide:
-    """One of two compared schedules.
+    """One of the compared schedules, with the title of its column on the page.
 
     Attributes:
         title: the title of the column.
-        code: the schedule and its code, or None.
+        code: the schedule and its code; None if the code could not be computed.
         refusal: the reason why the code is missing, or "".
     """
 
@@ -29,7 +29,7 @@ class CodeSide:
 
     @property
     def loops(self) -> Table:
-        """The innermost loops of the code."""
+        """A table of the innermost loops; empty without code."""
         return table(LOOPS, () if self.code is None else self.code.loops)
 
 
@@ -38,9 +38,10 @@ class CodeFigures:
     """The comparison of a task's best schedule with its untuned schedule.
 
     Attributes:
-        sides: the best and the untuned schedule, or one side if both are the same.
-        knobs: a table with a row per knob, and a column per side.
-        counts: a table with a row per count in the code, and a column per side.
+        sides: the best and the untuned schedule; only one element if both are the same.
+        knobs: a table with a row per knob, and a column per schedule.
+        counts: a table with a row per statistic of the code, such as an instruction count, and a
+            column per schedule.
     """
 
     sides: tuple[CodeSide, ...]
@@ -57,14 +58,15 @@ class CodeFigures:
         *,
         chosen: bool = True,
     ) -> CodeFigures:
-        """Return the comparison of two schedules.
+        """Compare the best and the untuned schedule of a task.
 
         Args:
-            best: the best schedule and its code, or None.
-            best_refusal: the reason why the best code is missing, or "".
-            untuned: the untuned schedule and its code, or None.
-            untuned_refusal: the reason why the untuned code is missing, or "".
-            chosen: whether the task's schedule is final. Otherwise `best` is its fastest trial.
+            best: the best schedule and its code; None if missing.
+            best_refusal: the reason why `best` is missing, or "".
+            untuned: the untuned schedule and its code; None if missing.
+            untuned_refusal: the reason why `untuned` is missing, or "".
+            chosen: whether tuning of the task has finished with this best schedule. Otherwise
+                `best` is the fastest trial so far.
         """
         sides: tuple[CodeSide, ...] = (
             CodeSide("Best" if chosen else "Fastest trial", best, best_refusal),
@@ -79,7 +81,15 @@ class CodeFigures:
 def _table(
     title: str, sides: Sequence[CodeSide], facts: Callable[[CodeView | None], Mapping[str, str]]
 ) -> Table:
-    """Return the facts of the sides. Those that differ come first, and are bold."""
+    """Return a table with a row per fact and a column per schedule.
+
+    Facts that differ between the schedules come first, in bold.
+
+    Args:
+        title: the title of the column of names.
+        sides: the schedules.
+        facts: returns the values of a schedule's code by name.
+    """
     found = [facts(side.code) for side in sides]
 
     def differs(name: str) -> bool:

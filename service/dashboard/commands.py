@@ -1,4 +1,4 @@
-"""Command lines that correspond to a page. Untrusted names are quoted for a shell."""
+"""Command lines that do the same as a page. Untrusted names in them are quoted for a shell."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ from tilewright.service.show.text import one_sentence
 
 
 def job_commands(job: JobView, server: str) -> list[tuple[str, str]]:
-    """Return pairs (purpose, command line) for a job."""
+    """Return (purpose, command line) pairs for a job: follow it, submit it again, fetch its
+    artifact.
+    """
     where = f"--server {shlex.quote(server)}"
     watch = f"tilewright job watch {job.id} {where}"
     listed = [("follow it", watch)]
@@ -28,7 +30,7 @@ def job_commands(job: JobView, server: str) -> list[tuple[str, str]]:
 
 
 def worker_commands(server: str) -> list[tuple[str, str]]:
-    """Return pairs (purpose, command line) for a new measurement device."""
+    """Return (purpose, command line) pairs that turn a device into a measurement worker."""
     where = f"--server {shlex.quote(server)}"
     return [
         (
@@ -48,7 +50,11 @@ def worker_commands(server: str) -> list[tuple[str, str]]:
 
 
 def _submission(job: JobView) -> list[str]:
-    """Return the arguments that submit a job again. Raises OptionError for an unknown option."""
+    """Return the words of the command that submits a job again with the same options.
+
+    Raises:
+        OptionError: if the job has an option that this release does not define.
+    """
     name = one_sentence(job.model_name) or "model.onnx"
     words = [f"./{name}" if name.startswith("-") else name, "--target", one_sentence(job.target)]
     # the job's columns, and its stored options

@@ -1,4 +1,4 @@
-"""Page that compares the kernels of two jobs: of two devices, two precisions, two versions."""
+"""The page that compares two jobs kernel by kernel, for example on two devices."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def compare(
     b: JobQuery = "",
     rows: RowsQuery = ROWS,
 ) -> Response:
-    """Show the form, and the comparison once both jobs are selected."""
+    """Show a form to select two jobs, and their comparison once both are selected."""
     offered = {
         job.id: job
         for job in routes.list_jobs(storage, token, first_page(request, OFFERED)[0], results=False)
@@ -68,18 +68,23 @@ def compare(
 def _side(
     request: Request, job: JobView, storage: Storage, token: Token
 ) -> tuple[ComparedSide, bool]:
-    """Return the side of a job with its first tasks, and whether the job has more tasks."""
+    """Return the facts of a job for the comparison, with up to `MOST_ROWS` of its tasks.
+
+    Also return whether the job has more tasks.
+    """
     pages, answer = first_page(request, MOST_ROWS)
     tasks = routes.list_job_tasks(job.id, storage, token, pages)
     return side_of_job(job, tasks), has_more(answer)
 
 
 def _ordered(jobs: list[JobView], chosen: JobView | None) -> list[JobView]:
-    """Return the jobs, jobs of the chosen job's model first, and otherwise the newest first."""
+    """Return the jobs, the newest first. Jobs with the same model as `chosen` come before
+    all others.
+    """
     digest = chosen.model if chosen is not None else ""
     return sorted(jobs, key=lambda job: (job.model != digest, -job.created_at))
 
 
 def _same(found: ModelDifference | None) -> int:
-    """Return the number of kernels without a known difference."""
+    """Return the number of kernels that do not differ between the compared jobs; 0 for None."""
     return 0 if found is None else sum(pair.same for pair in found.pairs)

@@ -1,4 +1,4 @@
-"""Pages of cost models: how well each version ranks, and which version tuning runs start from."""
+"""Pages of cost models: the ranking scores of each version, and the version in use."""
 
 from __future__ import annotations
 
@@ -27,7 +27,13 @@ MOST_SCORES = 6
 
 @dataclass(frozen=True, slots=True)
 class TargetModels:
-    """The cost models of a target: a table of versions, the newest first, and a chart of scores."""
+    """The cost models of one target.
+
+    Attributes:
+        target: the name of the target.
+        versions: a table with a row per version, the newest first.
+        chart: the scores of the versions, from the oldest to the newest.
+    """
 
     target: str
     versions: Table
@@ -47,7 +53,13 @@ class TargetModels:
 
 
 def _lines(name: str, colour: int, models: Sequence[CostModelView]) -> tuple[Series, Series]:
-    """Return the lines of a score of all versions, and of the newest version's score of chance."""
+    """Return two lines of a chart: the scores of all versions, and the level of a random ranking.
+
+    Args:
+        name: the name of the score.
+        colour: the number of the lines' colour.
+        models: the versions, the oldest first. The newest one states the level of a random ranking.
+    """
     chance = models[-1].chance.get(name)
     scores = tuple(ChartPoint(model.version, model.scores.get(name)) for model in models)
     level = tuple(ChartPoint(n, chance) for n in sorted({models[0].version, models[-1].version}))

@@ -1,4 +1,6 @@
-"""Pages of devices: the workers, their condition, and actions on them."""
+"""Pages of devices: workers, the condition of their devices, and buttons that drain or
+resume them.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,9 @@ def devices(
     pages: PagesDep,
     gone: bool = False,
 ) -> Response:
-    """Show the workers and their devices. Workers that left are hidden by default."""
+    """Show the workers and their devices. Workers that have left are shown only if `gone`
+    is true.
+    """
     found, now = routes.list_workers(storage, token, pages), storage.clock()
     return page(
         request,
@@ -58,7 +62,10 @@ def devices(
 
 @router.post("/devices/add")
 async def add(request: Request, storage: StorageDep, audit: AuditDep, token: Admin) -> Response:
-    """Create a token for one device, and show how to use it. No other page shows its secret."""
+    """Create a token for one new device, and show how to start its worker with the token.
+
+    The page is the only one that shows the token's secret.
+    """
     form = await form_fields(request)
     in_browser = form.get("kind") != ["python"]
     body = checked_body(
@@ -94,7 +101,10 @@ def drain(
 def use(
     request: Request, worker_id: str, storage: StorageDep, audit: AuditDep, token: Measurer
 ) -> Response:
-    """Give a drained worker leases again. For an admin, this also ends the worker's quarantine."""
+    """Resume a drained worker, so that it gets leases again.
+
+    If the user is an admin, this also ends the worker's quarantine.
+    """
     return _drained(request, worker_id, storage, audit, token, draining=False)
 
 

@@ -1,4 +1,4 @@
-"""Reading of submitted forms."""
+"""Parsing and validation of HTML forms that browsers submit."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ FIELDS_TYPE, FILES_TYPE = b"application/x-www-form-urlencoded", b"multipart/form
 
 
 async def form_fields(request: Request) -> dict[str, list[str]]:
-    """Return the non-empty fields of a form, as lists of values by name.
+    """Return the non-empty fields of a form: for each name, a list of values.
 
     Raises:
-        ApiProblem: 422, if the form is malformed or has files.
+        ApiProblem: 422, if the form is malformed or contains files.
     """
     _check_type(request, FIELDS_TYPE)
     fields: dict[str, list[str]] = defaultdict(list)
@@ -46,7 +46,7 @@ async def form_fields(request: Request) -> dict[str, list[str]]:
 
 
 async def form_file(request: Request, name: str) -> bytes:
-    """Return the file of a form's field, or b"" if the user chose no file.
+    """Return the contents of the file in a form's field, or b"" if the user selected no file.
 
     Raises:
         ApiProblem: 422, if the form is malformed or lacks the field.
@@ -80,14 +80,15 @@ def checked_body(body: type[B], **fields: Any) -> B:
 
 
 def _check_type(request: Request, right: bytes) -> None:
-    """Refuse a form of another content type or charset than the dashboard's pages send.
+    """Reject a form with another content type or charset than the dashboard's pages send.
 
-    The parser decodes the fields of a form with files in the event loop, in the charset that the
-    content type names. The time of Python's punycode decoder grows with the square of the length,
-    and other decoders raise errors of their own. The header is read as the parser reads it.
+    The parser decodes the fields in the charset that the request names, and blocks the event loop
+    meanwhile. The time of Python's punycode decoder grows with the square of the length, and other
+    decoders raise unexpected exceptions. The header is parsed here with the parser's own function,
+    so that both read the same charset.
 
     Raises:
-        ApiProblem: 422.
+        ApiProblem: 422, if the content type or the charset differs.
     """
     content_type, parameters = parse_options_header(request.headers.get("Content-Type"))
     if content_type not in (b"", right):  # without a content type, the form is empty

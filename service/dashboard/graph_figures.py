@@ -1,4 +1,6 @@
-"""Figures of a model's graph: boxes, with colours by time, precision and layout, and edges."""
+"""The drawing of a model's graph: boxes for steps, coloured by time, precision or layout,
+and edges.
+"""
 
 from __future__ import annotations
 
@@ -36,14 +38,15 @@ class StepBox:
         number: the position of the step in the graph.
         step: the step.
         classes: CSS classes that select the colours of the box.
-        left: the x of the left edge, in units of the drawing.
-        top: the y of the upper edge, in units of the drawing.
+        left: the x coordinate of the left edge, in units of the drawing.
+        top: the y coordinate of the upper edge, in units of the drawing.
         name: the first line of text: the name of the step.
-        under: the second line of text: the time, or else the type of the value.
+        under: the second line of text: the time if it was measured, and otherwise the output's
+            type.
         said: the label for screen readers.
-        link: the workload key of the step's kernel, or "".
-        seconds: the time of one run of the step, or None without a measurement.
-        share: the share of the model's time, 0 to 1, or None without a measurement.
+        link: the workload key of the step's kernel, to which the box links; "" without a kernel.
+        seconds: the time of the step in one run of the model; None without a measurement.
+        share: `seconds` as a fraction of the time of all steps, 0 to 1; None without a measurement.
     """
 
     number: int
@@ -65,12 +68,12 @@ class GraphFigures:
 
     Attributes:
         boxes: the boxes of the steps.
-        lines: the edges: (start, end, SVG path).
-        width: the width of the drawing.
-        height: the height of the drawing.
-        heat: the texts of the legend of the time colours.
-        precisions: the legend of precisions: (colour, name, number of steps).
-        layouts: the legend of layouts: (colour, name, number of steps).
+        lines: the edges: (start, end, SVG path), with the numbers of the connected steps.
+        width: the width of the drawing, in its units.
+        height: the height of the drawing, in its units.
+        heat: the labels of the colours that show times, for the legend.
+        precisions: the legend of precisions: (number of the colour, name, number of steps).
+        layouts: the legend of layouts: (number of the colour, name, number of steps).
     """
 
     boxes: tuple[StepBox, ...]
@@ -108,7 +111,11 @@ class GraphFigures:
 
 
 def _seconds(step: GraphStep, known: Mapping[str, TaskView]) -> float | None:
-    """Return the time of one run of a step, from best times; None without a measurement."""
+    """Return the time of a step in one run of the model; None without a measurement.
+
+    It is the sum over the step's kernels, from the best or else the untuned time of each kernel's
+    task. `known` has the tasks by workload key.
+    """
     times = []
     for key, runs in step.kernels:
         task = known.get(key)
@@ -162,7 +169,9 @@ def _box(
 
 
 def _path(points: Sequence[Point]) -> str:
-    """Return an SVG path through the points that is vertical at each point."""
+    """Return a smooth SVG path through the points of an edge. Its tangent is vertical at
+    each point.
+    """
     if not points:
         return ""
     rounded = [(round(x + MARGIN), round(y + MARGIN)) for x, y in points]
@@ -175,7 +184,7 @@ def _path(points: Sequence[Point]) -> str:
 
 
 def _colours(names: Iterable[str]) -> dict[str, int]:
-    """Map the most frequent names to colours, 0 for the most frequent."""
+    """Return numbers of colours for the `KINDS` most frequent names; 0 for the most frequent."""
     return {name: n for n, (name, _) in enumerate(Counter(names).most_common(KINDS))}
 
 

@@ -35,8 +35,8 @@ async def graph(
 ) -> Response:
     """Return the page of a job's graph.
 
-    The page has the drawing if the graph is cached or being computed, or if `wait` is set.
-    Otherwise the browser loads the drawing afterwards.
+    The page contains the drawing if the graph is cached or being computed, or if `wait` is true.
+    Otherwise the browser requests the drawing separately.
     """
     question = await run_in_threadpool(graphs.graph_question, job_id, storage, token)
     found = None
@@ -60,7 +60,7 @@ async def drawing(
     limiter: LimiterDep,
     token: Reader,
 ) -> Response:
-    """Compute the drawing of a job's graph, and return it as a part of the page."""
+    """Return the drawing of a job's graph as HTML, which the browser inserts into the page."""
     question = await run_in_threadpool(graphs.graph_question, job_id, storage, token)
     found = await counted_answer(question, planning, limiter)
 
@@ -82,7 +82,9 @@ async def step(
     limiter: LimiterDep,
     token: Reader,
 ) -> Response:
-    """Show one step: what it computes, and its nodes in the ONNX file."""
+    """Show one step of the graph: its computation, and the ONNX nodes that it was generated
+    from.
+    """
     question = await run_in_threadpool(graphs.graph_question, job_id, storage, token)
     found = await counted_answer(question, planning, limiter)
     if number >= len(found.steps):

@@ -1,6 +1,6 @@
-"""Figures of interactions between two knobs: combinations of values that are fast together.
+"""Tables that show interactions between two knobs: the speed for each combination of their values.
 
-An interaction is the part of the speed that the two knobs do not explain separately.
+The interaction is the part of the speed that is not the product of separate effects of both knobs.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ MOST_STRENGTH = 999.0
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """A cell of `KnobPair`: the fastest trial that has both values.
+    """A cell of `KnobPair`: the speed of the fastest trial with the values of its row and column.
 
     `speed` is relative to the fastest trial of the task, from 0 to 1.
     """
@@ -45,14 +45,15 @@ class Field:
 
 @dataclass(frozen=True, slots=True)
 class KnobPair:
-    """A table of speeds by the values of two knobs.
+    """A table of speeds for the combinations of values of two knobs.
 
     Attributes:
         down: the name of the knob whose values are the rows.
         across: the name of the knob whose values are the columns.
-        columns: the values of the columns.
-        rows: the value of each row, and a field per column; None without a trial.
-        strength: the typical factor by which the speeds deviate from a model in which the knobs act
+        columns: the values of the knob `across`.
+        rows: for each value of the knob `down`, the value and its cells; a cell without a trial is
+            None.
+        strength: the typical factor by which the speeds differ from a model in which both knobs act
             independently; 1 without any interaction.
     """
 
@@ -66,11 +67,11 @@ class KnobPair:
 def interactions(
     trials: Sequence[tuple[Mapping[str, Any], float]], knobs: Sequence[str]
 ) -> tuple[KnobPair, ...]:
-    """Return the pairs of knobs that interact most, the strongest first.
+    """Return tables for the pairs of knobs that interact most, the strongest interaction first.
 
     Args:
         trials: (values by knob, speed) of each successful trial, the fastest first.
-        knobs: the names of the knobs to combine.
+        knobs: the names of the knobs of which pairs are formed.
     """
     found = [_pair(trials, *two) for two in combinations(knobs, 2)]
     pairs = sorted((p for p in found if p is not None), key=lambda p: (-p.strength, p.down))
@@ -78,7 +79,7 @@ def interactions(
 
 
 def value_rank(value: Any) -> tuple[int, float, str]:
-    """Return a sort key: numbers by value, followed by all other values by name."""
+    """Return a sort key for knob values: numbers in ascending order, then other values by name."""
     number = isinstance(value, (int, float)) and not isinstance(value, bool)
     return (0, float(value), "") if number else (1, 0.0, str(value))
 
@@ -116,10 +117,10 @@ def _pair(
 
 
 def _strength(speeds: Mapping[tuple[str, str], float]) -> float:
-    """Return the strength of an interaction, from speeds by (row, column).
+    """Return the strength of an interaction (`KnobPair.strength`), from speeds by (row, column).
 
-    It is the exponential of the root mean square of the logarithms' residuals, after subtracting
-    the means of rows and columns.
+    It subtracts the means of rows and columns from the logarithms of the speeds. The strength is
+    the exponential of the residuals' root mean square.
     """
     left = {place: math.log(speed) for place, speed in speeds.items() if speed > 0.0}
     for _ in range(SWEEPS):

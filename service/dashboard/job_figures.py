@@ -1,4 +1,4 @@
-"""Figures of a job's page: numbers and bars, computed from REST answers."""
+"""Data of a job's page, computed from REST results: tasks, bars of times, and the latency curve."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from tilewright.service.show.units import finite
 
 @dataclass(frozen=True, slots=True)
 class BarPart:
-    """A part of a bar.
+    """The part of a bar that belongs to one task; its length shows the task's time.
 
     Attributes:
         left: the start of the part, in thousandths of the longest bar.
         width: the length of the part, in thousandths of the longest bar.
-        colour: the number of the colour.
-        title: the name, time and share of the part's task.
+        colour: the number of the task's colour.
+        title: the name, time and share of the task.
     """
 
     left: float
@@ -40,18 +40,19 @@ class TimeBar:
 
 @dataclass(frozen=True, slots=True)
 class JobFigures:
-    """The figures of a job's page.
+    """The data of a job's page.
 
     Attributes:
-        rows: the tasks, the most expensive first.
+        rows: the tasks in the page's table, the largest untuned time first.
         more: whether the job has further tasks.
-        bars: the model's untuned and best time, divided into tasks.
-        outcomes: the number of trials by outcome.
+        bars: a bar for the model's untuned time and one for its best time, divided into tasks.
+        outcomes: the number of trials by outcome, such as "ok".
         lines: the lines of the job's report.
-        race: the interval of tuned / untuned time of the whole model, or None.
+        race: the confidence interval (low, high) of tuned over untuned time of the whole model, or
+            None before this comparison.
         untuned: the untuned time of the model, in seconds, or None.
         best: the best time of the model so far, in seconds, or None.
-        measured: the number of tasks that `untuned` and `best` cover, if only some tasks have a
+        measured: the number of tasks that `untuned` and `best` cover, if some tasks have no
             measurement; otherwise None.
         took: the time from the job's start to its end, in seconds, or None before the end.
     """
@@ -93,7 +94,7 @@ class JobFigures:
 
 
 def job_curves(job: JobView, curve: CurveView) -> dict[str, Chart]:
-    """Return charts of the job's latency by their x axis, a key of `OVER`.
+    """Return charts of the job's latency over time, one per key of `OVER`, which names the x axis.
 
     Returns an empty dictionary before the first measurement.
     """
@@ -109,7 +110,10 @@ def _took(job: JobView) -> float | None:
 
 
 def _bars(rows: Sequence[TaskLine], final: bool) -> tuple[TimeBar, ...]:
-    """Return bars of the model's untuned and best time, divided into tasks."""
+    """Return a bar for the model's untuned time and one for its best time, divided into tasks.
+
+    A bar without any known time is left out. `final` is whether the job has ended.
+    """
     best = "best" if final else "best so far"
     times = [
         ("untuned", [cost(row.task, row.task.default_seconds) for row in rows]),
@@ -136,9 +140,9 @@ def _bar(name: str, seconds: Sequence[float], rows: Sequence[TaskLine], longest:
 
 
 def race_interval(job: JobView) -> tuple[float, float] | None:
-    """Return the interval (low, high) of tuned / untuned time of the whole model.
+    """Return the confidence interval (low, high) of tuned over untuned time of the whole model.
 
-    Both times are measured on the device. Returns None without this measurement.
+    The device measures both programs in turn. Returns None without this comparison.
     """
     verdict = (job.result or {}).get("end_to_end") or {}
     comparison = verdict.get("comparison")

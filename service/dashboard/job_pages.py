@@ -1,4 +1,4 @@
-"""Pages of jobs: the list, and one job with its curve, tasks and actions."""
+"""Pages of jobs: the list of jobs, and the page of one job with its curve, tasks and actions."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def job(
 def job_parts(
     request: Request, job_id: str, storage: StorageDep, token: Reader, rows: RowsQuery = ROWS
 ) -> Response:
-    """Return the parts of a job's page that change while it is open."""
+    """Return the sections of a job's page that change while the job runs, as HTML."""
     return page(request, "job_parts.html", **_shown(request, job_id, storage, token, rows))
 
 
@@ -118,7 +118,9 @@ async def job_events(
     notifier: NotifierDep,
     after: Annotated[int, Query(ge=0, le=event_routes.LAST_EVENT)] = 0,
 ) -> AsyncIterator[ServerSentEvent]:
-    """Stream the job's events, and a last event that ends the stream."""
+    """Stream the job's events as server-sent events. A special last event tells the page to
+    stop.
+    """
     last = request.headers.get("last-event-id")
     async for event in event_routes.job_events(request, job, storage, notifier, last, after):
         yield event

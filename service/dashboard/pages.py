@@ -1,4 +1,4 @@
-"""Rendering of pages from templates that escape all values, and functions that pages share."""
+"""Renders pages from HTML templates, which escape all values; helper functions for all pages."""
 
 from __future__ import annotations
 
@@ -70,22 +70,28 @@ def page(request: Request, template: str, status: int = 200, **shown: Any) -> HT
 
 
 def first_page(request: Request, limit: int) -> tuple[Pages, Response]:
-    """Return the first page of a list, as `Pages`, and a response that receives its headers.
+    """Return arguments with which a page calls a REST route that lists items.
 
-    The page token of the request is ignored, because it belongs to another list. Call `has_more`
-    with the response after the list was read.
+    These are a `Pages` with this limit and without a page token, and a response, to which the route
+    adds its headers. The request's own page token is ignored, because it belongs to another list.
+    After the call, `has_more` reads the response.
     """
     response = Response()
     return Pages(request, response, limit, None), response
 
 
 def has_more(response: Response) -> bool:
-    """Return whether a list has another page, from the headers of its response."""
+    """Return whether a list has another page, according to the headers that the REST route
+    has set.
+    """
     return NEXT_TOKEN in response.headers
 
 
 def next_link(request: Request, response: Response) -> str:
-    """Return the link to the next page of the request's list, or "" on the last page."""
+    """Return the link to the next page of the list that a page shows, or "" on the last page.
+
+    `response` has the headers that the REST route has set.
+    """
     token = response.headers.get(NEXT_TOKEN)
     if token is None:
         return ""
@@ -93,12 +99,14 @@ def next_link(request: Request, response: Response) -> str:
 
 
 def address_of(request: Request) -> str:
-    """Return the path and query of the request, from which a page reloads its parts."""
+    """Return the request's path and query, with which the page later reloads its changing
+    sections.
+    """
     return request.url.path + (f"?{request.url.query}" if request.url.query else "")
 
 
 def server_of(request: Request) -> str:
-    """Return the address of the service as the browser knows it: scheme, host and port."""
+    """Return the service's address as the browser uses it: scheme, host and port."""
     return f"{request.url.scheme}://{request.url.netloc}"
 
 

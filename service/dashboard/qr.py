@@ -25,7 +25,7 @@ class QrCode:
 
 
 def qr_code(text: str) -> QrCode:
-    """Return the QR code of a text. It remains readable with a seventh of it covered.
+    """Return the QR code of a text. It stays readable if a seventh of its area is damaged.
 
     Raises:
         ValueError: if the text exceeds 2,331 bytes.

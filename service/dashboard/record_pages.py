@@ -1,4 +1,6 @@
-"""Pages of records: coverage by operator and target, single records, export and import."""
+"""Pages of records: number of tuned workloads by operator and target, single records,
+export, import.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,10 @@ RecordGroup = tuple[str, str, int]
 
 
 def _coverage(found: Sequence[CoverageView], groups: Sequence[RecordGroup]) -> Table:
-    """Return the numbers of workloads, with a row per operator and a column per group."""
+    """Return a table of the number of tuned workloads, with a row per operator.
+
+    Each column is a group of records with the same target and number of threads.
+    """
     counts = {(e.operator, (e.target, e.target_key, e.threads)): e.workloads for e in found}
 
     def operator(name: str) -> Cell:
@@ -91,7 +96,9 @@ def export(
     token: Reader,
     target: routes.TargetQuery = None,
 ) -> Response:
-    """Return a file of signed lines with the served records of one target or of all."""
+    """Return a download with the served records of one target, or of all targets, as signed JSON
+    lines.
+    """
     answer = routes.export(storage, settings, token, target=target or None)
     answer.headers["Content-Disposition"] = 'attachment; filename="records.jsonl"'
     return answer
@@ -101,7 +108,7 @@ def export(
 async def take_in(
     request: Request, storage: StorageDep, settings: SettingsDep, audit: AuditDep, token: Admin
 ) -> Response:
-    """Import a file of signed lines, and show the result."""
+    """Import records from an uploaded file of signed JSON lines, and show the result."""
     lines = await form_file(request, "records")
     if not lines.strip():
         raise invalid("no file was chosen, or the file is empty")
@@ -113,7 +120,7 @@ async def take_in(
 async def withdraw(
     request: Request, record_id: str, storage: StorageDep, audit: AuditDep, token: Admin
 ) -> Response:
-    """Withdraw a record, or all measurements of its worker, and show the effects."""
+    """Withdraw one record, or all records of the worker that measured it, and show the result."""
     form = await form_fields(request)
     found = await run_in_threadpool(routes.shown_record, record_id, storage, token)
     of_worker = form.get("what") == ["worker"]
@@ -131,7 +138,7 @@ async def withdraw(
 
 @router.get("/records/{record_id}")
 def record(request: Request, record_id: str, storage: StorageDep, token: Reader) -> Response:
-    """Show one record: its schedule, its certificate, and the reporters of its measurements."""
+    """Show one record: its schedule, its certificate, and the workers that measured it."""
     found = routes.shown_record(record_id, storage, token)
     names = target_names(storage)
     workload = storage.workloads.workloads([found.record.workload_key])

@@ -1,6 +1,7 @@
-"""Roofline plot of a job's kernels: operations per byte against speed, on logarithmic axes.
+"""Roofline plot of a job's kernels: speed over arithmetic intensity, on logarithmic axes.
 
-Each dot is a kernel. The mark above it is the highest speed that the device allows.
+Arithmetic intensity is the number of operations per byte of memory traffic. Each dot is a kernel. A
+mark above the dot shows the highest speed that the device allows at this intensity.
 """
 
 from __future__ import annotations
@@ -19,9 +20,9 @@ MOST_DOTS = 400
 
 
 def roofline(rows: Sequence[TaskLine]) -> Chart | None:
-    """Return the roofline plot of a job's kernels, or None if none of them computes.
+    """Return the roofline plot of a job's kernels; None if no kernel has a measured speed.
 
-    Kernels that only move bytes are left out.
+    Kernels without arithmetic, such as copies, are left out.
     """
     dots = [dot for row in rows if (dot := _dot(row))]
     dots = sorted(dots, key=lambda dot: -dot.radius)[:MOST_DOTS]
@@ -37,7 +38,10 @@ def roofline(rows: Sequence[TaskLine]) -> Chart | None:
 
 
 def _dot(row: TaskLine) -> ChartPoint | None:
-    """Return the dot of a kernel: its operations per byte and its GFLOP/s."""
+    """Return the dot of a kernel: x is its operations per byte, y is its speed in GFLOP/s.
+
+    Returns None for a kernel without arithmetic or without a measurement.
+    """
     facts = row.task.facts
     flops = finite(facts.get("flops"))
     taken = finite(row.task.best_seconds or row.task.default_seconds)

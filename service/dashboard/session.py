@@ -26,9 +26,9 @@ _AUTHORIZATION = b"authorization"
 
 
 class PageRoute(GatedRoute):
-    """A route of the dashboard. It reads the token from the cookie only.
+    """The class of the dashboard's routes, which read the token only from the cookie.
 
-    Requests that change something are rejected if a page of another site sent them.
+    A request that changes something is rejected unless a page of this service sent it.
     """
 
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -66,12 +66,12 @@ def check_same_origin(headers: Mapping[str, str]) -> None:
 
 
 def keep(response: Response, request: Request, secret: str) -> None:
-    """Store a token in a cookie of the browser."""
+    """Store a token in the browser's session cookie."""
     response.set_cookie(COOKIE, secret, max_age=KEPT_SECONDS, **_attributes(request))
 
 
 def forget(response: Response, request: Request) -> None:
-    """Delete the browser's cookie."""
+    """Delete the browser's session cookie."""
     response.delete_cookie(COOKIE, **_attributes(request))
 
 
@@ -85,5 +85,9 @@ def _attributes(request: Request) -> dict[str, Any]:
 
 
 def safe_next(path: str, root: str) -> str:
-    """Return the page to show after sign-in: `path` if it is in the dashboard, else the jobs."""
+    """Return the address that the browser opens after sign-in.
+
+    This is `path` if it belongs to the dashboard, whose path is `root`, and otherwise the list of
+    jobs.
+    """
     return path if path.startswith(f"{root}/") and path.isprintable() else f"{root}/jobs"

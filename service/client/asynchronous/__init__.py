@@ -1,1 +1,1 @@
-"""The client in coroutines."""
+"""The asynchronous client, whose methods are coroutines."""

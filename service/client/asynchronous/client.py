@@ -1,4 +1,4 @@
-"""The client: a typed method per operation of a service."""
+"""The asynchronous client, with a typed method per operation of the REST interface."""
 
 from __future__ import annotations
 
@@ -421,5 +421,5 @@ class AsyncClient(AsyncConnection):
 
 
 def _given(**params: str | None) -> dict[str, str]:
-    """Return the parameters without those that are None."""
+    """Return the query parameters whose value is not None."""
     return {name: value for name, value in params.items() if value is not None}

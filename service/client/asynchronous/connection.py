@@ -1,4 +1,4 @@
-"""Requests to a service: retries while it is unreachable, paged lists, resumed downloads."""
+"""HTTP requests to a service, with retries, paged lists and resumed downloads."""
 
 from __future__ import annotations
 
@@ -92,12 +92,14 @@ class AsyncConnection:
         once: bool = False,
         **options: Any,
     ) -> httpx2.Response:
-        """Send a request, repeat it while the service is unreachable, and return the answer.
+        """Send a request, and return the answer. Repeat it after temporary errors, as `Retries`
+        decides.
 
         Args:
-            content: returns the body for each attempt.
-            once: send an idempotency key, so that the service executes the request once. An
-                idempotent request needs no key.
+            content: returns a new body for each attempt.
+            once: whether to send an idempotency key, so that the service executes the request only
+                once even if it arrives repeatedly. A request that is idempotent itself needs no
+                key.
         """
         sent = dict(headers or {})
         if once:
@@ -132,7 +134,9 @@ class AsyncConnection:
         *,
         most: int | None,
     ) -> list[ViewT]:
-        """Return the items of a paged list, up to `most`; None for all."""
+        """Return the first `most` items of a list that the service divides into pages; None
+        for all.
+        """
         kind = TypeAdapter(list[view])  # type: ignore[valid-type]
         found: list[ViewT] = []
         token: str | None = None
@@ -151,7 +155,11 @@ class AsyncConnection:
                 return found
 
     async def _stream(self, path: str, after: int, retries: Retries) -> AsyncIterator[JobEventView]:
-        """Yield the server-sent events after number `after`, until the stream ends or breaks."""
+        """Yield the job events with numbers above `after`, until the service ends the stream.
+
+        Raises:
+            UnreachableError: if the connection breaks.
+        """
         headers = {"Last-Event-ID": str(after), "Accept": "text/event-stream"}
         try:
             async with self._http.stream("GET", path, headers=headers) as answer:
@@ -167,7 +175,9 @@ class AsyncConnection:
             raise self._unreachable(error) from error
 
     async def _download(self, path: str, target: Path) -> None:
-        """Save a file; after a broken connection, resume the download."""
+        """Download a file to `target`. A download that breaks off is resumed after the
+        received bytes.
+        """
         retries = self._retries()
         with Download(target) as download:
             while True:
@@ -181,7 +191,7 @@ class AsyncConnection:
                     await asyncio.sleep(retries.pause(error))
 
     async def _part(self, path: str, download: Download) -> None:
-        """Request the missing bytes of a download once, without retries."""
+        """Request the missing bytes of a download, and append them. Does not retry."""
         try:
             async with self._http.stream("GET", path, headers=download.headers) as answer:
                 self._met = True
@@ -196,9 +206,10 @@ class AsyncConnection:
             raise self._unreachable(error) from error
 
     def _unreachable(self, error: httpx2.HTTPError) -> UnreachableError:
-        """Return the error of a failed request.
+        """Return the error to raise for a request that failed in the network.
 
-        It ends the call at once if no service has ever answered at this address.
+        The error permits retries only if the service has answered before. Otherwise its address is
+        probably wrong, and the message names the setting of the address.
         """
         self._met = self._met or not isinstance(error, NOT_MET)
         remedy = (
@@ -212,5 +223,5 @@ class AsyncConnection:
 
 
 def quoted(part: str) -> str:
-    """Return a text as one part of a URL's path, with every special character escaped."""
+    """Escape a text, such as a job's id, for use as one segment of a URL's path."""
     return quote(part, safe="")
