@@ -25,7 +25,7 @@ from tilewright.compiler.runtime.inputs import listed
 from tilewright.compiler.targets.host import resolve_target
 
 _MODE = ("threads", "numerics", "precision")
-"""Options that are fields of `Mode`."""
+"""Names of the backend's options that are fields of `Mode`."""
 
 
 class TilewrightRep(BackendRep):  # type: ignore[misc]  # onnx ships no types for its backend
@@ -61,7 +61,7 @@ class TilewrightRep(BackendRep):  # type: ignore[misc]  # onnx ships no types fo
             if info.name in self._inputs and not info.type.tensor_type.HasField("shape")
         )
         self._decisive: tuple[str, ...] = ()
-        """Inputs whose values must be known at compile time."""
+        """Names of the inputs whose values must be known at compile time."""
         self._made: dict[_Key, Executable | GuardedModel] = {}
         if not self._unranked:
             try:
@@ -176,8 +176,8 @@ class TilewrightRep(BackendRep):  # type: ignore[misc]  # onnx ships no types fo
 _Key = tuple[tuple[tuple[str, int], ...], tuple[tuple[tuple[int, ...], str, bytes], ...]]
 
 EXECUTABLE_LIMIT = 8
-"""Executables that a `TilewrightRep` keeps if its model has shape-determining inputs or unstated
-ranks."""
+"""Maximum number of executables that a `TilewrightRep` caches if its model has inputs that
+determine shapes, or inputs without a stated rank."""
 
 
 class TilewrightBackend(Backend):  # type: ignore[misc]  # as above

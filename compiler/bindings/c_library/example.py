@@ -8,7 +8,7 @@ from tilewright.compiler.dtypes import DType
 from tilewright.compiler.runtime.program import Port
 
 _SHOWN = 4
-"""Elements of each output that the program prints."""
+"""Number of elements of each output that the generated example program prints."""
 
 
 def example(interface: Interface, *, weights_inside: bool) -> str:

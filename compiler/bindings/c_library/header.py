@@ -20,10 +20,12 @@ _TYPES = {
     DType.FLOAT64: "double",
     DType.BOOL: "uint8_t",
 }
-"""C types whose names differ from ours; 16-bit floats are passed as their bits."""
+"""C types of the element types whose C type is not NAME_t. 16-bit floats are passed as their
+bits."""
 
 _PORT_SUFFIXES = ("_rank", "_elements", "_shape", "_count")
-"""Suffixes that form further names from the name of a port."""
+"""Suffixes that the header appends to the name of an input or output to form further
+identifiers."""
 
 
 class Statement(NamedTuple):
@@ -106,7 +108,8 @@ class Interface:
 
 
 SHORT_VECTORS = "the processor's vector registers are too short for the code"
-"""Error message of a library on a device whose vector registers are shorter than its target's."""
+"""Error message of a generated library on a device whose vector registers are shorter than those of
+the library's target."""
 
 
 def c_type(dtype: DType) -> str:

@@ -29,22 +29,24 @@ from tilewright.compiler.targets.target import Target
 
 FORMAT = "tilewright-c-library"
 NATIVE = Path(__file__).parent / "native"
-"""C sources that only libraries contain."""
+"""Folder of the C sources that only generated libraries contain."""
 
 _RUNTIME = Path(__file__).parents[2] / "runtime" / "native"
 _OWN_NAMES = """
     model_bytes model_init model_run model_shape run_program profile_program abi_version run_stage
     size fill order_keys rows_equal select vector_bits permit_matrices pin_random_keys
 """
-"""Names that the runtime's sources define. Each library gets its own, so that several libraries can
-be linked into one program."""
+"""Names that the runtime's sources define. Each library prefixes them with its own name, so that
+several libraries can be linked into one program."""
 
 
 NATIVE_FUNCTIONS = ("accumulation", "descent", "order", "selection", "suppression")
-"""Sources of the runtime that programs with native functions need."""
+"""Runtime sources (file names without `.c`) that a library contains if its program calls native
+functions."""
 
 RANDOM = "tw_native_random_key"
-"""The native function for random numbers, which needs the time and process ID, or a page's seed."""
+"""Name of the native function that generates random keys. It needs the time and the process ID, or
+a seed from the web page that runs it."""
 
 INCLUDE = (f"-I{_RUNTIME}", f"-I{NATIVE}")
 
@@ -53,9 +55,9 @@ class WeightPlace(StrEnum):
     """Where the weights of a C library are stored: in the library, or in a separate file."""
 
     SECTION = "section"
-    """In the library itself."""
+    """The weights are a data section of the library."""
     FILE = "file"
-    """In a separate file next to the library, which the caller reads or maps."""
+    """The weights are in a separate file next to the library, which the caller reads or maps."""
 
 
 @dataclass(frozen=True, slots=True)

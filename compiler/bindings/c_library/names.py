@@ -25,7 +25,7 @@ _HEADERS_TEXT = """
     uchar wchar wctype
 """
 _HEADERS = frozenset(_HEADERS_TEXT.split())
-"""Names of C's own headers, which a library's header must not have."""
+"""Names of standard C headers, which the header of a library must not have."""
 
 LONGEST = 60
 """Maximum characters of an identifier: C11 guarantees that 63 are significant."""

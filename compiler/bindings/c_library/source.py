@@ -16,7 +16,8 @@ from tilewright.compiler.runtime.program_encoding import EncodedProgram, encode
 
 _UNLIMITED = "INT64_MAX"
 _TABLES = ("dynamic_words", "places", "weights", "inputs", "outputs", "counts")
-"""The tables of pairs, in the order of `tw_model`."""
+"""Fields of the C struct `tw_model` that are tables of integer pairs, in the order of
+declaration."""
 
 
 def source(interface: Interface, *, weights_inside: bool, register_bits: int = 0) -> str:

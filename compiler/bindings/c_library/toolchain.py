@@ -17,10 +17,11 @@ from tilewright.compiler.targets.target import Target
 WARNINGS = ("-Wall", "-Wextra", "-Werror")
 _FLAGS = ("-std=c11", "-D_POSIX_C_SOURCE=200809L", "-O2", "-fPIC", "-ffunction-sections", *WARNINGS)
 STACK_BYTES = 1 << 20
-"""Stack bytes of each thread of a module."""
+"""Stack size of each thread of a WebAssembly module, in bytes."""
 
 _SECONDS = 600.0
-"""Time limit of a command. For its first static executable, zig compiles a C library."""
+"""Time limit of each compiler or linker command, in seconds. It is long because zig compiles a C
+library before it links its first static executable."""
 
 
 class ToolchainError(CompilerError):

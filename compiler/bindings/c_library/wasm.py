@@ -34,7 +34,8 @@ _THREAD = Path(__file__).parent / "module_thread.mjs"
 _THREAD_NAMES = ("pool", "work", "lost")
 _PAGE_BYTES = 1 << 16
 _SPARE_BYTES = 1 << 20
-"""Bytes that the linker adds to a module's data, plus uninitialised variables of an object."""
+"""Memory in bytes for data that a module's object files do not contain: data that the linker adds,
+and uninitialised variables."""
 
 _ARRAYS = {
     DType.FLOAT32: "Float32Array",
@@ -51,7 +52,7 @@ _ARRAYS = {
     DType.UINT64: "BigUint64Array",
     DType.BOOL: "Uint8Array",
 }
-"""JavaScript's array types for element types, as in module.mjs."""
+"""JavaScript's typed array for each element type, as in module.mjs."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 MOST_EVENTS = 1_000_000
-"""Maximum number of events, as in ONNX Runtime; later events are not recorded."""
+"""Maximum number of events in a profile, as in ONNX Runtime; later events are not recorded."""
 
 
 class SessionTrace:

@@ -11,7 +11,8 @@ from torch.nn import functional
 aten = torch.ops.aten
 
 LARGEST_TRIANGLE = 64
-"""Maximum rows of a triangle that is solved row by row: each row is a kernel or two."""
+"""Maximum number of rows of a triangular system that is compiled. Each row adds one or two
+kernels."""
 
 
 def _encoder_layer(

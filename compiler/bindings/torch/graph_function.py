@@ -44,17 +44,19 @@ if TYPE_CHECKING:
 log = logging.getLogger("tilewright.torch")
 
 ALIGNMENT = 64
-"""Alignment in bytes of inputs that are read without a copy."""
+"""Alignment in bytes from which an input is read without a copy."""
 
 MOST_PROGRAMS = 64
-"""Maximum number of programs with different weights; the least recently used one is evicted."""
+"""Maximum number of compiled programs per graph, which differ in their weights. Beyond it, the
+least recently used program is evicted."""
 
 MOST_CHANGES = 8
-"""Number of writes to the weights after which compiling them in is no longer worthwhile."""
+"""Maximum number of recompilations after in-place writes to a graph's weights. After more of them,
+PyTorch runs the graph."""
 
 
 MOST_NAMED = 3
-"""Maximum number of operators that a warning names."""
+"""Maximum number of unsupported operators that a warning lists by name."""
 
 _NODE_NAME = re.compile(r"'([^'./]+)(?:\.\d+)?[/']")
 """The name of a node in a message of the compiler: '`name`', '`name`.2', '`name`/inner'."""

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from tilewright.compiler.runtime.model import Model
 
     Tuner: TypeAlias = Callable[[ReadModel, CompileOptions], Model | None]
-    """Tunes a model for these options; returns the tuned program, or None without an
+    """Tunes a model for the given options. Returns the tuned program, or None if tuning found no
     improvement."""
 
 

@@ -29,7 +29,8 @@ _MOVES = {
     aten.alias.default,
     aten._to_copy.default,
 }
-"""Operators that change no element, so that the result's elements are all from the argument."""
+"""Operators that rearrange or repeat elements without computing new ones. All elements of the
+result are elements of the first argument."""
 
 
 def source_of(node: fx.Node) -> fx.Node:

@@ -16,8 +16,8 @@ from tilewright.compiler.errors import CompilerError
 Size: TypeAlias = "int | sympy.Expr"
 
 LARGEST_DIVISOR = 1 << 20
-"""Maximum divisor in size computations that float64 performs exactly: steps such as 0.5, not
-0.1."""
+"""Maximum denominator in a size expression, up to which float64 arithmetic is exact. It permits
+steps such as 0.5, but not 0.1, whose float64 value has a denominator of 2**55."""
 
 
 class NotTranslatedError(CompilerError):

@@ -146,29 +146,32 @@ class Translator:
     attributes: Callable[[str], torch.Tensor]
     is_exported: bool = False
     opset: int = OPSET
-    """Rules raise it for operators of a later opset."""
+    """ONNX opset of the model. Rules raise it if they emit operators of a later opset."""
     nodes: list[Any] = field(default_factory=list)
     lifted: set[fx.Node] = field(default_factory=set)
-    """Products whose value keeps the leading dimensions that a preceding view joined."""
+    """Matrix products whose ONNX value has separate leading dimensions, although a view joins these
+    dimensions in PyTorch."""
     _values: dict[fx.Node, Any] = field(default_factory=dict)
     _tensors: dict[str, OnnxTensor] = field(default_factory=dict)
     _types: dict[str, int] = field(default_factory=dict)
     _known: dict[tuple[str, tuple[int, ...], bytes], str] = field(default_factory=dict)
     _symbols: dict[Any, tuple[str, int] | str] = field(default_factory=dict)
-    """Source of each symbol's value: an input and its dimension, or an input that is a number."""
+    """The source of each size symbol's value: the name and dimension of an input, or the name of an
+    integer input."""
     _sizes: dict[Any, str] = field(default_factory=dict)
     _ranges: Mapping[Any, Any] = field(default_factory=dict)
-    """Bounds of the symbols."""
+    """Bounds of PyTorch's size symbols (`ShapeEnv.var_to_range`)."""
     _places: Mapping[fx.Node, int] = field(default_factory=dict)
     _positions: dict[int, range] = field(default_factory=dict)
-    """Index arguments, with the bounds of their elements."""
+    """Positions of the arguments that are used as indices -> the bounds of their elements."""
     _refused: dict[fx.Node, str] = field(default_factory=dict)
-    """Nodes without a rule, with the reasons."""
+    """Nodes that cannot be translated, with the reasons."""
     _taken: int | None = None
-    """The part of complex values that `value` returns: 0 or 1."""
+    """The part of a complex value that `value` returns: 0 for the real part, 1 for the imaginary
+    part, None for both."""
     _at: str = ""
-    """The node whose rule runs: ONNX nodes get its name, which then appears in the compiler's
-    errors."""
+    """Name of the node that is translated. Its ONNX nodes get this name, which then appears in the
+    compiler's error messages."""
 
     def run(
         self,

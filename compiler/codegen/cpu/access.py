@@ -29,10 +29,11 @@ class Kind(Enum):
     UNROLLED = auto()
     LANE = auto()
     REPEATED = auto()
-    """The rows of a tile that may have fewer rows than its capacity: the last row is repeated in
-    place of the missing ones."""
+    """Index of a row in a tile that may have fewer rows than its code computes. The last row is
+    repeated in place of the missing ones."""
     PACKED = auto()
-    """The elements of a group: one 32-bit or 64-bit operand of a dot-product instruction."""
+    """Index of an element in a group. A group is one 32-bit or 64-bit operand of a dot-product
+    instruction."""
 
 
 class Padding(Enum):
@@ -40,9 +41,11 @@ class Padding(Enum):
 
     READ = auto()
     SKIP = auto()
-    """Zeros do not change the result: points that are known to read the halo are skipped."""
+    """Zeros do not change the result, such as a sum. No code is emitted for points that are known
+    at compile time to read the halo."""
     NEVER = auto()
-    """Zeros would change the result (a maximum): an index in the halo is out of bounds."""
+    """Zeros would change the result, such as a maximum. An index in the halo counts as out of
+    bounds."""
 
 
 @dataclass(eq=False, slots=True)

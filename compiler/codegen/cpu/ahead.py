@@ -21,10 +21,12 @@ from tilewright.compiler.codegen.cpu.resolve import Access, Accesses
 from tilewright.compiler.loops.expr import Space
 
 _DISTANCES = (12, 8, 6, 4, 2)
-"""Multiply-adds between a load and its use; the latency of a load is three to five cycles."""
+"""Possible distances between a load and its use, in multiply-adds. The first distance for which the
+registers suffice is used. The latency of a load is three to five cycles."""
 
 _OTHERS = 3
-"""Registers for the operands of the final operations on sums: a bias and two limits."""
+"""Number of registers reserved for the operands of the operations on complete sums: a bias and two
+limits."""
 
 
 def loads_ahead(

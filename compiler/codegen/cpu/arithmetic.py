@@ -34,7 +34,7 @@ _INTEGER_PREDICATES = {
 
 
 _BITWISE = (Operation.SELECT, Operation.NEG, Operation.ABS)
-"""Operations that need no floating-point arithmetic."""
+"""Operations on 16-bit floats that need only their bits, and no conversion to float32."""
 
 
 def apply(emitter: Emitter, operation: Operation, *args: Value) -> Value:

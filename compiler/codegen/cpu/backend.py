@@ -19,9 +19,10 @@ from tilewright.compiler.targets.target import Target
 from tilewright.compiler.timings import Timings, timed
 
 _UNPROVEN = ("half", "bfloat")
-"""LLVM's names of types for which instruction selection may abort or hang, depending on the target
-and on surrounding operations: masked vectors of 8 bfloat16 elements did on Neoverse V1. For all
-other types, every operation was tested to compile on every described target."""
+"""LLVM's names of the types whose code is compiled in a separate process, because instruction
+selection may abort or hang. This depends on the target and on surrounding operations: masked
+vectors of 8 bfloat16 elements failed on Neoverse V1. For all other types, every operation was
+tested to compile on every described target."""
 
 
 class CpuBackend:

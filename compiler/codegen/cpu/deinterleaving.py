@@ -14,7 +14,8 @@ from tilewright.compiler.sizes import is_dynamic
 from tilewright.compiler.targets.target import Target
 
 Place = tuple[int, ...]
-"""The place of an element: its offset in bytes, and all other differences between points."""
+"""Identifies the elements of an access at a point: the offset in bytes, and the row number of each
+axis with repeated rows."""
 
 
 def has_deinterleaving_loads(target: Target) -> bool:

@@ -36,10 +36,12 @@ from tilewright.compiler.loops.semantics import items_of
 from tilewright.compiler.sizes import is_dynamic
 
 Evaluator = Callable[[Point, Partial], Value]
-"""The value of an expression at a point, given the items of its accumulator."""
+"""Emits an expression at a point of the register tile, given the items of the point's accumulator,
+and returns the value."""
 
 _Step = Callable[[Point, Partial, list[Value]], Value]
-"""Computes one node's value; the list holds the values of earlier nodes."""
+"""Emits one node of an expression at a point, given the items of the point's accumulator and the
+values of the nodes emitted before, and returns the value."""
 
 
 def evaluator(

@@ -16,16 +16,19 @@ from tilewright.compiler.loops.expr import Operation
 _INFINITY = 0x7F800000
 _SIGN = 0x80000000
 _QUIET = 0x40
-"""In bfloat16: keeps a NaN distinct from an infinity when its other bits are truncated."""
+"""A mantissa bit of bfloat16, which is set in every truncated NaN. Without it, a NaN whose upper
+mantissa bits are 0 would become an infinity."""
 
 _REBIAS = 112 << 23
-"""The difference between the exponents of float32 and float16, in float32."""
+"""The difference between the exponent biases of float32 and float16 (127 - 15), shifted to the
+exponent bits of float32."""
 _HALF_INFINITY = 0x47800000
-"""2**16 in float32: all numbers from here on are infinite in float16."""
+"""The bits of 2**16 as a float32. Numbers of this magnitude or more become infinite in float16."""
 _HALF_NORMAL = 0x38800000
-"""2**-14 in float32: the smallest number that is normal in float16."""
+"""The bits of 2**-14 as a float32, which is the smallest normal float16."""
 _ONE_HALF = 0x3F000000
-"""0.5 in float32, whose last bit is 2**-24: float16's smallest number."""
+"""The bits of 0.5 as a float32. The last bit of its mantissa is worth 2**-24, which is the smallest
+positive float16. Adding 0.5 therefore rounds a number to a subnormal float16."""
 
 
 def has_instructions(emitter: Emitter, dtype: DType) -> bool:

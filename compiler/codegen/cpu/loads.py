@@ -25,7 +25,8 @@ from tilewright.compiler.loops.expr import Operation, Space
 from tilewright.compiler.sizes import always_less, is_dynamic
 
 LoadPlan = Callable[[LoadSite], Value]
-"""Loads the elements of an access at any place."""
+"""Emits the load of an access at a site, which is a point of the register tile, and returns the
+loaded value."""
 
 
 def load_plan(context: Context, budget: RegisterBudget, access: Access, points: Points) -> LoadPlan:

@@ -53,39 +53,47 @@ class Segment:
 
 
 _TAIL_ROWS = 4
-"""Rows of the widest tiles in a tail: with two vectors each, as many sums as multipliers have in
-flight at once. Wider tiles would add code, and hardly be faster."""
+"""Number of rows of the widest tiles after the full tiles of an axis. With two vectors per row,
+these tiles have as many sums as the multipliers have operations in flight. Wider tiles would add
+code, but would hardly be faster."""
 
 
 _FEW_TILES = 2
-"""Maximum number of full tiles in a block whose rest has less code. A matrix whose rows depend on a
-request has more: with 5 rows in tiles of 6, two tiles would read all weights twice."""
+"""Maximum number of full tiles of an axis that is a block, for which REPEATED emits less code. An
+axis whose number of rows depends on a request is not a block: for 5 rows in tiles of 6, the two
+narrower tiles of a block would read all weights twice."""
 
 
 class Tail(Enum):
     """How code handles the remaining indices after the full tiles of an axis of dynamic extent."""
 
     WHOLE = auto()
-    """One tile of run-time width, which inner loops split further."""
+    """One tile whose width is computed at run time; inner loops split it further."""
     PARTIAL = auto()
-    """No code: inner loops split the full tiles as well as the last one, so that one code serves
-    both."""
+    """No separate code. The last tile is narrower than the others, and inner loops split all tiles
+    by the same code."""
     OVERLAPPED = auto()
-    """No code: the last full tile ends with the axis, and recomputes some rows."""
+    """No separate code. The last full tile starts earlier, so that it ends with the axis, and
+    recomputes some rows."""
     MASKED = auto()
-    """Whole vectors, then one under a mask."""
+    """Whole vectors, then one vector under a mask."""
     UNITS = auto()
-    """The register tile's steps, one by one: a sum continues with fewer copies."""
+    """Steps of the register tile along the axis, one by one. For a reduction, this needs fewer
+    copies of the sums than several narrower tiles."""
     HALVES = auto()
-    """Tiles of 4, of 2 and of 1; after whole vectors, halves of vectors."""
+    """Tiles of 4 rows, 2 rows and 1 row. Along the vector axis: whole vectors, then halves,
+    quarters and so on of a vector."""
     MATRICES = auto()
-    """Tiles of half the rows, of a quarter, down to 1: a matrix of few rows takes as long as one of
-    several."""
+    """Tiles of half the rows of a full tile, of a quarter and so on, down to 1 row. They are wider
+    than the tiles of HALVES, because a matrix of few rows takes as long as one of several."""
     REPEATED = auto()
-    """One tile of one row, or of a quarter, half, three quarters or all of the rows. Its last row
-    is recomputed in place of missing ones, so that streamed operands are read once. In a block of
-    few full tiles, the widths are thirds, without a tile of all rows: instead, one more full tile
-    ends with the axis, or two tiles of two thirds if the block has no full tile."""
+    """One tile for one row, or for a quarter, half, three quarters or all of the rows of a full
+    tile: the smallest one that holds the remaining rows. It recomputes the last row in place of
+    missing ones, so that streamed operands are read only once.
+
+    If the axis has at most _FEW_TILES full tiles, the narrower tiles are for one row, a third or
+    two thirds of the rows. If the remaining rows are more, one more full tile ends with the axis.
+    If the axis has no full tile, two tiles of two thirds are used instead."""
 
 
 def repeating_tail(known: int, extent: int, step: int) -> Tail | None:

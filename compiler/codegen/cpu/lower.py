@@ -43,7 +43,7 @@ from tilewright.compiler.targets.target import Target
 
 _ALIGNMENT = 64
 MOST_VSCALE = 16
-"""Maximum length of SVE registers, in units of 128 bits."""
+"""Maximum length of SVE vector registers, in units of 128 bits."""
 
 
 def stage_symbol(name: str, number: int) -> str:

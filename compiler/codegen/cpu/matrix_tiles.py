@@ -29,10 +29,12 @@ from tilewright.compiler.loops.nest import Compute, Tile, dot_operands
 from tilewright.compiler.targets.families import MatrixInstruction
 
 Key = tuple[Point, Point]
-"""Key of an accumulator: the point of the spatial axes, and that of the partial axes."""
+"""Key of an accumulator: its point on the spatial axes, and its point on the axes of partial
+sums."""
 
 _COLUMNS = 4
-"""Lanes of the sums that two blocks hold."""
+"""Number of columns of two adjacent 2x2 blocks of sums. Each row of the two blocks fills a vector
+of this many lanes."""
 
 _UPPER, _LOWER = (0, 1, 4, 5), (2, 3, 6, 7)
 

@@ -38,17 +38,19 @@ from tilewright.compiler.loops.nest import Compute, Tile
 from tilewright.compiler.sizes import bounds, exact_quotient, is_dynamic
 
 _FIRST_LEVEL, _SECOND_LEVEL = 3, 2
-"""Prefetch locality levels of LLVM: how near to the core a line is brought."""
+"""Values of LLVM's prefetch argument `locality` that bring a line into the cache of the first or
+the second level."""
 
 _SOON = 4096
-"""Maximum distance in bytes at which a line is brought to the first level. More distant lines would
-evict data in use, and occupy its few buffers for lines in flight: on one core of a Zen 4, a MiniLM
-of 7 tokens with a distance of 8 KiB takes 1.19 of the time without prefetching, and 0.95 with lines
-in the second level."""
+"""Maximum prefetch distance in bytes for which a line is brought into the first-level cache. Lines
+farther ahead are brought into the second level: in the first, they would evict data in use, and
+occupy its few buffers for lines in flight. On one core of a Zen 4, a MiniLM with 7 tokens and a
+distance of 8 KiB takes 1.19 times as long as without prefetching, and 0.95 times with lines in the
+second level."""
 
 _ALONE = 8192
-"""Prefetch distance in bytes of a pass that shares its panel with no other, for cores whose model
-does not state it: nothing has prefetched the first panel."""
+"""Prefetch distance in bytes for a panel that is read in a single pass, if the core's model does
+not state one. The pass then prefetches its own panel, because no earlier pass did."""
 
 
 def prefetch(

@@ -17,14 +17,16 @@ from tilewright.compiler.codegen.cpu.ssa import Emitter
 from tilewright.compiler.sizes import is_dynamic
 
 QUAD = 4
-"""Scalars that are loaded together if one lane of a vector can be a factor."""
+"""Number of adjacent 32-bit scalars that are loaded as one vector, if the target can multiply a
+vector by one lane of another."""
 
 SPARE = 1
-"""Registers for LLVM's loads ahead of use: without them, it spills."""
+"""Number of vector registers left for loads that LLVM moves ahead of their use. Without them, LLVM
+spills."""
 
 
 PAIR = 2
-"""Adjacent vectors that one instruction loads, if they are needed together."""
+"""Number of adjacent vectors that one instruction loads if both are used together."""
 
 
 def quads(

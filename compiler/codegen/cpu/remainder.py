@@ -14,8 +14,8 @@ from tilewright.compiler.dtypes import DType
 from tilewright.compiler.loops.expr import Combiner, Operation
 
 _STEP = 25
-"""Bits of the quotient that are computed at once: multiplied by half a mantissa, they give an exact
-product."""
+"""Number of bits of the quotient that one iteration computes. The product of such a quotient and
+half of a float64 mantissa is exact."""
 _HALF = 2.0**25
 _INFINITY = float("inf")
 _SMALLEST = 2.2250738585072014e-308

@@ -26,7 +26,7 @@ from tilewright.compiler.loops.expr import Expr, Load, Space, Tensor, walk
 from tilewright.compiler.sizes import always_less, is_dynamic, known_divisor
 
 LINE = 64
-"""Bytes to which buffers are aligned: a cache line."""
+"""Alignment of buffers in bytes: the size of a cache line."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,26 +41,29 @@ class Access:
     base: Value | None
     constant: int
     unrolled: tuple[tuple[int, int], ...]
-    """Pairs of a position in the point and the stride along it."""
+    """Pairs of the position of an unrolled axis in a point, and the stride along this axis."""
     lane_offsets: tuple[int, ...]
-    """Offset of each lane; empty for a scalar."""
+    """Offset of each lane in bytes; empty for a scalar."""
     guards: tuple[tuple[tuple[tuple[int, int], ...], int, int], ...]
-    """Static guards: strides over the point, constant, extent."""
+    """Conditions for a point to be in bounds: pairs of a position in the point and a stride, a
+    constant, and an extent. The constant plus all strides times their indices must be in
+    range(extent)."""
     alignment: int
     indirect_strides: tuple[int, ...] = ()
     packed: int = 1
-    """Number of elements of a group, which is loaded as one element of 32 or 64 bits."""
+    """Number of elements of a group, which is one operand of a dot-product instruction. A group is
+    loaded as one integer of 32 or 64 bits. 1 if the access has no groups."""
     present: int = 1
-    """How many of these elements exist; the others are multiplied by zeros."""
+    """Number of elements of a group that exist. The missing elements are multiplied by zeros."""
     apart: int = 0
-    """Bytes from one of these elements to the next."""
+    """Distance in bytes between consecutive elements of a group; 0 if the access has no groups."""
     repeated: tuple[tuple[int, int, tuple[Value, ...]], ...] = ()
-    """For axes whose last row is repeated: a position in the point, the stride along it, and the
-    number of each row."""
+    """For each axis whose last row is repeated: its position in a point, the stride along it, and
+    the row number for each value of the point's index."""
     contiguous: bool = field(init=False, default=False)
-    """Whether the lanes are contiguous and in order."""
+    """Whether the lanes are adjacent in memory, in ascending order."""
     run: int = field(init=False, default=0)
-    """Number of contiguous lanes in each of several equal groups; 0 for other arrangements."""
+    """Length of each contiguous run in lanes, if the lanes form several equal runs; otherwise 0."""
 
     def __post_init__(self) -> None:
         size = self.tensor.dtype.bytes * self.packed

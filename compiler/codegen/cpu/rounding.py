@@ -14,8 +14,8 @@ from tilewright.compiler.dtypes import DType
 from tilewright.compiler.loops.expr import Operation
 
 _FARTHEST = 1 << 16
-"""Maximum integer that may be added: float32 holds the sums with all numbers in range of 16
-bits."""
+"""Maximum magnitude of an integer that is added to a rounded float. float32 holds the sum exactly
+for all numbers in the range of 16 bits."""
 
 _FRACTION_BITS = {DType.FLOAT32: 23, DType.FLOAT64: 52}
 

@@ -17,7 +17,7 @@ from tilewright.compiler.dtypes import DType
 from tilewright.compiler.sizes import is_dynamic
 
 _FEWEST = 4
-"""Minimum lanes of a piece."""
+"""Minimum number of lanes of a contiguous run that is loaded or stored by one instruction."""
 
 
 def run_of(emitter: Emitter, access: Access, active: int) -> int:

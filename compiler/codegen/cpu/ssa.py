@@ -82,7 +82,7 @@ class Value(NamedTuple):
 
 
 _SCALES = (1, 2, 4, 8)
-"""Factors that an address may have for free, on x86 and ARM alike."""
+"""Factors by which an address can scale an index without another instruction, on x86 and ARM."""
 
 
 @dataclass(slots=True)

@@ -23,11 +23,12 @@ from tilewright.compiler.bindings.torch.translation import ComplexPair, Rule, Tr
 aten = torch.ops.aten
 
 LONGEST = 128
-"""Maximum elements along a transformed dimension: the work grows quadratically, and for more
-elements PyTorch is faster."""
+"""Maximum number of elements along a dimension of a compiled Fourier transform. The work grows
+quadratically, and PyTorch is faster for more elements."""
 
 LONGEST_EXPORTED = 2048
-"""The same limit for a model that runs without PyTorch."""
+"""Maximum number of elements along a transformed dimension if the model will run without
+PyTorch."""
 
 
 def _both(target: Any) -> Rule:

@@ -30,7 +30,8 @@ def _unary(kind: str, **attributes: Any) -> Rule:
 
 
 _TRUTHS = {"Add": "Or", "Max": "Or", "Mul": "And", "Min": "And"}
-"""Boolean equivalents of arithmetic: True + True is True."""
+"""Boolean operators that replace ONNX's arithmetic operators for booleans. In PyTorch, True + True
+is True."""
 
 
 def _binary(kind: str) -> Rule:

@@ -216,7 +216,8 @@ _REDUCTIONS = {
     "amin": "min",
 }
 _OF_TRUTHS = {"add": "max", "mul": "min"}
-"""Reductions for booleans: True + True is True."""
+"""Reductions that replace sums and products of booleans in a scatter. In PyTorch, True + True is
+True."""
 
 
 def _scatter_add(

@@ -16,7 +16,8 @@ from tilewright.compiler.bindings.torch.translation import Rule, Translator
 aten = torch.ops.aten
 
 MOST_WINDOWS = 64
-"""Maximum number of unequal windows along an axis: each becomes a separate part of the model."""
+"""Maximum number of windows of unequal size along one axis. Each window becomes a separate
+reduction in the model."""
 
 
 def _each(values: Sequence[int] | int, rank: int) -> list[int]:

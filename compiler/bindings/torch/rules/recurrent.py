@@ -17,7 +17,7 @@ from tilewright.compiler.bindings.torch.translation import Rule, Translator
 aten = torch.ops.aten
 
 LSTM = 2
-"""PyTorch's number for the LSTM mode."""
+"""The value of PyTorch's argument `mode` that selects an LSTM."""
 
 
 def _layer(

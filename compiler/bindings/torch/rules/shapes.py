@@ -17,7 +17,8 @@ END = (1 << 63) - 1
 """The end of a slice that extends to the last element."""
 
 MOST_PLACES = 1 << 20
-"""Maximum elements that are gathered one by one if no operator moves them together."""
+"""Maximum number of elements of a strided view that is translated to a gather, with one index per
+element."""
 
 
 def _axis(dim: int, rank: int) -> int:
