@@ -90,9 +90,9 @@ if TYPE_CHECKING:
     ModelSource: TypeAlias = str | Path | bytes | onnx.ModelProto | ReadModel
 
 SPARE = 8
-"""A model with dynamic dimensions has one block of packed weights for all its programs. It is this
-number of times as large as the first program needs. Most programs pack weights alike, and untouched
-pages take no memory."""
+"""Size of the block of packed weights that all programs of a model with dynamic dimensions share,
+as a multiple of the size that the first program needs. Most programs pack weights alike, and
+untouched pages take no memory."""
 
 
 def load_graph(

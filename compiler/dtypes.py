@@ -53,7 +53,7 @@ class DType(StrEnum):
     BOOL = "bool"
 
     bytes: int
-    """Size of one element in memory."""
+    """Size of one element in memory, in bytes."""
     is_float: bool
     is_signed: bool
 

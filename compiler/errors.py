@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
 NOT_IMPLEMENTED = "not implemented"
-"""The reason to refuse an operator that no rule imports."""
+"""The reason in the error for an operator without an import rule."""
 
 
 class CompilerError(Exception):

@@ -17,7 +17,8 @@ from tilewright.compiler.targets.target import Target
 NUMERICS: tuple[str, ...] = get_args(Numerics)
 
 PRECISIONS = tuple(map(DType, get_args(Precision)))
-"""Types in which values between products are stored, and in which products are computed."""
+"""Element types of the values that are stored between products such as convolutions, and of the
+factors of these products."""
 
 
 @dataclass(frozen=True, slots=True)

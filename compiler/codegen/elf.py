@@ -9,7 +9,7 @@ from typing import NamedTuple
 _MAGIC = b"\x7fELF"
 _SYMBOL_TABLE = 2
 _LOADED = 2
-"""The flag of sections that are loaded into memory."""
+"""The section flag SHF_ALLOC: the section is loaded into memory."""
 
 
 class _Form(NamedTuple):
@@ -34,7 +34,8 @@ _FORMS = {
         struct.Struct("<40xQ10xHH"), struct.Struct("<4xIQ8xQQI"), struct.Struct("<I2xH16x")
     ),
 }
-"""By class and byte order, the bytes after the magic number."""
+"""Header layouts by the two bytes after the magic number: the class (32 or 64 bits) and the byte
+order."""
 
 
 def is_elf(data: bytes) -> bool:

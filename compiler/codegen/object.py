@@ -22,8 +22,8 @@ from tilewright.compiler.targets.target import Target
 from tilewright.compiler.timings import Timings, timed
 
 LIBRARY_SYMBOLS = ("memcpy", "memmove", "memset")
-"""The only symbols that object code may leave undefined: every C library and every linker has
-them."""
+"""Library functions to which the object code of any target may refer. Every C library and every
+linker provides them."""
 
 
 def emit_object(ir_text: str, target: Target, timings: Timings | None = None) -> bytes:
@@ -134,7 +134,7 @@ def load_objects(objects: Sequence[bytes]) -> JitLibrary:
 
 
 _lock = threading.RLock()
-"""Guards LLVM's machines, which are cached, and the engine."""
+"""Guards the cached target machines of LLVM, and the engine that loads code."""
 
 _library_numbers = count()
 

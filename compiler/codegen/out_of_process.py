@@ -19,7 +19,8 @@ from tilewright.compiler.process.child import ChildProcess
 from tilewright.compiler.targets.target import Target
 
 LIMIT_SECONDS = 30
-"""Limit of CPU time for one text; kernels take less than one second."""
+"""Limit of CPU time in seconds for the compilation of one LLVM IR text. Kernels take less than one
+second."""
 
 
 def emit_object(ir_text: str, target: Target) -> bytes:

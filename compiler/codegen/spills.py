@@ -13,16 +13,17 @@ from tilewright.compiler.codegen.statistics import InnerLoop, inner_loops
 from tilewright.compiler.targets.target import Target
 
 MOST_SPILLS = 20
-"""Vectors that an innermost loop may spill or reload, whatever its size."""
+"""Maximum number of vectors that an innermost loop of any size may spill or reload."""
 
 SPILL_SHARE = 0.2
-"""Fraction of spills in an innermost loop's instructions beyond which a kernel is rejected.
+"""Fraction of spills in an innermost loop's instructions beyond which a kernel is rejected, if the
+spills also exceed MOST_SPILLS.
 
 Of 1695 candidates of ResNet-50, VGG-16, MobileNetV2, EfficientNet and BERT on Zen 4, the 43 beyond
-both limits took 1.12 to 3.8 times as long as the fastest of their workload. Some kernels within the
-fraction are fast: Winograd's F(6) transform moves 80 vectors among 640 instructions, a 5x5
-depthwise kernel 168 among 1340, and both were the fastest of their workloads.
-"""
+both limits took 1.12 to 3.8 times as long as the fastest candidate of their workload. Some kernels
+with many spills below the fraction are fast: Winograd's F(6) transform moves 80 vectors among 640
+instructions, a 5x5 depthwise kernel 168 among 1340, and both were the fastest of their
+workloads."""
 
 
 def spilling_loop(code: bytes, assembly: Callable[[], str], target: Target) -> InnerLoop | None:

@@ -37,10 +37,11 @@ CONTROL_FLOW = {
     "collected outputs: a trip count or counter limit known at import",
     "Scan": "if shapes differ between steps: at most 4096 steps",
 }
-"""Operators with subgraphs. The import unrolls them, or imports them as nodes with bodies."""
+"""ONNX operators with subgraphs -> the documented limits of their support. The import unrolls them,
+or imports them as nodes with bodies."""
 
 SEQUENCE_LIMIT = "the length of the sequence is known at import; not an input of the model"
-"""The limit stated for each operator on sequences."""
+"""The documented limit for every operator on sequences."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -104,14 +104,14 @@ def free_dimensions(graph: GraphProto) -> tuple[str, ...]:
 _MOVES = frozenset(
     {"Cast", "Gather", "Identity", "Reshape", "Slice", "Split", "Squeeze", "Transpose", "Unsqueeze"}
 )
-"""Operators allowed between a cache and the operator that adds rows to it, and from that one to the
-output."""
+"""Operators that may lie between a cache and the operator that adds rows to it, and between this
+operator and the output."""
 
 _MOVED = 3
-"""Maximum number of these operators in a row."""
+"""Maximum number of consecutive operators from `_MOVES`."""
 
 _CACHE_OPERANDS = {"Attention": (4, 5), "MultiHeadAttention": (6, 7), "QAttention": (8,)}
-"""Operand positions of caches to which attention operators add rows."""
+"""Attention operators -> the positions of the cache operands to which they add rows."""
 
 
 def cache_lengths(graph: GraphProto) -> frozenset[str]:

@@ -11,7 +11,8 @@ from tilewright.compiler.frontend.order import DEPTH_LIMIT
 
 _CALL_LIMIT = 100
 NODE_LIMIT = 200_000
-"""Maximum number of nodes after inlining. A few nested functions can expand to any number."""
+"""Maximum number of nodes after a model's functions are inlined. A few nested functions can expand
+to any number of nodes."""
 
 _Key = tuple[str, str]
 

@@ -18,16 +18,17 @@ from tilewright.compiler.runtime.kernel import aligned_bytes
 from tilewright.compiler.runtime.packing import Bytes
 
 GRAPH = 7
-"""Field number in ModelProto."""
+"""Field number of `graph` in ModelProto."""
 
 INITIALIZER = 5
-"""Field number in GraphProto."""
+"""Field number of `initializer` in GraphProto."""
 
 RAW_DATA = 9
-"""Field number in TensorProto."""
+"""Field number of `raw_data` in TensorProto."""
 
 LEAST_BYTES = 1 << 12
-"""Data of at most this size stays in the message."""
+"""Maximum size in bytes of an initializer's data that stays in the protobuf message. Larger data is
+read into an array."""
 
 VARINT_BITS = 64
 
@@ -60,7 +61,8 @@ def split_message(stream: BinaryIO, size: int) -> tuple[bytes, dict[int, Bytes]]
 
 
 _Rule = Callable[[int], bytes | None]
-"""Maps the end position of a field to the bytes that replace the field; None removes it."""
+"""Reads a field that ends at the given position, and returns the bytes that replace it; None
+removes the field."""
 
 
 class _Splitter:

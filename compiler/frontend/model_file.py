@@ -23,16 +23,18 @@ from tilewright.compiler.ops.onnx_node import OnnxTensor
 from tilewright.compiler.runtime.packing import Bytes
 
 NEWEST_OPSET = 28
-"""The newest opset that the import rules support."""
+"""The newest opset of ai.onnx that the import rules support."""
 
 FILE_LIMIT_BYTES = 1 << 31
-"""The largest message that protobuf can hold."""
+"""Size in bytes from which a model file is rejected. A protobuf message must be smaller."""
 
 LARGE_BYTES = 1 << 30
-"""Tensors of more bytes are written to a separate file."""
+"""Total size in bytes of the separately read tensors beyond which `save` writes tensors to a second
+file."""
 
 SPLIT_BYTES = 1 << 25
-"""The large tensors of a message of at least this size are read separately."""
+"""Minimum size in bytes of a model file whose large tensors are read separately from the protobuf
+message."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

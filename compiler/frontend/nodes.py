@@ -53,11 +53,12 @@ class NameScope:
 
 
 NODE_LIMIT = 200_000
-"""Maximum number of imported nodes in bodies and functions; a node counts once per import."""
+"""Maximum number of nodes that an import creates from bodies and functions. A node counts once per
+import of its body."""
 
 
 _NARROW = ("DequantizeLinear",)
-"""Operators that handle 4-bit elements as stored."""
+"""Operators that accept operands with 4-bit elements."""
 
 
 @dataclass(slots=True)
@@ -561,7 +562,7 @@ def _deeper(body: NameScope, name: str) -> int:
 
 
 NESTED_STEPS = 16
-"""Weight of a node in a nested loop, whose number of steps is not known yet."""
+"""Assumed number of steps of a loop inside another loop, if the actual number is not known yet."""
 
 
 def _weight(graph: GraphProto) -> int:

@@ -9,7 +9,7 @@ from onnx import FunctionProto, GraphProto, NodeProto
 from tilewright.compiler.errors import InvalidModelError
 
 DEPTH_LIMIT = 64
-"""Maximum nesting depth of branches and function bodies."""
+"""Maximum nesting depth of subgraphs: branches and function bodies."""
 
 
 def reads(node: NodeProto, depth: int = 0) -> Iterator[str]:

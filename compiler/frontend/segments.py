@@ -36,10 +36,10 @@ from tilewright.compiler.runtime.segments import LiveIn, LiveIns, SegmentGuard
 from tilewright.compiler.sizes import Dimension, bounds, is_dynamic
 
 DECIDING_ELEMENTS = 64
-"""Values with more elements cannot determine shapes."""
+"""Maximum number of elements of a value that may determine the shapes of later nodes."""
 
 NUMBERS = {dtype: number for number, dtype in ONNX_TYPES.items()}
-"""ONNX's integer codes of element types."""
+"""The number of each element type in `onnx.TensorProto.DataType`."""
 
 
 @dataclass(slots=True)

@@ -162,7 +162,7 @@ SEQUENCES: Mapping[str, Callable[[OnnxNode], str]] = {
     "SequenceLength": _length,
     "SplitToSequence": _split,
 }
-"""Operators of ONNX that make or take sequences, by name."""
+"""Import rules of the ONNX operators that create or read sequences, by operator name."""
 
 
 def on_sequences(node: OnnxNode) -> Callable[[OnnxNode], str] | None:

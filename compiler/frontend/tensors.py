@@ -21,7 +21,7 @@ from tilewright.compiler.ops.onnx_node import OnnxTensor
 from tilewright.compiler.runtime.packing import Bytes
 
 NIBBLES = {TensorProto.UINT4: DType.UINT8, TensorProto.INT4: DType.INT8}
-"""Element types of 4 bits, with the type that stores their elements here."""
+"""ONNX's 4-bit element types -> the 8-bit types in which their elements are stored after import."""
 
 
 def element_type(number: int, what: str) -> DType:

@@ -25,12 +25,13 @@ _MOVES = frozenset(
     )}
     | {(_ML, "ArrayFeatureExtractor")}
 )  # fmt: skip
-"""Operators whose first output holds only elements of their text operands."""
+"""Operators that move or select texts: the first output holds only elements of the text
+operands."""
 
 _READS = frozenset(
     {("", "Equal"), ("", "Shape"), ("", "Size"), (_ML, "LabelEncoder"), (_ML, "OneHotEncoder")}
 )
-"""Operators that compute something other than text from texts, by their positions or their
+"""Operators that read texts and compute other data, from the positions of the texts or from their
 characters."""
 
 

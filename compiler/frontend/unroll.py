@@ -24,12 +24,13 @@ from tilewright.compiler.ops.shapes import show
 from tilewright.compiler.sizes import is_dynamic
 
 STEP_LIMIT = 4096
-"""More steps would make a graph too large to compile."""
+"""Maximum number of steps of an unrolled loop. More steps would make a graph too large to
+compile."""
 
 SPELLED_NODES = 128
-"""Loops with at most this number of nodes after unrolling are unrolled: these nodes compile in some
-0.2 s, and elementwise steps fuse. Steps with a product run as fast in a loop (0.8 to 1.02 of the
-time, for states of 32 to 512 elements)."""
+"""Maximum number of nodes after unrolling for which a loop is unrolled by default. These nodes
+compile in about 0.2 s, and elementwise steps fuse. Steps with a matrix product are as fast in a
+run-time loop: they take 0.8 to 1.02 of the time, for states of 32 to 512 elements."""
 
 
 @dataclass(frozen=True, slots=True)

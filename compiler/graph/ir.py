@@ -21,7 +21,7 @@ from tilewright.compiler.sizes import (
 )
 
 AttrValue = Union[int, float, str, bool, tuple[int, ...], tuple[float, ...], "Graph"]
-"""A graph is the body of a node of control flow."""
+"""The value of a node's attribute. A graph is a body of a control-flow node."""
 Attrs = tuple[tuple[str, AttrValue], ...]
 
 

@@ -47,10 +47,11 @@ from tilewright.compiler.sizes import Dimension, always_at_most, is_dynamic, par
 from tilewright.compiler.sizes.ranges import parse_range
 
 DEPTH_LIMIT = 64
-"""Maximum nesting depth of bodies."""
+"""Maximum nesting depth of bodies in the text form."""
 
 INLINE_ELEMENTS = 16
-"""Constants up to this size are written out."""
+"""Maximum number of elements of a constant whose values the text form contains. A larger constant
+is represented by a digest."""
 
 INDENT = "  "
 
@@ -102,7 +103,7 @@ def parse_graph(text: str, constants: Mapping[str, np.ndarray] | None = None) ->
 
 
 _Lines = Sequence[tuple[int, str]]
-"""Lines with their numbers."""
+"""Pairs of a line number and the text of the line."""
 
 
 def _parse_lines(lines: _Lines, constants: Mapping[str, np.ndarray], depth: int) -> Graph:
@@ -316,7 +317,7 @@ class _Parser:
 
 
 _BODY = Graph("", (), (), (), {})
-"""Placeholder object for a body in a node's line until the bodies are read."""
+"""Temporary value of an attribute that is a body, until the lines of the body are read."""
 
 
 class _Tokens:

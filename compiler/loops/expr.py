@@ -36,7 +36,8 @@ class Role(StrEnum):
     OUTPUT = "output"
     SCRATCH = "scratch"
     SHARED = "shared"
-    """Scratch that all threads of a kernel share (packed operands), as an additional buffer."""
+    """A scratch buffer that all threads of a kernel share, such as packed operands. It is an
+    additional argument of the kernel."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,24 +92,24 @@ class Operation(StrEnum):
     SUB = "sub"
     MUL = "mul"
     DIV = "div"
-    """Floats: IEEE division. Integers: truncation toward zero, as in C."""
+    """IEEE division for floats; division that truncates toward zero for integers, as in C."""
     REM = "rem"
-    """Floats: fmod. Integers: remainder with the sign of the dividend, as in C."""
+    """fmod for floats; the remainder with the sign of the dividend for integers, as in C."""
     MAX = "max"
     MIN = "min"
     FMA = "fma"
     DOT = "dot"
-    """Dot product of 8-bit integers, packed four to an int32: uint8 in the first operand, int8 in
-    the second; the sum of the products is added to the third."""
+    """Dot product of 8-bit integers, packed four to an int32. The first operand holds uint8, the
+    second int8. The sum of the four products is added to the third operand."""
     NEG = "neg"
     ABS = "abs"
     SQRT = "sqrt"
     FLOOR = "floor"
     CEIL = "ceil"
     RINT = "rint"
-    """Round half to even."""
+    """Rounding to the nearest integer; ties to even."""
     SCALE = "scale"
-    """`x * 2**n` for an integral float n: the last step of exp."""
+    """`x * 2**n` for a float n with an integral value; used as the last step of exp."""
     EXPONENT = "exponent"
     """The unbiased exponent of a positive normal float, as a float."""
     MANTISSA = "mantissa"

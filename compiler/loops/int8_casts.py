@@ -21,7 +21,8 @@ from tilewright.compiler.loops.rewriting import rewrite
 
 _BYTES = (DType.UINT8, DType.INT8)
 _EXACT = 2.0**24
-"""Integers up to this are exact in float32, and so are sums of two below half of it."""
+"""Limit up to which float32 represents all integers exactly. The sum of two integers below half of
+it is exact too."""
 
 
 def remove_int8_casts(expr: Expr) -> Expr:

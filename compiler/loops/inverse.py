@@ -17,7 +17,7 @@ from tilewright.compiler.loops.elementary import (
 from tilewright.compiler.loops.expr import Expr, Operation, constant, op
 
 _PI_LOW = 1.2246467991473532e-16
-"""pi - float64(pi)"""
+"""The rounding error of pi in float64: pi - float64(pi)."""
 
 
 def asin(x: Expr) -> Expr:

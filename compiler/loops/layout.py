@@ -11,8 +11,9 @@ from dataclasses import dataclass, field
 from tilewright.compiler.memo import memo
 
 MAX_LANE_STEP = 4
-"""Maximum distance in elements between lanes that are read as whole vectors and permuted; more
-distant lanes are read one by one. Schedules and the costs of layouts depend on it."""
+"""Maximum distance in elements between adjacent lanes of a load that reads whole vectors and
+permutes their elements. More distant lanes are read one by one. Schedules and the costs of layouts
+depend on this limit."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -54,7 +54,8 @@ class Order(StrEnum):
     """
 
     GREEDY = "greedy"
-    """Fewest new loads first: an outer product for GEMM, read once and scatter for depthwise."""
+    """The points with the fewest new loads first. A GEMM becomes a sequence of outer products; a
+    depthwise convolution reads each input once, and adds it to all sums that need it."""
     PROGRAM = "program"
 
 

@@ -27,7 +27,7 @@ class SizeSubstitution:
     """
 
     KINDS = (Size, Axis, Affine)
-    """The argument types of a call, for `compiler.sizes.replaced`."""
+    """Types of the objects that a call replaces; an argument of `compiler.sizes.replaced`."""
 
     def __init__(self, values: Mapping[str, int]) -> None:
         self._values = values

@@ -48,7 +48,8 @@ from tilewright.compiler.loops.index import Affine, Axis, FloorDiv, Term, number
 from tilewright.compiler.loops.nest import Binding, Compute, LoopNest, Node, Order, Tile
 
 RESERVED = frozenset({"acc", "inf", "nan"})
-"""Words that stand for themselves in an expression: a name like these is quoted."""
+"""Words with a special meaning in expressions of the text form. A name that is one of these words
+is quoted."""
 
 
 def print_nest(nest: LoopNest) -> str:

@@ -125,7 +125,7 @@ def _quarter_turns(
 
 _SCALE = 512
 _FIRST_PART = 26
-"""Bits of the first of two parts."""
+"""Number of bits of the first of the two parts into which a mantissa is split."""
 
 
 @cache
@@ -148,7 +148,7 @@ _TWO_OVER_PI = (
     "97ffde05980fef2f118b5a0a6d1f6d367ecf27cb09b74f463f669e5fea2d"
     "7527bac7ebe5f17b3d0739f78a5292ea6bfb5fb11f8d5d0856033046fc7b"
 )
-"""The binary digits of 2/pi after the point, in hexadecimal."""
+"""The first digits of 2/pi after the point, in hexadecimal."""
 
 
 def _turned(n: Expr, r: Expr, sine: Sequence[float], cosine: Sequence[float]) -> _Turned:
@@ -162,7 +162,7 @@ def _turned(n: Expr, r: Expr, sine: Sequence[float], cosine: Sequence[float]) ->
 
 
 _HALF_PI_LOW = 6.123233995736766e-17
-"""pi / 2 - float64(pi / 2)"""
+"""The rounding error of pi / 2 in float64: pi / 2 - float64(pi / 2)."""
 
 
 def _sine(turned: _Turned, quarter_turns: int) -> Expr:

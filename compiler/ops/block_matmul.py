@@ -36,8 +36,8 @@ BITS = (2, 4, 8)
 LEAST_BLOCK = 16
 _CHUNK = 32
 _FEW_ROWS = 3
-"""With more rows than this, weights are centred before the multiplication, and the rows share
-them."""
+"""Maximum number of rows for which the zero point is applied after the multiplication. With more
+rows, it is subtracted from each weight before, and the rows share the result."""
 
 _EACH_BYTE = 0x01010101
 

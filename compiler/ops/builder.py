@@ -28,17 +28,20 @@ from tilewright.compiler.sizes import (
 )
 
 FOLD_LIMIT_BYTES = 1 << 20
-"""Nodes on constants fold if their result is not larger than this or than their operands."""
+"""Size in bytes up to which the result of a node on constants is folded. Larger results are folded
+only if they are not larger than the operands."""
 
 VALUE_LIMIT_BYTES = 1 << 36
-"""Maximum size of a value: a larger shape is an error, and nothing is allocated for it."""
+"""Maximum size of a value in bytes. A larger shape is an error, before any memory is allocated."""
 
 
 GENERATED_LIMIT_BYTES = 1 << 30
-"""Maximum total size of constants that a model generates from a few bytes each."""
+"""Maximum total size in bytes of the constants that a model generates, such as by repeating one
+element."""
 
 SMALL_BYTES = 1 << 12
-"""Results up to this size (shapes, scalars) always fold."""
+"""Size in bytes up to which results, such as shapes and scalars, are folded even if the limit on
+all folded values is reached."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,12 +72,14 @@ class GraphBuilder:
         self.sizes: dict[str, np.ndarray] = {}
         self.narrow: set[str] = set()
         self.labels: dict[str, Labels] = {}
-        """The labels of values that represent texts or dictionaries."""
+        """Names of values that represent texts or dictionaries -> the tables of the texts or
+        keys."""
         self.sequences: dict[str, tuple[str, ...]] = {}
-        """The values of each sequence; its name differs from all values' names."""
+        """Names of sequences -> the names of their values. A sequence never has the name of a
+        value."""
         self.limits: dict[tuple[int, int], str] = {}
-        """Checked values by (size, limit): runs in which the size exceeds the limit are refused
-        (`ops.refusals`)."""
+        """Pairs (size, limit) -> the scalar 0, whose computation checks that the size does not
+        exceed the limit. A run that violates the limit is refused (`ops.refusals`)."""
         self._inputs: list[str] = []
         self._nodes: dict[str, Node] = {}  # by output
         self._reserved = set(reserved)

@@ -31,7 +31,7 @@ ONNX_TYPES = {
     13: DType.UINT64,
     16: DType.BFLOAT16,
 }
-"""Element types by their number in `onnx.TensorProto.DataType`; others are not supported."""
+"""Supported element types by their number in `onnx.TensorProto.DataType`."""
 
 
 def onnx_type_name(number: int) -> str:
@@ -43,7 +43,7 @@ def onnx_type_name(number: int) -> str:
 
 
 _NAMED = {"FLOAT": DType.FLOAT32, "DOUBLE": DType.FLOAT64} | {t.name: t for t in DType}
-"""Element types by their ONNX name."""
+"""Element types by the name that Cast states up to opset 5, such as `FLOAT`."""
 
 
 def _infer_cast(types: Sequence[TensorType], attrs: Attrs) -> TensorType:

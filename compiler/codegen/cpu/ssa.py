@@ -90,9 +90,10 @@ class _Scope:
     label: str
     counter: str = ""
     multiples: dict[int, Value] = field(default_factory=dict)
-    """Multiples of the counter that are used, by their factor."""
+    """Multiples of the loop counter that the loop's body uses, by factor."""
     pointers: dict[tuple[Value, int], Value] = field(default_factory=dict)
-    """Pointers plus a multiple of the counter, by pointer and factor."""
+    """Pointers that are moved by a multiple of the loop counter, by the original pointer and the
+    factor in bytes."""
     lines: list[str] = field(default_factory=list)
     memo: dict[str, Value] = field(default_factory=dict)
 
@@ -132,34 +133,37 @@ class Emitter:
         self._calls: dict[tuple[str, ...], str] = {}
         self._splats: dict[tuple[str, int, int], Value] = {}
         self.masks: dict[str, int] = {}
-        """Values by name -> the bits that may be set in each of their integers, if known."""
+        """Integer values by name -> mask of the bits that may be set in each lane, if known."""
         self.forward = {"%buffers", "%scratch"}
-        """Pointers to which nothing negative was added, so that they are not before their
-        buffer."""
+        """Names of pointers that lie at or after the start of their buffer, because only
+        non-negative offsets were added to it."""
         self.taken: set[str] = set()
-        """Scalars that are lanes of a vector."""
+        """Names of scalars that are extracted from the lanes of a loaded vector."""
         self.rounded: dict[str, Value] = {}
-        """Rounded floats by name -> their values before rounding."""
+        """Rounded floats by name -> the values from which they were rounded."""
         self.shifted: dict[str, tuple[Value, int]] = {}
-        """Rounded floats plus an integer, by name -> their values before rounding, and the
+        """Sums of a rounded float and an integer, by name -> the value before rounding, and the
         integer."""
         self.above: dict[str, tuple[str, float]] = {}
-        """Comparisons `rounded float > number`, by name -> the float, and the number."""
+        """Comparisons `rounded float > number`, by name -> the name of the float, and the
+        number."""
         self.floors: dict[str, tuple[Value, int]] = {}
         """Maxima of a rounded float and an integer, by name -> the value before rounding, and the
         integer."""
         self.wide: dict[tuple[str, DType], Value] = {}
-        """8-bit and 16-bit integers by name and type -> their values as int32. A uint8 that is read
-        as an int8 keeps its name, but has another value."""
+        """8-bit and 16-bit integers by name and type -> their values as int32. The type is part of
+        the key, because a uint8 that is read as an int8 keeps its name but has another value."""
         self.limits: dict[str, tuple[float, float]] = {}
-        """Floats by name -> their bounds, unless they are NaN."""
+        """Floats by name -> their lower and upper bounds, which hold unless the float is NaN."""
         self.bytes: dict[str, tuple[Value, int]] = {}
-        """8-bit integers by name -> the float whose nearest uint8 they are, and the integer added
-        to it."""
+        """8-bit integers by name -> a float and an integer. The 8-bit integer is the uint8 nearest
+        to the float, plus the integer."""
         self.bits: dict[str, Value] = {}
-        """16-bit floats by name -> their bits as uint16, for types without instructions."""
+        """16-bit floats by name -> their bits as uint16, if the target has no instructions for the
+        type."""
         self.parts: dict[str, tuple[Value, ...]] = {}
-        """Groups by name -> their elements, if these are loaded one by one."""
+        """Operands of dot-product instructions by name -> their elements, if the elements are
+        loaded one by one."""
 
     @property
     def depth(self) -> int:

@@ -31,7 +31,8 @@ from tilewright.compiler.targets.families import TileProduct, TileRegisters
 
 _SUMS = Value("%tile_sums", None)
 _SHAPES = Value("%tile_shapes", None)
-"""On the stack: matrices of sums, one after the other; the address of the shapes in use."""
+"""Pointers to the stack: `_SUMS` to the matrices of sums, one after the other; `_SHAPES` to the
+address of the tile shapes in use."""
 
 _SUM_BYTES = 4
 

@@ -23,7 +23,7 @@ from tilewright.compiler.loops.expr import Load, walk
 from tilewright.compiler.loops.nest import Store
 
 TOGETHER = 4
-"""Vectors of int32 that fill one vector after conversion to uint8."""
+"""Number of int32 vectors that fill one vector after conversion to uint8."""
 
 
 class Uint8Stores:

@@ -36,7 +36,7 @@ from tilewright.compiler.ops.shapes import show
 from tilewright.compiler.sizes import equal, same_extents
 
 _FILTER = -10000.0
-"""Default value that is added to the score of a hidden key."""
+"""Default of `mask_filter_value`, which is added to the score of a hidden key."""
 
 
 def _padding(node: OnnxNode, position: int, like: MaskedAttention) -> str | None:

@@ -16,12 +16,13 @@ from tilewright.compiler.ops.shapes import show
 from tilewright.compiler.sizes import equal, same_extents
 
 _INT8 = 4
-"""The accuracy level at which activations may be quantised."""
+"""The value of `accuracy_level` that permits quantisation of the activations to 8 bits."""
 
 _MOST = 127.0
 
 _LEAST = 1e-30
-"""Chunks whose largest element is below this are treated as zeros."""
+"""Minimum for the largest magnitude of a chunk from which the chunk's quantisation factor is
+computed. It avoids a division by zero."""
 
 
 def _packing(node: OnnxNode, known: tuple[int, ...]) -> Packing:

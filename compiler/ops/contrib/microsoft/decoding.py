@@ -23,7 +23,7 @@ from tilewright.compiler.ops.shapes import show
 from tilewright.compiler.sizes import equal
 
 _FILTER = -10000.0
-"""Default value that is added to the score of a hidden key."""
+"""Default of `mask_filter_value`, which is added to the score of a hidden key."""
 
 
 def _masked_attention(node: OnnxNode) -> list[str]:
