@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     from psycopg import AsyncConnection
 
 KEPT = 10_000
-"""Rows that stay: a reader further behind assumes that everything changed."""
+"""Number of change rows that are kept, the newest ones. A reader that missed more rows treats all
+its cached values as outdated."""
 
 _CONNECT_SECONDS = 10
 

@@ -20,7 +20,7 @@ Clock = Callable[[], float]
 system_clock: Clock = time.time
 
 Instant = Callable[[], sa.ColumnElement[float]]
-"""Returns an SQL expression for the present time."""
+"""A function that returns an SQL expression for the current time, in seconds since the epoch."""
 
 
 class database_now(FunctionElement[float]):

@@ -24,13 +24,14 @@ from tilewright.db.stores.statements import chunks, table_of
 CHANNEL = "tilewright"
 
 KEPT = 1000
-"""Rows of `notices` that stay: a reader further behind assumes that everything changed."""
+"""Number of rows that `notices` keeps, the newest ones. A reader that missed more rows assumes that
+everything changed."""
 
 POLL_SECONDS = 0.02
-"""Seconds between two checks whether the SQLite file has changed."""
+"""Interval in seconds at which the SQLite file is checked for changes."""
 
 TOKENS = "tokens"
-"""The topic of created and revoked tokens."""
+"""Notification topic for the creation and revocation of tokens."""
 
 _notices = table_of(NoticeRow)
 _jobs = table_of(JobRow)

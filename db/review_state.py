@@ -19,25 +19,28 @@ class ClaimKind(StrEnum):
     """The kind of statement that a claim makes: about one schedule, or about a race of programs."""
 
     SCHEDULE = "schedule"
-    """A schedule is the fastest known for a workload: a tuning record."""
+    """A claim that a schedule is the fastest known one for its workload. It is stored as a tuning
+    record."""
     RACE = "race"
-    """Certain schedules of a model win end to end: the verdict of a race."""
+    """A claim that a model runs fastest end to end with certain schedules: the verdict of a race of
+    whole programs."""
 
 
 class ReviewState(StrEnum):
     """The review state of a claim, which also determines whether the claim is served."""
 
     PROVISIONAL = "provisional"
-    """Measured once, by a device that is not ours: only the job that requested the measurement uses
-    it."""
+    """Measured once, by a device that does not belong to the service. Only the job that requested
+    the measurement uses the claim."""
     CONFIRMED = "confirmed"
-    """Measured again, or by our own device. The newest claim of a subject is served."""
+    """Confirmed by a second measurement, or measured by the service's own machine. The newest
+    confirmed claim about a subject is served."""
     SUPERSEDED = "superseded"
-    """A later or faster claim of the subject is served."""
+    """Replaced: a newer or faster claim about the same subject is served."""
     DISPUTED = "disputed"
-    """The second measurement contradicts the first."""
+    """Contradicted by a second measurement. The claim is not served."""
     WITHDRAWN = "withdrawn"
-    """An admin or the service withdrew it."""
+    """Withdrawn by an admin or by the service. The claim is not served."""
 
 
 # provisional -> superseded: it is confirmed after a newer, faster claim of its subject.

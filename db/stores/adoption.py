@@ -20,7 +20,7 @@ from tilewright.db.stores.statements import chunks
 from tilewright.tuner.protocol.measurement import Measurement, RecordKey, TuningRecord
 
 Foreign = tuple[TuningRecord, Measurement | None]
-"""A record to import, with the second measurement of its schedule, if one exists."""
+"""A tuning record to import, and the second measurement of its schedule, or None without one."""
 
 
 def adopt(

@@ -34,26 +34,33 @@ from tilewright.db.stores.statements import table_of
 workers = table_of(WorkerRow)
 
 MOST_TOGETHER = 100
-"""Leases that one transaction of a sweep ends."""
+"""Limit of the expired leases that one transaction ends."""
 
 MOST_DEATHS = 3
-"""Number of workers that may die with a request before it is offered to none."""
+"""Number of distinct workers that may be lost while they execute a request. After that, no worker
+gets the request again."""
 
 FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 1.0, 60.0
-"""Seconds until a failed request is offered again; doubled with each attempt."""
+"""First and longest pause in seconds before a failed request is queued again. The pause doubles
+with each attempt."""
 
 MOST_TURNS = 3
-"""Factor on a request's attempts after which the failures of one owner end it for all. Attempts
-beyond the first turn happen because the other living workers left the request."""
+"""Multiple of a request's attempt limit. A request fails after so many failures of one owner's
+workers, even if other owners' workers have not tried it.
+
+One owner reaches this number only if the other workers, though alive, do not take the request.
+"""
 
 WINDOW_SECONDS = 3600.0
-"""Seconds for which a worker's failures count."""
+"""Seconds for which a failure counts towards the quarantine of its worker."""
 
 FIRST_CANARY_SECONDS, LONGEST_CANARY_SECONDS = 30.0, 3600.0
-"""Seconds until a worker in quarantine gets a canary request; doubled after each failed canary."""
+"""First and longest delay in seconds until a worker in quarantine gets a canary, a single request
+that tests it. The delay doubles after each failed canary."""
 
 FORGIVEN_SECONDS = 86_400.0
-"""Seconds after the end of a quarantine until the next one starts with the first pause again."""
+"""Seconds after the end of a quarantine after which the worker's next quarantine starts with the
+shortest delay again."""
 
 
 def end_some(

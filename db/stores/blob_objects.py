@@ -23,13 +23,14 @@ if TYPE_CHECKING:
     from obstore.store import S3Store
 
 PART_BYTES = 4 << 20
-"""Bytes of a blob that are read at a time."""
+"""Number of bytes of a blob that are read at a time."""
 
 _ASIDE = "aside/"
 
 RETRIES = 4
 RETRY_SECONDS = 20
-"""Number of repetitions of a failed request, and their longest total time in seconds."""
+"""Limit of a failed request's total retry time, in seconds. `RETRIES` limits the number of
+retries."""
 
 
 class BlobObjects:

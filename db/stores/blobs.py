@@ -37,13 +37,15 @@ _blobs = table_of(BlobRow)
 _references = table_of(BlobReferenceRow)
 
 TOUCH_SECONDS = 60.0
-"""Seconds after a touch in which another touch writes nothing."""
+"""Minimum age in seconds of a blob's stored time of last use before another use updates it."""
 
 DOOMED_SECONDS = 300.0
-"""How long a mark holds: longer than any place takes to delete a batch."""
+"""Seconds until a blob's mark for deletion expires: longer than any store takes to delete a
+batch."""
 
 WAIT_SECONDS, _POLL_SECONDS = 30.0, 0.05
-"""How long, and how often, a writer of bytes checks whether a sweep has finished with them."""
+"""Time limit and polling interval, in seconds, of a writer that waits for a sweep to delete the
+same blob."""
 
 _BATCH = 100
 

@@ -27,13 +27,14 @@ from tilewright.tuner.protocol.measurement import Measurement, RecordKey, Tuning
 claims = table_of(ClaimRow)
 
 Columns = Mapping[str, Any] | sa.RowMapping
-"""All columns of a claim, by name."""
+"""The values of all columns of a claim, by column name."""
 
 MODE = ("target_key", "threads", "numerics")
-"""The columns of a record key besides the workload."""
+"""The columns of a record key, except the workload."""
 
 SUBJECT = ("kind", "subject", *MODE)
-"""The columns in which claims with the same subject are equal."""
+"""The columns that identify the subject of a claim. Claims with equal values in these columns are
+about the same subject."""
 
 # literals: the kind is a condition of a partial index, and SQLite prepares a statement anew for a
 # bound value that could decide whether such an index applies: a query takes 65 us instead of 14

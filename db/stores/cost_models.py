@@ -31,10 +31,10 @@ class CostModelState(StrEnum):
     """The state of a cost model's version. Tuning runs use only the promoted version."""
 
     CANDIDATE = "candidate"
-    """Trained, and never in use."""
+    """Trained, but not promoted yet. No tuning run uses this version."""
     PROMOTED = "promoted"
     RETIRED = "retired"
-    """In use earlier."""
+    """Formerly promoted. No tuning run uses this version any more."""
 
 
 @dataclass(frozen=True, slots=True)

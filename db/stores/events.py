@@ -24,7 +24,7 @@ _jobs = table_of(JobRow)
 _newest_first = PageOrder((_events.c.sequence,))
 
 EventData = tuple[str, Mapping[str, Any]]
-"""(kind, data)"""
+"""The kind of an event, and its data."""
 
 
 @dataclass(frozen=True, slots=True)

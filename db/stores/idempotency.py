@@ -21,7 +21,8 @@ from tilewright.db.stores.statements import table_of, upsert
 _keys = table_of(IdempotencyRow)
 
 HELD_SECONDS = 30.0
-"""Seconds that a request stays in flight without a renewal by its process."""
+"""Seconds for which a request counts as in progress, unless the process that serves it renews the
+entry."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,8 +12,8 @@ from tilewright.db.errors import AmbiguousIdError, NotFoundError, ShortIdError
 _MOST_NAMED = 5
 
 LEAST_GIVEN = 4
-"""Minimum length of a prefix. Shorter ones find nothing, so that a table cannot be listed letter by
-letter."""
+"""Minimum length of an id prefix. Shorter prefixes are rejected, so that a client cannot enumerate
+a table character by character."""
 
 WHOLE: Mapping[str, int] = {
     "job": 32,
@@ -24,8 +24,8 @@ WHOLE: Mapping[str, int] = {
     "worker": 32,
     "workload": 64,
 }
-"""Length of the ids that the service generates, by the noun of `row_of_id`. Ids of runs have
-several lengths."""
+"""Length of a complete id, by kind of object. Runs are missing here, because their ids differ in
+length."""
 
 
 def row_of_id(

@@ -36,12 +36,12 @@ from tilewright.db.stores.job_rows import (
 from tilewright.db.stores.statements import one_at_a_time, table_of
 
 SHARED_ATTEMPTS = 2
-"""Number of tuners lost in a row after which a job is claimed only by a tuner without other jobs:
-the job may be the cause."""
+"""Number of consecutively lost tuners after which only a tuner without other jobs may claim a job.
+The job may have crashed these tuners."""
 
 ALONE_SECONDS = 60.0
-"""Seconds that such a job waits for a tuner without other jobs. After that, tuners claim no other
-job until one holds none."""
+"""Seconds that a job with `SHARED_ATTEMPTS` lost tuners waits for a tuner without other jobs. After
+that, tuners that hold jobs claim no others, so that one of them becomes free for this job."""
 
 _tokens = table_of(TokenRow)
 _jobs = jobs_table

@@ -51,9 +51,10 @@ class Found:
 
     leases: Sequence[Lease] = ()
     empty: bool = False
-    """No request for the worker's targets waits, so other claims for them need not look."""
+    """Whether no request is queued for the worker's targets. Other claims for these targets then
+    need no database query."""
     gone: bool = False
-    """The worker has left."""
+    """Whether the worker has unregistered."""
 
 
 @dataclass(slots=True)

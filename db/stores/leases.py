@@ -62,7 +62,7 @@ __all__ = [
 ]
 
 MOST_FAILURES = 5
-"""Failures caused by a worker within an hour that put it into quarantine."""
+"""Number of failures caused by a worker within an hour that put it into quarantine."""
 
 
 class LeaseStore(MeasureQueue):

@@ -20,7 +20,7 @@ from tilewright.db.types import SafeText
 T = TypeVar("T")
 
 Position = tuple[str | int | float, ...]
-"""The values of a row in the columns that order its list."""
+"""Position of a row in an ordered list: its values in the columns of the sort order."""
 
 _LONGEST_TEXT = 1000
 _LARGEST = (1 << 63) - 1

@@ -14,7 +14,7 @@ from tilewright.db.stores.measure_queue import leases, lock_leases, requests
 from tilewright.db.stores.requests import Completion, Held, JsonObject, LeaseOutcome, RequestState
 
 _LATE = (LeaseOutcome.LOST.value, LeaseOutcome.CANCELLED.value)
-"""Outcomes of a lease after which a late result is not a fault of the worker."""
+"""Outcomes of a lease after which a late result is not the worker's fault."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,10 +35,10 @@ from tilewright.db.stores.statements import chunks, table_of, upsert
 from tilewright.tuner.protocol.measurement import RecordKey
 
 BATCH = 400
-"""Rows deleted per transaction, few enough that others do not wait long."""
+"""Number of rows deleted per transaction. More rows would block other writers for too long."""
 
 MOST_BATCHES = 25
-"""Most batches of one kind in one call; the next call deletes the rest."""
+"""Limit of the batches per kind of row in one call. The next call deletes the remaining rows."""
 
 DAY_SECONDS = 86400.0
 

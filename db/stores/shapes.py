@@ -27,7 +27,8 @@ _trials = table_of(TrialRow)
 INDEXED_AT_ONCE = 500
 
 LOOKED_AT = 1000
-"""Number of shapes that are compared with a given one, on each side of its extent."""
+"""Number of workloads with the nearest larger extent whose exact distances are computed, and of
+those with the nearest smaller extent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +53,7 @@ class WorkloadShape:
 
 
 ShapeOf = Callable[[str], WorkloadShape]
-"""Computes the shape of a workload from its text."""
+"""A function that computes the shape of a workload from the workload's text."""
 
 
 def distance(one: Sequence[int], other: Sequence[int]) -> float:

@@ -18,10 +18,11 @@ from tilewright.db.stores.statements import table_of, upsert
 _sweeps = table_of(SweepRow)
 
 CLAIMS = "claims"
-"""The turn of tuners that look for jobs. While a tuner has it, jobs are claimed."""
+"""Name of the lock that a tuner process renews while it looks for jobs. The age of the lock shows
+how long no tuner has looked."""
 
 TERM_SECONDS = 6.0
-"""Seconds after which another process may take a turn over from a dead holder."""
+"""Seconds after which a lock expires that its holder has not renewed."""
 
 
 @dataclass(frozen=True, slots=True)

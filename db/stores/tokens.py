@@ -25,7 +25,8 @@ _tokens = table_of(TokenRow)
 _oldest_first = PageOrder((_tokens.c.created_at, _tokens.c.id), descending=False)
 
 USED_SECONDS = 60.0
-"""Resolution in seconds of the time of a token's last use, so that not every use is a write."""
+"""Minimum age in seconds of a token's stored time of last use before another use updates it. Most
+uses therefore write nothing."""
 
 
 class Scope(StrEnum):

@@ -18,7 +18,7 @@ from tilewright.service.api.conditional import JsonAnswer
 from tilewright.service.api.gate import GatedRoute
 
 MOST_BYTES = 64 << 20
-"""Limit of the cached answers and their questions together, in bytes."""
+"""Limit of the cached lookup requests and their responses together, in bytes."""
 
 _ASKED = "tilewright_question"
 

@@ -103,7 +103,8 @@ class Invalidation:
         self._caches = list(caches)
         self._reads: Batcher[None, None] = Batcher(self._read)
         self.version = 0
-        """Grows with each read that finds a change."""
+        """Version number of the caches. It increases with each database read that finds a
+        change."""
 
     def watch(self, cache: LRU[Any, Any]) -> None:
         """Add a cache from which `refresh` removes outdated values."""

@@ -18,7 +18,7 @@ _JSON = "application/json"
 NOT_MODIFIED: dict[int | str, dict[str, Any]] = {
     304: {"description": "The client has it: `If-None-Match` names its `ETag`"}
 }
-"""OpenAPI responses of routes that send an `ETag`."""
+"""OpenAPI description of status 304, for routes that send an `ETag`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,10 +38,11 @@ _EXAMPLES = {
     503: ("storage-unavailable", "the database is busy: try again"),
     507: ("insufficient-storage", "the service's disk is full; nothing of this request was saved"),
 }
-"""Example kind and sentence of a refusal, by status. docs/rest.md lists all kinds."""
+"""Example error kind and message of each HTTP error status in OpenAPI. docs/rest.md lists all
+kinds."""
 
 _NAMES = {"digest": SHOWN_KEY, "key": SHOWN_KEY}
-"""Example values of path parameters; all others are ids."""
+"""Example values of path parameters in OpenAPI. All other path parameters get an example id."""
 
 
 def describe(described: Json, routes: Sequence[GatedRoute], prefix: str) -> Json:

@@ -44,11 +44,12 @@ MEDIA_TYPE = "application/problem+json"
 PREFIX = "urn:tilewright:problem:"
 
 MOST_FIELD_ERRORS = 20
-"""Limit of listed errors per request body: a large body may have a million."""
+"""Limit of the field errors that an error response lists. A large body may have a million of
+them."""
 
 RETRY_SECONDS = {"storage-unavailable": "1", "wrong-schema-version": "60"}
-"""`Retry-After` of storage errors, in seconds: a busy database, or a service that needs an update.
-"""
+"""Seconds in the `Retry-After` header, by kind of storage error: a busy database, or a service that
+needs an update."""
 
 log = structlog.get_logger("tilewright.web")
 

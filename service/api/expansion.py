@@ -19,7 +19,8 @@ from tilewright.tuner.protocol.messages import read_request
 from tilewright.tuner.protocol.version import ProtocolError
 
 KEPT_BYTES = 64 << 20
-"""Limit of the arrays that are cached for further batches of the same workloads, in bytes."""
+"""Limit of the cached input arrays, in bytes. Further batches for the same workloads use these
+arrays again."""
 
 
 class RequestExpander:

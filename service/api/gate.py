@@ -37,12 +37,14 @@ from tilewright.service.api.schemas.bodies import is_plain, plain_body
 from tilewright.service.settings import Settings
 
 KNOWN_SECONDS = 1.0
-"""Time for which a verified token is cached. A notice of a revocation clears the cache sooner."""
+"""Seconds for which a verified token is cached. A notice of a revocation clears the cache
+sooner."""
 
 RESULT = "/leases/{lease_id}/result"
 
 LARGE_BYTES = 1 << 16
-"""Size above which the gate checks whether the measured request can have a result that large."""
+"""Size in bytes above which the gate compares the body of a result with the largest result that the
+leased request can have."""
 
 _MOST_KNOWN = 10_000
 

@@ -11,7 +11,8 @@ import time
 from collections.abc import Callable
 
 MOST_A_SECOND = 200.0
-"""Target rate of heartbeats per process. They take a fifth to a quarter of its time."""
+"""Limit of heartbeats per second and process, by which the heartbeat interval is chosen. Heartbeats
+at this rate take a fifth to a quarter of the process's time."""
 
 
 class HeartbeatPacing:

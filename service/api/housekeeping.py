@@ -33,11 +33,13 @@ log = structlog.get_logger("tilewright.web")
 PERIOD_SECONDS = 0.5
 
 SWEEP = "leases"
-"""Name of the turn. `storage.sweeps.age` returns the time since leases were last checked."""
+"""Name of the lock under which one replica expires leases. `storage.sweeps.age` returns the time
+since leases were last checked."""
 
 
 BUCKET_IDLE_SECONDS = 120.0
-"""Idle time after which a rate limit's bucket is removed: one minute refills it completely."""
+"""Idle seconds after which the bucket of a rate limit is removed. One minute refills a bucket
+completely."""
 
 
 @dataclass(frozen=True, slots=True)

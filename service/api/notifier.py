@@ -29,13 +29,15 @@ from tilewright.db.notices import NoticeSource
 log = structlog.get_logger("tilewright.web")
 
 FALLBACK_SECONDS = 5.0
-"""Interval between queries for changes whose notices may have been lost."""
+"""Interval in seconds between queries for changes whose notices may have been lost."""
 
 _HEAR_SECONDS = 0.25
-"""Time within which the thread notices that it has to stop."""
+"""Longest time in seconds that the thread waits for a notice before it checks whether it must
+stop."""
 
 RETRY_SECONDS, LONGEST_RETRY_SECONDS = 1.0, 15.0
-"""Pause after a failure, and its limit. The pause doubles with each consecutive failure."""
+"""First and longest pause after a failure, in seconds. The pause doubles with each consecutive
+failure."""
 
 
 class States(Protocol):

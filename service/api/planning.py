@@ -41,13 +41,15 @@ from tilewright.service.jobs.plan.bounded_planning import memory_limit
 from tilewright.service.settings import Settings
 
 MOST_WAITING = 64
-"""Limit of questions that wait for a child. A further question gets status 503 immediately."""
+"""Limit of questions that wait for a planning process. A further question is rejected with status
+503."""
 
 MOST_OF_ONE = 16
-"""Limit of waiting questions per token."""
+"""Limit of waiting questions per API token."""
 
 LOOK_SECONDS = 5.0
-"""Interval at which a waiting question checks that its process pool is still alive."""
+"""Interval in seconds at which the sender of a question checks that the process pool is still
+alive."""
 
 T = TypeVar("T")
 

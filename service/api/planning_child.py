@@ -128,7 +128,7 @@ class KeptQuestion(ABC, Generic[T]):
     __slots__ = ()
 
     MOST_BYTES: ClassVar[int]
-    """Limit of the memory of all cached answers to questions of this kind."""
+    """Memory limit in bytes of the cache of answers to this kind of question."""
 
     @property
     @abstractmethod

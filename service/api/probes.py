@@ -17,13 +17,16 @@ from tilewright.db.stores.sweeps import CLAIMS
 from tilewright.service.api.housekeeping import SWEEP
 
 SWEEP_SECONDS = 30.0
-"""Age of the last lease sweep above which no replica seems to expire leases of dead workers."""
+"""Age of the last lease sweep in seconds above which the readiness probe fails, because no replica
+seems to expire the leases of lost workers."""
 
 DEAF_SECONDS = 30.0
-"""Time without notices from the database after which event streams and long polls are late."""
+"""Seconds without database notices after which the readiness probe fails, because event streams and
+long polls are late."""
 
 IDLE_SECONDS = 60.0
-"""Time without a query for jobs after which a tuner hangs or was killed.
+"""Seconds since a tuner last looked for jobs after which the readiness probe fails. The tuner then
+hangs or was killed.
 
 A healthy tuner may train a cost model for a part of that time.
 """

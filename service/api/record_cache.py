@@ -16,13 +16,16 @@ from tilewright.service.api.views import record_view
 from tilewright.tuner.protocol.measurement import RecordKey
 
 MOST_KEPT = 16_384
-"""Cached workloads: records of 2 to 4 KB each, and workloads without a record."""
+"""Limit of cached workloads. An entry is a record of 2 to 4 KB, or empty for a workload without a
+record."""
 
 RecordKind = tuple[str, int, str]
-"""The part of a record key that a lookup shares: target key, threads, numerics."""
+"""The components of a record key that all workloads of a lookup share: target key, threads,
+numerics."""
 
 RecordBytes = Mapping[str, bytes]
-"""Records as JSON by workload key; empty for a workload without a record."""
+"""The record of each workload as JSON, by workload key. The value is b"" for a workload without a
+record."""
 
 
 class RecordCache:

@@ -16,7 +16,7 @@ from tilewright.service.api.request_ids import RequestIdMiddleware
 from tilewright.service.settings import Settings
 
 HEAD_BYTES = 32 << 10
-"""Limit of a request's head (request line and headers), in bytes."""
+"""Limit of the head of an HTTP request (request line and headers), in bytes."""
 
 
 class PromptProtocol(H11Protocol):

@@ -20,7 +20,7 @@ from tilewright.db.stores.blob_bytes import Staged, Staging, TooManyBytesError
 from tilewright.service.api.errors import invalid, too_large
 
 WRITE_BYTES = 1 << 20
-"""Bytes that are collected in memory before a thread writes them."""
+"""Number of bytes of an upload that are collected in memory before a thread writes them to disk."""
 
 FILE_BODY = {
     "requestBody": {

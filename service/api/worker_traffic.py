@@ -23,10 +23,11 @@ from tilewright.service.api.heartbeat_pacing import HeartbeatPacing
 from tilewright.service.api.results import ResultRefused, admit
 
 MOST = 64
-"""Limit of requests per batch."""
+"""Limit of worker requests that are handled together in one batch."""
 
 BEATS_OF_A_LEASE = 3
-"""Number of heartbeats within the time of a lease, so that a few may be lost."""
+"""Minimum number of heartbeat intervals in the duration of a lease, so that a few lost heartbeats
+do not end the lease."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 
 OURS = "tilewright"
-"""Name of this program in tables."""
+"""Name of this engine in tables that compare engines."""
 
 
 class Peer(StrEnum):

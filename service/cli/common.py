@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 UNAUTHORIZED = 401
-"""Status of an answer to a request whose token is missing or not accepted."""
+"""HTTP status of the response to a request whose token is missing or not accepted."""
 
 
 class UserError(Exception):

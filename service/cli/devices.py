@@ -31,11 +31,11 @@ if TYPE_CHECKING:
     from tilewright.service.client import Client
 
 SHOWN_TARGETS = 3
-"""Limit of the targets in a row. The best target comes first."""
+"""Limit of the targets shown per device, best first."""
 
 
 MOST_LINK_MINUTES = 24 * 60.0
-"""Longest lifetime of a link's token."""
+"""Longest lifetime in minutes of the token in a device link."""
 
 
 def list_devices(

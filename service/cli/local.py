@@ -44,11 +44,11 @@ class Format(StrEnum):
     ARTIFACT = "artifact"
     """A folder that loads in Python with NumPy alone."""
     C = "c"
-    """A folder with a header and libraries for C."""
+    """A folder with a header and libraries for programs in C."""
     EXE = "exe"
-    """A program that reads and writes .npy files."""
+    """An executable program that reads and writes .npy files."""
     WASM = "wasm"
-    """A folder with a WebAssembly module, and JavaScript that runs it."""
+    """A folder with a WebAssembly module and the JavaScript that runs it."""
 
 
 class WeightsIn(StrEnum):

@@ -124,4 +124,4 @@ def check_artifact(options: ModeOptions, folder: Path) -> None:
 
 
 DEFAULTS, JOB_DEFAULTS, QUEUE_DEFAULTS = ModeOptions(), JobOptions(), QueueOptions()
-"""Defaults of command parameters. Each option has a default as well."""
+"""Default values of the option groups of commands. Each option in a group has a default as well."""

@@ -33,7 +33,8 @@ from tilewright.tuner.protocol.measurement import RecordKey, Status
 router = APIRouter(tags=["jobs"], route_class=GatedRoute)
 
 MOST_PREDICTED = 400
-"""Limit of a task's predicted trials, the newest first. Features of each take milliseconds."""
+"""Limit of the trials per task for which predictions are computed, newest first. The features of
+each trial take milliseconds."""
 
 
 @router.get("/jobs/{job_id}/tasks/{workload}/code")

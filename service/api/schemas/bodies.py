@@ -8,7 +8,8 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 plain_body: ContextVar[bool] = ContextVar("plain_body", default=False)
-"""Whether the body of the request that is answered in this context `is_plain`."""
+"""Whether the body of the current request has only ASCII characters and no escapes of others
+(`is_plain`)."""
 
 
 def is_plain(data: bytes) -> bool:

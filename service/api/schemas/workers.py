@@ -27,7 +27,7 @@ from tilewright.service.api.schemas.fields import (
 from tilewright.tuner.protocol.version import PROTOCOL
 
 MOST_FACTS_BYTES = 64 << 10
-"""Limit of a device's description as JSON, in bytes."""
+"""Limit of the JSON description of a worker's device, in bytes."""
 
 
 def check_device_facts(value: Mapping[str, Any]) -> None:
