@@ -14,7 +14,8 @@ import urllib.request
 from tilewright.service.settings import Settings
 
 SECONDS = 4.0
-"""Timeout, shorter than the container's, so that the check can report its failure."""
+"""Timeout of the health check in seconds. It is shorter than the container's timeout, so that the
+check can report its failure."""
 
 
 def main() -> int:

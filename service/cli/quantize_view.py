@@ -17,10 +17,10 @@ from tilewright.service.show.table import CellKind, Column, table
 from tilewright.service.show.units import microseconds, milliseconds, speedup
 
 ROWS = 40
-"""Limit of the parts in a table. `--json` prints all of them."""
+"""Limit of the model parts that the table lists, slowest first. `--json` prints all parts."""
 
 UNDEFINED = "n/a"
-"""The text of a number that is undefined for these values."""
+"""Text shown in place of an undefined number."""
 
 LEGEND = (
     "us: one run of the kernels that compute these layers; layers that share a kernel are timed "

@@ -41,11 +41,11 @@ if TYPE_CHECKING:
 
 
 KEY_LENGTH = 64
-"""Characters of a workload key."""
+"""Number of characters of a workload key."""
 
 
 MESSAGE_BYTES = (1 << 31) - 1
-"""Size limit of a protobuf message."""
+"""Largest size of a protobuf message, in bytes."""
 
 
 def submit(

@@ -19,11 +19,11 @@ class Verbosity(Enum):
     """
 
     QUIET = "--quiet"
-    """Nothing; logs from level warning."""
+    """Print nothing besides results, warnings and errors. Log from level warning."""
     NORMAL = ""
-    """Progress and notes; logs from the level in the settings."""
+    """Also print progress and notes. Log from the level in the settings."""
     VERBOSE = "--verbose"
-    """Also details; logs from level debug."""
+    """Also print details. Log from level debug."""
 
 
 _chosen: ContextVar[Verbosity] = ContextVar("verbosity", default=Verbosity.NORMAL)

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 MOST_TASKS = 10
-"""Default limit of the tasks in a table."""
+"""Default limit of the tasks in a table, the most expensive ones."""
 
 
 def listed_tasks(tasks: Sequence[TaskView], verbose: bool) -> list[RenderableType]:
@@ -53,7 +53,8 @@ def listed_tasks(tasks: Sequence[TaskView], verbose: bool) -> list[RenderableTyp
 
 
 _OPEN = re.compile(r"(?<![a-jl-wyzA-Z])s\d+")
-"""Matches `s0` and `s1` in `matmul ks0 s1x64` and `add s1xs0`, but not the end of an operator."""
+"""Matches a dynamic size in a workload's name, such as `s0` and `s1` in `matmul ks0 s1x64` and `add
+s1xs0`, but not the end of an operator's name."""
 
 
 def sizes_note(names: Sequence[str]) -> str:

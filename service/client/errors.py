@@ -18,21 +18,22 @@ if TYPE_CHECKING:
 ViewT = TypeVar("ViewT", bound=BaseModel)
 
 PASSING = frozenset({408, 425, 429, 500, 502, 503, 504})
-"""Statuses of answers after which the same request may succeed in a moment."""
+"""HTTP status codes after which the same request may succeed if it is sent again soon."""
 
 IN_FLIGHT, QUOTA = "urn:tilewright:problem:idempotency-in-flight", "urn:tilewright:problem:quota-"
-"""Types of problems: the first request with this idempotency key is still running; the token has
-reached a quota, which only the end of other jobs frees."""
+"""Problem types of error responses. `IN_FLIGHT`: the first request with this idempotency key is
+still running. `QUOTA`, a prefix: the token has reached a quota, which only the end of other jobs
+frees."""
 
 
 class ClientError(Exception):
     """The service cannot be reached, or it refuses a request; the message is one sentence."""
 
     passing = False
-    """Whether the same request may succeed in a moment."""
+    """Whether the same request may succeed if it is sent again soon."""
 
     retry_seconds: float = 0.0
-    """Seconds for which the service requests no repetition."""
+    """Seconds that the client must wait before it repeats the request, as the response requires."""
 
 
 class UnreachableError(ClientError):

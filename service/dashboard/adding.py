@@ -8,7 +8,8 @@ from urllib.parse import urlencode, urlsplit
 from tilewright.service.dashboard.qr import QrCode, qr_code
 
 LINK_SECONDS = 3600.0
-"""Lifetime of a link's token. It is short, because bystanders may see the link."""
+"""Lifetime in seconds of the token in a device link. It is short, because bystanders may see the
+link."""
 
 _LOCAL = ("localhost", "127.0.0.1", "::1")
 

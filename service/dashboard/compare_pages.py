@@ -21,7 +21,8 @@ from tilewright.service.show.tables import kernels
 router = APIRouter(route_class=PageRoute)
 
 OFFERED = 100
-"""Limit of the jobs in the form, the newest first. The address selects any other job by id."""
+"""Limit of the jobs that the form lists, newest first. The URL may select any other job by its
+id."""
 
 JobQuery = Annotated[str, Query(max_length=64)]
 

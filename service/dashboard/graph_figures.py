@@ -22,10 +22,11 @@ from tilewright.service.show.text import one_sentence
 from tilewright.service.show.units import finite, microseconds, percent
 
 HOTTEST = (0.002, 0.01, 0.03, 0.08, 0.2)
-"""Shares of the model's time at which a step's colour changes to the next hotter one."""
+"""Fractions of the model's time at which a step's colour changes to the next hotter one."""
 
 KINDS = 7
-"""Number of precisions, and of layouts, with separate colours. All others share one colour."""
+"""Number of precisions, and of layouts, that have a colour of their own. All others share one
+colour."""
 
 MARGIN = 16.0
 
@@ -84,7 +85,8 @@ class GraphFigures:
     precisions: tuple[tuple[int, str, int], ...]
     layouts: tuple[tuple[int, str, int], ...]
     untuned: int
-    """Number of kernels without a task of the job: another plan or release made the tasks."""
+    """Number of kernels that no task of the job covers, because another plan or release made the
+    tasks."""
 
     @classmethod
     def of(cls, graph: ModelGraph, tasks: Sequence[TaskView]) -> GraphFigures:

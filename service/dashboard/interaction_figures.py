@@ -15,14 +15,16 @@ from tilewright.service.show.text import one_sentence
 
 MOST_PAIRS = 4
 MOST_VALUES = 8
-"""Limit of the values per knob. The values of the fastest trials come first."""
+"""Limit of the values shown per knob. The values of the fastest trials come first."""
 
 LEAST_FILLED = 0.5
-"""Minimum share of fields with a trial. Below it, no pattern is visible."""
+"""Minimum fraction of a table's fields with a trial. With fewer, no pattern is visible, and the
+table is not shown."""
 
 SHADES = 10
 SWEEPS = 8
-"""Iterations that subtract the means of rows and columns. Empty fields make several necessary."""
+"""Number of iterations that subtract the means of rows and columns. One iteration is not enough if
+fields are empty."""
 
 LONGEST_NAME = 12
 MOST_STRENGTH = 999.0

@@ -38,7 +38,7 @@ from tilewright.service.show.tables.tasks import PAGE, RUNNING_PAGE
 router = APIRouter(route_class=PageRoute)
 
 ROWS = 50
-"""Default number of tasks on the page."""
+"""Default number of tasks on a job's page."""
 
 MOST_ROWS = 1000
 LOG_LINES = 30

@@ -20,7 +20,8 @@ FOLDER = Path(__file__).parent
 STATIC = FOLDER / "static"
 
 CLIPPED = 120
-"""Limit of the shown characters of a name. The element's title has the full name."""
+"""Limit of the characters of a name that are shown. The `title` of the HTML element has the full
+name."""
 
 
 def _clipped(text: object) -> str:

@@ -35,7 +35,8 @@ REFUSED = 100
 
 
 RecordGroup = tuple[str, str, int]
-"""Name and key of a target, and threads."""
+"""A group of records by target and threads: the target's name, the target key, and the number of
+threads."""
 
 
 def _coverage(found: Sequence[CoverageView], groups: Sequence[RecordGroup]) -> Table:

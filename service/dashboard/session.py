@@ -20,7 +20,8 @@ from tilewright.service.api.gate import GatedRoute
 COOKIE = "tilewright_token"
 
 KEPT_SECONDS = 30 * 86400
-"""Lifetime of the cookie. The service rejects a revoked or expired token sooner."""
+"""Lifetime of the session cookie in seconds. The service rejects a revoked or expired token
+sooner."""
 
 _AUTHORIZATION = b"authorization"
 

@@ -23,7 +23,7 @@ ViewT = TypeVar("ViewT", bound=BaseModel)
 CHUNK_BYTES = 1 << 20
 PAGE = 1000
 LONG_SECONDS = 600.0
-"""Time limit of requests for which the service plans a whole model."""
+"""Time limit in seconds of requests for which the service plans a whole model."""
 
 PASSING = (
     httpx2.TimeoutException,

@@ -20,7 +20,7 @@ from tilewright.tuner.protocol.messages import Request, WorkResult, read_request
 from tilewright.tuner.protocol.version import ProtocolError
 
 POLL_SECONDS = 0.02
-"""The time between two looks at the state of a request."""
+"""Interval in seconds at which the state of a request is polled."""
 
 
 @dataclass(frozen=True, slots=True)

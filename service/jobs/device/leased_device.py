@@ -26,14 +26,14 @@ from tilewright.tuner.protocol.run_results import RunResult
 from tilewright.tuner.protocol.runs import RunRequest
 
 ABSENT_SECONDS = 300.0
-"""How long a run waits while no worker can take it."""
+"""Seconds that a run waits if no worker is present that can execute it."""
 
 SECOND_SECONDS = 60.0
-"""How long a second opinion waits while its worker is away."""
+"""Seconds that a second measurement on another device waits for an absent worker."""
 
 LIMIT_SECONDS = 300.0
-"""The limit of one step of a run: loading a program, or one run of it. Boards load from memory
-cards."""
+"""Time limit in seconds of one step of a run: loading a program, or running it once. Boards load
+programs from slow memory cards."""
 
 
 class LeasedDevice(ProgramRuns):

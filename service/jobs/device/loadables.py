@@ -19,7 +19,7 @@ from tilewright.service.jobs.device.device import Loadable
 from tilewright.service.jobs.plan.planning import Planned
 
 LoadableOf = Callable[[Planned], Loadable]
-"""Maps a plan to the part of a compiled model that serves the plan's sizes."""
+"""A function that returns the part of a compiled model that serves the sizes of a plan."""
 
 
 def of_compiled(compiled: CompiledProgram) -> Loadable:

@@ -21,7 +21,7 @@ from tilewright.tuner.protocol.run_results import RunResult, RunStatus
 from tilewright.tuner.protocol.runs import RunRequest
 
 LIMIT_SECONDS = 300.0
-"""The limit of one step of a run: loading a program, or one run of it."""
+"""Time limit in seconds of one step of a run: loading a program, or running it once."""
 
 
 class LocalDevice(ProgramRuns):

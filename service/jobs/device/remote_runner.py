@@ -27,19 +27,23 @@ from tilewright.tuner.protocol.measurement import Measurement, Status
 
 FEW = 16
 PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 5e-4, 0.2
-"""The pause between two polls of the queue: `PAUSE_SECONDS` per in-flight request beyond `FEW`, at
-most `LONGEST_PAUSE_SECONDS`. The workers have enough work meanwhile, and results that arrive
-together are read, stored and queued in one transaction each."""
+"""The pause in seconds between two polls of the queue is `PAUSE_SECONDS` per request in flight
+beyond `FEW`, at most `LONGEST_PAUSE_SECONDS`.
+
+The workers have enough work meanwhile. Results that arrive together are read, stored and queued in
+one transaction each.
+"""
 
 REQUESTS_PER_WORKER = 3
-"""Requests in the queue per worker: some are measured, interleaved, while the others are ready."""
+"""Number of queued requests per worker. The worker measures some of them, interleaved, while the
+others are ready."""
 
 MOST_GATHERED, MOST_BYTES = 100, 16 << 20
-"""Requests, and bytes of the blobs that they name, in a batch that waits for the tuner to poll. A
-larger batch is queued at once."""
+"""Limits of a batch that waits for the tuner's next poll: the number of requests, and the bytes of
+their blobs. A larger batch is queued at once."""
 
 TURN_SECONDS = 10.0
-"""The time that requests wait for one of several named workers before the next one gets them."""
+"""Seconds that requests wait for one of several named workers before the next worker gets them."""
 
 
 class RemoteRunner:

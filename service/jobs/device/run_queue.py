@@ -28,10 +28,10 @@ from tilewright.tuner.protocol.run_results import RunResult, RunStatus
 from tilewright.tuner.protocol.runs import RaceWork, RunRequest
 
 LOOK_SECONDS = 1.0
-"""Seconds between two looks at which workers are alive."""
+"""Interval in seconds between two checks which workers are alive."""
 
 TURN_SECONDS = 30.0
-"""The time that a run waits for its worker before another worker gets it."""
+"""Seconds that a queued run waits for its worker before another worker gets it."""
 
 
 class RunQueue:

@@ -12,7 +12,7 @@ from tilewright.db.stores.workers import Health, Presence
 from tilewright.service.jobs.device.job_target import target_names
 
 MOST_NAMED = 5
-"""Workers that a reason lists by name."""
+"""Limit of the workers that the reason for a wait lists by name."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -44,27 +44,37 @@ _ALLOWED = {
     DType.FLOAT16: 2.0**-10,
     DType.BFLOAT16: 2.0**-7,
 }
-"""Largest error of a step, relative to the largest element of a channel. Right kernels in float32
-reach 6e-6, Winograd's F(6x6) 1.9e-5; of 16 bits it is two roundings."""
+"""Largest error of a step that is allowed, relative to the largest element of its channel, by type.
+
+Correct float32 kernels reach 6e-6, and 1.9e-5 with Winograd's F(6x6). For 16-bit types, the limit
+is two roundings.
+"""
 
 _ROUNDED = {DType.FLOAT16: 2.0**-10, DType.BFLOAT16: 2.0**-7}
-"""The relative error that storing an element of a type may add; other types add `ROUNDED`."""
+"""Relative error that rounding to the stored type may add, for 16-bit types. Other types may add
+`ROUNDED`."""
 
 ROUNDED = 2.0**-20
-"""Elements that agree within this relative error, or once they are rounded to their type, do not
-count for the scale of the elements that differ: -1e9 in a mask would excuse all errors in its
-channel."""
+"""Relative difference up to which an element counts as equal to the reference.
+
+Only elements that differ, also after rounding to their type, determine the magnitude to which the
+errors of their channel are relative. Otherwise a -1e9 in a mask would excuse all errors in its
+channel.
+"""
 
 _LEAST = {DType.FLOAT16: 2.0**-24, DType.FLOAT32: 2.0**-126, DType.BFLOAT16: 2.0**-126}
-"""The absolute error that an underflow may add: the numbers of a type below which processors may
-flush to zero."""
+"""Absolute error that an underflow may add, by type. Processors may flush smaller numbers to
+zero."""
 
 TIES = 0.1
-"""The largest share of a value's integers that ties may excuse; two are always few. A tie in a
-table of 256 results takes all elements with it that read the entry."""
+"""Largest fraction of an integer tensor's elements that may deviate because of ties in rounding.
+Two elements are always permitted.
+
+A tie in a table of 256 results changes all elements that read the table entry.
+"""
 
 TOLD = 3
-"""Operators before a wrong value that its error names."""
+"""Number of operators before a wrong value that the error message names."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -46,17 +46,19 @@ from tilewright.tuner.protocol.measurement import RecordKey, TuningRecord
 from tilewright.tuner.protocol.run_results import Race
 
 PROGRAMS = 3
-"""Most programs of one race: untuned, tuned and partly tuned."""
+"""Largest number of programs in one race: untuned, tuned and partly tuned."""
 
 ALL_DEFAULTS = "no tuned schedule differs from them"
 NOT_RACED = "not raced end to end yet: a tuning job does that"
 TAKEN_BACK = "each race was withdrawn before its verdict could be used: the next job races again"
 
 ATTEMPTS = 2
-"""Races of one model in one job, if the first one is withdrawn before the verdict is used."""
+"""Largest number of races of one model in one job. The second one is needed if the first is
+withdrawn before its verdict is used."""
 
 SURE_RATIO = 0.97
-"""A task's own gain is doubtful unless its whole interval lies below this."""
+"""Limit of a task's time relative to the incumbent's. The gain is certain if the whole confidence
+interval of this ratio lies below the limit."""
 
 
 class Served(StrEnum):
@@ -64,7 +66,7 @@ class Served(StrEnum):
 
     TUNED = "tuned"
     PARTLY = "partly"
-    """Defaults for the tasks whose gain is doubtful, tuned schedules for all others."""
+    """Default schedules for the tasks whose gain is doubtful, tuned schedules for all others."""
     DEFAULT = "default"
 
 

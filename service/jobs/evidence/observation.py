@@ -46,7 +46,8 @@ from tilewright.compiler.runtime.program import (
 from tilewright.service.jobs.device.device import Device, Loadable
 
 KEPT_GROUPS = 4
-"""Number of groups kept in memory: a comparison reads few values besides its own."""
+"""Number of groups of values that are kept in memory. A comparison reads few values from other
+groups than its own."""
 
 _CALLS = {
     KernelStep: KernelCall,

@@ -20,10 +20,12 @@ from tilewright.service.jobs.pipeline.latency import Latency
 from tilewright.service.jobs.report.comparison import Run, compare, onnxruntime_run, race
 
 MOST_SECONDS = 0.1
-"""A model that takes longer is not run by another engine too: both together have 22 runs."""
+"""Duration of a model's run in seconds above which the model is not compared with another engine. A
+comparison takes 22 runs of both engines together."""
 
 MOST_BYTES = 1 << 30
-"""The other engine holds a larger model's weights a second time, and takes long to load them."""
+"""Size of a model in bytes above which the model is not compared with another engine, which would
+hold the weights a second time and take long to load them."""
 
 ROUNDS = 3
 TURN_SECONDS = 0.05

@@ -28,7 +28,8 @@ from tilewright.service.jobs.device.device import Device
 from tilewright.service.jobs.evidence.withdrawal import tell
 
 ROUNDS = 2
-"""Number of attempts. The second one is needed if the workers of the first left."""
+"""Largest number of attempts at a second measurement. The second attempt is needed if the workers
+of the first left."""
 
 C = TypeVar("C", bound=StoredClaim)
 C_contra = TypeVar("C_contra", bound=StoredClaim, contravariant=True)

@@ -29,14 +29,15 @@ from tilewright.tuner.store import RecordStore
 from tilewright.tuner.tasks import Task
 
 SLOWER = 2.0
-"""Slow-down of the second measurement from which a record is disputed."""
+"""A record is disputed if its second measurement is slower than expected by more than this
+factor."""
 
 DEVICES_DIFFER = 8.0
-"""The largest accepted speed ratio of two devices of one target. The ratio is computed from the
-times of their defaults, and limited because the first device reports its own default's time."""
+"""Limit of the speed ratio of two devices of one target, which is computed from the times of the
+default schedules. It is limited because the first device reports the time of its default itself."""
 
 CONFIRM_SECONDS = 120.0
-"""The longest wait of a job for second measurements."""
+"""Longest time in seconds that a job waits for second measurements."""
 
 _CONTRADICTS = (Status.CRASH, Status.RUN_ERROR, Status.RUN_TIMEOUT, Status.WRONG_ANSWER)
 

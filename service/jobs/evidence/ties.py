@@ -22,48 +22,54 @@ from tilewright.compiler.ops.registry import OpKind
 from tilewright.tuner.measure.oracle import MOVING
 
 LEAST_CHANNEL = 16
-"""Channels of fewer elements are compared with the largest element of the whole value."""
+"""Minimum number of elements per channel. In smaller channels, errors are relative to the largest
+element of the whole value."""
 
 MOVES = 8
-"""Perturbed runs in addition to the reference. The first moves all values at a jump up, the second
-down; each later run moves each element at random."""
+"""Number of perturbed runs in addition to the reference. The first run moves all operands of
+discontinuous operators up, the second down; each later run moves each element at random."""
 
 POOL = 65_521
-"""The random numbers of one comparison: a prime, so that consecutive rows of a value differ in
-theirs."""
+"""Number of random numbers in the pool of a comparison. It is prime, so that consecutive rows of a
+value get different numbers."""
 
 MOVED_BY = 2.0**-23
-"""Standard deviation of the factors around 1 of values that are moved: one rounding of float32."""
+"""Standard deviation of the random factors around 1 that perturb float32 values: one rounding of
+float32."""
 
 HALF_MOVED_BY = {DType.FLOAT16: 2.0**-12, DType.BFLOAT16: 2.0**-9}
-"""`MOVED_BY` for values in 16 bits: half the distance between 1 and the next number."""
+"""`MOVED_BY` for 16-bit types: half the distance between 1 and the next smaller number."""
 
 SUM_MOVED_BY = 2.5e-6
-"""The same for sums of products, as a fraction of the largest element of their channel. It is an
-eighth of the error that the sums of a step may have. After a subtraction, the error may be a large
-fraction of the result. It also holds for all values that bodies read, because nothing is moved
-inside bodies."""
+"""Perturbation of sums of products, as a fraction of the largest element of their channel. It is an
+eighth of the error that is allowed for the sums of a step.
+
+After a subtraction, the error may be a large fraction of the result itself. The constant also
+applies to all values that bodies of control flow read, because nothing is perturbed inside bodies.
+"""
 
 TERMS_MOVED_BY = 2.0**-25
-"""The same as a fraction of the sum of the magnitudes of their terms: where thousands of terms
-cancel, little of a sum is left compared with the roundings of the partial sums."""
+"""Perturbation of sums of products, as a fraction of the sum of their terms' magnitudes. If
+thousands of terms cancel, the result is small compared with the roundings of the partial sums."""
 
 NEAR_TIE = 2.0**-20
-"""The perturbation of an operand of a discontinuous operator, as a fraction of its largest element:
-the rounding of a preceding sum."""
+"""Perturbation of an operand of a discontinuous operator, such as a comparison, as a fraction of
+the operand's largest element. It stands for the rounding of a preceding sum."""
 
 DEVIATION_FACTOR = 8.0
-"""A float's distance from the reference may be this multiple of the perturbed runs' distance."""
+"""Allowed distance of a float from the reference, as a multiple of the largest distance in
+perturbed runs."""
 
 MOST_DEVIATION = 0.02
-"""The limit of that distance, as a fraction of the largest element of the channel. A step for which
-rounding explains a larger error is not evidence."""
+"""Limit of the allowed distance of a float from the reference, as a fraction of the channel's
+largest element. A step for which rounding explains a larger error is not evidence of
+correctness."""
 
 PRODUCTS = (OpKind.CONTRACTION, OpKind.ATTENTION)
 
 HALF_MOST_DEVIATION = 0.25
-"""The same where a program multiplies in 16 bits. An activation may leave little of a sum; the
-rounding of the sum is then a large fraction of the result."""
+"""`MOST_DEVIATION` for programs that multiply in 16 bits. An activation may leave little of a sum;
+the rounding of the sum is then a large fraction of the result."""
 
 SUMS = (OpKind.CONTRACTION, OpKind.ATTENTION, OpKind.REDUCTION, OpKind.ROW)
 

@@ -49,16 +49,18 @@ from tilewright.tuner.measure.model_runs import largest_error
 from tilewright.tuner.protocol.runs import INPUT_SEED
 
 ATTEMPTS = 3
-"""Most sets of random inputs, if a value cannot be verified on the first."""
+"""Largest number of sets of random inputs. A further set is needed if a value cannot be verified on
+the previous one."""
 
 MODEL_TOLERANCE = 1e-4
-"""Largest error of a whole model in float32, relative to its largest output."""
+"""Largest allowed error of a whole model in float32, relative to the largest element of the
+output."""
 
 SHORTEST_SECONDS = 1e-3
-"""The lower limit of a verification's time when the remaining time is divided by it."""
+"""Lower bound in seconds of a verification's duration, by which the remaining time is divided."""
 
 HALF_OVERFLOW = 65520.0
-"""From here on float32 is rounded to infinity in float16, whose largest number is 65504."""
+"""Smallest float32 number that is rounded to infinity in float16, whose largest number is 65504."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,23 +21,27 @@ from tilewright.compiler.sizes import Dimension, at, dynamic_size, typical
 from tilewright.service.jobs.plan.planning import DynamicPlan, Planned
 
 DRAWN = 2
-"""The number of random size vectors, in addition to the ends and the hints."""
+"""Number of random size vectors that are verified in addition to the ends of the ranges and the
+size hints."""
 
 MOST = 8
-"""The operations that other sizes may take, as a multiple of the operations at the hints."""
+"""Limit of the operations at sizes other than the hints, as a multiple of the operations at the
+hints."""
 
 MANY = 50_000_000
-"""The elements of a model's values from which other sizes may cost at most as much as the hints,
-because NumPy takes seconds for each operator."""
+"""Number of elements of a model's values from which other sizes may cost at most as much as the
+hints, because NumPy takes seconds for each operator."""
 
 FEW = 10_000_000
-"""Number of operations that a reference computes in negligible time."""
+"""Number of operations that is permitted at any sizes, because the reference computes them in
+negligible time."""
 
 STEPS_ELEMENTS = 32_000_000
-"""Elements of a model's values up to which it is always verified by steps: two to five seconds."""
+"""Number of elements of a model's values up to which the model is always verified step by step.
+This takes two to five seconds."""
 
 STEPS_OPERATIONS = 8_000_000_000
-"""Operations up to which a model is always verified by steps."""
+"""Number of operations up to which a model is always verified step by step."""
 
 
 def costs_little(planned: Planned) -> bool:

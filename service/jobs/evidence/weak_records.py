@@ -32,28 +32,32 @@ from tilewright.tuner.measure.references import ReferenceCache
 log = structlog.get_logger("tilewright.tuner")
 
 TURN = "weak records"
-"""The name of the turn with which one tuner does this work for all."""
+"""Name of the lock under which one tuner measures weak records again on behalf of all tuners."""
 
 AGAIN = "again-"
-"""The prefix of the job ids in requests of repeated measurements; no real job's id begins so."""
+"""Prefix of the job ids in requests for repeated measurements. Ids of real jobs never start with
+it."""
 
 LOOK_SECONDS = 30.0
-"""The pause between two searches for weak records."""
+"""Pause in seconds between two searches for weakly attested records."""
 
 AT_A_TIME = 4
-"""Records measured together. A new job waits at most for these."""
+"""Number of records that are measured together. A new job waits for at most so many
+measurements."""
 
 AGAIN_SECONDS = 3600.0
-"""The pause before the next attempt on a record that only one owner attests after a repetition."""
+"""Seconds until a record is measured again if only one owner still attests it after a
+repetition."""
 
 MOST_TRIED = 1000
-"""The most records that pause at one time; beyond that, the earliest are due again."""
+"""Limit of the records that pause before their next attempt. Beyond it, the earliest are due at
+once."""
 
 AWAY_SECONDS = 10.0
-"""The longest wait for an absent worker."""
+"""Longest time in seconds to wait for an absent worker."""
 
 AFTER_JOBS = -1
-"""The priority of requests that come after all jobs' requests."""
+"""Priority of the requests for repeated measurements, which come after all jobs' requests."""
 
 
 class WeakRecords:

@@ -19,7 +19,7 @@ from tilewright.service.jobs.plan.planning import Planned
 from tilewright.tuner.measure.model_runs import draw_inputs
 
 FEW = 1 << 20
-"""Limit of the elements of values that are computed to determine a condition before the tuning."""
+"""Limit of the number of elements that are computed to evaluate a condition before the tuning."""
 
 
 @contextmanager

@@ -17,7 +17,7 @@ from tilewright.service.jobs.report.shown_sizes import hinted_sizes
 DRAWN = (
     "the data decide sizes of this model, and the inputs are drawn: real ones may take another time"
 )
-"""A remark for the user on the times of such a model."""
+"""Remark for the user on the measured times of a model with data-dependent sizes."""
 
 
 def staged_inputs(

@@ -35,8 +35,8 @@ def _log() -> Any:
 
 
 MOST_TRIALS = 20_000
-"""Number of trials on which a version is trained, the newest ones. Their features take half a
-minute."""
+"""Number of the newest trials on which a version of a cost model is trained. Their features take
+half a minute to compute."""
 
 
 @dataclass(frozen=True, slots=True)

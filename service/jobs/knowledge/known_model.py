@@ -62,9 +62,9 @@ class KnownModel:
     _source: Path | bytes = field(init=False)
     _digest: str = field(default="", init=False)
     _given: frozenset[str] = field(default=frozenset(), init=False)
-    """Dimensions with sizes or ranges from the caller."""
+    """Names of the dimensions for which the caller gave sizes or ranges."""
     _shares: Shares = field(default_factory=dict, init=False)
-    """Hints that the caller states."""
+    """Size hints from the caller, by dimension, with the fraction of runs for each hint."""
 
     def __post_init__(self) -> None:
         self._source = Path(self.model) if isinstance(self.model, str) else self.model
