@@ -1,1 +1,3 @@
-"""Side-by-side measurements with other engines: reports, never tests."""
+"""Benchmarks that compare Tilewright with other inference engines. They write reports and are not
+part of the test suite.
+"""

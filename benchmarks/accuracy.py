@@ -1,10 +1,11 @@
-"""Errors against float64: `python -m benchmarks.accuracy --models resnet50 bert-base-128`.
+"""Numerical errors of untuned code: `python -m benchmarks.accuracy --models resnet50
+bert-base-128`.
 
-There are two tables, for the untuned compiler in both modes of numerics. The first has models: the
-largest error of each output against the graph run in float64, next to ONNX Runtime's own error. The
-second has kernels: every distinct kernel of the models is run on random inputs, and the largest
-error of each algorithm is shown. All errors are relative to the largest expected output. Nothing is
-timed, so a busy machine does no harm.
+The report has two tables, both with numerics `fast` and `strict` where models are compared. For
+each model, the first table shows the largest error of any output against the graph evaluated in
+float64, next to ONNX Runtime's error. The second table runs every distinct kernel of the models on
+random inputs, and shows the largest error of each algorithm. All errors are relative to the largest
+expected value. Nothing is timed, so other load on the machine does not matter.
 """
 
 from __future__ import annotations
@@ -40,7 +41,11 @@ MODES = ("fast", "strict")  # untuned, "loose" is "fast"
 
 @dataclass(frozen=True, slots=True)
 class ModelError:
-    """Relative errors of one model against float64; `ratio` is to ONNX Runtime's own."""
+    """Largest relative errors of one model's outputs against float64.
+
+    `error` is Tilewright's and `onnxruntime` is ONNX Runtime's; `ratio` is the first over the
+    second.
+    """
 
     model: str
     numerics: str
@@ -54,7 +59,9 @@ class ModelError:
 
 @dataclass(frozen=True, slots=True)
 class KernelError:
-    """The kernel of an algorithm that is furthest from float64."""
+    """Result for one algorithm: the number of its kernels, the largest relative error among them,
+    and the kernel with that error (`worst`).
+    """
 
     algorithm: str
     kernels: int
@@ -63,7 +70,11 @@ class KernelError:
 
 
 def model_errors(name: str) -> list[ModelError]:
-    """Errors of both modes of numerics on the model's own seeded inputs."""
+    """Compile a model with each mode of numerics, and compare its outputs with those of a float64
+    evaluation.
+
+    `name` is a key of `models.MODELS`. The inputs are the seeded random ones of the model.
+    """
     model = models.build(name)
     feeds = models.feeds(name, model)
     exact = run_graph(driver.load_graph(model), feeds, float64=True)
@@ -77,7 +88,9 @@ def model_errors(name: str) -> list[ModelError]:
 
 
 def kernel_errors(graphs: Iterable[Graph], target: Target) -> list[KernelError]:
-    """Every distinct float workload of the graphs with its untuned schedule, by algorithm."""
+    """Run every distinct floating-point workload of the graphs with its untuned schedule, and
+    return the largest error per algorithm.
+    """
     workloads: dict[str, Workload] = {}
     for graph in graphs:
         for workload, _ in driver.make_plan(graph, Mode(target)).tasks():
@@ -98,7 +111,10 @@ def kernel_errors(graphs: Iterable[Graph], target: Target) -> list[KernelError]:
 
 
 def kernel_error(workload: Workload) -> float:
-    """One workload, compiled as a model of its own, against its graph in float64."""
+    """Largest relative error of one workload against a float64 evaluation of its graph.
+
+    The workload is compiled as a model of its own and run on random inputs.
+    """
     specs = input_specs(workload)
     drawn = {n: s.draw() for n, s in zip(workload.graph.inputs, specs, strict=True)}
     exact = run_graph(workload.graph, drawn, float64=True)
@@ -142,7 +158,9 @@ def _onnxruntime(model: Any, feeds: Arrays) -> list[np.ndarray]:
 
 
 def markdown(origin: str, rows: list[ModelError], kernels: list[KernelError]) -> str:
-    """Both tables with where they come from."""
+    """The report in Markdown: `origin` (date, machine, versions), then the tables of models and of
+    kernels.
+    """
     lines = ["# Errors against float64", "", origin, ""]
     lines += [
         "| model | numerics | error | ONNX Runtime's | ratio |",

@@ -1,4 +1,6 @@
-"""An engine in a process of its own: requests come in as lines of JSON, answers go out as such."""
+"""Protocol of an engine that runs in a separate process: each line is a JSON request or a JSON
+answer.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,11 @@ Answer = Callable[[Mapping[str, Any]], Mapping[str, Any]]
 
 
 def serve(answer: Answer, requests: TextIO, answers: TextIO) -> None:
-    """Answer requests until the input ends."""
+    """Answer one JSON request per line until `requests` ends.
+
+    If `answer` raises an exception, the answer is an object with the text of the exception under
+    `error`.
+    """
     for line in requests:
         try:
             found = answer(json.loads(line))
@@ -23,10 +29,10 @@ def serve(answer: Answer, requests: TextIO, answers: TextIO) -> None:
 
 
 def serve_parent(answer: Answer) -> None:
-    """Answer what comes over the standard input.
+    """Answer requests from the standard input on the standard output, until the input ends.
 
-    What libraries print, in Python or below, must not land among the answers: it goes to the
-    standard error.
+    Anything else that Python or native libraries print goes to the standard error, so that it
+    cannot corrupt the answers.
     """
     channel = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)

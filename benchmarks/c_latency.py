@@ -1,14 +1,15 @@
-"""A model as a C library against the same program in Python: `python -m benchmarks.c_latency`.
+"""Latency of a model as a C library, compared with the same program in Python: `python -m
+benchmarks.c_latency`.
 
-One program is compiled once, untuned and for one thread. A C program (c_turns.c) runs it from
-`libmodel.a`, Python processes with `Executable.run`, which makes new arrays for outputs: one loaded
-the artifact, one compiled the model. They take turns; a sample is the wall time of one run. Every
-repetition starts new processes, because where the system places pages moves times by a per cent. C
-runs twice: as linked, and with memory and weights on large pages, which NumPy requests from Linux
-automatically.
+One program is compiled once, untuned and for one thread. Four engines run it in turn: a C program
+(c_turns.c) that links `libmodel.a`; the same C program with its memory and weights on large pages,
+which NumPy requests from Linux automatically; a Python process that loaded the artifact; and a
+Python process that compiled the model. Python calls `Executable.run`, which allocates new arrays
+for the outputs. A sample is the wall time of one run. Each repetition starts new processes, because
+the physical placement of memory pages changes times by about a per cent.
 
-`prepare` writes the programs to a folder, and `race` times them, for a moment when the machine is
-quiet. Results go to benchmarks/results/c-latency.json.gz and .md.
+`prepare` compiles the programs into a folder. `race` times them later, when the machine is idle.
+Results go to benchmarks/results/c-latency.json.gz and .md.
 """
 
 from __future__ import annotations
@@ -54,10 +55,11 @@ OURS_AND_THEIRS = 1e-6
 
 @dataclass(frozen=True, slots=True)
 class Latency:
-    """Seconds of a run: the median of all samples, and the fastest.
+    """Latency of one engine on one model.
 
-    `ratio` and `less` are medians over the rounds: of the engine's median divided by Python's, and
-    of Python's median minus the engine's.
+    `seconds` is the median of all samples and `fastest` the smallest. `ratio` and `less` are
+    medians over all rounds: the engine's median divided by that of Python, and Python's median
+    minus the engine's in seconds.
     """
 
     model: str
@@ -69,7 +71,9 @@ class Latency:
 
 
 def prepare(name: str, folder: Path) -> None:
-    """Write a model, its inputs, artifact and C library, and build the C program."""
+    """Write the model, its inputs, its artifact and its C library to `folder`, and build the C
+    program there.
+    """
     folder.mkdir(parents=True)
     proto, target = models.build(name), host_target()
     onnx.save(proto, folder / "model.onnx")
@@ -96,7 +100,11 @@ def prepare(name: str, folder: Path) -> None:
 
 
 def serve(engine: str, folder: Path) -> None:
-    """Python's end of the protocol of c_turns.c."""
+    """Run one of the Python engines, which follows the same protocol as c_turns.c.
+
+    It runs the model once, writes the outputs to `{engine}.out` in `folder`, and prints `ready`.
+    For each input line with a number of runs, it prints the seconds of each run.
+    """
     if engine == "artifact":
         executable = load_artifact(folder / "artifact")
     else:
@@ -120,7 +128,7 @@ def serve(engine: str, folder: Path) -> None:
 
 
 class Contender:
-    """An engine's process; it is ready when it has run once."""
+    """Process of one engine. The constructor returns after the process has run the model once."""
 
     def __init__(self, engine: str, folder: Path) -> None:
         self.output = folder / f"{engine}.out"
@@ -135,7 +143,7 @@ class Contender:
         self._line()
 
     def turn(self, runs: int) -> list[float]:
-        """Seconds of so many runs."""
+        """Request `runs` timed runs, and return the seconds of each."""
         assert self._process.stdin is not None
         self._process.stdin.write(f"{runs}\n")
         self._process.stdin.flush()
@@ -155,7 +163,11 @@ class Contender:
 
 
 def race(name: str, folder: Path, repetitions: int, rounds: int, seconds: float) -> list[Latency]:
-    """Time a prepared model: `rounds` turns of each engine in each repetition."""
+    """Time all engines on a model that `prepare` wrote to `folder`.
+
+    Each of the `repetitions` starts new processes. In each of the `rounds`, every engine runs for
+    about `seconds`.
+    """
     samples: dict[str, list[list[float]]] = {engine: [] for engine in ENGINES}
     for repetition in range(repetitions):
         contenders = {engine: Contender(engine, folder) for engine in ENGINES}
@@ -186,7 +198,7 @@ def race(name: str, folder: Path, repetitions: int, rounds: int, seconds: float)
 
 
 def _check(contenders: dict[str, Contender]) -> None:
-    """All computed the same."""
+    """Exit with an error if the outputs of any engine differ from those of Python."""
     outputs = {
         engine: np.frombuffer(each.output.read_bytes(), np.float32)
         for engine, each in contenders.items()
@@ -197,7 +209,7 @@ def _check(contenders: dict[str, Contender]) -> None:
 
 
 def page(origin: Origin, latencies: Sequence[Latency]) -> str:
-    """The latencies as Markdown."""
+    """The report in Markdown, with one row per model and engine."""
     header = ["model", "engine", "median ms", "fastest ms", "over Python", "less, us"]
     rows = [
         [
@@ -216,7 +228,7 @@ def page(origin: Origin, latencies: Sequence[Latency]) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Prepare or race models, or be one of the engines."""
+    """Command line: `prepare` models, `race` them, or `serve` as one of the Python engines."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.c_latency", description=__doc__)
     steps = parser.add_subparsers(dest="step", required=True)
     for step in ("prepare", "race"):

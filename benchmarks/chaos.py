@@ -1,10 +1,11 @@
-"""Chaos: killed processes, lost requests, wrong clocks and lying workers break no promise.
+"""Chaos test: the service keeps its guarantees despite killed processes, lost requests, wrong
+clocks and lying workers.
 
-`python -m benchmarks.chaos` starts PostgreSQL, two replicas of the service (the clock of one is
-60 s slow), a tuner, two honest workers behind a proxy that loses, delays and doubles requests, and
-three workers that lie. Under a load of small jobs it kills processes in a random order set by a
-seed. At the end every job must have ended, each finished measurement counts once, and no false
-report is served.
+`python -m benchmarks.chaos` starts PostgreSQL, two replicas of the service (the clock of one is 60
+s slow), a tuner, two honest workers behind a proxy that loses, delays and duplicates requests, and
+three workers that report false results. Under a load of small jobs it kills processes in a random
+order, which is determined by a seed. At the end every job must have reached a final state, every
+finished measurement must be counted exactly once, and the service must not serve any false report.
 """
 
 from __future__ import annotations
@@ -69,9 +70,11 @@ _HEARD_SECONDS = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Size of a run: number of kills, of jobs open at a time, and of trials of each.
+    """Parameters of a chaos run.
 
-    `pause_seconds` lie between two kills at most; no kill comes after `seconds`.
+    At most `kills` processes are killed, none later than `seconds` after the start. The pause
+    between two kills is random, at most `pause_seconds`. `open_jobs` jobs of `trials` trials each
+    are kept open all the time. After the last kill the jobs have `end_seconds` to end.
     """
 
     kills: int
@@ -86,7 +89,11 @@ class Plan:
 
 @dataclass(slots=True)
 class Outcome:
-    """Events of a run, and the final checks. `statuses` has the answers to each liar."""
+    """Events that a chaos run counted, and the result of its final checks.
+
+    `kills`, `ended` (unexpected exits) and `faults` count by process or by kind of fault.
+    `statuses` counts, for each kind of lie, the HTTP statuses of the service's answers.
+    """
 
     kills: Counter[str] = field(default_factory=Counter)
     ended: Counter[str] = field(default_factory=Counter)
@@ -102,7 +109,7 @@ class Outcome:
 
 
 class Chaos:
-    """One performance of a plan, in a folder."""
+    """One execution of a plan: its service, database and workers, with all files in one folder."""
 
     def __init__(self, plan: Plan, folder: Path, stack: ExitStack) -> None:
         self.plan = plan
@@ -162,7 +169,11 @@ class Chaos:
         ]
 
     def _live_leases(self) -> list[tuple[str, str]]:
-        """Live leases with their workers: more than any worker learns."""
+        """Identifiers of all live leases with their workers, read from the database.
+
+        A liar uses them to answer leases of other workers, which the API would not tell it. The
+        list is empty while the database is down.
+        """
         query = sa.select(LeaseRow.id, LeaseRow.worker_id).where(LeaseRow.ended_at.is_(None))
         try:
             with reading(self.storage.engine) as connection:
@@ -171,7 +182,9 @@ class Chaos:
             return []
 
     def play(self) -> Outcome:
-        """Everything, from the first process to the last look."""
+        """Run the plan: start all processes, kill some of them, wait for the jobs to end, and check
+        the database.
+        """
         began = time.monotonic()
         self.fleet.start("web")
         until(lambda: answers(self.url), "the service answers")
@@ -206,7 +219,12 @@ class Chaos:
             self._kill(self._victim())
 
     def _victim(self) -> str:
-        """The next of a deck that holds each as often as its weight says."""
+        """Choose the next process to kill.
+
+        Names come from a shuffled deck, which contains each name as often as its weight in WEIGHTS.
+        Tuners are spared while an open job has lost more than three of them, because a job may fail
+        after five lost tuners.
+        """
         if not self._deck:
             names = [name for name in WEIGHTS if name != "postgresql" or self._postgres is not None]
             self._deck = [name for name in names for _ in range(WEIGHTS[name])]
@@ -237,11 +255,18 @@ class Chaos:
         time.sleep(self.random.uniform(0.1, 1.0) * most_seconds)
 
     def _open_jobs(self) -> list[str]:
-        """All that there are: the answer to a submission may have been lost."""
+        """Identifiers of all unfinished jobs, read from the database.
+
+        The client's own list would be incomplete, because the answer to a submission may have been
+        lost.
+        """
         return [job.id for job in self.storage.jobs.list(limit=MOST_JOBS) if not job.state.final]
 
     def _feed(self) -> None:
-        """Submit jobs until as many are open as there should be, as well as the service can."""
+        """Submit jobs until `open_jobs` of the plan are open, or until a request fails.
+
+        A failed submission is repeated at the next call, with the same idempotency key.
+        """
         while len(self._open_jobs()) < self.plan.open_jobs:
             model = self._models / f"model-{self._wanted}.onnx"
             if not model.exists():
@@ -255,7 +280,10 @@ class Chaos:
             self._wanted += 1
 
     def _hear_liars(self) -> None:
-        """Until each has lied once: on a slow machine the honest may have had all work so far."""
+        """Keep submitting jobs until each liar has received an answer, for at most 60 s.
+
+        On a slow machine, the honest workers may have done all the work before.
+        """
         ends = time.monotonic() + _HEARD_SECONDS
         while time.monotonic() < ends and not all(liar.statuses for liar in self.liars):
             self.outcome.ended.update(self.fleet.start_missing())
@@ -263,7 +291,11 @@ class Chaos:
             self._pause(1.0)
 
     def _settle(self) -> None:
-        """Until every job has ended and every result that was finished is with the service."""
+        """Wait until every job has ended and no worker's spool holds results that the service
+        lacks.
+
+        It gives up after `end_seconds` of the plan.
+        """
         ends = time.monotonic() + self.plan.end_seconds
         while time.monotonic() < ends:
             self.outcome.ended.update(self.fleet.start_missing())
@@ -293,7 +325,7 @@ class Chaos:
 
 
 def small_model(number: int) -> bytes:
-    """A product of matrices, of other sizes for each number."""
+    """A serialised ONNX model with one matrix product, whose sizes depend on `number`."""
     rows, depth, columns = 16 + number % 7, 32 + 4 * (number // 7), 64
     writer = OnnxWriter(f"small-{number}", number)
     x = writer.input("x", (rows, depth))
@@ -304,7 +336,7 @@ def small_model(number: int) -> bytes:
 
 @contextmanager
 def prepared(plan: Plan, folder: Path) -> Iterator[Chaos]:
-    """A chaos whose processes end with the context."""
+    """Context with a `Chaos` object, whose processes are stopped at the end."""
     with ExitStack() as stack:
         yield Chaos(plan, folder, stack)
 
@@ -325,7 +357,7 @@ def options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Play and write the report; 1 if a promise was broken."""
+    """Run the plan and write the report. The exit code is 1 if a guarantee was broken."""
     asked = options(arguments)
     plan = Plan(
         kills=asked.kills,
@@ -348,7 +380,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def report(origin: Origin, outcome: Outcome) -> str:
-    """The outcome as a page."""
+    """The report in Markdown."""
     found = outcome.found
     counted: dict[str, Counter[str]] = {
         "killed with `kill -9`": outcome.kills,

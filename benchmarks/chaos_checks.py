@@ -1,4 +1,4 @@
-"""Promises that must hold after chaos, independent of kills and lies."""
+"""Checks of the database after a chaos run: guarantees that must hold despite kills and lies."""
 
 from __future__ import annotations
 
@@ -20,7 +20,12 @@ _HAS_RESULT = (LeaseOutcome.COMPLETED, LeaseOutcome.LATE)
 
 @dataclass(slots=True)
 class Found:
-    """Final state of the database. `wrong` has a sentence for each broken promise."""
+    """Statistics of the final database, and all violations.
+
+    `wrong` has one sentence per broken guarantee. `errors` has the reasons of jobs that did not
+    succeed. `measured` counts the requests that honest workers finished, and `late` those results
+    that came after another worker's.
+    """
 
     jobs: Counter[str] = field(default_factory=Counter)
     trials: int = 0
@@ -38,13 +43,13 @@ def check(
     finished: Mapping[str, Counter[str]],
     liars: Collection[str],
 ) -> Found:
-    """Look at everything that is stored.
+    """Check all jobs, leases and records of the database.
 
     Args:
         storage: the service's stores.
         job_ids: every job that was submitted.
-        finished: by the id of each honest worker, how often it finished which request.
-        liars: ids of the workers that lie.
+        finished: for each honest worker's id, how often it finished each request.
+        liars: ids of the workers that report false results.
     """
     found = Found()
     requests: dict[str, RequestStatus] = {}
@@ -77,7 +82,12 @@ def check(
 def _of_job(
     storage: Storage, job_id: str, requests: Sequence[RequestStatus], found: Found
 ) -> Iterator[str]:
-    """Faults in the trials of a job."""
+    """Compare the stored trials of a job with the results of its requests; yield a sentence per
+    fault.
+
+    A trial may be missing, differ from the reported samples, or have implausible samples, or a
+    schedule may have been measured twice.
+    """
     trials = {trial.id: trial for trial in storage.records.trials_of_job(job_id)}
     found.trials += len(trials)
     least = {
@@ -114,7 +124,9 @@ def _lost(
     leases: Mapping[str, Sequence[LeaseStatus]],
     found: Found,
 ) -> Iterator[str]:
-    """Results of honest workers that the service lacks, or has twice."""
+    """Yield a sentence for each result of an honest worker that the service lost or measured
+    twice.
+    """
     for worker_id, names in finished.items():
         for name, count in names.items():
             found.measured += 1
@@ -138,7 +150,7 @@ def _records(storage: Storage) -> Iterator[StoredRecord]:
 
 
 def _served_lies(storage: Storage, liars: Collection[str]) -> Iterator[str]:
-    """Records that are served and should not be."""
+    """Yield a sentence for each served record that is unconfirmed or comes from a liar."""
     keys = {record.record.key for record in _records(storage)}
     for key, served in storage.ledger.served(list(keys)).items():
         if served.state is not ReviewState.CONFIRMED:

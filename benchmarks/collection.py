@@ -1,8 +1,8 @@
-"""`make collection`: what the main command comes to on the models that people have.
+"""`make collection`: run `tilewright tune` on real models, and check its result, time and memory.
 
-Each model has `tilewright tune MODEL --seconds 20 -o DIR` to itself, with nothing else said, an
-empty database, and 8 GiB of memory for each process. A line of JSON is written when a model is
-done, so that a run which was stopped goes on with the others, and a table of all at the end.
+Each model is tuned by `tilewright tune MODEL --seconds 20 -o DIR` with default options, an empty
+database, and 8 GiB of memory for each process. A line of JSON is appended when a model is done, so
+that an interrupted run can resume. The table of all models is rewritten each time.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ KILLED = "killed: it went on and on"
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A model and what the command came to. `problem` says why it could not be tried at all."""
+    """Result of the command on one model. If the model could not be fetched, `problem` says why."""
 
     identity: str
     commit: str
@@ -70,7 +70,11 @@ class Row:
     too_scalar: bool = False
 
     def faults(self, seconds: float) -> list[str]:
-        """The requirements that are not met."""
+        """The requirements that the command violated, as short texts such as `exit 1` or `not
+        verified`.
+
+        `seconds` is the tuning budget.
+        """
         if self.problem:
             return [f"not tried: {self.problem}"]
         if self.exit_code is None:
@@ -86,7 +90,10 @@ class Row:
         return [fault for fault, wrong in checks.items() if wrong]
 
     def cells(self, seconds: float) -> list[str]:
-        """Of the table; what others wrote has no bars and no line breaks."""
+        """The cells of the model's row in the table, with `|` escaped and line breaks removed.
+
+        `seconds` is the tuning budget, which the verdict depends on.
+        """
         cells = [
             self.identity,
             self.commit[:8],
@@ -105,17 +112,21 @@ class Row:
 
 
 def memory_limit(model_bytes: int) -> int:
-    """The most bytes that a command may hold for a model of this size."""
+    """Limit in bytes for the memory of all of a command's processes, for a model of
+    `model_bytes`.
+    """
     return MEMORY_BYTES + MEMORY_SHARE * model_bytes
 
 
 def cell_text(text: str) -> str:
-    """A text as the cell of a table in Markdown."""
+    """Make a text fit into a cell of a Markdown table: one line, `|` escaped, at most 200
+    characters.
+    """
     return " ".join(text.split()).replace("|", "\\|")[:200]
 
 
 def stored_bytes(file: Path) -> int:
-    """The size of a model's file, with its external data."""
+    """Size in bytes of a model's file and its external data."""
     return sum(path.stat().st_size for path in file.parent.glob(f"{file.name}*"))
 
 
@@ -126,7 +137,7 @@ HEADER = (
 
 
 def tried(model: Collected, options: argparse.Namespace) -> Row:
-    """Run the command on a model."""
+    """Tune one model with the command in a subprocess, and return its row."""
     try:
         file = model.file(options.folder)
     except FetchError as error:
@@ -162,8 +173,12 @@ def tried(model: Collected, options: argparse.Namespace) -> Row:
 
 
 def scalar_share(file: Path, options: argparse.Namespace) -> dict[str, Any]:
-    """The fields of a row from `benchmarks.scalar_share`. A command that fails is a fault too: the
-    model was tuned, so that its plan can be estimated."""
+    """Estimate with `benchmarks.scalar_share` how much time of a tuned model is scalar code, and
+    return the fields `scalar` and `too_scalar` of its row.
+
+    If that command fails, `too_scalar` is true: a model that was tuned must have a plan to
+    estimate.
+    """
     command = [sys.executable, "-m", "benchmarks.scalar_share", "--json", str(file)]
     done = run(command, os.environ, options.memory_gb, options.limit_seconds)
     if done.exit_code != 0:
@@ -174,7 +189,9 @@ def scalar_share(file: Path, options: argparse.Namespace) -> dict[str, Any]:
 
 
 def facts(printed: str) -> dict[str, Any]:
-    """The job in the command's JSON; empty if it printed none."""
+    """Fields of a row from the JSON that `tilewright tune --json` printed; empty if the text is not
+    JSON.
+    """
     from tilewright.service.show.messages import phases_text, result_lines
 
     try:
@@ -195,9 +212,11 @@ def facts(printed: str) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """How a command ended: `exit_code` is None if it was killed for its time.
+    """Result of a command that was run in a subprocess.
 
-    `cpu_seconds` is the processor time of the process and of those below it that it waited for.
+    `exit_code` is None if it was killed at its time limit. `printed` is its standard output, and
+    `said` its standard error. `cpu_seconds` is the processor time of the process and of those
+    descendants that were waited for.
     """
 
     exit_code: int | None
@@ -213,8 +232,9 @@ class Done:
 
     @property
     def last_line(self) -> str:
-        """The last message of a failed command, or the exception of its last traceback with the
-        line that raised it."""
+        """The last line of a failed command's standard error. After a traceback, this is the
+        exception and the line that raised it. Empty if the command succeeded.
+        """
         if self.traceback:
             lines = self.said.rpartition(TRACEBACK)[2].strip("\n").splitlines()
             frames = sum(1 for _ in takewhile(lambda line: line.startswith(" "), lines))
@@ -225,7 +245,9 @@ class Done:
 def run(
     command: Sequence[str], environment: Mapping[str, str], memory_gb: float, seconds: float
 ) -> Done:
-    """Run a command in a session of its own, of which nothing is left when it ends."""
+    """Run a command in a new session, with limits of memory (GiB per process) and wall time, and
+    kill all that remains of the session at the end.
+    """
     with tempfile.TemporaryFile("w+") as printed, tempfile.TemporaryFile("w+") as said:
         began, before = time.monotonic(), _waited_seconds()
         process = subprocess.Popen(
@@ -253,13 +275,15 @@ def run(
 
 
 def _waited_seconds() -> float:
-    """The processor time of all children that this process has waited for."""
+    """Processor time in seconds of all child processes that have ended and were waited for."""
     usage = resource.getrusage(resource.RUSAGE_CHILDREN)
     return usage.ru_utime + usage.ru_stime
 
 
 def limited(memory_gb: float) -> Callable[[], None]:
-    """A function that limits the memory of a child before it runs a command."""
+    """A `preexec_fn` for `subprocess.Popen` that limits the address space of the child to
+    `memory_gb` GiB.
+    """
 
     def limit() -> None:
         size = int(memory_gb * 2**30)
@@ -269,7 +293,9 @@ def limited(memory_gb: float) -> Callable[[], None]:
 
 
 def report(rows: Sequence[Row], origin: Origin, seconds: float) -> str:
-    """The table in Markdown, and what it comes to."""
+    """The report in Markdown: a summary sentence, then a row per model. `seconds` is the tuning
+    budget.
+    """
     tried_ = [row for row in rows if not row.problem]
     good = sum(not row.faults(seconds) for row in tried_)
     verified = sum(row.verified and row.exit_code == 0 for row in tried_)
@@ -285,7 +311,9 @@ def report(rows: Sequence[Row], origin: Origin, seconds: float) -> str:
 
 
 def written(path: Path, any_commit: bool = False) -> list[dict[str, Any]]:
-    """The lines that a run of this commit wrote before, or one of any commit."""
+    """Read the rows that an earlier run wrote to `path`: those of the current commit, or of all
+    commits if `any_commit` is set.
+    """
     try:
         lines = path.read_text().splitlines()
     except FileNotFoundError:
@@ -296,7 +324,10 @@ def written(path: Path, any_commit: bool = False) -> list[dict[str, Any]]:
 
 
 def sharded(models: Sequence[Collected], shard: str) -> list[Collected]:
-    """Every n-th model from the k-th on, of "k/n"; k counts from 1. Raises ValueError."""
+    """Every n-th model, beginning with the k-th, for a `shard` "k/n"; k counts from 1.
+
+    Raises ValueError if k is not in 1..n.
+    """
     number, of = (int(part) for part in shard.split("/"))
     if not 1 <= number <= of:
         raise ValueError(f"--shard {shard}: expected such as 1/4, the first of four")
@@ -304,7 +335,10 @@ def sharded(models: Sequence[Collected], shard: str) -> list[Collected]:
 
 
 def common_options(description: str | None, name: str) -> argparse.ArgumentParser:
-    """The options that the tools of the collection share; `name` is that of the results."""
+    """Create the argument parser shared by the collection tools.
+
+    `name` is the default base name of the result files.
+    """
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--groups", nargs="+", choices=groups(), default=groups())
     parser.add_argument("--only", nargs="+", default=[], help="these models of the groups")
@@ -323,7 +357,7 @@ def common_options(description: str | None, name: str) -> argparse.ArgumentParse
 
 
 def chosen_models(options: argparse.Namespace) -> list[Collected]:
-    """The models that the options name, in the order of the list."""
+    """The models that `--groups`, `--shard` and `--only` select, in the order of the list."""
     models = sharded(collected(options.groups, options.fetch_seconds), options.shard)
     return [model for model in models if not options.only or model.name in options.only]
 

@@ -1,10 +1,11 @@
-"""`make collection-commands`: what every other command comes to on the models that people have.
+"""`make collection-commands`: run every command except `tune` on real models, and check its time
+and memory.
 
-Each command of COMMANDS has a process of its own, its default options, and 8 GiB of memory. The
-commands of a model run in order, because some of them need what others leave: an artifact, a tuned
-artifact, a run. `record find` asks a service on the same database. A line of JSON is written when a
-command is done, so that a run which was stopped goes on with the other models, and a table of all
-when a model is done.
+Each command of COMMANDS runs in its own process with default options and 8 GiB of memory. The
+commands of a model run in order, because some need the result of an earlier one: an artifact, a
+tuned artifact, or a tuning run. `record find` asks a service on the same database. A line of JSON
+per command is appended when a model is done, so that an interrupted run can resume with the next
+model.
 """
 
 from __future__ import annotations
@@ -97,7 +98,7 @@ _PATHS = {
 
 @dataclass(frozen=True, slots=True)
 class CommandRow:
-    """A command on a model and what it came to. `problem` says why it could not be tried."""
+    """Result of one command on one model. If the command could not be tried, `problem` says why."""
 
     identity: str
     command: str
@@ -112,7 +113,9 @@ class CommandRow:
     last_line: str = ""
 
     def faults(self) -> list[str]:
-        """The requirements that are not met."""
+        """The requirements that the command violated, as short texts such as `exit 1` or
+        `traceback`.
+        """
         if self.problem:
             return [f"not tried: {self.problem}"]
         if self.exit_code is None:
@@ -129,7 +132,9 @@ class CommandRow:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where all commands of a run of this tool are: their folder, their service, their limits."""
+    """Environment shared by all commands: the work folder, the URL and process id of the service,
+    and the limits of a command (GiB per process, seconds).
+    """
 
     folder: Path
     server: str
@@ -142,7 +147,11 @@ class Place:
         return {**os.environ, **data, "TILEWRIGHT_SERVER": self.server}
 
     def run(self, words: Sequence[str]) -> Done:
-        """Run a command; of `record find` what the service holds for it counts, too."""
+        """Run `tilewright` with these arguments.
+
+        For `record find`, the peak memory includes that of the service, which does part of the
+        work.
+        """
         command = [sys.executable, "-m", "tilewright.service.cli", *words]
         with MemoryWatch(lambda: self.service, LOOK_SECONDS) as watch:
             done = run(command, self.environment(), self.memory_gb, self.limit_seconds)
@@ -154,7 +163,11 @@ class Place:
 
 @contextmanager
 def serving(folder: Path, memory_gb: float, limit_seconds: float) -> Iterator[Place]:
-    """A service without a tuner, for as long as the block runs."""
+    """Context with a running service that has no tuner and no worker; the service is stopped at the
+    end.
+
+    Its data are in `folder`, and the limits are those of the commands.
+    """
     port = free_port()
     place = Place(folder, f"http://127.0.0.1:{port}", 0, memory_gb, limit_seconds)
     command = [
@@ -190,7 +203,10 @@ def serving(folder: Path, memory_gb: float, limit_seconds: float) -> Iterator[Pl
 def tried(
     model: Collected, place: Place, models: Path, wanted: Sequence[str]
 ) -> Iterator[CommandRow]:
-    """Run the wanted commands on a model, and those that they need; a row as each is done."""
+    """Run the wanted commands on a model, and the commands whose results they need.
+
+    Yields a row after each command. If a needed command failed, the row's `problem` says so.
+    """
     try:
         file = model.file(models)
     except FetchError as error:
@@ -231,13 +247,18 @@ def tried(
 
 
 def _needs(name: str) -> list[str]:
-    """The files that other commands make for this one."""
+    """The placeholders (`artifact`, `tuned`, `run`) in a command that are results of other
+    commands.
+    """
     return [made for made in _MADE_BY if f"{{{made}}}" in COMMANDS[name]]
 
 
 def write_inputs(model: Path, target: Path) -> None:
-    """Write inputs of a model: the first that came with it, or else random ones at the sizes that
-    it states, with 1 for open ones."""
+    """Write inputs for a model to the .npz file `target`.
+
+    These are the first inputs that came with the model. If there are none, they are random, and
+    dynamic dimensions have size 1.
+    """
     with_it = model.parent / "feeds.npz"
     if model.name == "model.onnx" and with_it.exists():
         with np.load(with_it) as listed:
@@ -262,7 +283,9 @@ def _drawn(model: Path) -> dict[str, np.ndarray]:
 
 
 def report(rows: Sequence[CommandRow], origin: Origin) -> str:
-    """Models by commands, each `ok` or what is wrong with it; and below, what a failure said."""
+    """The report in Markdown: a table of models by commands (`ok` or the violated requirements),
+    statistics per command, and the last message of each failed command.
+    """
     names = [name for name in COMMANDS if any(row.command == name for row in rows)]
     models = list(dict.fromkeys(row.identity for row in rows))
     found = {(row.identity, row.command): row for row in rows}

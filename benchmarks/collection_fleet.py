@@ -1,7 +1,8 @@
-"""A service with one tuner and one worker, whose tuner is observed: its memory, and its children.
+"""A service with one tuner and one worker, for tests that observe the tuner's memory and child
+processes.
 
-Command lines distinguish the children that compute for a job (`compiler.process.bounded`) from the
-builder processes.
+A child that computes for a job (`compiler.process.bounded`) is distinguished from a builder process
+by its command line.
 """
 
 from __future__ import annotations
@@ -40,7 +41,9 @@ JOB_LEASE_SECONDS = 4.0
 
 
 class ObservedService:
-    """The API, a tuner and a worker as processes, with their database and a client of the owner."""
+    """The API, a tuner and a worker as processes, with access to their database and a client with
+    the owner's token.
+    """
 
     def __init__(self, folder: Path, stack: ExitStack) -> None:
         settings = Settings(data_folder=folder / "data")
@@ -89,7 +92,9 @@ class ObservedService:
         return self.fleet.pid(TUNER) if self.fleet.runs(TUNER) else None
 
     def submit(self, file: Path, seconds: float) -> str:
-        """The id of a job that has default options but for its time."""
+        """Upload a model and submit a job with a tuning budget of `seconds`; return the id of the
+        job.
+        """
         digest = self.client.upload(file).digest
         return self.client.submit(JobRequest(model=digest, seconds=seconds)).id
 
@@ -97,30 +102,32 @@ class ObservedService:
         return self.storage.jobs.get(job_id)
 
     def ended(self, job_id: str, seconds: float) -> bool:
-        """Wait until a job has ended; false if it did not."""
+        """Wait at most `seconds` for a job to end; false if it did not end."""
         return waited(lambda: self.job(job_id).state.final, seconds) is not None
 
     def tuner_bytes(self) -> int:
-        """Memory of the tuner in bytes, without its children."""
+        """Resident memory of the tuner process in bytes, without its child processes."""
         return resident_bytes(self.fleet.pid(TUNER))
 
     def children(self) -> list[int]:
-        """The children of the tuner that compute for jobs."""
+        """Process ids of the tuner's descendants that compute for jobs."""
         return children_of_jobs(self.fleet.pid(TUNER))
 
     def all_children(self) -> list[int]:
-        """All processes below the tuner, its builders among them."""
+        """Process ids of all descendants of the tuner, including its builders."""
         root = self.fleet.pid(TUNER)
         return [each for each in tree(root) if each != root]
 
     def let_go(self, job_id: str) -> bool:
-        """Whether the tuner has logged that it does nothing for a job any more."""
+        """Whether the tuner has logged that it finished its work for a job, for whatever reason."""
         lines = self.fleet.log(TUNER).read_text().splitlines()
         said = [json.loads(line) for line in lines if job_id in line and line.startswith("{")]
         return any(each["event"] in LEFT for each in said)
 
     def broken_promises(self, job_id: str) -> list[str]:
-        """Finished measurements of a job that were lost, or counted twice."""
+        """One sentence per finished measurement of a job that the service lost or counted twice, or
+        other broken guarantee.
+        """
         (worker,) = self.storage.workers.list()
         mine = {status.request_id for status in self.storage.leases.of_job(job_id)}
         measured = self.fleet.measured(WORKER)
@@ -129,7 +136,7 @@ class ObservedService:
 
 
 def children_of_jobs(root: int) -> list[int]:
-    """Processes below another that compute for jobs."""
+    """Process ids of the descendants of process `root` that compute for jobs."""
     return [each for each in tree(root) if each != root and OF_A_JOB in _command_line(each)]
 
 
@@ -141,7 +148,9 @@ def _command_line(process: int) -> bytes:
 
 
 def lives(process: int) -> bool:
-    """Whether a process runs: one that ended and was not waited for does not."""
+    """Whether a process is running. A zombie (ended, but not waited for) does not count as
+    running.
+    """
     try:
         text = Path(f"/proc/{process}/stat").read_text()
     except OSError:
@@ -150,7 +159,7 @@ def lives(process: int) -> bool:
 
 
 def waited(condition: Callable[[], bool], seconds: float) -> float | None:
-    """Seconds until something held; None if it never did."""
+    """Poll a condition for at most `seconds`; return the seconds until it became true, or None."""
     began = time.monotonic()
     while not condition():
         if time.monotonic() - began > seconds:
@@ -161,6 +170,6 @@ def waited(condition: Callable[[], bool], seconds: float) -> float | None:
 
 @contextmanager
 def observed_service(folder: Path) -> Iterator[ObservedService]:
-    """A service whose processes end with the context."""
+    """Context with an `ObservedService`, whose processes are stopped at the end."""
     with ExitStack() as stack:
         yield ObservedService(folder, stack)

@@ -1,4 +1,6 @@
-"""The models of `benchmarks.collection`, and where each file comes from."""
+"""The models of `benchmarks.collection`, with a function for each that builds or fetches its
+file.
+"""
 
 from __future__ import annotations
 
@@ -24,9 +26,10 @@ OF_EXAMPLES = ("mlp", "lstm-2x256-64", "c3d-small", "mobilenetv2")
 
 @dataclass(frozen=True, slots=True)
 class Collected:
-    """A model: `file` makes or fetches what is missing of it in a folder, and says where it is.
+    """A model of the collection.
 
-    `file` raises FetchError if it cannot be had.
+    `file` takes a cache folder, builds or fetches the model if it is not there yet, and returns the
+    path of the ONNX file. It raises FetchError if the model is unavailable.
     """
 
     group: str
@@ -39,12 +42,12 @@ class Collected:
 
 
 def groups() -> list[str]:
-    """The groups; groups without downloads come first."""
+    """Names of all groups of models. Groups that need no downloads come first."""
     return [QUANTISED_GROUP, LIGHT, EXAMPLES, SHIPPED, *exported().packages]
 
 
 def collected(wanted: list[str], seconds: float) -> list[Collected]:
-    """The models of these groups. `seconds` is how long one download or exporter may take."""
+    """The models of the wanted groups. A download or an exporter may take at most `seconds`."""
     found = [
         *(_built(QUANTISED_GROUP, name, build) for name, build in QUANTISED.items()),
         *(_built(LIGHT, name, partial(light_model, name)) for name in LIGHT_MODELS),
@@ -77,7 +80,11 @@ def _exported_names() -> list[tuple[str, str]]:
 
 
 def _there(folder: Path, name: str, failed: Mapping[str, str]) -> Path:
-    """A model's file. Raises FetchError."""
+    """The path of a fetched model, `folder/name/model.onnx`.
+
+    `failed` maps names to reasons. Raises FetchError if the model is listed there or the file is
+    missing.
+    """
     if name in failed:
         raise FetchError(failed[name])
     path = folder / name / "model.onnx"

@@ -1,4 +1,4 @@
-"""Ten small quantised models, each made in another way of onnxruntime.quantization."""
+"""Ten small quantised models, each from a different configuration of onnxruntime.quantization."""
 
 from __future__ import annotations
 
@@ -19,7 +19,11 @@ SIDE, CLASSES, WIDTH = 24, 10, 64
 
 
 def network(opset: int) -> Any:
-    """Convolutions, a pooling and a product, of any opset from 13 to 21; input (1, 3, 24, 24)."""
+    """A small float32 convolutional network as an ONNX model: convolutions, pooling and a matrix
+    product.
+
+    `opset` is 13 to 21. The input has shape (1, 3, 24, 24).
+    """
     writer = OnnxWriter("network", 0, opset)
     x = writer.input("x", (1, 3, SIDE, SIDE))
     for channels, filters in ((3, 16), (16, 32)):
@@ -32,7 +36,9 @@ def network(opset: int) -> Any:
 
 
 def products(opset: int) -> Any:
-    """Two products with a softmax between them; input (8, 64)."""
+    """A float32 ONNX model with two matrix products, each followed by a softmax; the input has
+    shape (8, 64).
+    """
     writer = OnnxWriter("products", 0, opset)
     x = writer.input("x", (8, WIDTH))
     for _ in range(2):
@@ -42,7 +48,11 @@ def products(opset: int) -> Any:
 
 
 def static(opset: int, form: str, activations: str, weights: str, per_channel: bool) -> Any:
-    """Calibrate with random inputs; `form` is QDQ or QOperator."""
+    """Quantise `network` statically, with ranges calibrated on random inputs.
+
+    `form` is "QDQ" or "QOperator". `activations` and `weights` are names of QuantType, such as
+    "QInt8".
+    """
     from onnxruntime.quantization import (
         CalibrationDataReader,
         QuantFormat,
@@ -75,7 +85,10 @@ def static(opset: int, form: str, activations: str, weights: str, per_channel: b
 
 
 def dynamic(opset: int, weights: str) -> Any:
-    """Activations are quantised when it runs."""
+    """Quantise `products` dynamically: scales of activations are computed at run time.
+
+    `weights` is a name of QuantType, such as "QInt8".
+    """
     from onnxruntime.quantization import QuantType, quantize_dynamic
 
     with _files(products(opset)) as (source, result):
@@ -85,7 +98,10 @@ def dynamic(opset: int, weights: str) -> Any:
 
 @contextmanager
 def _files(model: Any) -> Iterator[tuple[Path, Path]]:
-    """A model as a file, and where its quantised form goes; no advice is logged meanwhile."""
+    """Save a model to a temporary file; yield its path, and the path for the quantised model.
+
+    Log messages up to warnings are disabled in the block.
+    """
     logging.disable(logging.WARNING)
     try:
         with tempfile.TemporaryDirectory() as folder:
@@ -96,7 +112,11 @@ def _files(model: Any) -> Iterator[tuple[Path, Path]]:
 
 
 def four_bits(opset: int, form: str) -> Any:
-    """Weights of 4 bits in blocks: MatMulNBits (QOperator), or DequantizeLinear before a MatMul."""
+    """Quantise the weights of `products` to 4 bits in blocks of 32.
+
+    With `form` "QOperator" the result has MatMulNBits nodes; with "QDQ" it has DequantizeLinear
+    before each MatMul.
+    """
     from onnxruntime.quantization import QuantFormat
     from onnxruntime.quantization.matmul_nbits_quantizer import (
         DefaultWeightOnlyQuantConfig,

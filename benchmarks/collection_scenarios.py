@@ -1,4 +1,6 @@
-"""Scenarios: jobs that are cancelled, lose their tuner, or run at the same time as large ones."""
+"""Scenarios of collection_service: cancel a job, kill its tuner, or run it together with jobs of
+large models.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,7 @@ ENOUGH_TRIALS = 5
 
 
 class Moment(StrEnum):
-    """The phases of a job, in their order, as its events name them."""
+    """Phases of a job in chronological order, by their names in the job's events."""
 
     IMPORT = "importing"
     PLAN = "planning"
