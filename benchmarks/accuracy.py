@@ -1,11 +1,10 @@
-"""Numerical errors of untuned code: `python -m benchmarks.accuracy --models resnet50
-bert-base-128`.
+"""Numerical errors of untuned code: `python -m benchmarks.accuracy --models resnet50`.
 
-The report has two tables, both with numerics `fast` and `strict` where models are compared. For
-each model, the first table shows the largest error of any output against the graph evaluated in
-float64, next to ONNX Runtime's error. The second table runs every distinct kernel of the models on
-random inputs, and shows the largest error of each algorithm. All errors are relative to the largest
-expected value. Nothing is timed, so other load on the machine does not matter.
+The report has two tables. For each model and each of the numerics `fast` and `strict`, the first
+table shows the largest error of any output against the graph evaluated in float64, next to ONNX
+Runtime's error. The second table runs every distinct kernel of the models on random inputs, and
+shows the largest error of each algorithm. All errors are relative to the largest expected value.
+Nothing is timed, so other load on the machine does not matter.
 """
 
 from __future__ import annotations
@@ -70,8 +69,7 @@ class KernelError:
 
 
 def model_errors(name: str) -> list[ModelError]:
-    """Compile a model with each mode of numerics, and compare its outputs with those of a float64
-    evaluation.
+    """Compare the outputs of a compiled model with a float64 evaluation, once per mode of numerics.
 
     `name` is a key of `models.MODELS`. The inputs are the seeded random ones of the model.
     """

@@ -256,8 +256,8 @@ def _needs(name: str) -> list[str]:
 def write_inputs(model: Path, target: Path) -> None:
     """Write inputs for a model to the .npz file `target`.
 
-    These are the first inputs that came with the model. If there are none, they are random, and
-    dynamic dimensions have size 1.
+    If the model came with inputs, its first set of inputs is written. Otherwise the inputs are
+    random, and dynamic dimensions have size 1.
     """
     with_it = model.parent / "feeds.npz"
     if model.name == "model.onnx" and with_it.exists():

@@ -33,13 +33,14 @@ ORDER = ("", "importing", "planning", "waiting", "tuning", "settling", "building
 
 
 def reached(moment: Moment, phase: str, children: int, trials: int) -> bool:
-    """Whether a job has come to a moment, or is past it.
+    """Whether a job is in a phase or past it.
 
     Args:
-        moment: one of the job's phases.
-        phase: what the job's progress says.
-        children: processes that compute for the job.
-        trials: how many it has measured.
+        moment: the phase to test for.
+        phase: the current phase, from the job's progress.
+        children: the number of processes that compute for the job. Some phases count only if it is
+            positive.
+        trials: the number of trials measured so far. The tuning phase counts only after five.
     """
     wanted = "tuning" if moment is Moment.REFERENCES else moment.value
     if ORDER.index(phase) != ORDER.index(wanted):
@@ -55,13 +56,15 @@ def reached(moment: Moment, phase: str, children: int, trials: int) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Cancelled:
-    """A job that was cancelled.
+    """Observations after a job was cancelled in one of its phases.
 
     Attributes:
-        phase: that of its progress just then.
-        processes: how many computed for it.
-        gone_seconds: how long the last of them lived; None: longer than anyone waited.
-        left_seconds: until the tuner has let go of the job.
+        phase: the phase in the job's progress when it was cancelled.
+        processes: the number of processes that computed for the job.
+        gone_seconds: time from the cancellation to the end of the last such process; None if one
+            outlived the waiting time.
+        left_seconds: time from the cancellation until the tuner logged that it left the job.
+        state: the final state of the job.
     """
 
     model: str
@@ -87,7 +90,10 @@ def cancel(
     seconds: float,
     patience: float,
 ) -> Cancelled:
-    """Submit a model, and cancel its job when it comes to a moment."""
+    """Submit a model, wait until its job is in phase `moment`, and cancel the job.
+
+    `seconds` is the tuning budget, and `patience` the maximum duration of each wait, in seconds.
+    """
     job_id = service.submit(file, seconds)
     come_to(service, job_id, moment, patience)
     phase, running = service.job(job_id).progress.phase, service.children()
@@ -103,14 +109,16 @@ def cancel(
 
 @dataclass(frozen=True, slots=True)
 class Killed:
-    """A job whose tuner was killed.
+    """Observations after a tuner was killed in one of the phases of its job.
 
     Attributes:
-        orphans: processes below the tuner, its builders among them.
-        gone_seconds: how long the last of them lived; None: longer than anyone waited.
-        ended_seconds: from the kill until the job had ended.
-        trials: how many it had measured before.
-        broken: finished measurements that were lost, in words.
+        orphans: the number of processes that the tuner had started, including its builders.
+        gone_seconds: time from the kill to the end of the last orphan; None if one outlived the
+            waiting time.
+        ended_seconds: time from the kill to the end of the job.
+        artifact: whether the job has an artifact in the end.
+        trials: the number of trials measured before the kill.
+        broken: one sentence for each finished measurement that was lost or counted twice.
     """
 
     model: str
@@ -139,7 +147,10 @@ def kill(
     seconds: float,
     patience: float,
 ) -> Killed:
-    """Submit a model, kill the tuner when the job comes to a moment, and start another."""
+    """Submit a model, kill the tuner when the job is in phase `moment`, and start another tuner.
+
+    `seconds` is the tuning budget, and `patience` the maximum duration of each wait, in seconds.
+    """
     job_id = service.submit(file, seconds)
     come_to(service, job_id, moment, patience)
     before, running = service.job(job_id), service.all_children()
@@ -164,14 +175,15 @@ def kill(
 
 @dataclass(frozen=True, slots=True)
 class Beside:
-    """A small model's job, at the same time as jobs of large models.
+    """Duration of a small model's job that runs at the same time as jobs of large models.
 
     Attributes:
-        alone_seconds: of its job without others, from its submission to its end; None if it did
-            not end.
-        wall_seconds: the same with the other jobs.
-        phases: those of the other jobs when it ended.
-        states: how the jobs ended, the small one first.
+        others: the names of the large models.
+        alone_seconds: duration of the same job without others, from submission to end; None if it
+            did not end.
+        wall_seconds: its duration with the other jobs.
+        phases: the phases of the other jobs when the small job ended.
+        states: the final states of the jobs, beginning with the small one.
     """
 
     model: str
@@ -188,7 +200,11 @@ class Beside:
 
 
 def alone(service: ObservedService, file: Path, seconds: float, patience: float) -> float | None:
-    """The time of a model's job without others."""
+    """Duration in seconds of a model's job that runs alone; None if it does not end within
+    `patience` seconds.
+
+    `seconds` is the tuning budget.
+    """
     job_id = service.submit(file, seconds)
     service.ended(job_id, patience)
     return took(service.job(job_id))
@@ -202,7 +218,11 @@ def beside(
     seconds: float,
     patience: float,
 ) -> Beside:
-    """Submit a small model while large ones are being tuned."""
+    """Submit a small model while the large models are being tuned.
+
+    Models are given as name and file. `alone_seconds` is copied to the result. `seconds` is the
+    tuning budget, and `patience` the maximum duration of each wait, in seconds.
+    """
     others = [service.submit(file, seconds) for _, file in large]
     waited(lambda: all(service.job(each).started_at is not None for each in others), patience)
     mine = service.submit(small[1], seconds)
@@ -221,7 +241,9 @@ def beside(
 
 
 def come_to(service: ObservedService, job_id: str, moment: Moment, patience: float) -> None:
-    """Wait until a job comes to a moment, or ends."""
+    """Wait at most `patience` seconds until a job is in phase `moment`, is past it, or has
+    ended.
+    """
 
     def there() -> bool:
         job = service.job(job_id)
@@ -233,7 +255,7 @@ def come_to(service: ObservedService, job_id: str, moment: Moment, patience: flo
 
 
 def took(job: Job) -> float | None:
-    """Seconds from a job's submission to its end; None while it goes on."""
+    """Seconds from a job's submission to its end; None if it has not ended."""
     if job.finished_at is None:
         return None
     return round(job.finished_at - job.created_at, 1)

@@ -1,9 +1,9 @@
-"""`make collection-service`: the models that people have, through a service with a worker.
+"""`make collection-service`: tune real models through a service with one tuner and one worker.
 
-Each part starts an API, a tuner and a worker with an empty database: `models` tunes many models,
-and looks at the tuner's memory; `cancel` cancels one job in each phase; `kill` kills the tuner in
-each phase, and starts another; `beside` tunes a small model at the same time as two large ones. A
-repeated part replaces its earlier report.
+Each part starts an API, a tuner and a worker with an empty database. `models` tunes many models and
+observes the tuner's memory. `cancel` cancels one job in each phase. `kill` kills the tuner in each
+phase and starts another. `beside` tunes a small model at the same time as two large ones. The
+report of a part that is run again replaces the part's earlier report.
 """
 
 from __future__ import annotations
@@ -49,14 +49,14 @@ LONGEST = 160
 
 @dataclass(frozen=True, slots=True)
 class ModelRow:
-    """A model's job.
+    """Result of one model's job.
 
     Attributes:
-        problem: why it could not be tried at all.
-        wall_seconds: from its submission to its end.
-        message: why it misses a requirement, or its own message.
-        before_bytes, peak_bytes, after_bytes: memory of the tuner.
-        tree_bytes: largest memory of the tuner and its children together.
+        problem: why the model could not be fetched; empty if it could.
+        wall_seconds: time from submission to end.
+        message: the fault in the downloaded artifact, or the job's own error or reason.
+        before_bytes, peak_bytes, after_bytes: memory of the tuner before, during and after the job.
+        tree_bytes: largest memory of the tuner and its child processes together.
     """
 
     identity: str
@@ -73,7 +73,9 @@ class ModelRow:
     after_bytes: int = 0
 
     def faults(self, seconds: float) -> list[str]:
-        """The requirements that are not met."""
+        """The requirements that the job violated, as short texts such as `not verified`. `seconds`
+        is its tuning budget.
+        """
         if self.problem:
             return [f"not tried: {self.problem}"]
         checks = {
@@ -85,7 +87,9 @@ class ModelRow:
         return [fault for fault, wrong in checks.items() if wrong]
 
     def cells(self, seconds: float) -> list[str]:
-        """Of the table."""
+        """The cells of the model's row in the table. `seconds` is the tuning budget, which the
+        verdict depends on.
+        """
         return [
             self.identity,
             "; ".join(self.faults(seconds)) or "ok",
@@ -106,9 +110,10 @@ HEADER = (
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """Memory of the tuner and its children: when it was new, after its first job, and after all.
+    """Memory of the tuner in bytes when it was new, after its first job, and after all jobs.
 
-    `children` are processes that computed for jobs and still lived when all had ended.
+    `children` is the number of processes that computed for jobs and were still alive after all
+    jobs.
     """
 
     new_bytes: int
@@ -123,12 +128,12 @@ class Memory:
 
 
 def limit_of(seconds: float) -> float:
-    """Seconds that a job of a budget may take."""
+    """Wall time in seconds that a job with a tuning budget of `seconds` may take."""
     return WALL_SHARE * seconds + WALL_SPARE
 
 
 def tuned(service: ObservedService, model: Collected, options: argparse.Namespace) -> ModelRow:
-    """Submit a model, wait for its job, and fetch the artifact."""
+    """Submit a model, wait for its job, download the artifact, and return the row of the table."""
     try:
         file = model.file(options.folder)
     except FetchError as error:
@@ -165,7 +170,7 @@ def tuned(service: ObservedService, model: Collected, options: argparse.Namespac
 
 
 def _fetched(service: ObservedService, job_id: str) -> str:
-    """The fault in the artifact of a job."""
+    """Download the artifact of a job. Returns the fault in it, or an empty text."""
     with tempfile.TemporaryDirectory(prefix="tilewright-collection-") as work:
         try:
             folder = service.client.fetch(job_id, Path(work, "artifact"))
@@ -181,7 +186,7 @@ Keep = Callable[[str, Any], None]
 def run_models(
     service: ObservedService, chosen: Sequence[Collected], options: argparse.Namespace, keep: Keep
 ) -> None:
-    """Tune one model after the other."""
+    """Tune the models one after the other; pass the rows and the tuner's memory to `keep`."""
     new = first = service.tuner_bytes()
     rows: list[ModelRow] = []
     for model in chosen:
@@ -201,7 +206,11 @@ def run_moments(
     options: argparse.Namespace,
     keep: Keep,
 ) -> None:
-    """Cancel a job, or kill the tuner, in each phase: each of another model if there are enough."""
+    """Cancel a job (`part` "cancel") or kill its tuner (`part` "kill") in each phase, and pass the
+    results to `keep`.
+
+    Each phase has another model if `chosen` has enough.
+    """
     rows: list[Cancelled | Killed] = []
     play: Callable[..., Cancelled | Killed] = cancel if part == "cancel" else kill
     for number, moment in enumerate(Moment):
@@ -216,7 +225,12 @@ def run_moments(
 def run_beside(
     service: ObservedService, chosen: Sequence[Collected], options: argparse.Namespace, keep: Keep
 ) -> None:
-    """The first model is the small one. Its job alone has its own service, as it leaves records."""
+    """Tune the first, small model at the same time as the other models, and pass the result to
+    `keep`.
+
+    The small model is tuned alone beforehand. That job has a service of its own, because a second
+    job of the same model would reuse its records.
+    """
     files = [(model.identity, model.file(options.folder)) for model in chosen]
     limits = options.seconds, options.limit_seconds
     with (
@@ -230,7 +244,7 @@ def run_beside(
 
 
 def report(data: Mapping[str, Any]) -> str:
-    """The page of all parts that ran."""
+    """The report in Markdown, with a section for each part in `data`."""
     seconds = data["seconds"]
     lines = ["# The models that people have, through a service with a worker", ""]
     if "models" in data:
@@ -258,7 +272,7 @@ def report(data: Mapping[str, Any]) -> str:
 
 
 def memory_sentence(memory: Memory) -> str:
-    """Growth of the tuner's memory, in words."""
+    """A sentence about the growth of the tuner's memory."""
     return (
         f"The tuner held {_mib(memory.new_bytes)} MiB when it was new, "
         f"{_mib(memory.first_bytes)} after its first job and {_mib(memory.last_bytes)} after all; "
@@ -307,7 +321,11 @@ def _cells(part: str, row: Mapping[str, Any], limit: float) -> list[str]:
 
 
 def _table(header: Sequence[str], rows: Sequence[Sequence[str]], text: int) -> str:
-    """Text of others without bars and line breaks, for a cell."""
+    """A Markdown table with cells of one line, at most 160 characters each, in which `|` is
+    escaped.
+
+    The first `text` columns are left-aligned.
+    """
     plain = [[" ".join(c.split()).replace("|", "\\|")[:LONGEST] for c in row] for row in rows]
     return markdown_table(list(header), plain, text)
 
@@ -351,7 +369,11 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 def small_first(models: Sequence[Collected], options: argparse.Namespace) -> list[Collected]:
-    """The models of the first part: those of which the file is there, the small ones first."""
+    """The models for the part `models`: those that `--only` and `--limit` select, by increasing
+    file size.
+
+    Models without a file come last.
+    """
 
     def size(model: Collected) -> int:
         try:
@@ -365,14 +387,14 @@ def small_first(models: Sequence[Collected], options: argparse.Namespace) -> lis
 
 
 def named(names: Sequence[str], options: argparse.Namespace) -> list[Collected]:
-    """Models by their identities, in this order."""
+    """The models with the identities `names` (such as `shipped/deepcut`), in this order."""
     of_groups = sorted({name.partition("/")[0] for name in names})
     known = {m.identity: m for m in collected(of_groups, options.fetch_seconds)}
     return [known[name] for name in names]
 
 
 def play(part: str, service: ObservedService, options: argparse.Namespace, keep: Keep) -> None:
-    """Run a part."""
+    """Run one part on a running service, and pass its results to `keep`."""
     match part:
         case "models":
             models = collected(options.groups, options.fetch_seconds)

@@ -1,4 +1,6 @@
-"""Convolutional networks with seeded random parameters; batch norm is folded, as exporters do."""
+"""Convolutional networks in ONNX with seeded random parameters and, as in exported models, folded
+batch normalisation.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,7 @@ _DETECTOR_GAIN = 2.4
 
 
 def mobilenet_v2(seed: int = 0, size: int = 224, classes: int = 1000) -> Any:
-    """MobileNetV2 (Sandler et al. 2018) with batch norm folded; input (1, 3, size, size)."""
+    """MobileNetV2 (Sandler et al. 2018) with folded batch norm; input (1, 3, size, size)."""
     writer = OnnxWriter("mobilenet_v2", seed)
     zero, six = writer.constant(np.float32(0)), writer.constant(np.float32(6))
 
@@ -53,8 +55,8 @@ def mobilenet_v2(seed: int = 0, size: int = 224, classes: int = 1000) -> Any:
 def efficientnet_b0(seed: int = 0, size: int = 224, classes: int = 1000) -> Any:
     """EfficientNet-B0 (Tan and Le 2019) with squeeze-and-excitation and SiLU.
 
-    Input: (1, 3, size, size), size a multiple of 32. SiLU is written as exporters do, as Sigmoid
-    and Mul.
+    The input is (1, 3, size, size), and `size` is a multiple of 32. SiLU is expressed as Sigmoid
+    and Mul, as exporters write it.
     """
     writer = OnnxWriter("efficientnet_b0", seed)
 
@@ -91,7 +93,9 @@ def efficientnet_b0(seed: int = 0, size: int = 224, classes: int = 1000) -> Any:
 
 
 def efficientnet_lite0(seed: int = 0, size: int = 224, classes: int = 1000) -> Any:
-    """EfficientNet-Lite0 (Liu 2020): B0 with ReLU6, without gates; input (1, 3, size, size)."""
+    """EfficientNet-Lite0 (Liu 2020): EfficientNet-B0 with ReLU6 instead of SiLU, and without
+    squeeze-and-excitation; input (1, 3, size, size).
+    """
     writer = OnnxWriter("efficientnet_lite0", seed)
     zero, six = writer.constant(np.float32(0)), writer.constant(np.float32(6))
 
@@ -118,17 +122,21 @@ def efficientnet_lite0(seed: int = 0, size: int = 224, classes: int = 1000) -> A
 
 
 def yolo_nano(seed: int = 0, size: int = 320, classes: int = 80) -> Any:
-    """A detector of YOLOv5n's shape (Jocher 2020); input (1, 3, size, size), size a multiple of 32.
+    """A detector with the structure of YOLOv5n (Jocher 2020); input (1, 3, size, size), size a
+    multiple of 32.
 
-    Cross-stage blocks, pools of three sizes, a path up by nearest neighbours and one down, and
-    three heads, whose outputs (1, 3 (5 + classes), side, side) are sigmoids.
+    It has cross-stage blocks, spatial pyramid pooling, a top-down path with nearest-neighbour
+    upsampling, a bottom-up path, and three heads. Each head returns sigmoids of shape (1, 3 (5 +
+    classes), side, side).
     """
     writer = OnnxWriter("yolo_nano", seed)
 
     def conv(
         x: str, channels: int, filters: int, kernel: int = 1, stride: int = 1, square: float = 1.0
     ) -> str:
-        """`square` is the mean square of x, which the weights make up for."""
+        """A convolution and SiLU. The weights are scaled for an input `x` whose mean square is
+        `square`.
+        """
         y = writer.conv(x, channels, filters, kernel, stride, gain=_DETECTOR_GAIN / square)
         return writer.node("Mul", y, writer.node("Sigmoid", y))
 
@@ -183,7 +191,9 @@ def yolo_nano(seed: int = 0, size: int = 320, classes: int = 80) -> Any:
 
 
 def vgg16_features(seed: int = 0, height: int = 224, width: int = 224) -> Any:
-    """VGG-16 (Simonyan and Zisserman 2014) without its fully connected layers."""
+    """VGG-16 (Simonyan and Zisserman 2014) without its fully connected layers; input (1, 3, height,
+    width).
+    """
     writer = OnnxWriter("vgg16_features", seed)
     x, channels = writer.input("x", (1, 3, height, width)), 3
     for filters, repeats in ((64, 2), (128, 2), (256, 3), (512, 3), (512, 3)):
@@ -196,10 +206,10 @@ def vgg16_features(seed: int = 0, height: int = 224, width: int = 224) -> Any:
 
 
 def c3d_small(seed: int = 0, frames: int = 8, size: int = 56, classes: int = 101) -> Any:
-    """A narrow C3D (Tran et al. 2015), which looks at video; input (1, 3, frames, size, size).
+    """A narrow C3D (Tran et al. 2015), a network for video clips; input (1, 3, frames, size, size).
 
-    Its convolutions have windows of 3x3x3 over time, height and width, with a quarter to a half of
-    the paper's filters; a mean takes the place of the two large fully connected layers.
+    Its 3x3x3 convolutions over time, height and width have a quarter to a half of the paper's
+    filters. Global average pooling replaces the two large fully connected layers.
     """
     writer = OnnxWriter("c3d_small", seed)
     x, channels = writer.input("x", (1, 3, frames, size, size)), 3

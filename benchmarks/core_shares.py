@@ -1,11 +1,13 @@
-"""Share of the peak that innermost loops reach on cores without hardware here.
+"""Simulated share of peak performance that innermost loops reach on cores that are not available
+here.
 
-`python -m benchmarks.core_shares`: models are compiled untuned for each core. Of each kernel that
-multiplies, the innermost loop of the statement with the most multiply-adds goes to llvm-mca, which
-simulates LLVM's model of the core. Its share is the cycles that its multiply-adds would take at the
-peak of our model of the core (`CoreModel`), over those that it takes. The simulation has no caches,
-TLBs or mispredicted branches. llvm-mca is fetched once into the cache of the tests of devices.
-Results go to benchmarks/results/core-shares.json.gz and .md.
+`python -m benchmarks.core_shares` compiles models untuned for each core. For each kernel with
+multiply-adds, it takes the statement that executes most of them, and simulates its innermost loop
+with llvm-mca, which uses LLVM's model of the core. The share is the number of cycles that the
+loop's multiply-adds would take at the peak rate of our own core model (`CoreModel`), divided by the
+simulated cycles. The simulation has no caches, TLBs or mispredicted branches. llvm-mca is
+downloaded once into the cache of the device tests. Results go to
+benchmarks/results/core-shares.json.gz and .md.
 """
 
 from __future__ import annotations
@@ -51,11 +53,11 @@ _CYCLES = re.compile(r"^Total Cycles:\s+(\d+)$", re.MULTILINE)
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """The innermost loop of a kernel, on a core.
+    """Simulation of one kernel's innermost loop on one core.
 
-    `macs` are the multiply-adds of vectors that a run of the model executes in it. `cycles` are
-    those of one iteration, `peak` those of its multiply-adds. `spills` are moves of vector
-    registers to or from the stack.
+    `macs` is the number of vector multiply-adds that a run of the model executes in the loop.
+    `cycles` is the simulated time of one iteration, and `peak` the time of its multiply-adds at the
+    core's peak rate. `spills` counts moves of vector registers to or from the stack per iteration.
     """
 
     model: str
@@ -79,7 +81,7 @@ class Share:
 
 
 class Simulator:
-    """The command of llvm-mca, with the loader and libraries of its own Debian release."""
+    """llvm-mca from a Debian release, run with that release's loader and libraries."""
 
     def __init__(self) -> None:
         root = debian("amd64", "trixie", [f"llvm-{LLVM}"])
@@ -89,7 +91,9 @@ class Simulator:
         self._command = [str(loader), "--library-path", str(libraries), str(program)]
 
     def cycles(self, instructions: Sequence[str], target: Target) -> float:
-        """Of one iteration of a loop that runs long."""
+        """Simulated steady-state cycles of one iteration of a loop with these assembly
+        instructions.
+        """
         short, long = (self._cycles(instructions, target, turns) for turns in (100, 300))
         return (long - short) / 200
 
@@ -110,7 +114,10 @@ class Simulator:
 
 @dataclass(frozen=True, slots=True)
 class MainLoop:
-    """The loop of a kernel's statement with the most multiply-adds."""
+    """Innermost loop of the statement that executes most of a kernel's multiply-adds.
+
+    `macs` is the number of vector multiply-adds that a run of the model executes in it.
+    """
 
     operators: str
     schedule: str
@@ -119,9 +126,10 @@ class MainLoop:
 
 
 def main_loops(model: Any, target: Target) -> Iterator[MainLoop]:
-    """Those of a model's kernels that multiply.
+    """Yield the main loop of each kernel that has multiply-adds in a reduction.
 
-    A statement's loop is known by the multiply-adds of its register tile, of which tails have less.
+    The loop is recognised in the assembly by its number of multiply-adds, which equals that of the
+    statement's register tile. Loops for remainders have fewer.
     """
     plan = driver.make_plan(driver.optimise(driver.load_graph(model), Mode(target)), Mode(target))
     for workload, count in plan.tasks():
@@ -139,7 +147,7 @@ def main_loops(model: Any, target: Target) -> Iterator[MainLoop]:
 
 
 def measure(model: str, core: str, simulator: Simulator) -> list[Share]:
-    """A model's kernels on one core."""
+    """Compile a model for a core, and simulate the main loop of each of its kernels."""
     target = resolve_target(core)
     core_model = target.core
     each = -(-target.vector_bits // core_model.fma_bits) / core_model.fma_units
@@ -158,12 +166,16 @@ def measure(model: str, core: str, simulator: Simulator) -> list[Share]:
 
 
 def joined(shares: Sequence[Share]) -> float:
-    """The share of several loops together, each as often as a run has its multiply-adds."""
+    """Combined share of peak of several loops, each weighted by the multiply-adds that a run
+    executes in it.
+    """
     return sum(s.macs for s in shares) / sum(s.macs / s.share for s in shares)
 
 
 def page(origin: Origin, shares: Sequence[Share]) -> str:
-    """The shares as Markdown: joined by algorithm, then the loops that lose the most."""
+    """The report in Markdown: combined shares by algorithm, then the loops that lose the most
+    cycles.
+    """
     algorithms = sorted({each.algorithm for each in shares})
     cores = list(dict.fromkeys(each.core for each in shares))
     models = list(dict.fromkeys(each.model for each in shares))
@@ -219,7 +231,7 @@ def page(origin: Origin, shares: Sequence[Share]) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Measure, print and write."""
+    """Command line: simulate the models on all cores, then print and write the report."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.core_shares", description=__doc__)
     parser.add_argument("--models", nargs="+", default=list(MODELS))
     parser.add_argument("--name", default=NAME, help="of the result files")

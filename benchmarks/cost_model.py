@@ -1,15 +1,17 @@
-"""How well cost models rank candidates of tasks that they have never seen.
+"""Measure how well cost models rank the candidates of tasks that were absent from their training
+data.
 
-`python -m benchmarks.cost_model collect FOLDER --seconds 170` measures random candidates, of tasks
-of eleven networks and of six operators with random sizes. It keeps them as trials in a database of
-its own. Run again, it goes on where it stopped. `--turn 2` measures the same candidates once more,
-at another time: the fastest counts. `--unconstrained` takes the constraints off the spaces first.
+`python -m benchmarks.cost_model collect FOLDER --seconds 170` measures random candidates of tasks
+of eleven networks and of six operators with random sizes. It stores them as trials in databases in
+FOLDER. An interrupted collection resumes when the command is repeated. `--turn 2` measures the same
+candidates again at another time; the fastest time of all turns counts. `--unconstrained` uses
+schedule spaces without constraints.
 
-`python -m benchmarks.cost_model report FOLDER` leaves out a sixth at a time, first of the tasks and
-then of the families (a network, an operator). It trains on the rest, and orders the candidates that
-were left out. Where tasks are left out, it tries every objective, also with a few of a task's own
-samples to correct the model; elsewhere only the default one. Results go to
-benchmarks/results/cost_model.json.gz and .md.
+`python -m benchmarks.cost_model report FOLDER` cross-validates in six folds, first over the tasks
+and then over the families (a family is a network or an operator). It trains on the other folds, and
+ranks the candidates of the held-out fold. With held-out tasks it evaluates every objective, also
+after a few samples of a held-out task have corrected the model. With held-out families it evaluates
+only the default objective. Results go to benchmarks/results/cost_model.json.gz and .md.
 """
 
 from __future__ import annotations
@@ -61,7 +63,9 @@ FOLDS = 6
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """Scores of one way to order candidates, on unseen tasks of one family."""
+    """Ranking scores of one cost model, or of a baseline such as random order, on the held-out
+    tasks of one family.
+    """
 
     model: str
     family: str
@@ -69,7 +73,11 @@ class Row:
 
 
 def read_samples(folder: Path, unconstrained: bool) -> dict[str, list[Sample]]:
-    """The samples of each family, of all turns together; empty where nothing was collected."""
+    """Read the samples of each family from the databases of all turns in `folder`.
+
+    A family without collected samples has an empty list. `unconstrained` selects the databases of
+    unconstrained schedule spaces.
+    """
     target = resolve_target("host")
     trials: dict[str, list[Trial]] = {}
     found = families(folder, target)
@@ -94,7 +102,9 @@ Folds = Sequence[Collection[str]]
 
 
 def folds_of_tasks(samples: Mapping[str, Sequence[Sample]]) -> Folds:
-    """Parts with a share of each family's tasks, so that the model learns from similar ones."""
+    """Divide the tasks into FOLDS folds, each with tasks of every family, so that similar tasks are
+    in the training data.
+    """
     folds: list[set[str]] = [set() for _ in range(FOLDS)]
     dealt = 0
     for found in samples.values():
@@ -107,7 +117,9 @@ def folds_of_tasks(samples: Mapping[str, Sequence[Sample]]) -> Folds:
 
 
 def folds_of_families(samples: Mapping[str, Sequence[Sample]]) -> Folds:
-    """Parts of whole families: nothing of a network, or of an operator, is learned from."""
+    """Divide the families into FOLDS folds, so that no task of a held-out network or operator is in
+    the training data.
+    """
     names = list(samples)
     return [
         {sample.task for name in names[number::FOLDS] for sample in samples[name]}
@@ -122,10 +134,11 @@ def score_part(
     objectives: Sequence[Objective],
     seed: int,
 ) -> list[Row]:
-    """Learn from all tasks but those of a part, and order the candidates of that one.
+    """Train a model per objective on all tasks outside the fold `part`, and score its ranking of
+    that fold's candidates.
 
-    The next part decides when to stop. The default objective is also judged with a few of a task's
-    own samples, if several objectives are compared.
+    The tasks of the fold `following` are used for early stopping. If there are several objectives,
+    the default one is also scored after training on a few samples of each held-out task.
     """
     everything = [sample for found in judged.values() for sample in found]
     stopping = [s for s in everything if s.task in following]
@@ -147,7 +160,7 @@ def score_part(
 
 
 def _says_something(samples: Sequence[Sample]) -> bool:
-    """Whether an order of them can be judged at all."""
+    """Whether the ranking of these samples can be scored: some task has enough samples."""
     try:
         evaluate(samples, _estimate)
     except ValueError:
@@ -156,12 +169,18 @@ def _says_something(samples: Sequence[Sample]) -> bool:
 
 
 def _estimate(rows: np.ndarray) -> np.ndarray:
-    """The order of the analytic estimate, which has learned nothing."""
+    """Scores of candidates by the analytic estimate, which is not trained; a larger score is
+    better.
+    """
     return -rows[:, COLUMNS.index("estimate")]
 
 
 def _corrected(family: str, own: Sequence[Sample], base: XGBoostModel, seed: int) -> list[Row]:
-    """Some of a task's samples are learned from, the others are ordered: with the base, without."""
+    """Score rankings after training on 8 or 24 samples of each held-out task, with and without the
+    base model.
+
+    The remaining samples of the task are ranked.
+    """
     rows = []
     saved = base.save()
     for count in CORRECTIONS:
@@ -184,7 +203,11 @@ def _corrected(family: str, own: Sequence[Sample], base: XGBoostModel, seed: int
 
 
 def write_results(rows: Mapping[str, list[Row]], counts: Mapping[str, int]) -> str:
-    """Write JSON and Markdown, and return the Markdown. The left-out part heads each table."""
+    """Write the results as JSON and Markdown, and return the Markdown.
+
+    The keys of `rows` are the titles of the tables, and `counts` has the number of measured
+    candidates for each title.
+    """
     origin = Origin()
     lines = [
         "# Cost models on tasks they have not seen",
@@ -225,7 +248,7 @@ def write_results(rows: Mapping[str, list[Row]], counts: Mapping[str, int]) -> s
 
 
 def _mean(scores: Sequence[Scores]) -> Scores:
-    """The mean over tasks of means over families."""
+    """The mean of several families' scores, each weighted by its number of tasks."""
     repeated = [each for each in scores for _ in range(each.tasks)]
     return average(repeated, tasks=len(repeated))
 
@@ -236,7 +259,9 @@ def _line(name: str, scores: Scores) -> str:
 
 
 def report(folder: Path, objectives: Sequence[Objective], seed: int, processes: int) -> None:
-    """Score objectives in both kinds of space, and write the results."""
+    """Score the objectives on unconstrained and constrained spaces in parallel processes, and write
+    the results.
+    """
     free, constrained = (read_samples(folder, unconstrained) for unconstrained in (True, False))
     rows: dict[str, list[Row]] = {}
     counts: dict[str, int] = {}
@@ -263,7 +288,7 @@ def report(folder: Path, objectives: Sequence[Objective], seed: int, processes: 
 
 
 def main() -> None:
-    """Collect or report."""
+    """Command line: `collect` measurements or `report` scores."""
     parser = argparse.ArgumentParser(description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
     collecting = commands.add_parser("collect")

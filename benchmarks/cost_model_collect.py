@@ -1,8 +1,8 @@
-"""Measures the candidates that cost models are judged by.
+"""Measures the candidates by which cost models are evaluated.
 
-All candidates of a task are one request. They are measured in rounds, for a second or more, so that
-a disturbance of the machine lengthens the times of all. When they were measured in small batches,
-one after the other, two turns ordered 15 of 100 pairs of candidates differently.
+All candidates of a task form one request. They are measured in rounds for a second or more, so that
+a disturbance of the machine affects all of them equally. When they were measured in small
+consecutive batches, two measurements of the same candidates ranked 15 of 100 pairs differently.
 """
 
 from __future__ import annotations
@@ -51,9 +51,11 @@ class _Building:
 def collect(
     folder: Path, seconds: float, trials: int, unconstrained: bool, turn: int, seed: int
 ) -> None:
-    """Measure `trials` random candidates of every task, one task of each family at a time.
+    """Measure `trials` random candidates of each task for about `seconds`, and store them in a
+    database in `folder`.
 
-    What the folder has of this turn is not measured again.
+    The first task of each family is measured first, then the second of each, and so on. Tasks that
+    the database of this turn already contains are skipped.
     """
     target = resolve_target("host")
     stop = time.monotonic() + seconds
@@ -89,14 +91,18 @@ def collect(
 
 
 def database(unconstrained: bool, turn: int | str) -> str:
-    """The file of one turn; of all, as a pattern, for "*"."""
+    """File name of the database of one turn. With the turn "*", it is a pattern that matches all
+    turns.
+    """
     return f"{'unconstrained' if unconstrained else 'constrained'}-{turn}.db"
 
 
 def _waiting(
     folder: Path, target: Target, records: SqlRecordStore, unconstrained: bool
 ) -> Iterator[tuple[str, Task]]:
-    """Tasks that nothing is known of, the first of each family, then the second of each, ..."""
+    """Yield the tasks without trials in `records`, with their families: the first task of each
+    family, then the second of each, and so on.
+    """
     found = families(folder, target)
     for number in range(max(map(len, found.values()))):
         for family, workloads in found.items():
@@ -112,14 +118,21 @@ def _task(workload: Workload, target: Target, unconstrained: bool) -> Task:
 
 
 def _candidates(task: Task, trials: int, seed: int) -> list[Schedule]:
-    """The default and others at random, every algorithm in turn; the same ones in each turn."""
+    """The default schedule and random ones, `trials` in total, evenly over the algorithms.
+
+    The result depends only on the task and the seed, so every turn measures the same candidates.
+    """
     default = task.space.default()
     drawn = Memory(task.space, random.Random(seed)).draw(trials)
     return [default, *(schedule for schedule in drawn if schedule != default)][:trials]
 
 
 def _measure(done: _Building, runner: Runner, references: ReferenceCache, job: str) -> list[Trial]:
-    """The trials of a task: those that built, once for each code, and those that failed."""
+    """Measure the candidates of a task that were built, and return a trial for each, including the
+    failed ones.
+
+    Candidates with the same object code are measured once.
+    """
     key, failed = done.task.key, list[Trial]()
     default = done.task.space.default()
     entries: dict[str, BuiltCandidate] = {}

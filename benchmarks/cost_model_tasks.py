@@ -1,4 +1,6 @@
-"""Tasks on which cost models are judged: of networks, and of operators with random sizes."""
+"""The tasks on which cost models are evaluated: from networks, and from single operators with
+random sizes.
+"""
 
 from __future__ import annotations
 
@@ -52,7 +54,9 @@ LEAST_SCHEDULES = 24
 
 
 def families(folder: Path, target: Target) -> dict[str, list[Workload]]:
-    """The workloads of each family, none twice; found once and kept in the folder."""
+    """The distinct workloads of each family, computed once and then stored in
+    `folder`/workloads.json.
+    """
     kept = folder / "workloads.json"
     if not kept.exists():
         found: dict[str, list[str]] = {}
@@ -70,7 +74,11 @@ def families(folder: Path, target: Target) -> dict[str, list[Workload]]:
 
 
 def _drawn(name: str, draw: Callable[[random.Random], Any], target: Target) -> list[Workload]:
-    """Workloads of operators with random sizes, the same ones in each process."""
+    """Generate DRAWN_TASKS distinct workloads of one operator with random sizes.
+
+    `draw` makes a model from a random generator. The generator is seeded with `name`, so every
+    process gets the same workloads.
+    """
     rng = random.Random(name)
     found: dict[str, Workload] = {}
     while len(found) < DRAWN_TASKS:
@@ -81,7 +89,9 @@ def _drawn(name: str, draw: Callable[[random.Random], Any], target: Target) -> l
 
 
 def _size(rng: random.Random, least: int, most: int) -> int:
-    """A size whose logarithm is uniform; half of them are multiples of 16."""
+    """A random size in `least`..`most` with a uniform distribution of its logarithm; half of the
+    sizes are rounded down to a multiple of 16.
+    """
     size = round(math.exp(rng.uniform(math.log(least), math.log(most))))
     return max(least, size // 16 * 16) if rng.random() < 0.5 else size
 
@@ -150,7 +160,9 @@ def _is_fit(workload: Workload, target: Target) -> bool:
 
 
 def _various(workloads: Sequence[Workload]) -> list[Workload]:
-    """TASKS of them; another of the same operators only when no others are left."""
+    """Choose TASKS of the workloads, so that as many different combinations of operators as
+    possible occur.
+    """
     groups: dict[tuple[str, ...], dict[str, Workload]] = {}
     for workload in workloads:
         groups.setdefault(workload.operators, {}).setdefault(workload_name(workload), workload)

@@ -1,11 +1,11 @@
-"""Instructions of an inference, counted under qemu: `python -m benchmarks.counted`.
+"""Executed instructions of an inference, counted under qemu: `python -m benchmarks.counted`.
 
-Models run on emulated machines, ours compiled for their targets, against ONNX Runtime's own wheel
-for AArch64 on the same processor; one thread, the same inputs. Times of an emulator mean nothing,
-and instructions are not time; but they repeat within 0.01 %, and measure the work of the code. The
-tools (qemu, Pythons, wheels) are fetched once into the cache of the tests of devices. Results go to
-benchmarks/results/counted.json.gz and .md, one model after the other. With `--keep`, rows of an
-earlier run that are not counted again stay as they are.
+Models run on emulated machines with one thread: our code compiled for each machine's target and, on
+AArch64, the official ONNX Runtime wheel with the same inputs. Emulated times are meaningless, and
+instruction counts do not equal time; but the counts repeat within 0.01 %, and measure the amount of
+work. The tools (qemu, Pythons, wheels) are downloaded once into the cache of the device tests.
+Results go to benchmarks/results/counted.json.gz and .md after each model. `--keep` retains the rows
+of an earlier run that are not counted again.
 """
 
 from __future__ import annotations
@@ -73,11 +73,11 @@ np.save(sys.argv[1] + "/output.npy", outputs[0])
 
 @dataclass(frozen=True, slots=True)
 class Count:
-    """Instructions of one inference.
+    """Number of instructions that one inference executes on a machine.
 
-    `multiply_adds`, `loads` and `stores` are parts of `all`. `error` is against ONNX Runtime on the
-    same machine, over the largest output; None where that does not run there. `commit` is that of
-    the code that was counted.
+    `all` includes `multiply_adds`, `loads` and `stores`. `error` is the largest difference from
+    ONNX Runtime's output on the same machine, relative to the largest output; None on machines
+    without ONNX Runtime. `commit` identifies the code that was counted.
     """
 
     model: str
@@ -92,7 +92,7 @@ class Count:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Count models, write the report after each."""
+    """Command line: count the models, and write the report after each model."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.counted", description=__doc__)
     parser.add_argument("--models", nargs="+", default=list(MODELS))
     machines_of = {machine.name: machine for machine in (NEOVERSE_N1, RISCV64)}
@@ -118,14 +118,20 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def kept(name: str, models: Sequence[str], machines: Sequence[str]) -> list[Count]:
-    """Rows of an earlier run but those of these models on these machines."""
+    """Rows of the earlier run in `name`.json.gz, except those for any of these models on any of
+    these machines.
+    """
     stored = read_data(RESULTS_FOLDER / f"{name}.json.gz")
     rows = [Count(**{"commit": stored["commit"], **row}) for row in stored["rows"]]
     return [row for row in rows if row.model not in models or row.machine not in machines]
 
 
 def count(model: str, machine: Machine, emulated: Emulated, plugin: Path) -> list[Count]:
-    """Of our code on a machine, and of ONNX Runtime's where it has a wheel for it."""
+    """Count the instructions of our code for a model on a machine, and of ONNX Runtime if the
+    machine is AArch64.
+
+    Exits with an error if the outputs of the two differ too much.
+    """
     with tempfile.TemporaryDirectory() as work:
         folder = Path(work)
         proto = build(model)
@@ -151,7 +157,10 @@ def count(model: str, machine: Machine, emulated: Emulated, plugin: Path) -> lis
 def _run(
     folder: Path, engine: str, emulated: Emulated, plugin: Path, packages: str = ""
 ) -> tuple[int, int, int, int]:
-    """Run a model in a folder; all instructions of the last run, and those of each kind."""
+    """Run an engine under qemu on the model in `folder`.
+
+    Returns the instructions of the last run: all, multiply-adds, loads and stores.
+    """
     paths = os.pathsep.join(filter(None, (str(emulated.packages), packages)))
     qemu = emulated.python.index("-cpu")
     script = SCRIPT.format(engine=engine, runs=RUNS)
@@ -188,7 +197,9 @@ def _plugin(folder: Path) -> Path:
 
 
 def _fetch_peer(folder: Path) -> None:
-    """ONNX Runtime of AArch64 and what it imports, unpacked into a folder."""
+    """Download ONNX Runtime for AArch64 and its dependencies, and unpack the wheels into
+    `folder`.
+    """
     pip = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--no-compile"]
     kind = ["--only-binary=:all:", "--python-version", "3.11"]
     kind += [f"--platform=manylinux_2_{glibc}_aarch64" for glibc in (17, 27, 28)]
@@ -197,7 +208,7 @@ def _fetch_peer(folder: Path) -> None:
 
 
 def write(origin: Origin, counts: Sequence[Count], name: str) -> None:
-    """NAME.json.gz and NAME.md."""
+    """Write the counts to `name`.json.gz and `name`.md in the results folder."""
     rows = [asdict(each) for each in sorted(counts, key=_place)]
     write_data(RESULTS_FOLDER / f"{name}.json.gz", rows_json(asdict(origin), rows))
     lines = [
@@ -217,7 +228,11 @@ def write(origin: Origin, counts: Sequence[Count], name: str) -> None:
 
 
 def table(counts: Sequence[Count]) -> tuple[list[str], list[list[str]]]:
-    """A row for each count; ratios to ONNX Runtime's, or to ours on AArch64."""
+    """Header and rows of the table, one row per count.
+
+    The column `ratio` is relative to ONNX Runtime on AArch64; for other machines it is relative to
+    our own code on AArch64.
+    """
     header = [
         "model",
         "machine",
@@ -249,7 +264,9 @@ def table(counts: Sequence[Count]) -> tuple[list[str], list[list[str]]]:
 
 
 def _place(count: Count) -> tuple[int, bool, bool]:
-    """Models in their order, AArch64 first, and there ONNX Runtime."""
+    """Sort key of a count: by model, then AArch64 before other machines, then ONNX Runtime before
+    ours.
+    """
     known = MODELS.index(count.model) if count.model in MODELS else len(MODELS)
     return known, count.machine != NEOVERSE_N1.name, count.engine != PEER
 

@@ -1,4 +1,6 @@
-"""Curves over many seeds: medians and quartiles in a PNG, and values as CSV."""
+"""Plots and CSV files of results over many seeds: medians with quartiles as PNG, and the raw values
+as CSV.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,9 @@ from typing import Any
 
 @contextmanager
 def figure(path: Path, rows: int = 1, columns: int = 1) -> Iterator[list[Any]]:
-    """The axes of a figure, row by row, that is written to `path` as PNG at the end."""
+    """Context with the axes of a new figure, in row-major order. The figure is written to `path` as
+    PNG at the end.
+    """
     import matplotlib
 
     matplotlib.use("Agg")
@@ -35,7 +39,10 @@ def figure(path: Path, rows: int = 1, columns: int = 1) -> Iterator[list[Any]]:
 def draw_quarters(
     axes: Any, steps: Sequence[float], values: Sequence[Sequence[float]], label: str
 ) -> None:
-    """Plot the median of each step's values as a line, with the range between quartiles shaded."""
+    """Plot the median of each step's values as a line, and shade the range between the quartiles.
+
+    `values` has one sequence per step.
+    """
     ordered = [sorted(several) for several in values]
     (line,) = axes.plot(steps, [median(several) for several in ordered], label=label)
     low = [several[len(several) // 4] for several in ordered]
@@ -44,7 +51,7 @@ def draw_quarters(
 
 
 def write_csv(path: Path, header: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
-    """A compressed table with a line of names at its head."""
+    """Write a gzip-compressed CSV file with a header line."""
     file = StringIO(newline="")
     writer = csv.writer(file)
     writer.writerow(header)

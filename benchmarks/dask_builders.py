@@ -1,7 +1,8 @@
-"""Builds a second with 1, 2 and 4 Dask workers: `python -m benchmarks.dask_builders`.
+"""Build throughput with 1, 2 and 4 Dask workers: `python -m benchmarks.dask_builders`.
 
-Each build is stretched by waiting, so that the workers are the bottleneck and not the cores of this
-machine: what is measured is whether scheduler, transfer and builder scale, not how fast LLVM is.
+Each build is extended by a sleep of a second, so that the number of workers limits the throughput,
+not the cores of this machine. The benchmark therefore measures how the scheduler, the transfers and
+the builder scale, not the speed of LLVM.
 """
 
 from __future__ import annotations
@@ -35,7 +36,9 @@ BUILDS = 28
 
 
 def product() -> Task:
-    """A matrix product, whose space has enough schedules."""
+    """A matrix product of (96, 64) and (64, 192), whose schedule space is large enough for the
+    builds.
+    """
     text = (
         "graph product\n"
         "input %a: float32[96, 64]\n"
@@ -49,14 +52,18 @@ def product() -> Task:
 
 
 def check_built(built: Sequence[Built]) -> None:
-    """A build that failed took no time. Raises RuntimeError."""
+    """Raise RuntimeError if any build failed, because failed builds would distort the measured
+    time.
+    """
     failed = [each.error for each in built if each.status is not Status.OK]
     if failed:
         raise RuntimeError(f"{len(failed)} of {len(built)} builds failed: {failed[0]}")
 
 
 def measure(workers: int) -> float:
-    """Builds a second, from the first request to the last result."""
+    """Builds per second on a Dask cluster with this number of workers, from the first request to
+    the last result.
+    """
     task = product()
     schedules = list(islice(iter(task.space), BUILDS))
     with tempfile.TemporaryDirectory() as folder:
@@ -86,7 +93,7 @@ def measure(workers: int) -> float:
 
 
 def report(rows: Sequence[Mapping[str, Any]], origin: Origin) -> str:
-    """The table in Markdown."""
+    """The report in Markdown, with one row per number of workers."""
     first = rows[0]["builds_per_second"]
     rates = [(row["workers"], row["builds_per_second"]) for row in rows]
     cells = [[str(n), f"{rate:.2f}", f"{rate / first:.2f}"] for n, rate in rates]
@@ -103,7 +110,7 @@ def report(rows: Sequence[Mapping[str, Any]], origin: Origin) -> str:
 
 
 def main() -> None:
-    """The command line."""
+    """Command line: measure each number of workers, then write the results."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--workers", type=int, nargs="+", default=[1, 2, 4])
     parser.add_argument("--output", type=Path, default=RESULTS_FOLDER)

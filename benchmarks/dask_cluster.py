@@ -1,4 +1,6 @@
-"""Dask clusters on this machine: a scheduler and its workers, each a process; and what they run."""
+"""Local Dask clusters for tests and benchmarks: a scheduler and workers as processes, and a slow
+build function for them.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,9 @@ ROOT = Path(__file__).parents[1]
 
 
 def until(true: Callable[[], bool], what: str) -> None:
-    """Wait for something. Raises AssertionError if it does not come."""
+    """Wait until the condition is true. Raises AssertionError with `what` in its message after 120
+    s.
+    """
     ends = time.monotonic() + PATIENCE_SECONDS
     while not true():
         assert time.monotonic() < ends, f"no {what}"
@@ -28,7 +32,7 @@ def until(true: Callable[[], bool], what: str) -> None:
 
 @dataclass
 class Cluster:
-    """A scheduler and its workers. They write their logs into `folder`."""
+    """A Dask scheduler and its workers as child processes, whose logs go to `folder`."""
 
     folder: Path
     processes: list[subprocess.Popen[bytes]] = field(default_factory=list)
@@ -39,7 +43,9 @@ class Cluster:
         return f"tcp://127.0.0.1:{self.port}"
 
     def scheduler(self) -> subprocess.Popen[bytes]:
-        """Start the scheduler, and wait until it answers."""
+        """Start the scheduler on a free port, wait until it accepts connections, and return its
+        process.
+        """
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             self.port = free.getsockname()[1]
@@ -48,11 +54,11 @@ class Cluster:
         return process
 
     def worker(self) -> subprocess.Popen[bytes]:
-        """Start a worker with one thread."""
+        """Start a worker with one thread that connects to the scheduler, and return its process."""
         return self._start("worker", self.address, "--nthreads", "1", "--no-nanny")
 
     def close(self) -> None:
-        """Kill what is left."""
+        """Kill all processes of the cluster."""
         for process in self.processes:
             process.kill()
             process.wait()
@@ -80,9 +86,10 @@ class Cluster:
 
 
 def stretched(text: str, schedule: Mapping[str, Any], mode: Mapping[str, Any]) -> Mapping[str, Any]:
-    """A build as on a machine that takes a second longer.
+    """Compile a candidate after a sleep of one second, as on a slower machine.
 
-    Dask's workers import it by name, and know no names of the program that is run.
+    It is defined in this module because Dask workers import functions by module name, and cannot
+    import those of the program that was started (`__main__`).
     """
     time.sleep(1.0)
     return compile_with_compiler(text, schedule, mode)

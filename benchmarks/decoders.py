@@ -1,12 +1,12 @@
-"""Decoders that generate: GPT-2 and Llama, with seeded random parameters and caches.
+"""Text-generating decoders in ONNX, GPT-2 and Llama, with caches and seeded random parameters.
 
-Inputs are `input_ids`, int64 (1, tokens), and the caches of the tokens before them. Outputs are
-`logits`, float32 (1, vocabulary), of the last token, and the caches of each layer, `present_key_0`
-and so on, which are the next step's `past_key_0`. There are two kinds of caches:
+Inputs are `input_ids`, int64 (1, tokens), and the caches of all earlier tokens. Outputs are
+`logits`, float32 (1, vocabulary), for the last token, and the updated caches of each layer. Output
+`present_key_0` of one step is input `past_key_0` of the next. There are two kinds of caches:
 
-- "fixed": (1, heads, length, size), with room for all tokens, in ONNX Runtime's
-  GroupQueryAttention. An input `past_length`, int32 (1,), says how many tokens they hold;
-- "growing": (1, heads, past, size), behind which the new rows are concatenated.
+- "fixed": (1, heads, length, size), allocated for all tokens, in ONNX Runtime's
+  GroupQueryAttention. The input `past_length`, int32 (1,), is the number of tokens in the caches.
+- "growing": (1, heads, past, size), to which new rows are appended by Concat.
 """
 
 from __future__ import annotations
@@ -28,7 +28,9 @@ GPT2_POSITIONS = 1024
 
 
 def state_names(model: Any) -> dict[str, str]:
-    """Map each output that is a cache to the input that it becomes."""
+    """Map the name of each output that is a cache to the name of the input that receives it in the
+    next step.
+    """
     return {
         output.name: output.name.replace("present", "past")
         for output in model.graph.output
@@ -37,7 +39,9 @@ def state_names(model: Any) -> dict[str, str]:
 
 
 def first_states(model: Any) -> dict[str, NDArray[np.float32]]:
-    """The caches before the first step: zeros, or nothing where they grow."""
+    """The caches for the first step, by input name: zeros if fixed, arrays without rows if
+    growing.
+    """
     states = set(state_names(model).values())
     shapes = {
         given.name: [dim.dim_value for dim in given.type.tensor_type.shape.dim]
@@ -47,8 +51,11 @@ def first_states(model: Any) -> dict[str, NDArray[np.float32]]:
 
 
 def read_bytes(model: Any) -> tuple[int, int]:
-    """Bytes that a step of one token reads: the parameters once each, without tables of which it
-    takes a row; and the bytes of the caches for each token in them."""
+    """Bytes that a decoding step of one token reads.
+
+    The first number is the size of the parameters, without embedding tables (a Gather reads only
+    one of their rows). The second is the size of the caches per cached token.
+    """
     read = {name for node in model.graph.node for name in node.input[node.op_type == "Gather" :]}
     parameters = sum(len(each.raw_data) for each in model.graph.initializer if each.name in read)
     states = set(state_names(model).values())
@@ -61,7 +68,11 @@ def read_bytes(model: Any) -> tuple[int, int]:
 
 
 class _Attention:
-    """Attention of one decoder with its caches; values are (1, tokens, heads * size)."""
+    """Attention layers of a decoder and their shared inputs (caches, positions, mask).
+
+    Queries have shape (1, tokens, heads * size); keys and values have shape (1, tokens, groups *
+    size).
+    """
 
     def __init__(
         self,
@@ -108,7 +119,11 @@ class _Attention:
             self._mask = self._hidden()
 
     def attend(self, layer: int, query: str, key: str, value: str) -> str:
-        """The heads' mixed values; the caches of the layer become inputs and outputs."""
+        """Add the attention of one layer, and declare the layer's caches as inputs and outputs of
+        the model.
+
+        Returns the name of the result, of shape (1, tokens, heads * size).
+        """
         past = [f"past_{name}_{layer}" for name in ("key", "value")]
         for name in past[layer == 0 and not self.fixed :]:  # the first said how long it is
             self.writer.input(name, self._shape)
@@ -159,7 +174,11 @@ class _Attention:
         return self.writer.node("Transpose", split, perm=[0, 2, 1, 3])
 
     def _rotated(self, x: str) -> str:
-        """Rotary position embedding: x cos + (-second half, first half) sin."""
+        """Apply rotary position embedding along the last axis: x cos + (-second half, first half)
+        sin.
+
+        Without tables of cosines and sines, `x` is returned unchanged.
+        """
         if self._tables is None:
             return x
         writer = self.writer
@@ -177,7 +196,10 @@ class _Attention:
         return writer.node("Concat", *ends, axis=-1)
 
     def _shared(self, x: str) -> str:
-        """Each head of the cache for all the query heads that share it."""
+        """Repeat each cached head for all query heads of its group.
+
+        The shape changes from (1, groups, keys, size) to (1, heads, keys, size).
+        """
         if self.heads == self.groups:
             return x
         writer, count = self.writer, self.heads // self.groups
@@ -186,7 +208,9 @@ class _Attention:
         return writer.node("Reshape", full, self._integers(1, self.heads, -1, self.size))
 
     def _hidden(self) -> str:
-        """(1, 1, tokens, all): what hides the keys after each query."""
+        """Causal mask (1, 1, tokens, all): 0 where a query may read a key, and the lowest float32
+        elsewhere.
+        """
         writer, zero, one = self.writer, self._integers(0), self._integers(1)
         count = writer.node("Squeeze", self._all)
         steps = [writer.constant(np.int64(step)) for step in (0, 1)]
@@ -198,7 +222,7 @@ class _Attention:
         return writer.node("Unsqueeze", mask, self._integers(0, 1))
 
     def last(self, x: str) -> str:
-        """(1, hidden): the last token's values."""
+        """Select the last token of `x`: (1, tokens, hidden) to (1, hidden)."""
         return self.writer.node("Gather", x, self.writer.constant(np.int64(-1)), axis=1)
 
 
@@ -211,7 +235,10 @@ def gpt2_decoder(
     heads: int = 12,
     vocabulary: int = GPT2_VOCABULARY,
 ) -> Any:
-    """GPT-2 (Radford et al. 2019), small by default, for up to `length` tokens."""
+    """GPT-2 (Radford et al. 2019), GPT-2 small by default, for up to `length` tokens.
+
+    `cache` is "fixed" or "growing".
+    """
     writer = OnnxWriter("gpt2-decoder", seed)
     attention = _Attention(writer, heads, heads, hidden // heads, length, cache)
     words = writer.constant(writer.normal((vocabulary, hidden), 0.1), "words")
@@ -246,7 +273,11 @@ def llama_decoder(
     intermediate: int = 5632,
     vocabulary: int = LLAMA_VOCABULARY,
 ) -> Any:
-    """Llama (Touvron et al. 2023), by default layers of TinyLlama's size, for `length` tokens."""
+    """Llama (Touvron et al. 2023) for up to `length` tokens; by default four layers of TinyLlama's
+    size.
+
+    `cache` is "fixed" or "growing", and `groups` is the number of cached heads.
+    """
     writer = OnnxWriter("llama-decoder", seed)
     size = hidden // heads
     angles = np.arange(length)[:, None] * 1e4 ** -(np.arange(0, size, 2) / size)

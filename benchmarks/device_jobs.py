@@ -1,12 +1,11 @@
-"""Jobs over HTTP on emulated machines: `python -m benchmarks.device_jobs`.
+"""Tuning jobs over HTTP for emulated machines: `python -m benchmarks.device_jobs`.
 
-For each machine a service starts here, the harness starts on the machine under qemu-user, and one
-job is submitted for it: a convolution with a bias and a ReLU, a pooling and a product. Its kernels
-are tuned, certified and raced there: every measurement is of the worker's machine, the whole model
-is compared with the reference there, and the tuned program is paired with the untuned one there.
-Times of an emulator mean nothing, and none is shown; races have outcomes all the same.
-tests/devices does these jobs, too, with fewer trials. Results go to benchmarks/results/device-
-jobs.json.gz and .md, one job after the other.
+For each machine, a service starts on this host and a harness under qemu-user, and one job is
+submitted: a convolution with bias and ReLU, a pooling and a matrix product. The harness measures
+and certifies the candidates, compares the whole model with the reference, and races the tuned
+program against the untuned one. Emulated times are meaningless and therefore not reported, but
+races still have outcomes. The tests in tests/devices run the same jobs with fewer trials. Results
+go to benchmarks/results/device-jobs.json.gz and .md after each job.
 """
 
 from __future__ import annotations
@@ -35,19 +34,19 @@ LARGEST_ERROR = 1e-4
 
 @dataclass(frozen=True, slots=True)
 class DeviceJob:
-    """Outcome of a job.
+    """Outcome of a job on an emulated machine.
 
     Attributes:
-        architecture: of the machine, as `uname -m` says.
-        target: chosen by the service for the machine.
-        measured: number of candidates that ran there.
-        certified: number of these that agree with the reference and were timed.
-        elsewhere: measurements that name another device: there are to be none.
-        error: of the whole model there, relative to its largest output.
-        outcome: of the race of the tuned program against the untuned one; "same" if tuning kept
-            all defaults, so that there was nothing to race.
-        pairs: that the race ran.
-        commit: whose code it was.
+        architecture: the machine's architecture, as `uname -m` prints it.
+        target: the target that the service chose for the machine.
+        measured: the number of candidates that ran on the machine.
+        certified: the number of timed candidates that agree with the reference.
+        elsewhere: the number of measurements that name another device; 0 is expected.
+        error: error of the whole model on the machine, relative to its largest output.
+        outcome: outcome of the race of the tuned program against the untuned one; "same" if tuning
+            kept all default schedules, so that no race was necessary.
+        pairs: the number of paired runs in the race.
+        commit: the commit of the tested code.
     """
 
     machine: str
@@ -63,13 +62,18 @@ class DeviceJob:
 
     @property
     def right(self) -> bool:
-        """Whether it was tuned and certified there, and everything there."""
+        """Whether the model was verified, candidates were certified, and all measurements come from
+        the machine.
+        """
         agrees = self.error is not None and self.error <= LARGEST_ERROR
         return agrees and self.certified > 0 and not self.elsewhere
 
 
 def do_job(machine: Machine, trials: int, seconds: float) -> DeviceJob:
-    """One job on a machine that is set up for it."""
+    """Start a service and the machine's harness, run one tuning job, and return its outcome.
+
+    The job may take at most `seconds`.
+    """
     with tempfile.TemporaryDirectory() as work:
         folder = Path(work)
         for name in ("machine", "service"):
@@ -112,7 +116,7 @@ def _outcome(service: Service, machine: Machine, job: str) -> DeviceJob:
 
 
 def page(origin: Origin, jobs: Sequence[DeviceJob]) -> str:
-    """The jobs as Markdown, a row each."""
+    """The report in Markdown, with one row per job."""
     header = ["machine", "architecture", "target", "measured", "certified"]
     rows = [
         [
@@ -138,7 +142,7 @@ def page(origin: Origin, jobs: Sequence[DeviceJob]) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Do the jobs, write the report after each."""
+    """Command line: run a job per machine, and write the report after each."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.device_jobs", description=__doc__)
     parser.add_argument("--machines", nargs="+", default=list(MACHINES), choices=list(MACHINES))
     parser.add_argument("--trials", type=int, default=16)

@@ -1,4 +1,6 @@
-"""The models of `benchmarks.digests`: they are built here, without a network or a calibration."""
+"""The models of `benchmarks.digests`, built locally without downloads or calibration, so that they
+are reproducible.
+"""
 
 from __future__ import annotations
 
@@ -51,11 +53,13 @@ from tests.integration.test_segments import branches, chosen_rows, computed_shap
 
 @dataclass(frozen=True, slots=True)
 class DigestModel:
-    """A model, and the sizes or ranges of its dimensions, by name.
+    """A line of the digests file: one or more models, and the sizes or ranges of their dimensions
+    by name.
 
     Attributes:
-        builds: by name; several small models may share a line.
-        share: a large model is compiled for every `share`-th target, on average.
+        builds: functions that build the models, by name; several small models may share a line.
+        share: the model is compiled for one in `share` targets on average; large models have a
+            share above 1 to save time.
     """
 
     builds: Mapping[str, Callable[[], Any]]
@@ -78,7 +82,9 @@ WIDE, NARROW = 4096, 256
 
 
 def _narrow(build: Callable[[], Any]) -> Any:
-    """A model with fewer features between its last products, which have most of its weights."""
+    """Build a model and reduce its layers of 4096 features to 256, because most of its weights are
+    there.
+    """
     model = build()
     for tensor in model.graph.initializer:
         array = numpy_helper.to_array(tensor)
@@ -96,9 +102,10 @@ def _quantised(
     *,
     per_channel: bool = True,
 ) -> Any:
-    """A model that onnxruntime.quantization quantises by ranges that follow from names of values.
+    """Build a model and quantise it with onnxruntime.quantization, with ranges derived from the
+    names of values.
 
-    A calibration would compute them, and each CPU rounds in its own way.
+    Calibrated ranges would differ between CPUs, because each CPU rounds differently.
     """
     model = build()
     if model.opset_import[0].version < LEAST_OPSET:
@@ -122,7 +129,9 @@ def _quantised(
 
 
 def _ranges(graph: Any) -> dict[str, Any]:
-    """A range for each value: from 0 where an operator gives nothing below."""
+    """A pseudo-random range for each value of a graph. It starts at 0 after operators with
+    nonnegative results.
+    """
     made = {value: node.op_type for node in graph.node for value in node.output}
     found = {}
     for name in (*(info.name for info in graph.input), *made):
@@ -136,8 +145,10 @@ POSITIVE = ("Relu", "Sigmoid", "Softmax", "Clip")
 
 
 def dead_taps() -> Any:
-    """A convolution whose outer taps see padding alone (`compiler.passes.dead_taps`), of one half
-    of the channels; nothing reads the other."""
+    """A dilated convolution whose outer taps read only padding, for `compiler.passes.dead_taps`.
+
+    It reads one half of a Split; the other half is unused.
+    """
     writer = OnnxWriter("dead_taps", 0)
     half, _ = writer.split(writer.input("x", (1, 32, 8, 10)), [16, 16], axis=1)
     weights = writer.constant(writer.normal((16, 16, 3, 3), 0.1), "weight")
@@ -146,7 +157,9 @@ def dead_taps() -> Any:
 
 
 def layer_norm() -> Any:
-    """A decomposed layer normalisation (`compiler.passes.layer_norm`)."""
+    """A layer normalisation that is decomposed into primitive operators, for
+    `compiler.passes.layer_norm`.
+    """
     writer = OnnxWriter("layer_norm", 0)
     x = writer.input("x", (6, 48))
     centred = writer.node("Sub", x, writer.node("ReduceMean", x, axes=[-1]))
@@ -160,7 +173,9 @@ def layer_norm() -> Any:
 
 
 def byte_pairs() -> Any:
-    """A product of two computed int8 matrices (`compiler.passes.integer_activation_products`)."""
+    """A MatMulInteger of two inputs that are not constant, for
+    `compiler.passes.integer_activation_products`.
+    """
     writer = OnnxWriter("byte_pairs", 0)
     left = writer.input("left", (6, 48), TensorProto.UINT8)
     right = writer.input("right", (48, 20), TensorProto.UINT8)
@@ -174,7 +189,9 @@ def _named(prefix: str, builds: Mapping[str, Callable[[], Any]]) -> dict[str, Di
 
 
 def _nodes() -> dict[str, DigestModel]:
-    """Models of one node (`benchmarks.sweep_cases`), by the first letters of their operators."""
+    """Models with a single node each (`benchmarks.sweep_cases`), grouped into lines by the first
+    letter of the operator.
+    """
     found: dict[str, dict[str, Callable[[], Any]]] = {}
     for case in sweep_cases.cases():
         (letters,) = (each for each in LETTERS if case.operator[0] in each)

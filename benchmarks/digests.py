@@ -1,21 +1,22 @@
-"""Compare digests of everything that the compiler emits for known models: `make digests`.
+"""Compare digests of everything that the compiler generates for a set of models: `make digests`.
 
 Each model of `benchmarks.digest_models` is compiled for the described targets, up to the LLVM IR.
-`benchmarks/data/digests.txt` has a line per model and target, with a digest of each part:
+`benchmarks/data/digests.txt` has a line per model and target, with five digests:
 
-- plan: the optimised graph, steps, layouts and halos, and how stages follow each other. Values have
-  canonical names.
+- plan: the optimised graph with canonical names of values, the steps, layouts and halos, and the
+  order of the segments.
 - kernels: the LLVM IR of every kernel, and the schedule of every workload.
-- program: its JSON, with canonical names of kernels: instructions, buffers and memory.
-- values: the values of the imported graph that the program's buffers show
+- program: the program's JSON (instructions, buffers and memory) with canonical kernel names.
+- values: the values of the imported graph that the program's buffers contain
   (`service.jobs.evidence.correspondence`).
-- space: knobs and points of schedule spaces, and the LLVM IR of 16 random points per workload. Each
-  workload of a model has its space hashed for one target, which its key chooses.
+- space: knobs and points of schedule spaces, and the LLVM IR of 16 random points per workload. This
+  digest is computed for one target per workload, which the workload's key selects.
 
-Modes (threads, numerics, precision, caches in place) take turns: the names of model and target
-choose one of MODES. Digests do not depend on the hash seed, nor on the CPU: models are built
-without a calibration (`digest_models`), and folded constants have the same bits on CPUs with other
-vector instructions, as a comparison with NumPy's and OpenBLAS' baseline code showed.
+Each pair of model and target is compiled in one mode (threads, numerics, precision, caches in
+place), which a hash of their names selects from MODES. Digests do not depend on Python's hash seed
+or on the CPU: models are built without calibration (`digest_models`), and folded constants have the
+same bits on CPUs with other vector instructions, as a comparison with the baseline code of NumPy
+and OpenBLAS showed.
 """
 
 from __future__ import annotations
@@ -105,7 +106,9 @@ Digests = Mapping[str, str]
 
 @dataclass(slots=True)
 class Found:
-    """The texts of one model and target, by part, and what occurred in them."""
+    """The texts to digest for one model and target, by part, and the features (such as passes) that
+    occurred.
+    """
 
     texts: dict[str, list[str]] = field(default_factory=lambda: {part: [] for part in PARTS})
     occurred: set[str] = field(default_factory=set)
@@ -115,7 +118,7 @@ class Found:
 
 
 def _short(*texts: str) -> str:
-    """Eight hexadecimal digits; "-" for nothing."""
+    """The first eight hexadecimal digits of the SHA-256 of the texts; "-" if none are given."""
     if not texts:
         return "-"
     return hashlib.sha256("\0".join(texts).encode()).hexdigest()[:8]
@@ -126,14 +129,16 @@ def _json(data: object) -> str:
 
 
 def mode_of(model: str, target: str) -> str:
-    """The name of the mode in which a model is compiled for a target."""
+    """The name of the mode of MODES in which a model is compiled for a target, selected by a hash
+    of both names.
+    """
     return list(MODES)[int(_short(model, target), 16) % len(MODES)]
 
 
 def digest_model(model: str, target: Target) -> Found:
     """Compile a model for a target, and collect the texts of all parts.
 
-    A model that is refused has the digest of the kind of error.
+    If the compiler rejects the model, the text of the plan is the type of the error.
     """
     found = Found()
     for name in DIGESTED[model].builds:
@@ -181,7 +186,9 @@ def _digest_program(model: str, planned: Planned, found: Found) -> None:
 
 
 def _cuts(cut: SegmentBoundary[int]) -> dict[str, Any]:
-    """How the stages of a model follow each other, without the reasons, which people read."""
+    """The segments of a model as JSON, without the reasons for the boundaries, which are texts for
+    people.
+    """
 
     def bare(data: dict[str, Any]) -> dict[str, Any]:
         stages = [
@@ -195,7 +202,9 @@ def _cuts(cut: SegmentBoundary[int]) -> dict[str, Any]:
 
 @contextmanager
 def _without_llvm() -> Iterator[None]:
-    """Leave out LLVM: the digests are those of its input."""
+    """Context in which kernels are not compiled by LLVM, because the digests cover only its
+    input.
+    """
 
     def uncompiled(
         lowered: LoweredKernel, target: Target, timings: Timings | None = None
@@ -208,7 +217,10 @@ def _without_llvm() -> Iterator[None]:
 
 @contextmanager
 def _passes_seen(found: Found) -> Iterator[None]:
-    """Notes which passes change a graph that is optimised meanwhile, those of bodies left out."""
+    """Context that records the passes which change a graph while it is optimised.
+
+    Passes over the bodies of control-flow nodes are not recorded.
+    """
     optimise = driver.optimise
 
     def seen(graph: Graph, mode: Mode, observer: object = None, *more: Any, **named: Any) -> Graph:
@@ -227,7 +239,11 @@ def _passes_seen(found: Found) -> Iterator[None]:
 
 
 class SampledSchedules:
-    """A source of random schedules for the pieces of cut ranges; the seed is the piece's key."""
+    """A schedule source that gives every piece of a divided range a random schedule, as after
+    tuning.
+
+    The piece's workload key is the seed.
+    """
 
     def __init__(self, planned: Planned) -> None:
         cut = (pieces(step.workload) for step in planned.served_plan.kernels)
@@ -235,7 +251,9 @@ class SampledSchedules:
         self._mode = planned.mode
 
     def best(self, workload_key: str, mode: Mode) -> Schedule | None:
-        """The first of SAMPLES points that lowers; None for a workload that is not a piece."""
+        """The first of SAMPLES random schedules that can be lowered; None if the workload is not
+        such a piece.
+        """
         workload = self._pieces.get(workload_key)
         if workload is None:
             return None
@@ -246,7 +264,9 @@ class SampledSchedules:
 
 
 class PlacedWeights(PackedWeights):
-    """Says where weights would lie, without packing them: equal ones once."""
+    """Computes the offsets of packed weights without packing them. Equal weights share an
+    offset.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -283,7 +303,7 @@ _DIGESTS: dict[int, tuple[weakref.ref[Array], str]] = {}
 
 
 def _array_digest(array: Array) -> str:
-    """The digest of an array, which is computed once for each that lives."""
+    """The digest of an array, cached by identity as long as the array exists."""
     known = _DIGESTS.get(id(array))
     if known is None or known[0]() is not array:
         known = _DIGESTS[id(array)] = weakref.ref(array), array_digest(array)
@@ -291,7 +311,7 @@ def _array_digest(array: Array) -> str:
 
 
 def _constants(plan: GraphPlan) -> list[str]:
-    """The digests of constants that a plan's text does not show."""
+    """Digests of the constants that are too large to be contained in the text of the plan."""
     return [
         _array_digest(array)
         for graph in plan.graph.walk()
@@ -301,7 +321,7 @@ def _constants(plan: GraphPlan) -> list[str]:
 
 
 def _unnamed(text: str) -> str:
-    """A text with kernels numbered in the order in which it names them."""
+    """Replace the names of kernels in a text by numbers, in the order of their first occurrence."""
     numbers: dict[str, str] = {}
     return _KERNEL.sub(lambda name: numbers.setdefault(name[0], f"kernel_{len(numbers)}"), text)
 
@@ -310,10 +330,10 @@ _KERNEL = re.compile(r"tw_[0-9a-f]{24}")
 
 
 def canonical(plan: GraphPlan, *, inner: bool = False) -> tuple[GraphPlan, dict[str, str]]:
-    """A plan whose values are numbered, and their names by the old ones.
+    """Number the values of a plan. Returns the new plan, and the new name of each old name.
 
-    Inputs and outputs keep the names that their callers know; those of a body, which is `inner`,
-    have no callers.
+    Inputs and outputs keep their names, because callers use them. Those of the body of a
+    control-flow node (`inner`) are numbered too.
     """
     graph, names = canonical_graph(plan.graph, inner=inner)
 
@@ -337,7 +357,10 @@ def canonical(plan: GraphPlan, *, inner: bool = False) -> tuple[GraphPlan, dict[
 
 
 def canonical_graph(graph: Graph, *, inner: bool = False) -> tuple[Graph, dict[str, str]]:
-    """A graph whose values are numbered as `canonical` does it, without other names of nodes."""
+    """Number the values of a graph as in `canonical`, and name each node after its first output.
+
+    Returns the new graph, and the new name of each old name.
+    """
     kept = () if inner else (*graph.inputs, *graph.outputs)
     names = {value: value for value in kept}
     used = (value for node in graph.nodes for value in (*node.inputs, *node.outputs))
@@ -367,7 +390,9 @@ def canonical_graph(graph: Graph, *, inner: bool = False) -> tuple[Graph, dict[s
 
 
 def _values(planned: Planned, compiled: CompiledProgram, names: Mapping[str, str]) -> str:
-    """The values of the imported graph that the program shows, with their form."""
+    """JSON text of the imported graph's values that can be reconstructed from the program's
+    buffers, with their placements.
+    """
     program = compiled.program if planned.open is None else compiled.program.at(dict(planned.sizes))
     observed = written(planned.plan, program)
     if observed is None:
@@ -395,7 +420,11 @@ def _values(planned: Planned, compiled: CompiledProgram, names: Mapping[str, str
 
 
 def _moves(shown: Shown, names: Mapping[str, str]) -> list[object]:
-    """The nodes that make a value of those that kernels write; some have values of their own."""
+    """JSON of the nodes that reconstruct a value of the imported graph from values that kernels
+    write.
+
+    Values that only these nodes use get new names.
+    """
     own = dict(names)
     return [
         [
@@ -408,15 +437,15 @@ def _moves(shown: Shown, names: Mapping[str, str]) -> list[object]:
 
 
 def targets_of(model: str) -> list[str]:
-    """The names of the targets for which a model is compiled."""
+    """The names of the targets for which a line of the digests file is compiled."""
     found = {target for name in DIGESTED[model].builds for target in _targets(model, name)}
     return [name for name in known_targets() if name in found]
 
 
 def _targets(model: str, name: str) -> list[str]:
-    """The names of the targets for which one build of a model is compiled.
+    """The names of the targets for which one of a line's models is compiled.
 
-    If several builds share a line, each of them is compiled for one target.
+    If several models share a line, each of them is compiled for a single target.
     """
     if len(DIGESTED[model].builds) > 1:
         return [_chosen(name, known_targets())]
@@ -425,19 +454,22 @@ def _targets(model: str, name: str) -> list[str]:
 
 
 def _chosen(key: str, targets: Iterable[str]) -> str:
-    """The target that a key chooses. A new target takes some of the keys, and leaves the others
-    where they are."""
+    """Select a target for a key by rendezvous hashing: a new target takes over some keys, and
+    leaves the others unchanged.
+    """
     return max(targets, key=lambda name: _short(key, name))
 
 
 @cache
 def _home(workload: Workload, model: str) -> str:
-    """The name of the target for which a model's workload has its space hashed."""
+    """The name of the target for which the schedule space of a model's workload is digested."""
     return _chosen(workload.key, targets_of(model))
 
 
 def _space(workload: Workload, planned: Planned, found: Found) -> str:
-    """A workload's schedule space, and the code of some of its points."""
+    """Text of a workload's schedule space: its knobs and points, and the code of some random
+    points.
+    """
     space = schedule_space(workload, planned.mode)
     lines = [workload.key]
     for each in space.subspaces:
@@ -450,7 +482,9 @@ def _space(workload: Workload, planned: Planned, found: Found) -> str:
 
 
 def _samples(workload: Workload, mode: Mode) -> list[Schedule]:
-    """Random points of a workload's space; the seed is its key."""
+    """At most SAMPLES random points of a workload's schedule space; the workload's key is
+    the seed.
+    """
     points = schedule_space(workload, mode).points
     return Random(workload.key).sample(points, min(SAMPLES, len(points)))
 
@@ -467,9 +501,11 @@ def _code(workload: Workload, schedule: Schedule, mode: Mode) -> str:
 
 
 def required() -> set[str]:
-    """Passes, algorithms, kinds of steps and of instructions: each must occur in some model.
+    """Names of the features that must occur in some model: passes, algorithms, kinds of steps and
+    of instructions.
 
-    Not so `dead_code`: the import leaves nothing dead, and the passes remove what they leave.
+    The pass `dead_code` is exempt: the importer creates no dead nodes, and the other passes remove
+    their own.
     """
     return {
         *(f"pass {step.__name__}" for step in PASSES if step is not dead_code),
@@ -492,7 +528,7 @@ _Sizes = tuple[tuple[str, SizeRange], ...]
 
 @contextmanager
 def _imported_once(model: ReadModel) -> Iterator[None]:
-    """Targets share the graphs that a model is imported to."""
+    """Context in which the graphs imported from a model are shared by all targets."""
 
     def shared(read: ReadModel, dims: Mapping[str, SizeRange]) -> Graph:
         assert read is model
@@ -508,7 +544,10 @@ def _imported(model: ReadModel, dims: _Sizes) -> Graph:
 
 
 def _lines(model: str, targets: Sequence[str]) -> tuple[str, dict[str, Digests], set[str], float]:
-    """A model's digests by target, what occurred in it, and the seconds that it took."""
+    """Digest a model for several targets, in a worker process.
+
+    Returns the model, the digests by target, the features that occurred, and the seconds taken.
+    """
     logging.disable(logging.WARNING)  # the quantiser's advice
     warnings.simplefilter("ignore")  # branches that contradict themselves
     began = time.perf_counter()
@@ -524,7 +563,9 @@ def _lines(model: str, targets: Sequence[str]) -> tuple[str, dict[str, Digests],
 
 
 def read_file(path: Path = FILE) -> tuple[dict[tuple[str, str], Digests], set[str]]:
-    """The digests of each model and target, and what occurred in some model."""
+    """Read the digests file: the digests of each model and target, and the features that occur in
+    some model.
+    """
     digests: dict[tuple[str, str], Digests] = {}
     occurred = set()
     for line in path.read_text().splitlines():
@@ -539,7 +580,9 @@ def read_file(path: Path = FILE) -> tuple[dict[tuple[str, str], Digests], set[st
 def differences(
     expected: Mapping[tuple[str, str], Digests], found: Mapping[tuple[str, str], Digests]
 ) -> list[str]:
-    """A line for each model and target whose digests differ: it names the parts."""
+    """One line for each model and target whose digests differ from the expected ones, with the
+    names of the differing parts.
+    """
     differing = []
     for (model, target), digests in found.items():
         known = expected.get((model, target))
@@ -551,7 +594,7 @@ def differences(
 
 
 def _file_text(digests: Mapping[tuple[str, str], Digests], occurred: set[str]) -> str:
-    """The file's text, in the order of models and targets."""
+    """The text of the digests file, in the order of the models and targets."""
     lines = [
         " ".join((model, target, *(digests[model, target][part] for part in PARTS)))
         for model in DIGESTED
@@ -568,7 +611,10 @@ _HEAD = f"""\
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Compare with the file, or write it."""
+    """Command line: compare the digests with the file, or update the file.
+
+    The exit code is 1 if digests differ or a required feature does not occur.
+    """
     parser = argparse.ArgumentParser(prog="python -m benchmarks.digests")
     parser.add_argument("--update", action="store_true", help="write the file anew")
     parser.add_argument("--models", nargs="+", default=list(DIGESTED), choices=list(DIGESTED))

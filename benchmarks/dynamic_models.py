@@ -1,4 +1,6 @@
-"""Models with open dimensions, their shapes computed from Shape as exporters write them."""
+"""Models with dynamic dimensions, whose shapes are computed by Shape nodes as in exported
+models.
+"""
 
 from __future__ import annotations
 
@@ -18,12 +20,14 @@ LOWEST = np.finfo(np.float32).min
 
 
 def opened(model: Any, inputs: Mapping[str, Sequence[int | str]]) -> Any:
-    """A copy of a model with other dimensions of its inputs; names (texts) are open dimensions.
+    """Copy a model and change the shapes of its inputs. A text in a shape names a dynamic
+    dimension.
 
-    Reshapes to a constant shape keep the first dimension that their operand has.
+    Reshapes to a constant shape that starts with 1 keep the first dimension of their operand
+    instead.
 
     Raises:
-        ValueError: if the model has no such input.
+        ValueError: if the model has no input of a given name.
     """
     if absent := inputs.keys() - {info.name for info in model.graph.input}:
         raise ValueError(f"the model has no input {', '.join(sorted(absent))}")
@@ -46,18 +50,24 @@ def opened(model: Any, inputs: Mapping[str, Sequence[int | str]]) -> Any:
 
 
 class _Shapes:
-    """Shape arithmetic as exporters of PyTorch write it: a Shape and a Gather for each extent."""
+    """Shape arithmetic as PyTorch's exporter writes it: a Shape and a Gather node for each
+    extent.
+    """
 
     def __init__(self, writer: OnnxWriter) -> None:
         self._writer = writer
 
     def extent(self, value: str, dim: int) -> str:
-        """An extent of a value, a scalar."""
+        """Add nodes for the extent of dimension `dim` of a value; returns the name of the
+        scalar.
+        """
         shape = self._writer.node("Shape", value)
         return self._writer.node("Gather", shape, self._writer.constant(np.int64(dim)), axis=0)
 
     def joined(self, *extents: str | int) -> str:
-        """A shape of scalars and numbers."""
+        """Add nodes that join extents (names of scalars, or integers) to a shape; returns the
+        shape's name.
+        """
         writer = self._writer
         zero = writer.constant(np.array([0], np.int64))
         parts = [
@@ -72,7 +82,7 @@ class _Shapes:
         return self._writer.node("Reshape", value, self.joined(*extents))
 
     def rows(self, table: str, first: str, end: str) -> str:
-        """Rows `first` to `end`, scalars, of a table."""
+        """Add a Slice of rows `first` to `end` (names of scalars) of a table; returns its name."""
         writer = self._writer
         zero = writer.constant(np.array([0], np.int64))
         begin, stop = (writer.node("Unsqueeze", place, zero) for place in (first, end))
@@ -80,7 +90,9 @@ class _Shapes:
 
 
 class _DynamicBlocks(Blocks):
-    """As `Blocks`, of (batch, sequence, hidden) with both open."""
+    """`Blocks` for values of shape (batch, sequence, hidden) with dynamic `batch` and
+    `sequence`.
+    """
 
     def __init__(self, writer: OnnxWriter, hidden: int, heads: int) -> None:
         super().__init__(writer, hidden, heads)
@@ -92,7 +104,11 @@ class _DynamicBlocks(Blocks):
         return self.writer.node("Transpose", split, perm=list(permutation))
 
     def mixed(self, query: str, key: str, value: str, mask: str) -> str:
-        """Attention over heads; key: (batch, heads, head, keys)."""
+        """Add multi-head attention with an additive mask; `key` has shape (batch, heads, head,
+        keys).
+
+        Returns a value of shape (batch, sequence, hidden).
+        """
         mixed = self.weighted(query, key, value, mask)
         turned = self.writer.node("Transpose", mixed, perm=[0, 2, 1, 3])
         batch, sequence = (self.shapes.extent(turned, dim) for dim in (0, 1))
@@ -111,9 +127,10 @@ def dynamic_bert(
     intermediate: int = 3072,
     vocabulary: int = BERT_VOCABULARY,
 ) -> Any:
-    """BERT as PyTorch exports it: open `batch` and `sequence`, a mask of int64.
+    """BERT as PyTorch exports it, with dynamic dimensions `batch` and `sequence`.
 
-    input_ids, attention_mask: int64 (batch, sequence); output: (batch, sequence, hidden).
+    Inputs are `input_ids` and `attention_mask`, int64 (batch, sequence). The output is (batch,
+    sequence, hidden).
     """
     writer = OnnxWriter("open_bert", seed)
     blocks = _DynamicBlocks(writer, hidden, heads)
@@ -146,7 +163,10 @@ def dynamic_bert(
 
 
 def _causal(writer: OnnxWriter, shapes: _Shapes, tokens: str, past: str) -> str:
-    """A mask (tokens, past + tokens) of 0 and the lowest number, from Range and comparisons."""
+    """Add a causal mask (tokens, past + tokens), computed by Range and comparisons.
+
+    It is 0 where a token may read a key, and the lowest float32 elsewhere.
+    """
     zero, one = writer.constant(np.int64(0)), writer.constant(np.int64(1))
     every = writer.node("Add", past, tokens)
     keys = writer.node("Range", zero, every, one)
@@ -165,10 +185,11 @@ def open_gpt2(
     heads: int = 12,
     vocabulary: int = GPT2_VOCABULARY,
 ) -> Any:
-    """GPT-2 with a cache, open `sequence` and `past`: logits of every token come last.
+    """GPT-2 with a cache and dynamic dimensions `sequence` and `past`.
 
-    input_ids: int64 (1, sequence); past_key_0, past_value_0, ...: (1, heads, past, head); the
-    outputs present_key_0, ... are those of all tokens.
+    Inputs are `input_ids`, int64 (1, sequence), and past_key_0, past_value_0, ..., (1, heads, past,
+    head). The outputs present_key_0, ... contain the keys and values of past and new tokens. The
+    last output is `logits`, (1, sequence, vocabulary).
     """
     writer = OnnxWriter("open_gpt2", seed)
     blocks = _DynamicBlocks(writer, hidden, heads)
@@ -220,7 +241,8 @@ def open_llama(
     intermediate: int = 5632,
     vocabulary: int = 32000,
 ) -> Any:
-    """A Llama-shaped decoder with a cache of `cached` heads, open `sequence` and `past`.
+    """A Llama-shaped decoder with `cached` heads in its cache and dynamic dimensions `sequence` and
+    `past`.
 
     Inputs and outputs are those of `open_gpt2`.
     """

@@ -1,10 +1,11 @@
-"""Sizes never seen before: `python -m benchmarks.dynamic_sizes --models minilm resnet50`.
+"""Models at sizes that occur for the first time: `python -m benchmarks.dynamic_sizes --models
+minilm resnet50`.
 
-Each model with dynamic dimensions is compiled once for its ranges, then run at random sizes, each
-of them new, in turns with ONNX Runtime on one thread. The total is a user's waiting time: all runs,
-including code and memory that an engine prepares for a new size. In addition, at a few sizes, the
-program of the ranges is timed against Tilewright's own code for that size alone. The clock is the
-process's CPU time, to which other processes do not add.
+Each model with dynamic dimensions is compiled once for ranges of sizes. Tilewright and ONNX Runtime
+then run it alternately on one thread at random sizes, each of which is new. The total is the time
+that a user waits: all runs, including code and memory that an engine prepares for a new size. In
+addition, at a few sizes, the program for the ranges is compared with a Tilewright program compiled
+for only that size. All times are CPU times of the process, which other processes hardly affect.
 """
 
 from __future__ import annotations
@@ -36,9 +37,10 @@ VOCABULARY = 1000
 
 @dataclass(frozen=True, slots=True)
 class DynamicCase:
-    """A model, the ranges of its dimensions, and the sizes that are asked for.
+    """A model, the ranges for which it is compiled, and the sizes at which it runs.
 
-    `compared` are those at which code of a fixed size is compiled as well.
+    `feeds` makes inputs for given sizes. At the sizes in `compared`, the model is also compiled for
+    only those sizes.
     """
 
     build: Callable[[], Any]
@@ -50,8 +52,11 @@ class DynamicCase:
 
 @dataclass(frozen=True, slots=True)
 class DynamicResult:
-    """Seconds of CPU time. `runs` has for each size ours, and ONNX Runtime's; `apart` for each
-    compared size the fastest of the range's program, of the size's own, and ONNX Runtime's."""
+    """Results of one model, in seconds of CPU time.
+
+    `runs` has a pair per size: Tilewright and ONNX Runtime. `apart` has the fastest times at each
+    compared size: the program for the ranges, the program for only that size, and ONNX Runtime.
+    """
 
     model: str
     reason: str
@@ -63,12 +68,16 @@ class DynamicResult:
 
     @property
     def total_ratio(self) -> float:
-        """ONNX Runtime's time over ours, all sizes together, without each engine's first run."""
+        """Speed-up over ONNX Runtime in total time over all sizes, without the first run of each
+        engine.
+        """
         return sum(r[1] for r in self.runs[1:]) / sum(r[0] for r in self.runs[1:])
 
     @property
     def beside_fixed(self) -> float:
-        """The range's time over that of a fixed size's code: their geometric mean."""
+        """Time of the program for the ranges over that of programs for a single size: the geometric
+        mean.
+        """
         return geometric_mean([ranged / fixed for ranged, fixed, _ in self.apart])
 
     @property
@@ -77,7 +86,7 @@ class DynamicResult:
 
 
 def tokens(sizes: Mapping[str, int]) -> Feeds:
-    """Random ids of `sequence` tokens, and a mask that hides none."""
+    """Inputs of a language model: `sequence` random token ids, and a mask of ones."""
     length = sizes["sequence"]
     drawn = np.random.default_rng(length)
     return {
@@ -130,14 +139,16 @@ CASES: Mapping[str, DynamicCase] = {
 
 
 def seconds_of(run: Callable[[], Any]) -> tuple[float, Any]:
-    """CPU seconds of a call in this process, and its result."""
+    """Call a function; return its CPU time in seconds and its result."""
     before = time.process_time()
     made = run()
     return time.process_time() - before, made
 
 
 def measure(name: str, count: int, samples: int, seed: int = 0) -> DynamicResult:
-    """One case at its first `count` sizes; the fastest of `samples` turns at compared sizes."""
+    """Measure a case at `count` random sizes. At each compared size, the fastest of `samples` runs
+    counts.
+    """
     case = CASES[name]
     model = case.build()
     drawn = case.sizes(np.random.default_rng(seed))
@@ -180,13 +191,13 @@ def _of(session: onnxruntime.InferenceSession) -> Callable[[Feeds], Any]:
 
 
 def _error(got: Any, expected: Any) -> float:
-    """The largest difference, as a share of the largest value."""
+    """Largest absolute difference of two arrays, relative to the largest expected value."""
     scale = float(np.abs(expected).max()) or 1.0
     return float(np.abs(got - expected).max()) / scale
 
 
 def report(origin: Origin, results: Sequence[DynamicResult]) -> str:
-    """The results as Markdown."""
+    """The report in Markdown, with one row per model."""
     header = [
         "model", "sizes", "total: times ONNX Runtime's speed", "beside a fixed size's code",
         "at worst", "compiling, to a fixed size's", "error", "falls back",
@@ -210,7 +221,7 @@ def report(origin: Origin, results: Sequence[DynamicResult]) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Measure, check the answers, and write the report."""
+    """Command line: measure the models, check their outputs, and write the report."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--models", nargs="+", choices=CASES, default=list(CASES))
     parser.add_argument("--count", type=int, default=100, help="sizes of each model, at most")

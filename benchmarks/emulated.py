@@ -1,11 +1,13 @@
-"""Models on emulated machines against ONNX Runtime here: `python -m benchmarks.emulated`.
+"""Outputs of models on emulated machines, compared with ONNX Runtime on this host: `python -m
+benchmarks.emulated`.
 
-Each model is compiled, untuned, for a processor of each family, and its artifact runs there once
-under qemu-user, on one thread. The error is the largest difference of an output to ONNX Runtime's
-on this machine, over the largest value of that output. Times of an emulator mean nothing, and none
-is taken. The fifth family is WebAssembly, whose modules run in Node (`--node`, 24 or later for
-relaxed SIMD). Results go to benchmarks/results/emulated.json.gz and .md, one cell after the other.
-With `--keep`, cells of an earlier run stay as they are, and only what is missing runs.
+Each model is compiled untuned for one processor of each family, and its artifact runs once under
+qemu-user on one thread. The error is the largest difference of an output from ONNX Runtime's on
+this host, relative to the largest value of that output. Nothing is timed, because emulated times
+are meaningless. The fifth family is WebAssembly, whose modules run in Node (`--node`, 24 or later
+for relaxed SIMD). Results go to benchmarks/results/emulated.json.gz and .md after each pair of
+model and machine. With `--keep`, successful results of an earlier run are retained, and only
+missing ones are computed.
 """
 
 from __future__ import annotations
@@ -78,7 +80,9 @@ Run = Callable[[Path, GraphPlan, Mapping[str, NDArray[Any]]], list[NDArray[Any]]
 
 @dataclass(frozen=True, slots=True)
 class Agreement:
-    """The error of a model on a machine; None, and a reason, where it did not run."""
+    """The error of a model on a machine. If it did not run, `error` is None and `reason`
+    says why.
+    """
 
     model: str
     machine: str
@@ -90,12 +94,12 @@ class Agreement:
 
 
 class FailedError(Exception):
-    """A program that did not end well; its last words."""
+    """A program exited with an error; the message is its last line of output."""
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where code of a target runs."""
+    """A target, and a function that compiles a plan for it and runs the result."""
 
     name: str
     target: Target
@@ -103,7 +107,9 @@ class Place:
 
 
 def agreement(model: str, proto: Any, wanted: Sequence[NDArray[Any]], place: Place) -> Agreement:
-    """Compile a model for a place, run it there, and compare all outputs."""
+    """Compile a model for a place, run it there, and compare all outputs with the expected ones
+    (`wanted`).
+    """
     limit = case(model).largest_error
     limit = LARGEST_ERROR if limit == 1e-3 else limit  # what engines of float32 may differ by
     found = partial(Agreement, model, place.name, place.target.name, limit=limit)
@@ -122,7 +128,7 @@ def agreement(model: str, proto: Any, wanted: Sequence[NDArray[Any]], place: Pla
 
 
 def emulated_place(emulated: Emulated) -> Place:
-    """A machine under qemu."""
+    """A place that runs artifacts under qemu."""
     target = resolve_target(emulated.machine.target)
 
     def run(folder: Path, plan: GraphPlan, given: Mapping[str, NDArray[Any]]) -> list[NDArray[Any]]:
@@ -138,7 +144,9 @@ def emulated_place(emulated: Emulated) -> Place:
 
 
 def node_place(name: str, node: str) -> Place:
-    """A target of WebAssembly, in Node."""
+    """A place that runs WebAssembly modules in Node. `name` is the target, and `node` the command
+    of Node.
+    """
     target = resolve_target(name)
 
     def run(folder: Path, plan: GraphPlan, given: Mapping[str, NDArray[Any]]) -> list[NDArray[Any]]:
@@ -167,7 +175,7 @@ def _call(command: list[str], folder: Path, environment: dict[str, str]) -> None
 
 
 def page(origin: Origin, found: Sequence[Agreement]) -> str:
-    """The errors as Markdown, a row a model."""
+    """The report in Markdown: a table of errors with a row per model and a column per machine."""
     machines = list(dict.fromkeys(each.machine for each in found))
     by_place = {(each.model, each.machine): each for each in found}
     rows = []
@@ -192,19 +200,21 @@ def page(origin: Origin, found: Sequence[Agreement]) -> str:
 
 
 def stored(name: str) -> list[Agreement]:
-    """The cells of an earlier run that stay as they are, or of another that goes on beside."""
+    """The successful results in an earlier report, or in the report of another process that runs at
+    the same time.
+    """
     path = RESULTS_FOLDER / f"{name}.json.gz"
     rows = read_data(path)["rows"] if path.exists() else []
     return still_good([Agreement(**row) for row in rows])
 
 
 def still_good(found: Sequence[Agreement]) -> list[Agreement]:
-    """Cells that stay as they are: what did not run, or was killed, is tried again."""
+    """The results that need no repetition. Models that failed or were killed are tried again."""
     return [each for each in found if each.error is not None]
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Compare models, write the report after each."""
+    """Command line: compare the models on all machines, and write the report after each result."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.emulated", description=__doc__)
     names = [*MACHINES, *ENGINES]
     parser.add_argument("--models", nargs="+", default=list(MODELS))

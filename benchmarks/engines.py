@@ -1,14 +1,15 @@
-"""The engines of a race. Each runs in a process of its own: `python -m benchmarks.engines NAME`.
+"""The inference engines of a race. Each runs in a separate process: `python -m benchmarks.engines
+NAME`.
 
-The child reads one JSON object a line from standard input and answers each with one line:
+The child reads one JSON object per line from standard input, and answers each with one line:
 
     {"do": "load", "model": NAME, "threads": N, "outputs": PATH, "schedules": FOLDER}
                                                 -> {"version", "load_seconds"}
     {"do": "turn", "seconds": S, "least": K}    -> {"cpu": [...], "wall": [...]}
 
-`load` leaves the outputs in the file PATH. A `turn` makes one warm-up run, then as many timed runs
-as fit in S seconds, but at least K. A failure is answered by {"error": TEXT}, and the child goes
-on.
+`load` writes the outputs to the file PATH. A `turn` makes one warm-up run, then as many timed runs
+as fit into S seconds, but at least K. The answer after an error is {"error": TEXT}; the child then
+continues.
 """
 
 from __future__ import annotations
@@ -36,11 +37,12 @@ from tilewright.compiler.mode import Mode
 
 @dataclass(frozen=True, slots=True)
 class Engine:
-    """`load(model, feeds, threads, schedules)` gives a function that runs once over the feeds.
+    """An inference engine. `load(model, feeds, threads, schedules)` returns a function that runs
+    the model once.
 
-    `package` is the distribution whose version is reported, `modules` what must be importable. With
-    a `largest_error` outputs may be that far off, where the engine computes in a narrower type, and
-    it races only where it is named.
+    `package` is the distribution whose version is reported, and `modules` must be importable.
+    `largest_error` is the accepted error of an engine that computes in a narrower type; an engine
+    that sets it races only if it is named explicitly.
     """
 
     name: str
@@ -50,12 +52,14 @@ class Engine:
     largest_error: float = 0.0
 
     def is_installed(self) -> bool:
-        """Whether this interpreter has all that the engine needs."""
+        """Whether all modules that the engine needs are importable."""
         return all(find_spec(module) is not None for module in self.modules)
 
 
 def load_onnxruntime(model: Any, feeds: Arrays, threads: int, schedules: str) -> Run:
-    """ONNX Runtime's CPU provider with inputs bound once, so that no copy is timed."""
+    """Load a model in ONNX Runtime's CPU provider. Inputs and outputs are bound once, so that no
+    copy is timed.
+    """
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
@@ -89,11 +93,12 @@ def load_openvino(
     precision: str = "f32",
     instructions: str = "",
 ) -> Run:
-    """OpenVINO pinned to a precision: by default it uses bfloat16 where the CPU has it, with errors
-    of per cents.
+    """Load a model in OpenVINO with a fixed precision, float32 by default.
 
-    `instructions` limits oneDNN, which computes its convolutions and products. OpenVINO's own few
-    kernels (means, the last product of some models) ignore it.
+    OpenVINO's own default is bfloat16 on CPUs that support it, which causes errors of several per
+    cent. `instructions` limits the instruction set of oneDNN, such as "AVX2", which computes
+    convolutions and products. A few of OpenVINO's own kernels (means, the last product of some
+    models) ignore it.
     """
     if instructions:
         os.environ["ONEDNN_MAX_CPU_ISA"] = instructions  # read once, by the first kernel
@@ -124,7 +129,10 @@ def load_openvino(
 def load_untuned(
     model: Any, feeds: Arrays, threads: int, schedules: str, precision: str = "float32"
 ) -> Run:
-    """Tilewright with every workload's default schedule, for the target of an artifact if given."""
+    """Compile a model in Tilewright with every workload's default schedule.
+
+    If `schedules` is the folder of an artifact, the model is compiled for its target.
+    """
     import tilewright
     from tilewright.compiler.targets.host import host_target
 
@@ -140,7 +148,9 @@ def load_untuned(
 def load_tuned(
     model: Any, feeds: Arrays, threads: int, schedules: str, precision: str = "float32"
 ) -> Run:
-    """Tilewright as tuned: `schedules` is an artifact's folder or the service's data folder."""
+    """Load a tuned model in Tilewright. `schedules` is the folder of an artifact or the service's
+    data folder.
+    """
     from tilewright.compiler.runtime.artifact import load_artifact
 
     if (Path(schedules) / "manifest.json").exists():
@@ -206,7 +216,7 @@ ENGINES = {
 
 
 class Served:
-    """Answers what is asked of an engine: load a model, then take turns at running it."""
+    """Answers the `load` and `turn` requests to an engine's process."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
@@ -238,12 +248,12 @@ def _load(engine: Engine, request: Mapping[str, Any]) -> tuple[Run, dict[str, An
 
 
 def turn(run: Run, seconds: float, least: int) -> dict[str, list[float]]:
-    """One warm-up, then timed runs for about `seconds`, `least` at least.
+    """Make one warm-up run, then time runs for about `seconds`, but at least `least` samples.
 
-    A run that is longer than `seconds` is timed once. Short runs are timed in groups, whose mean is
-    the sample, so that a turn has about 100 samples and none is below 0.2 ms. Both clocks are kept,
-    in seconds a run: the process's CPU time (right for one thread, deaf to other processes) and
-    the wall's.
+    If a run takes longer than `seconds`, it is timed once. Short runs are timed in groups, and the
+    mean of a group is a sample, so that a turn has about 100 samples and none is below 0.2 ms. The
+    result has the seconds per run on two clocks: "cpu", the process's CPU time (appropriate for one
+    thread, unaffected by other processes), and "wall".
     """
     run()
     started = time.perf_counter()

@@ -1,8 +1,8 @@
-"""Makers of ONNX models in libraries with an exporter, one file per family of libraries.
+"""Programs that make ONNX models with the exporters of other libraries, one file per group of
+libraries.
 
-Each file is run in an environment that has its libraries: `python -m benchmarks.exporters.classic
-FOLDER NAME...` writes FOLDER/NAME/model.onnx, and next to it feeds.npz with the inputs of a few
-runs (RUN/INPUT). benchmarks/data/real_models/exported.json lists the names and the packages.
-Parameters
-are seeded and random, or fitted to seeded data: nothing is downloaded.
+Each file runs in an environment with its libraries: `python -m benchmarks.exporters.classic FOLDER
+NAME...` writes FOLDER/NAME/model.onnx, and next to it feeds.npz with the inputs of a few runs (keys
+RUN/INPUT). benchmarks/data/real_models/exported.json lists the names and the packages. Parameters
+are random with fixed seeds, or fitted to seeded random data, so nothing is downloaded.
 """

@@ -1,4 +1,6 @@
-"""Classic machine learning: scikit-learn, LightGBM and XGBoost through skl2onnx and onnxmltools."""
+"""Classic machine-learning models: scikit-learn, LightGBM and XGBoost, exported by skl2onnx and
+onnxmltools.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +44,9 @@ Floats = NDArray[np.float32]
 
 
 def data(rows: int, classes: int, seed: int = 0) -> tuple[Floats, NDArray[Any], Floats]:
-    """Points, their class and a number that depends on them."""
+    """Seeded random points (rows, 12), their class labels, and a numeric target that depends on
+    them.
+    """
     random = np.random.default_rng(seed)
     x = random.standard_normal((rows, FEATURES)).astype(np.float32)
     score = x @ random.standard_normal((FEATURES, classes)) + 0.3 * x[:, :classes] ** 2
