@@ -1,4 +1,4 @@
-"""A proxy for HTTP that loses, delays and doubles random requests, by a seed."""
+"""An HTTP proxy that loses, delays and duplicates random requests, determined by a seed."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Fault(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Faults:
-    """How often which fault happens, as shares, and how long a delay is at most, in seconds."""
+    """Probabilities of each kind of fault, and the maximum delay in seconds."""
 
     lost: float = 0.03
     unanswered: float = 0.03
@@ -40,9 +40,10 @@ class Faults:
 
 
 class FaultyProxy:
-    """Listens on a port of the loopback, and hands requests to servers there, by turns.
+    """A proxy on a loopback port that forwards requests to several local servers in rotation.
 
-    Every connection carries one request. A context that closes it.
+    Every connection carries one request. As a context manager, it listens until the context ends.
+    `seen` counts the injected faults.
     """
 
     def __init__(self, port: int, servers: Sequence[int], faults: Faults, seed: int) -> None:
@@ -75,7 +76,7 @@ class FaultyProxy:
         self._loop.close()
 
     async def _end(self) -> None:
-        """End what is under way."""
+        """Cancel all connections in progress, and wait for them."""
         under_way = asyncio.all_tasks() - {asyncio.current_task()}
         for task in under_way:
             task.cancel()
@@ -108,7 +109,9 @@ class FaultyProxy:
             writer.close()
 
     async def _hand_on(self, request: bytes, answer_to: asyncio.StreamWriter | None) -> None:
-        """Send a request to the server whose turn it is; whether or not anybody gets the answer."""
+        """Forward a request to the next server, and pass the response to `answer_to`, or discard it
+        if that is None.
+        """
         self._turn += 1
         port = self._servers[self._turn % len(self._servers)]
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
@@ -125,7 +128,7 @@ class FaultyProxy:
 
 
 async def _request(reader: asyncio.StreamReader) -> bytes:
-    """A whole request, that asks for its connection to be closed afterwards."""
+    """Read one HTTP request, and replace its `Connection` header by `Connection: close`."""
     head = await reader.readuntil(b"\r\n\r\n")
     first, *fields = head.rstrip(b"\r\n").split(b"\r\n")
     kept = [field for field in fields if not field.lower().startswith(b"connection:")]

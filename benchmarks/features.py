@@ -1,9 +1,9 @@
-"""Cost of a candidate's row of features: `python -m benchmarks.features`.
+"""CPU time to compute the cost model's features of a candidate: `python -m benchmarks.features`.
 
-The candidates are random points of the spaces of several kernels of each kind, from three networks.
-They are lowered, analysed, estimated and described, as in a search. Each round is a process of its
-own, so that no caches remain from an earlier one. The clock is CPU time, and the fastest round
-counts. Results go to benchmarks/results/features.md.
+The candidates are random points of the schedule spaces of several kernels per kind, from three
+networks. Each is lowered, analysed, estimated and described by features, as in a search. Each round
+runs in a new process, so that no cache of an earlier round helps. The fastest round counts. Results
+go to benchmarks/results/features.md.
 """
 
 from __future__ import annotations
@@ -45,7 +45,11 @@ WANTED = 2000
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """Candidates of one kind of workload and one algorithm: how many, and their CPU seconds."""
+    """Totals for one kind of workload and one algorithm.
+
+    `rows` is the number of candidates, `seconds` their CPU time, and `lower_seconds` the part of it
+    that lowering took.
+    """
 
     kind: str
     algorithm: str
@@ -56,7 +60,9 @@ class Line:
 
 
 def workloads() -> Iterator[Workload]:
-    """Kernels of NETWORKS, up to ALIKE of each that offer the same algorithms."""
+    """Yield workloads of NETWORKS, at most ALIKE per network of those that have the same
+    algorithms.
+    """
     target = resolve_target("host")
     for name in NETWORKS:
         taken: Counter[frozenset[str]] = Counter()
@@ -70,7 +76,9 @@ def workloads() -> Iterator[Workload]:
 
 
 def kind_of(workload: Workload) -> str:
-    """The operator that decides the loop structure."""
+    """The kind of a workload by its anchor operator, such as "depthwise conv"; "elementwise"
+    without an anchor.
+    """
     node = anchor(workload)
     if node is None:
         return "elementwise"
@@ -78,14 +86,14 @@ def kind_of(workload: Workload) -> str:
 
 
 class _Clock:
-    """A task's lowering, with the CPU time that it takes."""
+    """Lowers schedules of a workload, and accumulates the CPU time in `nanoseconds`."""
 
     def __init__(self, workload: Workload) -> None:
         self.task = make_task(workload, Mode())
         self.nanoseconds = 0
 
     def lower(self, schedule: Schedule) -> LoopNest:
-        """The loop nest of a schedule."""
+        """Lower a schedule to its loop nest, and add the CPU time to `nanoseconds`."""
         before = time.process_time_ns()
         nest = self.task.lower(schedule)
         self.nanoseconds += time.process_time_ns() - before
@@ -93,7 +101,7 @@ class _Clock:
 
 
 def measure(texts: Sequence[str]) -> list[Line]:
-    """One round over workloads, given as their texts: a line a kind and algorithm."""
+    """Measure one round over workloads (in text form); a `Line` for each kind and algorithm."""
     configure_process()
     counts: Counter[tuple[str, str]] = Counter()
     seen: defaultdict[tuple[str, str], set[str]] = defaultdict(set)
@@ -123,7 +131,7 @@ def measure(texts: Sequence[str]) -> list[Line]:
 
 
 def report(lines: Sequence[Line], origin: Origin) -> str:
-    """Markdown: a line a kind and algorithm, and what all of them take together."""
+    """The report in Markdown: a row per kind and algorithm, and a row of totals."""
     rows = sum(line.rows for line in lines)
     whole = Line(
         "all",
@@ -162,7 +170,7 @@ def report(lines: Sequence[Line], origin: Origin) -> str:
 
 
 def main() -> None:
-    """The command line."""
+    """Command line: measure several rounds, and write the report of the fastest."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--output", type=Path, default=RESULTS_FOLDER)

@@ -1,4 +1,4 @@
-"""The service as processes of this machine, that may be killed: each has a log of its own."""
+"""Runs the service as local processes with separate logs, which tests may kill."""
 
 from __future__ import annotations
 
@@ -20,14 +20,16 @@ PATIENCE_SECONDS = 180.0
 
 
 def free_port() -> int:
-    """A free port of the loopback."""
+    """Find a free TCP port on the loopback interface."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
 
 
 def until(condition: Callable[[], bool], what: str, seconds: float = PATIENCE_SECONDS) -> None:
-    """Wait for something. Raises AssertionError if it does not come."""
+    """Wait until a condition holds. Raises AssertionError with `what` in its message after
+    `seconds`.
+    """
     ends = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < ends, f"{what}: it never happened"
@@ -35,7 +37,7 @@ def until(condition: Callable[[], bool], what: str, seconds: float = PATIENCE_SE
 
 
 def answers(url: str) -> bool:
-    """Whether a service and its database work."""
+    """Whether the service at `url` responds and can use its database."""
     try:
         with Client(url, "", timeout_seconds=10.0) as client:
             client.health()
@@ -45,11 +47,11 @@ def answers(url: str) -> bool:
 
 
 class Fleet:
-    """Processes by name, each in a session of its own, with their logs in a folder.
+    """Named processes, each in its own session, which log to files in a folder.
 
     Args:
-        folder: of the logs.
-        commands: arguments of Python, by name, in the order of the starts.
+        folder: the folder of the logs.
+        commands: arguments of Python by process name, in the order in which they are started.
         environment: variables added to those of this process.
     """
 
@@ -82,8 +84,10 @@ class Fleet:
             )
 
     def start_missing(self) -> list[str]:
-        """Start processes that were killed or ended unexpectedly; returns the names of the
-        latter."""
+        """Start all processes that are not running.
+
+        Returns the names of those that ended unexpectedly, without those that `kill` ended.
+        """
         ended = [name for name, process in self._running.items() if process.poll() is not None]
         for name in ended:
             del self._running[name]
@@ -93,14 +97,16 @@ class Fleet:
         return ended
 
     def kill(self, name: str) -> None:
-        """The process alone, as a kernel short of memory would: its children must cope."""
+        """Kill one process by SIGKILL without its children, as the kernel does if memory is
+        exhausted.
+        """
         process = self._running.pop(name)
         assert process.poll() is None, f"{name} ended by itself: {self.log(name).read_text()}"
         process.send_signal(signal.SIGKILL)
         process.wait()
 
     def pid(self, name: str) -> int:
-        """The process of this name, which runs."""
+        """Process id of the running process with this name."""
         return self._running[name].pid
 
     def runs(self, name: str) -> bool:
@@ -118,6 +124,8 @@ class Fleet:
         self._running.clear()
 
     def measured(self, worker: str) -> Counter[str]:
-        """How often a worker finished each request: it logs each that lies in its spool."""
+        """How often a worker finished each request, by request id, according to the
+        worker's log.
+        """
         log = self.log(worker)
         return Counter(re.findall(r"measured (\w+)", log.read_text() if log.exists() else ""))

@@ -1,13 +1,14 @@
-"""Race text generation: `python -m benchmarks.generation --models gpt2 llama`.
+"""Compare the speed of text generation in several engines: `python -m benchmarks.generation
+--models gpt2 llama`.
 
-Each engine has a process of its own and generates the same number of tokens after the same prompt,
-each token the likeliest. The engines take turns, in an order that rotates from round to round. ONNX
-Runtime changes its caches in place by IOBinding, OpenVINO keeps them as state, Tilewright in a
-session. With one thread the clock is the process's CPU time, with more it is wall time. Before and
-after each turn a loop that only reads memory is timed: the bytes of a step divided by its rate are
-the least time of a step on one thread. The logits of the engines after the prompt and after one
-further token are compared. Results go to benchmarks/results/ as JSON (with the seconds of every
-step) and Markdown.
+Each engine has its own process, and generates the same number of tokens after the same prompt by
+greedy decoding. The engines run alternately, in an order that rotates from round to round. ONNX
+Runtime updates its caches in place by IOBinding, OpenVINO keeps them as state, and Tilewright uses
+a session. Times are the process's CPU time with one thread, and wall time with more. Before and
+after each turn, a loop that only reads memory is timed on one thread. The bytes that a step reads,
+divided by that loop's rate, are a lower bound for the time of a step on one thread. The logits of
+all engines after the prompt and after one further token are compared. Results go to
+benchmarks/results/ as JSON (with the seconds of every step) and Markdown.
 """
 
 from __future__ import annotations
@@ -51,13 +52,13 @@ WORDS = {"gpt2": GPT2_VOCABULARY, "llama": LLAMA_VOCABULARY}
 
 @dataclass(slots=True)
 class Result:
-    """One engine with one model.
+    """Measurements of one engine with one model.
 
-    A round is the seconds of the prompt, then those of each further step. `memory` has the bytes a
-    second of a loop that only reads, for each round. `step_bytes` is the mean number of bytes that
-    a step reads: the parameters and the rows of the caches, each once. `alike` is the number of
-    tokens equal to the reference's before the first difference: two likely tokens may be so close
-    that rounding decides.
+    Each list in `rounds` has the seconds of the prompt, then those of each further step. `memory`
+    has the rate of the memory-reading loop in bytes per second, for each round. `step_bytes` is the
+    mean number of bytes that a step must read: parameters and cached rows, each once. `alike` is
+    the number of tokens before the first difference from the reference engine; rounding may decide
+    between two tokens of almost equal likelihood.
     """
 
     model: str
@@ -73,12 +74,15 @@ class Result:
     error: str = ""
 
     def rate(self) -> float:
-        """Tokens a second behind the prompt, the median over the rounds."""
+        """Tokens per second after the prompt: the median over the rounds."""
         return median(len(each[1:]) / sum(each[1:]) for each in self.rounds)
 
     def share(self) -> float | None:
-        """Of the memory's speed: the bytes that it has to read a second over those that a loop read
-        which only reads, the median over the rounds. None on several threads: the loop has one."""
+        """Share of the memory bandwidth that generation uses: the bytes per second that its steps
+        must read, divided by the rate of the memory-reading loop; the median over the rounds.
+
+        None with several threads, because the loop has only one.
+        """
         if not self.memory:
             return None
         pairs = zip(self.rounds, self.memory, strict=True)
@@ -86,8 +90,11 @@ class Result:
         return median(self.step_bytes * often / rate for often, rate in steps)
 
     def over(self, other: Result) -> tuple[float, float]:
-        """How many times as fast: behind the prompt, and up to the first token. The medians over
-        the rounds of the ratios within one round."""
+        """Speed-up over another engine's result: in the steps after the prompt, and in the time to
+        the first token.
+
+        Both are medians over the rounds of the ratios within a round.
+        """
         pairs = list(zip(self.rounds, other.rounds, strict=True))
         return (
             median(sum(theirs[1:]) / sum(mine[1:]) for mine, theirs in pairs),
@@ -98,7 +105,11 @@ class Result:
 def race(
     model: str, engines: Sequence[str], options: argparse.Namespace, pythons: Mapping[str, str]
 ) -> dict[str, Result]:
-    """Race the engines; one that fails has its error for a result."""
+    """Race the engines on one model, and return their results by name.
+
+    `pythons` maps an engine to its Python interpreter. The result of an engine that fails has its
+    `error`.
+    """
     words = SMALL[model]["vocabulary"] if options.small else WORDS[model]
     random = np.random.default_rng(options.seed)
     prompt = random.integers(0, words, options.prompt).tolist()
@@ -159,7 +170,10 @@ def _take_turn(
 
 
 def _compare(results: dict[str, Result], folder: Path) -> None:
-    """The largest error of each engine's logits; one that computes something else is out."""
+    """Compare each engine's logits with the reference engine's, and set its `largest_error`.
+
+    An engine with an error above LARGEST_ERROR gets an `error`, and is excluded from the race.
+    """
     if REFERENCE not in results or results[REFERENCE].error:
         return
     expected = _logits(folder, REFERENCE)
@@ -183,7 +197,9 @@ HEADER = [
 
 
 def cells(result: Result, reference: Result | None) -> list[str]:
-    """A row of the table."""
+    """The cells of a result's row in the table. `reference` is ONNX Runtime's result for the same
+    model.
+    """
     if result.error or reference is None or reference.error:
         reason = result.error or "no reference to compare with"
         return [result.model, result.engine, f"cannot run: {reason[:160]}", *[""] * 6]
@@ -203,7 +219,7 @@ def cells(result: Result, reference: Result | None) -> list[str]:
 
 
 def _memory_lines(results: Sequence[Result]) -> list[str]:
-    """Bytes that a step of each model reads, and the rate of the reading loop."""
+    """For each model: the bytes that a step must read, and the rate of the memory-reading loop."""
     lines = []
     for model in dict.fromkeys(result.model for result in results):
         rates = [rate for result in results if result.model == model for rate in result.memory]
@@ -219,7 +235,7 @@ def _memory_lines(results: Sequence[Result]) -> list[str]:
 
 
 def write_report(results: Sequence[Result], origin: Origin, options: argparse.Namespace) -> str:
-    """Write the JSON file and the table; returns the table."""
+    """Write the results as JSON and Markdown, and return the Markdown table."""
     references = {result.model: result for result in results if result.engine == REFERENCE}
     rows = [cells(result, references.get(result.model)) for result in results]
     table = markdown_table(HEADER, rows, text=2)

@@ -1,15 +1,16 @@
-"""The engines of a race of generations, a process each: `python -m benchmarks.generators NAME`.
+"""Text-generation engines of `benchmarks.generation`, one per process: `python -m
+benchmarks.generators NAME`.
 
-The child reads one JSON object a line from standard input and answers each with one line:
+The child reads one JSON object per line from standard input and answers each with one line:
 
     {"do": "load", "model": NAME, "length": L, "threads": N, "small": BOOL, "outputs": PATH,
      "prompt": [...]}           -> {"version", "load_seconds", "parameter_bytes", "row_bytes"}
     {"do": "generate", "prompt": [...], "tokens": K} -> {"tokens", "cpu": [...], "wall": [...]}
 
-`load` runs the prompt and one further step, leaves both logits in the file PATH and forgets them.
-`generate` chooses K tokens, each the likeliest; `cpu` and `wall` have the seconds of the prompt,
-then those of each further step. The bytes are those of `read_bytes`. A failure is answered by
-{"error": TEXT}, and the child goes on.
+`load` runs the prompt and one further step, and writes the logits of both to the file PATH.
+`generate` generates K tokens by greedy decoding; `cpu` and `wall` have the seconds of the prompt,
+then those of each further step. `parameter_bytes` and `row_bytes` come from `decoders.read_bytes`.
+The answer after an error is {"error": TEXT}; the child then continues.
 """
 
 from __future__ import annotations
@@ -43,17 +44,21 @@ SMALL: Mapping[str, Mapping[str, int]] = {
 
 
 class Generator(Protocol):
-    """A loaded decoder with the caches of one text."""
+    """A loaded decoder and the caches of the text that it is generating."""
 
     def reset(self) -> None:
-        """Forget the text."""
+        """Clear the caches, so that a new text can begin."""
 
     def step(self, ids: Sequence[int], past: int) -> NDArray[np.float32]:
-        """Read further tokens, with `past` before them; the logits (vocabulary,) of the last."""
+        """Process further tokens after `past` earlier ones; returns the logits (vocabulary,) of the
+        last token.
+        """
 
 
 class OnnxRuntime:
-    """ONNX Runtime with IOBinding: each cache is one buffer, bound as input and as output."""
+    """Decoder in ONNX Runtime with IOBinding: each cache is one buffer, bound as both input and
+    output.
+    """
 
     def __init__(self, model: Any, threads: int, reach: Reach) -> None:
         del reach  # its caches have the model's length
@@ -92,7 +97,9 @@ class OnnxRuntime:
 
 
 class OpenVino:
-    """OpenVINO with the caches as state, which is how its own tools export decoders; in float32."""
+    """Decoder in OpenVINO in float32 with its caches as model state, as OpenVINO's own tools export
+    decoders.
+    """
 
     def __init__(self, model: Any, threads: int, reach: Reach) -> None:
         del reach  # its caches grow without a bound
@@ -124,14 +131,14 @@ class OpenVino:
 
 
 class Reach(NamedTuple):
-    """How many tokens a text begins with, and how many it has at most."""
+    """Number of tokens in the prompt, and maximum number of tokens in the text."""
 
     prompt: int
     length: int
 
 
 def tilewright(model: Any, threads: int, reach: Reach) -> Generator:
-    """Tilewright as the example has it."""
+    """Load a decoder in Tilewright by the class of examples/generate.py."""
     from examples.generate import Decoder
 
     return Decoder(model, threads, reach)
@@ -139,8 +146,11 @@ def tilewright(model: Any, threads: int, reach: Reach) -> Generator:
 
 @dataclass(frozen=True, slots=True)
 class Engine:
-    """`load(model, threads, reach)` of a decoder with caches of one kind; `package` is its
-    distribution, `module` what must be importable."""
+    """A text-generation engine. `load(model, threads, reach)` loads a decoder whose caches are of
+    kind `cache`.
+
+    `package` is the distribution whose version is reported, and `module` must be importable.
+    """
 
     name: str
     load: Callable[[Any, int, Reach], Generator]
@@ -165,7 +175,11 @@ ENGINES = {
 
 
 def decoder(model: str, reach: Reach, cache: str, *, small: bool = False) -> Any:
-    """A decoder for texts of some length."""
+    """Build a decoder model for texts of at most `reach.length` tokens; `small` selects tiny sizes
+    for tests.
+
+    `cache` is "fixed" or "growing".
+    """
     return DECODERS[model](length=reach.length, cache=cache, **(SMALL[model] if small else {}))
 
 
@@ -175,8 +189,11 @@ def generate(
     tokens: int,
     choose: Callable[[NDArray[np.float32]], int],
 ) -> tuple[list[int], list[float], list[float]]:
-    """Tokens after a prompt; the seconds of the prompt and of each further step, as CPU time of the
-    process and as wall time."""
+    """Generate `tokens` tokens after a prompt; `choose` selects a token from logits.
+
+    Returns the tokens, and the seconds of the prompt and of each further step as CPU time of the
+    process and as wall time.
+    """
     found: list[int] = []
     cpu, wall = [], []
     ids, past = list(prompt), 0
@@ -195,7 +212,7 @@ def likeliest(logits: NDArray[np.float32]) -> int:
 
 
 class Served:
-    """Answers what is asked of an engine: load a model, then generate with it."""
+    """Answers the `load` and `generate` requests to an engine's process."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine

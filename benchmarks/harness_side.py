@@ -1,6 +1,6 @@
-"""One side of `benchmarks.harnesses`: a process that measures what its parent sends.
+"""Measuring process for one checkout in `benchmarks.harnesses`.
 
-Each checkout runs its own copy. Messages are pickles from the parent process.
+The parent starts this module in each checkout, and sends requests as pickles.
 """
 
 from __future__ import annotations
@@ -21,14 +21,16 @@ from tilewright.tuner.protocol.batches import MeasureRequest
 
 
 class Side:
-    """Measures kernels and whole programs as a local job does."""
+    """Measures kernels and whole programs with the local device's runner, as a local tuning job
+    does.
+    """
 
     def __init__(self, device: LocalDevice) -> None:
         self._device = device
         self._programs: dict[str, Any] = {}
 
     def kernel(self, request: Mapping[str, Any], blobs: Mapping[str, bytes]) -> list[float | None]:
-        """Seconds of a run of each candidate; None for a failure."""
+        """Measure the candidates of a request; seconds per run for each, or None for a failure."""
         runner = self._device.local_runner
         runner.submit(MeasureRequest.from_json(request), blobs)
         while not (results := runner.poll(60.0)):
@@ -36,7 +38,7 @@ class Side:
         return [measurement.run_seconds for _, measurement in results[0].measurements]
 
     def program(self, name: str, threads: int) -> list[float | None]:
-        """Seconds of the fastest of a few runs of a model with default schedules."""
+        """Time a whole model with default schedules; a list with the seconds of a run."""
         if name not in self._programs:
             mode = Mode(host_target())
             plan = driver.make_plan(

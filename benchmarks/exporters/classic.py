@@ -55,7 +55,7 @@ def data(rows: int, classes: int, seed: int = 0) -> tuple[Floats, NDArray[Any], 
 
 
 def runs(name: str = "X") -> list[Feeds]:
-    """Batches of 100 and of one row."""
+    """Inputs for two runs: a batch of 100 rows and a batch of one row."""
     return [{name: data(rows, 3, seed=rows)[0]} for rows in (100, 1)]
 
 
@@ -67,9 +67,11 @@ def fitted(
     text: bool = False,
     **options: Any,
 ) -> Sequence[Feeds]:
-    """A classifier, a regressor or a transformer of float32 rows.
+    """Fit a scikit-learn estimator to seeded data, export it to `path`, and return the inputs of
+    two runs.
 
-    `classes` of 0 fits a regression; `text` names the classes. `options` go to `to_onnx`.
+    It is fitted as a classifier with `classes` classes, or as a regressor if `classes` is 0. With
+    `text`, class labels are strings. `options` are passed to `to_onnx`.
     """
     x, labels, target = data(400, max(classes, 2))
     kept: Any = labels if classes else target
@@ -83,7 +85,11 @@ def fitted(
 def boosted(
     estimator: Any, convert: Callable[..., Any], path: Path, *, classes: int = 3
 ) -> Sequence[Feeds]:
-    """Trees of LightGBM or XGBoost, through onnxmltools."""
+    """Fit a LightGBM or XGBoost estimator, export it to `path` by onnxmltools, and return the
+    inputs of two runs.
+
+    `convert` is the converter for the library. A regressor is fitted if `classes` is 0.
+    """
     x, labels, target = data(400, max(classes, 2))
     model = estimator.fit(x, labels if classes else target)
     types = [("X", onnxmltools_types.FloatTensorType([None, FEATURES]))]
@@ -92,7 +98,9 @@ def boosted(
 
 
 def mixed(path: Path) -> Sequence[Feeds]:
-    """Scaled and polynomial columns, a selection of them, then a logistic regression."""
+    """Export a pipeline: a union of scaled and polynomial features, feature selection, then
+    logistic regression.
+    """
     both = pipeline.make_union(
         preprocessing.StandardScaler(), preprocessing.PolynomialFeatures(degree=2)
     )
@@ -105,7 +113,10 @@ def mixed(path: Path) -> Sequence[Feeds]:
 
 
 def categories(path: Path) -> Sequence[Feeds]:
-    """Integer categories, encoded one-hot, behind a naive Bayes classifier."""
+    """Export a naive Bayes classifier of integer categories in one-hot encoding.
+
+    The inputs of the runs include categories that did not occur in fitting.
+    """
     random = np.random.default_rng(0)
     x = random.integers(0, 5, (400, 4)).astype(np.int64)
     labels = (x.sum(axis=1) > 8).astype(np.int64)
@@ -116,7 +127,10 @@ def categories(path: Path) -> Sequence[Feeds]:
 
 
 def texts(classifier: Callable[[], Any], encoder: Any, path: Path) -> Sequence[Feeds]:
-    """Encoded columns of text, and numbers; the inputs include a category that was not fitted."""
+    """Export a classifier of two text columns, encoded by `encoder`, and three numeric columns.
+
+    The inputs of the first run include a text that did not occur in fitting.
+    """
     random = np.random.default_rng(0)
 
     def drawn(rows: int, kinds: Sequence[str]) -> Feeds:
@@ -137,7 +151,7 @@ def texts(classifier: Callable[[], Any], encoder: Any, path: Path) -> Sequence[F
 
 
 def increasing(path: Path) -> Sequence[Feeds]:
-    """An isotonic calibration of a classifier."""
+    """Export a naive Bayes classifier whose probabilities are calibrated by isotonic regression."""
     from sklearn.calibration import CalibratedClassifierCV
 
     return fitted(

@@ -1,4 +1,6 @@
-"""torch.onnx.export, both ways: the tracer (TorchScript) and torch.export (dynamo)."""
+"""Export of PyTorch models by both methods of torch.onnx.export: the tracer (TorchScript) and
+torch.export (dynamo).
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ EXPORTED_OPSET = 18
 
 
 def randomise(model: nn.Module) -> None:
-    """Plausible batch norms: those of an untrained model change nothing."""
+    """Give batch normalisations random parameters and statistics, because their initial ones
+    compute the identity.
+    """
     for module in model.modules():
         if isinstance(module, nn.BatchNorm1d | nn.BatchNorm2d):
             nn.init.uniform_(module.weight, 0.7, 1.3)
@@ -38,7 +42,11 @@ def write(
     axes: Axes,
     dynamo: bool,
 ) -> Sequence[Feeds]:
-    """Export a model that takes the first run's tensors by name."""
+    """Export a model to `path`, and return the inputs of the runs as NumPy arrays.
+
+    The tensors of the first run, by input name, are the example inputs. `axes` names the dynamic
+    dimensions. `dynamo` selects torch.export instead of the tracer.
+    """
     model = model.eval()
     names, first = list(runs[0]), tuple(runs[0].values())
     common: dict[str, Any] = {"input_names": names, "external_data": False}
@@ -71,7 +79,9 @@ def write(
 
 
 class Keywords(nn.Module):  # type: ignore[misc]  # torch is not installed for mypy
-    """A model whose inputs are given by position, and whose result is a tensor or a few of them."""
+    """Wraps a model so that its inputs are positional and its result is a tensor or a tuple of
+    tensors.
+    """
 
     def __init__(self, model: nn.Module, names: Sequence[str]) -> None:
         super().__init__()
@@ -83,7 +93,9 @@ class Keywords(nn.Module):  # type: ignore[misc]  # torch is not installed for m
 
 
 def _tensors(result: Any) -> Any:
-    """The tensors in a result: of a dictionary of transformers the first value."""
+    """The tensors in a model's result. Of a mapping, as transformers models return, it is the first
+    value.
+    """
     if isinstance(result, torch.Tensor):
         return result
     if isinstance(result, Mapping):

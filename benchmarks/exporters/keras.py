@@ -1,4 +1,6 @@
-"""Networks of Keras with random parameters, through tf2onnx, in the opsets of several years."""
+"""Keras networks with random parameters, exported by tf2onnx in opsets of several years (7
+to 15).
+"""
 
 from __future__ import annotations
 
@@ -20,8 +22,11 @@ VOCABULARY = 500
 def converted(
     build: Callable[[], Any], path: Path, *, opset: int, runs: Sequence[Mapping[str, Any]]
 ) -> Sequence[Feeds]:
-    """A model with one named input per entry of a run, whose batch is open; runs are shapes, or
-    arrays for inputs of other types than float32."""
+    """Build a Keras model with a dynamic batch, export it to `path`, and return the inputs of the
+    runs.
+
+    A run maps each input to a shape, for random float32 values, or to an array.
+    """
     tf.keras.utils.set_random_seed(0)
     random = np.random.default_rng(0)
     model = build()
@@ -50,7 +55,7 @@ def converted(
 
 
 def images(name: str, path: Path, *, opset: int, size: int = 96, **options: Any) -> Sequence[Feeds]:
-    """A network of keras.applications: images (batch, size, size, 3) -> classes."""
+    """Export a network of keras.applications: images (batch, size, size, 3) to 100 classes."""
 
     def build() -> Any:
         network = getattr(applications, name)
@@ -64,7 +69,9 @@ def images(name: str, path: Path, *, opset: int, size: int = 96, **options: Any)
 
 
 def recurrent(kind: str, path: Path, *, opset: int) -> Sequence[Feeds]:
-    """Two layers of LSTM or GRU, the first in both directions, over (batch, 20, 16)."""
+    """Export two layers of `kind` ("LSTM" or "GRU"), the first bidirectional; the input is (batch,
+    20, 16).
+    """
 
     def build() -> Any:
         layer = getattr(layers, kind)
@@ -80,7 +87,9 @@ def tokens(rows: int) -> np.ndarray:
 
 
 def text_cnn() -> Any:
-    """Embedded tokens under windows of three widths."""
+    """A text classifier: token embeddings, parallel 1-D convolutions with windows of 2, 3 and 5,
+    and a dense layer.
+    """
     inputs = layers.Input((32,), dtype="int32", name="tokens")
     x = layers.Embedding(VOCABULARY, 48)(inputs)
     parts = [
@@ -91,7 +100,7 @@ def text_cnn() -> Any:
 
 
 def transformer() -> Any:
-    """Two blocks of attention over embedded tokens."""
+    """A language model with two causal transformer blocks."""
     inputs = layers.Input((32,), dtype="int32", name="tokens")
     x = layers.Embedding(VOCABULARY, 64)(inputs)
     for _ in range(2):
@@ -103,7 +112,7 @@ def transformer() -> Any:
 
 
 def autoencoder() -> Any:
-    """Strided convolutions and their transposes."""
+    """An image autoencoder with strided and transposed convolutions."""
     inputs = layers.Input((64, 64, 3), name="images")
     x: Any = inputs
     for width in (16, 32):
@@ -115,7 +124,9 @@ def autoencoder() -> Any:
 
 
 def unet() -> Any:
-    """Pools, upsampling by nearest and linear, and skips."""
+    """A U-Net for segmentation, with pooling, nearest and bilinear upsampling, and skip
+    connections.
+    """
     inputs = layers.Input((48, 64, 3), name="images")
     a = layers.SeparableConv2D(16, 3, padding="same", activation="relu")(inputs)
     b = layers.Conv2D(32, 3, padding="same", activation="swish")(layers.MaxPool2D()(a))
@@ -127,7 +138,7 @@ def unet() -> Any:
 
 
 def convlstm() -> Any:
-    """Frames under a recurrent convolution."""
+    """A ConvLSTM over five frames, followed by global average pooling."""
     inputs = layers.Input((5, 16, 16, 2), name="frames")
     x = layers.ConvLSTM2D(8, 3, padding="same")(inputs)
     return Model(inputs, layers.GlobalAveragePooling2D()(x))

@@ -1,6 +1,7 @@
-"""Architectures of transformers at small sizes, with random parameters, through torch's exporters.
+"""Small transformer architectures with random parameters, exported by both of PyTorch's exporters.
 
-A family is its configuration: two layers of 64 to 128 elements, and a vocabulary of 1,000.
+Each family has a small configuration, typically two layers of 64 to 128 elements and a vocabulary
+of 1,000.
 """
 
 from __future__ import annotations
@@ -31,7 +32,9 @@ NO_CACHE = {"use_cache": False}
 
 
 def _model(name: str, config: str, **options: Any) -> Any:
-    """A model of a class, from a configuration of a class, in evaluation."""
+    """Build a transformers model. `name` and `config` are class names; `options` are fields of the
+    configuration.
+    """
     torch.manual_seed(0)
     made = getattr(transformers, config)(attn_implementation="eager", **options)
     return getattr(transformers, name)(made)
@@ -46,7 +49,12 @@ def text(
     options: Mapping[str, Any],
     **more: Any,
 ) -> Sequence[Feeds]:
-    """Tokens (batch, tokens), and a mask of those that count -> hidden states; both sizes open."""
+    """Export a text model that maps tokens (batch, tokens) and an optional attention mask to hidden
+    states.
+
+    Both dimensions are dynamic. `options` are fields of the configuration; `more` can override the
+    names of the classes (`model`, `config`).
+    """
     config = more.get("config", f"{family}Config")
     model = _model(more.get("model", f"{family}Model"), config, **options)
     runs, axes = [], {}
@@ -71,7 +79,12 @@ def vision(
     options: Mapping[str, Any],
     **more: Any,
 ) -> Sequence[Feeds]:
-    """Images (batch, 3, size, size) -> the model's first output; the batch is open."""
+    """Export a vision model that maps images (batch, 3, size, size), with a dynamic batch, to its
+    first output.
+
+    `options` are fields of the configuration; `more` can override the names of the classes
+    (`model`, `config`).
+    """
     config = more.get("config", f"{family}Config")
     model = _model(more.get("model", f"{family}Model"), config, **options)
     runs = [{"pixel_values": torch.randn(batch, 3, size, size)} for batch in (2, 3)]
@@ -79,7 +92,9 @@ def vision(
 
 
 def speech(family: str, path: Path, *, dynamo: bool, options: Mapping[str, Any]) -> Sequence[Feeds]:
-    """Samples (batch, samples) -> hidden states of the frames; the samples are open."""
+    """Export a speech model that maps audio samples (1, samples), of dynamic length, to hidden
+    states.
+    """
     model = _model(f"{family}Model", f"{family}Config", **options)
     runs = [{"input_values": torch.randn(1, samples)} for samples in (4000, 2345)]
     return write(model, runs, path, {"input_values": {1: "samples"}}, dynamo)
@@ -88,7 +103,11 @@ def speech(family: str, path: Path, *, dynamo: bool, options: Mapping[str, Any])
 def encoder_decoder(
     family: str, path: Path, *, dynamo: bool, options: Mapping[str, Any]
 ) -> Sequence[Feeds]:
-    """Tokens and the tokens made so far -> hidden states of the decoder; both lengths open."""
+    """Export an encoder-decoder model that maps input tokens and decoder tokens to the decoder's
+    hidden states.
+
+    Both lengths are dynamic.
+    """
     model = _model(f"{family}Model", f"{family}Config", **options)
     runs = [
         {
@@ -102,7 +121,7 @@ def encoder_decoder(
 
 
 def whisper(path: Path, *, dynamo: bool) -> Sequence[Feeds]:
-    """Features of sound (1, 80, 300) -> hidden states of the encoder."""
+    """Export the Whisper encoder, which maps mel features (1, 80, 300) to hidden states."""
     sizes = {
         "d_model": 64,
         "encoder_layers": 2,

@@ -1,4 +1,6 @@
-"""Networks of the Caffe2 model zoo as its exporter wrote them, opset 9, random parameters."""
+"""Networks in the form that the Caffe2 model zoo's exporter wrote: opset 9, with random
+parameters.
+"""
 
 from __future__ import annotations
 

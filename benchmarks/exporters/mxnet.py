@@ -1,4 +1,4 @@
-"""Networks of MXNet's model zoo by the exporter of its release of February 2020."""
+"""Networks of MXNet's model zoo, exported by the MXNet release of February 2020."""
 
 from __future__ import annotations
 
@@ -27,7 +27,9 @@ engine takes."""
 
 
 def make(network: str, path: Path) -> Sequence[Feeds]:
-    """A network of the zoo with random parameters, by the installed release."""
+    """Export a network of the model zoo with random parameters by the installed MXNet release, and
+    return its inputs.
+    """
     onnx.defs.onnx_opset_version = lambda: OPSET
     onnx.checker.DEFAULT_CONTEXT.opset_imports = {"": OPSET}
     mxnet.random.seed(1)

@@ -1,4 +1,4 @@
-"""Networks of MXNet's model zoo by the exporter of its release of October 2019."""
+"""Networks of MXNet's model zoo, exported by the MXNet release of October 2019."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Networks of PaddlePaddle with random parameters, through paddle2onnx."""
+"""PaddlePaddle networks with random parameters, exported by paddle2onnx."""
 
 from __future__ import annotations
 
@@ -24,7 +24,12 @@ def exported(
     opset: int = 11,
     integers: int = 0,
 ) -> Sequence[Feeds]:
-    """A network of one input `x`, whose batch is open; `integers` are what they stay below."""
+    """Build and export a network with one input `x` and a dynamic batch, and return the inputs of
+    the runs.
+
+    There is a run for each of `shapes`. Inputs are random float32, or random int64 in [0,
+    `integers`) if `integers` is positive.
+    """
     paddle.seed(0)
     random = np.random.default_rng(0)
     model = build()
@@ -51,7 +56,9 @@ def exported(
 
 
 class Tagger(nn.Layer):  # type: ignore[misc]  # paddle is not installed for mypy
-    """Embedded tokens, recurrent in both directions, a class for each."""
+    """A token classifier: embeddings, two bidirectional recurrent layers of `kind` ("LSTM" or
+    "GRU"), and nine classes per token.
+    """
 
     def __init__(self, kind: str) -> None:
         super().__init__()
@@ -65,7 +72,7 @@ class Tagger(nn.Layer):  # type: ignore[misc]  # paddle is not installed for myp
 
 
 class Encoder(nn.Layer):  # type: ignore[misc]  # as above
-    """Two blocks of attention over embedded tokens."""
+    """Two transformer encoder blocks over token embeddings."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -78,7 +85,7 @@ class Encoder(nn.Layer):  # type: ignore[misc]  # as above
 
 
 class Segmenter(nn.Layer):  # type: ignore[misc]  # as above
-    """Features of two sizes, resized to one."""
+    """A segmentation network that combines features of two resolutions and upsamples the result."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,7 +1,7 @@
 """One small network with convolutions and attention, quantised by common tools.
 
-onnxruntime.quantization (per tensor and per channel, symmetric and not, 16 bits), NNCF, AMD Quark,
-and PyTorch's own quantisation through its exporter.
+The tools are onnxruntime.quantization (per tensor and per channel, symmetric and asymmetric, 8 and
+16 bits), NNCF, AMD Quark, and PyTorch's own quantisation with its ONNX exporter.
 """
 
 from __future__ import annotations
@@ -27,10 +27,11 @@ OPSET = 17
 
 
 class Network(nn.Module):  # type: ignore[misc]  # torch has no types here
-    """Convolutions, one of them depthwise, a residual, a parallel pool, attention, an average.
+    """A small network with convolutions (one of them depthwise), a residual, a parallel pool,
+    attention, and a mean.
 
-    PyTorch's converter has no activation but Relu, and no scaled or concatenated values; `plain`
-    leaves those out.
+    With `plain`, it contains only what PyTorch's quantiser can convert: Relu as the only
+    activation, no scaling of attention scores, and no concatenation.
     """
 
     def __init__(self, *, plain: bool = False) -> None:
@@ -71,7 +72,9 @@ def write(model: nn.Module, path: Path) -> None:
 
 
 class Samples:
-    """Inputs to calibrate with, as onnxruntime.quantization asks for them."""
+    """Calibration inputs, with the interface of onnxruntime.quantization's
+    CalibrationDataReader.
+    """
 
     def __init__(self) -> None:
         self._left: Iterator[Mapping[str, Floats]] = iter(
@@ -111,7 +114,11 @@ def onnxruntime_static(
 
 
 def nncf_quantised(source: Path, path: Path, **options: str) -> None:
-    """Options are names of `nncf.ModelType` and `nncf.QuantizationPreset`."""
+    """Quantise the model file `source` by NNCF and write it to `path`.
+
+    The options `model_type` and `preset` are names of `nncf.ModelType` and
+    `nncf.QuantizationPreset`.
+    """
     import nncf
 
     chosen: dict[str, Any] = {}

@@ -1,4 +1,4 @@
-"""Networks of torchvision, with random parameters, through both of torch's exporters."""
+"""torchvision networks with random parameters, exported by both of PyTorch's exporters."""
 
 from __future__ import annotations
 
@@ -22,7 +22,10 @@ SIZE = 160
 def classifier(
     build: Callable[..., nn.Module], path: Path, *, dynamo: bool, size: int = SIZE, **options: Any
 ) -> Sequence[Feeds]:
-    """Images (batch, 3, size, size) -> logits; the batch is open in the traced one."""
+    """Export a classifier that maps images (batch, 3, size, size) to logits.
+
+    The batch is dynamic with the tracer, and 1 with dynamo.
+    """
     torch.manual_seed(0)
     model = build(weights=None, **options)
     randomise(model)
@@ -32,7 +35,9 @@ def classifier(
 
 
 def segmenter(build: Callable[..., nn.Module], path: Path, *, dynamo: bool) -> Sequence[Feeds]:
-    """Images (1, 3, height, width) -> classes of each pixel; height and width are open."""
+    """Export a segmentation network that maps images (1, 3, height, width) of dynamic size to class
+    scores per pixel.
+    """
     torch.manual_seed(0)
     model = build(weights=None, weights_backbone=None)
     randomise(model)
@@ -42,11 +47,13 @@ def segmenter(build: Callable[..., nn.Module], path: Path, *, dynamo: bool) -> S
 
 
 def detector(build: Callable[..., nn.Module], path: Path) -> Sequence[Feeds]:
-    """One image -> boxes, labels, scores, after suppression: as many as the image has.
+    """Export a detector that maps one image to its boxes, labels and scores after non-maximum
+    suppression.
 
-    Normalisations are fitted to images of patches, and the weights of the scores have a larger
-    deviation than initially: otherwise features hardly differ from place to place, and rounding
-    errors decide the order of the boxes.
+    The number of boxes depends on the image. Batch normalisations are fitted to random images, and
+    the weights of the score layers have a larger deviation than by default. Otherwise features
+    would hardly differ between positions, and rounding errors would determine the order of the
+    boxes.
     """
     torch.manual_seed(0)
     model = build(weights=None, weights_backbone=None, num_classes=5)
@@ -66,7 +73,7 @@ def detector(build: Callable[..., nn.Module], path: Path) -> Sequence[Feeds]:
 
 
 class First(nn.Module):  # type: ignore[misc]  # torch is not installed for mypy
-    """The main output of networks that have several."""
+    """Wraps a model so that it returns only its main output."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -78,7 +85,7 @@ class First(nn.Module):  # type: ignore[misc]  # torch is not installed for mypy
 
 
 class Detections(nn.Module):  # type: ignore[misc]  # as above
-    """Boxes, labels and scores of the only image."""
+    """Wraps a detector so that it returns boxes, labels and scores of a single image as a tuple."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()

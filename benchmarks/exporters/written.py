@@ -1,4 +1,6 @@
-"""Shared code of exporters: models and their inputs in files, and a command that makes several."""
+"""Shared code of the exporters: writing inputs to a file, and a command that makes several
+models.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,9 @@ Maker = Callable[[Path], Sequence[Feeds]]
 
 
 def write_feeds(path: Path, runs: Sequence[Feeds]) -> None:
-    """The inputs of runs as one file; read by `benchmarks.real_child`."""
+    """Write the inputs of several runs to one .npz file with keys RUN/INPUT, which
+    `benchmarks.real_child` reads.
+    """
     arrays: dict[str, Any] = {
         f"{n}/{name}": array for n, run in enumerate(runs) for name, array in run.items()
     }
@@ -25,7 +29,10 @@ def write_feeds(path: Path, runs: Sequence[Feeds]) -> None:
 
 
 def make_all(makers: Mapping[str, Maker], arguments: Sequence[str] | None = None) -> None:
-    """The command of an exporter. A failed model leaves `failed.txt`, and the others go on."""
+    """Command line of an exporter: make the named models in subfolders of a folder.
+
+    If a model fails, its traceback is written to `failed.txt`, and the next model follows.
+    """
     parser = argparse.ArgumentParser()
     parser.add_argument("folder", type=Path)
     parser.add_argument("names", nargs="*", default=sorted(makers))
