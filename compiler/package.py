@@ -7,7 +7,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 IMPORT_ROOT = Path(__file__).absolute().parents[2]
-"""The folder from which `import tilewright` works: child processes need it on their path."""
+"""The folder that child processes need on their path to execute `import tilewright`."""
 
 
 def package_version() -> str:

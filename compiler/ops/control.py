@@ -44,23 +44,24 @@ STEP = TensorType(DType.INT64, ())
 GOING = TensorType(DType.BOOL, ())
 
 SLOT_BYTES = 64
-"""Alignment of results in bytes, as of all values."""
+"""Alignment in bytes of each result in a control operator's output block; equal to the alignment of
+all values."""
 
 MANY_STEPS = 1_000_000
-"""Upper limit of estimates, whatever the bound of a loop."""
+"""Maximum number of steps that cost estimates assume for a loop."""
 
 ENDLESS_STEPS = 100_000
-"""Maximum number of steps that the interpreter runs of an unbounded loop."""
+"""Maximum number of steps of an unbounded loop that the NumPy interpreter runs."""
 
 NOT_ENDED = "a loop has not ended"
-"""Prefix of the error about that limit. The advice to the user depends on the source of the inputs
-(`service.jobs.inputs.random_choices`)."""
+"""Start of the error message for a loop that exceeds ENDLESS_STEPS.
+`service.jobs.inputs.random_choices` recognises it, and adds advice about the model's inputs."""
 
 ENDLESS = (1 << 63) - 1
-"""The number of steps of an unbounded loop."""
+"""The trip count of an unbounded loop."""
 
 GUESSED_STEPS = 16
-"""Number of steps that cost estimates assume for a loop without further information."""
+"""Number of steps that cost estimates assume for an unbounded loop."""
 
 
 @dataclass(frozen=True, slots=True)

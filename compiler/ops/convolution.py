@@ -25,7 +25,8 @@ from tilewright.compiler.ops.windows import lines, reads
 from tilewright.compiler.sizes import equal, same_extents
 
 _IM2COL_CHANNELS = 16
-"""With fewer channels per group, the reference unfolds windows into one matrix product."""
+"""Number of channels below which the reference unfolds all windows (im2col) into one matrix
+product."""
 
 
 def _infer(types: Sequence[TensorType], attrs: Attrs) -> TensorType:

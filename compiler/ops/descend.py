@@ -22,7 +22,8 @@ from tilewright.compiler.ops.native import native
 from tilewright.compiler.ops.shapes import operand_count, show
 
 WORDS = 4
-"""Number of 32-bit words in a record: two of the threshold, the column, the successor record."""
+"""Number of 32-bit words of a tree record: two for the threshold, one for the column, and one for
+the index of the first successor record."""
 
 
 def records(thresholds: np.ndarray, columns: np.ndarray, following: np.ndarray) -> np.ndarray:

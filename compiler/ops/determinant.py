@@ -14,7 +14,8 @@ from tilewright.compiler.ops.shapes import show
 from tilewright.compiler.sizes import equal
 
 SIZE_LIMIT = 64
-"""Steps are unrolled: a larger matrix would make a graph too large to compile."""
+"""Maximum number of rows of a matrix. The steps of the computation are unrolled, so that a larger
+matrix would make a graph too large to compile."""
 
 
 def square_matrices(node: OnnxNode) -> tuple[str, int, int]:

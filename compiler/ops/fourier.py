@@ -151,8 +151,9 @@ def _transform(node: OnnxNode, rows: str, length: int, *, inverse: bool, oneside
 
 
 _FEWER = 2
-"""Two products replace one that needs more than this number times their multiplications: they are
-small, and values are moved between them."""
+"""Minimum saving for which two matrix products replace one. The two must need at most 1 / this
+number of its multiplications, because small products are less efficient, and values are moved
+between them."""
 
 
 def _factor(given: int, length: int, parts: int, *, onesided: bool) -> int:

@@ -22,13 +22,14 @@ from tilewright.compiler.sizes import (
 )
 
 _SAME = frozenset({"cast", "concat", "expand", "identity", "reshape", "slice", "transpose"})
-"""Operators whose results consist of elements of their operands."""
+"""Operators that only move elements, or change their type."""
 
 _DEPTH = 8
-"""Maximum number of steps of an index computation that are analysed."""
+"""Maximum number of consecutive nodes of an index computation that are analysed."""
 
 _ENDS = 64
-"""Sums of more end points are not analysed."""
+"""Maximum number of sizes that bound an operand in an index computation. Operands with more are not
+analysed."""
 
 
 def sizes_within(node: OnnxNode, indices: str, extent: int) -> tuple[int, ...]:
@@ -84,8 +85,9 @@ def _out_of_range(item: int, extent: int) -> str:
 
 
 _Answer = bool | tuple[int, ...] | None
-"""True if the condition holds for all indices; the dynamic indices for which it is undecided; None
-if nothing is known; False if it fails for fixed integers, which are not analysed here."""
+"""The result of checking a condition for all indices: True if it always holds; the dynamic indices
+for which it depends on sizes; None if nothing is known; False if fixed integers violate it, which
+other code reports."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,8 @@ from tilewright.compiler.loops.semantics import from_memory, to_memory
 from tilewright.compiler.ops.attributes import integer
 
 NodeHook = Callable[[Node, Sequence[np.ndarray], np.ndarray], np.ndarray]
-"""(node, operands, result of the reference) -> the result to continue with."""
+"""Called after each node with the node, its operands, and its result from the reference. Returns
+the result that the interpreter uses instead."""
 
 
 def run_graph(

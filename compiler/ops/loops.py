@@ -21,22 +21,23 @@ from tilewright.compiler.ops.trip_counts import State, known_integer, trip_count
 from tilewright.compiler.sizes import always_smaller, is_dynamic, larger, typical
 
 BodyBuilder = Callable[[Enclosure, str, Sequence[str]], Sequence[str]]
-"""Builds the body of a loop. The arguments are the enclosure, the index of the step, and the states
-as values of the enclosure's graph. The function returns whether another step follows, the next
-states, and the values to stack."""
+"""Builds the body of a loop. The arguments are the enclosure, the index of the step, and the
+states, as values of the enclosure's graph. Returns whether another step follows, the next states,
+and the values to stack."""
 
 BranchBuilder = Callable[[Enclosure], Sequence[str]]
-"""Builds a branch and returns its outputs: values of the enclosure's graph."""
+"""Builds the body of a branch, and returns its outputs as values of the enclosure's graph."""
 
 NO_LIMIT = (1 << 31) - 1
-"""Exporters write a trip count of at least this if they know none."""
+"""Minimum trip count that stands for an unknown number of steps in exported models."""
 
 COLLECTED_BYTES = 1 << 30
-"""Maximum bytes of collected rows if only a condition bounds the number of steps."""
+"""Maximum size in bytes of the rows that a loop collects, if only its condition bounds the number
+of steps."""
 
 CHEAP_ELEMENTS = 1 << 12
-"""If the branches compute fewer elements, both are computed, so that they fuse with surrounding
-nodes."""
+"""Maximum number of elements that a branch computes for both branches to be computed
+unconditionally. Their nodes can then fuse with surrounding nodes."""
 
 CHEAP = (OpKind.ELEMENTWISE, OpKind.MOVEMENT, OpKind.PIECES, OpKind.VIEW, OpKind.GATHER)
 

@@ -207,7 +207,8 @@ def _open_part(extent: int, start: int, end: int, step: int) -> tuple[int, int]:
 
 
 _ENDLESS = (1 << 31) - 1
-"""Exporters write the largest number of a type for the end, or for the start."""
+"""Minimum magnitude of a position in Slice that stands for the first or last element. Exporters
+write the largest number of an integer type."""
 
 
 def _onnx_split(node: OnnxNode) -> list[str]:

@@ -33,7 +33,7 @@ from tilewright.compiler.ops.registry import (
 from tilewright.compiler.ops.shapes import operand_count
 
 OUTPUT_ONLY = "in an artifact, few operators can read the result"
-"""The limit stated for rules that emit `trim`."""
+"""The documented limit of operators whose import rule emits `trim`."""
 
 
 def native(

@@ -22,7 +22,7 @@ from tilewright.compiler.runtime.labels import Labels
 from tilewright.compiler.sizes import DynamicSizeError, is_dynamic
 
 CALLED_OPSET = 21
-"""The opset of operators into which rules expand other operators."""
+"""Opset of the ONNX operators that import rules call to express other operators."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +59,7 @@ class OnnxNode:
     opset: int
     inputs: tuple[str | None, ...]
     outputs: tuple[str, ...]
-    """ONNX names; empty for an output that nothing uses."""
+    """Names of the outputs in the ONNX file; an empty string for an output that nothing reads."""
     attrs: Mapping[str, OnnxAttr]
     builder: GraphBuilder
 

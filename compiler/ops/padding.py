@@ -7,7 +7,7 @@ from tilewright.compiler.ops.shapes import Shape, show
 from tilewright.compiler.sizes import is_dynamic, larger
 
 AUTO_PADS = ("NOTSET", "VALID", "SAME_UPPER", "SAME_LOWER")
-"""The values of the attribute auto_pad."""
+"""The values of ONNX's attribute `auto_pad`."""
 
 
 def resolve_pads(

@@ -197,10 +197,11 @@ def _onnx_pads(node: OnnxNode, rank: int) -> tuple[int, ...]:
 
 
 AROUND = ("reflect", "edge", "wrap")
-"""Modes that pad with elements of the operand."""
+"""Padding modes that fill the border with elements of the operand."""
 
 _MOST_BOXES = 32
-"""Maximum number of copies for padding; the edges of three dimensions take 27."""
+"""Maximum number of boxes from which a padded tensor is assembled. Padding all edges of three
+dimensions takes 27."""
 
 
 def _places(places: Any, extent: int, mode: str) -> Any:

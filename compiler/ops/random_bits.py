@@ -35,7 +35,8 @@ _ALL = (1 << 64) - 1
 _SPLITMIX = ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB))
 _MURMUR = ((16, 0x85EBCA6B), (13, 0xC2B2AE35))
 _GOLDEN = 0x9E3779B9
-"""2^32 divided by the golden ratio: its multiples are spread evenly."""
+"""2^32 divided by the golden ratio. The multiples of this number, modulo 2^32, are spread
+evenly."""
 
 
 def _infer_key(types: Sequence[TensorType], attrs: Attrs) -> TensorType:

@@ -26,14 +26,16 @@ from tilewright.compiler.ops.shapes import show
 from tilewright.compiler.sizes import equal, is_dynamic, same_extents
 
 SPELLED_STEPS = 64
-"""More steps become a loop, which is some 3% slower (a gather and a copy of rows per step), and
-compiles in the time of one step. Two or more steps of 16-bit floats become a loop too: values
-between unrolled steps are stored in 16 bits (`passes.mixed_precision`)."""
+"""Maximum number of steps that are unrolled. More steps become a loop, which is about 3% slower (a
+gather and a copy of rows per step), and compiles in the time of one step. For 16-bit floats, the
+maximum is one step: values between unrolled steps would be stored in 16 bits
+(`passes.mixed_precision`)."""
 
 _Activation = Callable[[str], str]
 
 MatrixProduct = Callable[[OnnxNode, str, Sequence[str]], str]
-"""A matrix of floats times another one, which these values represent."""
+"""Emits the product of a matrix of floats and a second matrix, which the given values represent,
+and returns its name."""
 
 _PARAMETERS = {
     "Affine": {"alpha": 0.0, "beta": 0.0},
@@ -45,8 +47,8 @@ _PARAMETERS = {
 }
 _PLAIN = ("Relu", "Sigmoid", "Softplus", "Softsign", "Tanh")
 _OWN = ("Affine", "ScaledTanh")
-"""Activations that are not ONNX operators, for which ONNX states no defaults: ONNX Runtime's are
-0."""
+"""Activations that are not ONNX operators. ONNX does not define defaults of their parameters; the
+defaults of ONNX Runtime are 0."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +125,8 @@ class _Layer:
 
 
 _Step = Callable[[_Layer, tuple[str, ...]], tuple[str, ...]]
-"""Computes the states (hidden first) after a step from the states before it."""
+"""Emits one step of a layer. Maps the states before the step to the states after it; the hidden
+state is the first."""
 
 
 def _rnn_step(layer: _Layer, states: tuple[str, ...]) -> tuple[str, ...]:

@@ -37,27 +37,29 @@ class OpKind(StrEnum):
     """The kind of an operator, which determines how fusion and schedule templates handle it."""
 
     ELEMENTWISE = "elementwise"
-    """At most three operands with NumPy broadcasting; any of them may be read in place."""
+    """A function of single elements of at most three operands, with NumPy broadcasting."""
     CONTRACTION = "contraction"
     WINDOW = "window"
     REDUCTION = "reduction"
     ROW = "row"
-    """Normalisations: reductions along a row whose results every element of the row needs."""
+    """A normalisation: every element of a row needs the results of reductions along the row."""
     ATTENTION = "attention"
-    """Two contractions with a row between them; the row's values are never stored as a whole."""
+    """Two contractions with a ROW operator between them, whose rows are never stored as a whole."""
     MOVEMENT = "movement"
-    """Each output element is one input element, at an affine index."""
+    """Each output element is a copy of one input element, at an affine index."""
     PIECES = "pieces"
-    """The output is assembled from boxes; see `Piece`."""
+    """The output is assembled from boxes, which are copied from operands or filled; see `Piece`."""
     VIEW = "view"
-    """The same bytes with another shape."""
+    """The result has the bytes of the operand, and another shape."""
     GATHER = "gather"
     NATIVE = "native"
-    """Not a loop nest, but a function of the C runtime; see `Operator.native`."""
+    """A function of the C runtime computes the result, and not a loop nest; see
+    `Operator.native`."""
     CONTROL = "control"
-    """Runs graphs, its bodies; see `Operator.control`."""
+    """Runs other graphs, which are its bodies, such as the steps of a loop; see
+    `Operator.control`."""
     CONSTANT = "constant"
-    """Known after import; no such node remains in a graph."""
+    """The result is a constant after import. No graph contains such a node."""
 
 
 class Source(Protocol):
@@ -100,24 +102,28 @@ class Piece:
 
 
 Infer = Callable[[Sequence[TensorType], Attrs], TensorType]
-"""Returns the type of the output; raises InvalidModelError with one phrase, without the node's
-name."""
+"""Returns the type of the output, from the types of the operands and the attributes. Raises
+InvalidModelError with a phrase to which the caller adds the node's name."""
 Reference = Callable[[Sequence[np.ndarray], Attrs], np.ndarray]
-"""The operator on NumPy arrays of the operands' types; float arrays may all be float64 instead."""
+"""Computes the output with NumPy, from arrays of the operands' types and the attributes. The float
+arrays may all be float64 instead."""
 Fresh = Callable[[str, int], Axis]
 """Creates a new reduction axis from a name prefix and an extent."""
 Expression = Callable[
     [Sequence[Source], Sequence[TensorType], Attrs, tuple[Affine, ...], Fresh], Expr
 ]
-"""One element of the output at an index, over elements of the operands."""
+"""Returns the formula for one element of the output. The arguments are the operands' elements, the
+operands' types, the attributes, the index of the element, and a function that creates reduction
+axes."""
 Pieces = Callable[[Sequence[TensorType], Attrs], tuple[Piece, ...]]
 NativeWork = Callable[[Sequence[TensorType], Attrs], tuple[str, tuple[int, ...]]]
-"""The native function and its parameters; `runtime/native_functions.py` defines its memory
-accesses."""
+"""Returns the name of the native function and its parameters. `runtime/native_functions.py` defines
+which memory the function accesses."""
 RunBody = Callable[[Graph, Sequence[np.ndarray]], list[np.ndarray]]
-"""The outputs of a body for these inputs."""
+"""Runs a body on the given inputs, and returns its outputs."""
 Control = Callable[[Sequence[np.ndarray], Attrs, RunBody], Mapping[int, np.ndarray]]
-"""Computes a CONTROL operator on NumPy arrays: its results by their start in the block."""
+"""Computes a CONTROL operator with NumPy. Returns the results by their byte offset in the output
+block."""
 
 
 class ElementCost(StrEnum):
@@ -127,11 +133,11 @@ class ElementCost(StrEnum):
     """Cheap enough to be recomputed in each pass over a row."""
     ORDINARY = "ordinary"
     COSTLY = "costly"
-    """About ten operations."""
+    """As expensive as about ten operations."""
 
 
 Terms = Callable[[Sequence[TensorType], Attrs], int]
-"""The number of products that one element of the output sums, by the types of the operands."""
+"""Returns the number of products that one element of the output sums."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,8 +32,8 @@ from tilewright.compiler.sizes import DynamicSizeError, exact_quotient, is_dynam
 Floats = np.ndarray
 
 MOST_TAPS = 16
-"""Maximum number of elements in one sum of `interpolate`: enough for bicubic interpolation of
-images."""
+"""Maximum number of elements in one sum of the operator `interpolate`. It is enough for bicubic
+interpolation of images."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,7 @@ class _Line:
 
 
 Rounded = Callable[[Floats], Floats]
-"""Rounds the result of each step of a calculation."""
+"""Rounds the result of one step of a calculation, such as to float32."""
 
 
 def _in_float32(value: Floats) -> Floats:
@@ -130,8 +130,8 @@ def _coordinates(node: OnnxNode, mode: str, line: _Line, rounded: Rounded) -> Fl
 
 
 _TIE = 1e-6
-"""Maximum distance of a coordinate from the middle of two inputs that counts as a tie in ONNX
-Runtime."""
+"""Maximum distance of a coordinate from the middle between two inputs that ONNX Runtime treats as a
+tie."""
 
 
 _COORDINATES = (
@@ -314,7 +314,8 @@ def _repeated(node: OnnxNode, x: str, dim: int, times: int) -> str:
 
 
 _PROBE = 8
-"""Positions of a dimension that represent all, if a coordinate does not depend on the extent."""
+"""Extent of the sample by which the interpolation of a dynamic dimension is analysed, if the
+coordinates do not depend on the extent."""
 
 
 def _repeats(node: OnnxNode, mode: str, line: _Line) -> int | None:

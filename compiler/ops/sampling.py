@@ -25,7 +25,7 @@ from tilewright.compiler.ops.shapes import show
 from tilewright.compiler.sizes import equal, same_extents
 
 _CUBIC = -0.75
-"""The coefficient of cubic convolution that GridSample fixes."""
+"""The coefficient of cubic convolution, which GridSample defines."""
 
 
 @dataclass(frozen=True, slots=True)

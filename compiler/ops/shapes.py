@@ -96,7 +96,8 @@ def pad(x: np.ndarray, pads: Sequence[tuple[int, int]], fill: float = 0.0) -> np
 
 
 FEW_TAPS = 25
-"""Windows of more elements are reduced in two passes (the `separable` template)."""
+"""Maximum number of elements of a window that is reduced in one pass. A larger window is reduced in
+two passes (template `separable`)."""
 
 
 @dataclass(frozen=True, slots=True)

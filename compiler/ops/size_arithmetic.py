@@ -30,10 +30,10 @@ from tilewright.compiler.sizes import (
 )
 
 ELEMENTS_LIMIT = 1 << 10
-"""Shapes have few elements; larger values are data."""
+"""Maximum number of elements of a value that is analysed as a shape. Larger values are data."""
 
 Item = Any
-"""A number, a boolean or a size."""
+"""An element of a shape computation: a number, a boolean, or a dynamic size."""
 
 
 def folded(
@@ -90,7 +90,7 @@ _EXACT = {
     DType.FLOAT32: 1 << 24,
     DType.FLOAT64: 1 << 53,
 }
-"""Each float type represents all integers up to this exactly."""
+"""Limit up to which each float type represents all integers exactly."""
 
 
 def exact_integers(dtype: DType) -> tuple[int, int]:
@@ -212,7 +212,7 @@ _MOVES = frozenset(
         "transpose",
     }
 )
-"""Operators whose references compute on any objects."""
+"""Operators whose NumPy reference works on arrays of arbitrary objects."""
 
 _POINTWISE: Mapping[str, Callable[..., Item]] = {
     "add": operator.add,

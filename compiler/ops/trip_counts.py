@@ -27,10 +27,12 @@ from tilewright.compiler.ops.size_arithmetic import exact_integers
 from tilewright.compiler.sizes import always_larger, always_smaller, bounds, is_dynamic
 
 _PASSING = ("cast", "reshape", "identity", "add", "sub")
-"""Operators whose result is a counter if their operands are."""
+"""Operators whose result is a counter if their operands are. A counter changes by the same integer
+in each step of a loop."""
 
 _NESTED = 32
-"""Maximum chain of states that are updated from other states: their analysis is recursive."""
+"""Maximum length of a chain of loop states, each of which is updated from the next. The analysis of
+such a chain is recursive."""
 
 
 @dataclass(frozen=True, slots=True)

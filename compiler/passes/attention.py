@@ -34,12 +34,12 @@ from tilewright.compiler.passes.causal_masks import is_causal_mask
 from tilewright.compiler.passes.rewrite import Rewriter, rewrite
 
 HIDDEN = -1e9
-"""A number as low as this hides a key: added to a score, it makes the exponential zero."""
+"""Maximum number that hides a key: added to a score, it makes the exponential zero."""
 
 FILL = -1e37
-"""The summand for a model that fills in a finite number that hides. Every score vanishes against it
-in rounding, so that a query whose keys are all hidden weighs them equally; sums and multiples of it
-are finite."""
+"""The number that is added to the scores of hidden keys if the model's mask contains a finite
+number. In the sum, every score is lost to rounding, so that a query whose keys are all hidden
+weighs them equally. Sums and multiples of the number are finite."""
 
 
 def attention(graph: Graph) -> Graph:
@@ -84,7 +84,8 @@ class _Scores:
     softcap: float = 0.0
     masks: list[_Mask] = field(default_factory=list)
     leading: tuple[int, ...] = ()
-    """The dimensions before (queries, keys), in the view of the scores with the most dimensions."""
+    """The dimensions before (queries, keys). If reshapes change them, these are the dimensions of
+    the view with the largest rank."""
 
 
 def _recognise(rewriter: Rewriter, node: Node) -> str | None:

@@ -21,7 +21,8 @@ from tilewright.compiler.runtime.labels import LABELLED
 from tilewright.compiler.sizes import dynamic_sizes
 
 GROWTH_LIMIT_BYTES = 1 << 22
-"""Maximum bytes of a folded value that is larger than its operands (expand of zeros)."""
+"""Maximum size in bytes of a folded value that is larger than its operands, such as an expanded
+zero."""
 
 
 def constant_folding(graph: Graph) -> Graph:

@@ -27,16 +27,17 @@ _TAME = (
     *("sqrt", "log", "sigmoid", "tanh", "erf", "clip", "hard_sigmoid", "reciprocal", "softplus"),
     *("sin", "cos", "atan", "sign", "is_inf", "is_nan", "cast"),
 )
-"""Elementwise operators whose result is of ordinary size even if an operand is not."""
+"""Elementwise operators whose result is small enough for float16 even if an operand is a large sum
+or square."""
 
 _BOUNDED = ("sigmoid", "hard_sigmoid", "tanh", "erf", "clip", "softmax", "sin", "cos")
-"""Operators whose result is bounded by a constant, whatever the operand."""
+"""Operators whose result is bounded by a constant for all operands."""
 
 _SPREADS = (
     *(OpKind.ELEMENTWISE, OpKind.MOVEMENT, OpKind.VIEW, OpKind.PIECES, OpKind.GATHER),
     *(OpKind.REDUCTION, OpKind.WINDOW),
 )
-"""Kinds of operators whose result is as large as their operand."""
+"""Kinds of operators whose result may be as large as their operand."""
 
 
 def float32_sums(graph: Graph, groups: Sequence[Group]) -> set[str]:

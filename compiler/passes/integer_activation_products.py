@@ -32,10 +32,12 @@ from tilewright.compiler.passes.rewrite import Rewriter, rewrite
 from tilewright.compiler.sizes import always_less, exact_quotient, is_dynamic
 
 _GROUP = 4
-"""Products per dot-product instruction and lane: a dynamic number of terms must be a multiple."""
+"""Number of products that one lane of a dot-product instruction sums. A dynamic number of terms
+must be a multiple of this number."""
 
 _MOST_TERMS = (2**31 - 1) // (255 * 255)
-"""Up to this number of terms, sums of products of 8-bit integers minus zero points fit in int32."""
+"""Maximum number of terms for which a sum of products fits in int32. The factors are 8-bit integers
+minus their zero points."""
 
 
 def integer_activation_products(graph: Graph, factor: IntegerFactor = unsigned) -> Graph:

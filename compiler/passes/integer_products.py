@@ -46,11 +46,12 @@ from tilewright.compiler.passes.rewrite import Rewriter, rewrite
 _FLOAT = np.finfo(np.float32)
 
 _LEAST_CHANNELS = 4
-"""Fewer channels do not fill an operand of a dot-product instruction: an image of three colours
-gets a fourth channel, times zero."""
+"""Minimum number of input channels, which fill one operand of a dot-product instruction. An image
+of three colours gets a fourth channel, whose weights are zero."""
 
 _LEAST_GROUP = 16
-"""Minimum channels and filters of a group for window sums."""
+"""Minimum number of channels and of filters per group for which integers are faster than float32,
+if sums of windows are needed."""
 
 
 def integer_products(graph: Graph, factor: IntegerFactor = unsigned) -> Graph:

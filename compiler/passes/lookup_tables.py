@@ -28,10 +28,10 @@ from tilewright.compiler.ops.registry import ElementCost, OpKind
 from tilewright.compiler.passes.rewrite import Rewriter, rewrite
 
 MOST_NODES = 60
-"""Maximum length of a chain of nodes."""
+"""Maximum number of nodes that are replaced by one lookup."""
 
 ENOUGH = 9
-"""Number of cheap operations that take longer than a lookup."""
+"""Maximum number of cheap operations that are at least as fast as a lookup."""
 
 
 def lookup_tables(graph: Graph) -> Graph:

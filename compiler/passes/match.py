@@ -13,7 +13,7 @@ from tilewright.compiler.graph.ir import Node
 from tilewright.compiler.passes.rewrite import Rewriter
 
 Bindings = dict[str, str]
-"""Pattern variable -> value of the graph."""
+"""Variables of a pattern -> the values of the graph that they match."""
 
 
 @dataclass(frozen=True, slots=True)

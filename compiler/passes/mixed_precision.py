@@ -43,14 +43,15 @@ from tilewright.compiler.plan.fusion import Group, fuse
 from tilewright.compiler.sizes import typical
 
 FACTORS = {"matmul": 2, "conv": 2, "attention": 3}
-"""Products, with the number of their operands that are factors."""
+"""Operators that are products -> the number of leading operands that are factors."""
 
 _MOVES = (*MOVEMENTS, "pad", "extend")
-"""Operators that return elements of their `moved_operands`, and possibly zeros."""
+"""Operators that move elements of their `moved_operands` without change, and may add zeros."""
 
 _FEW_ROWS = 16
-"""With 2048 x 2048 weights, products of float16 took half of the time of float32 for 1 row, nine
-tenths for 16, and twice as long for 128."""
+"""Maximum number of rows for which products of float16 are faster than those of float32. With 2048
+x 2048 weights, they took half of the time for 1 row, nine tenths for 16, and twice as long for
+128."""
 
 _JUMPS = ("floor", "ceil", "round", "sign", "mod")
 
@@ -96,9 +97,10 @@ class _MixedPrecision:
             for value in node.inputs
             if graph.types[value].dtype is dtype
         }
-        """The narrow value of each float32 value that was converted from one."""
+        """float32 values that were converted from the 16-bit type -> the 16-bit values."""
         self._again: dict[str, str] = {}
-        """The narrow value that the graph's own conversion of a float32 value would only repeat."""
+        """Results of the model's own casts to the 16-bit type -> the equal 16-bit values that
+        already exist."""
         self._crossing = self._chosen() if chooses else set()
 
     def graph(self) -> Graph:

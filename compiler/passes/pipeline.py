@@ -41,7 +41,8 @@ from tilewright.compiler.timings import Timings, timed
 
 Pass = Callable[[Graph], Graph]
 Observer = Callable[[str, Graph], None]
-"""Called with a pass's name and the graph after it: `--dump-after PASS`."""
+"""Called after each pass, with the pass's name and the resulting graph; used by `--dump-after
+PASS`."""
 
 PASSES: tuple[Pass, ...] = (
     dead_code,

@@ -20,12 +20,14 @@ from tilewright.compiler.ops.shapes import show
 from tilewright.compiler.sizes import same_extents
 
 _QUICK = 1.702
-"""The alpha for which x * sigmoid(alpha * x) best approximates GELU."""
+"""Default of QuickGelu's attribute `alpha`, for which x * sigmoid(alpha * x) best approximates
+GELU."""
 
 _INTEGERS = (DType.INT32,)
 
 _EPSILON = 1e-12
-"""Default epsilon of SkipLayerNormalization; the other normalisations have ONNX's."""
+"""Default epsilon of normalisations after a skip connection. The other normalisations have ONNX's
+default."""
 
 
 def _sum(node: OnnxNode, first: str, *positions: int) -> str:

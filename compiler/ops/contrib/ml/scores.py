@@ -14,14 +14,14 @@ from tilewright.compiler.runtime.labels import Labels
 
 DOMAIN = "ai.onnx.ml"
 NEAR_ZERO = 1e-7
-"""SOFTMAX_ZERO excludes scores up to this distance from zero."""
+"""Maximum magnitude of a score that SOFTMAX_ZERO treats as zero."""
 
 WINITZKI = 0.147
 """The coefficient of Winitzki's approximation of the inverse error function (error up to 2e-3), by
 which ONNX's reference and ONNX Runtime define PROBIT."""
 
 TRANSFORMS = ("NONE", "SOFTMAX", "LOGISTIC", "SOFTMAX_ZERO", "PROBIT")
-"""Post transforms by their number in TreeEnsemble."""
+"""The values of the attribute `post_transform`, in the order of their numbers in TreeEnsemble."""
 
 
 def as_floats(node: OnnxNode, value: str) -> str:
@@ -130,7 +130,7 @@ def _probit(node: OnnxNode, scores: str, dtype: DType) -> str:
 
 
 TEXTS = "classlabels_strings"
-"""The attribute of classes whose labels are texts."""
+"""Name of the attribute that lists class labels as strings."""
 
 
 def with_texts(

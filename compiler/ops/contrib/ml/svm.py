@@ -34,14 +34,15 @@ from tilewright.compiler.ops.shapes import show
 from tilewright.compiler.sizes import equal
 
 COUPLING_STEPS = 100
-"""Maximum number of iterations in libsvm."""
+"""Maximum number of steps in which class probabilities are computed from pairwise ones, as in
+libsvm."""
 
 COUPLING_ERROR = 0.005
-"""libsvm stops if no class is further from the optimum than this divided by the number of
-classes."""
+"""Tolerance of the class probabilities, as in libsvm. The steps end when no class is farther from
+the optimum than this number divided by the number of classes."""
 
 LEAST_SHARE = 1e-7
-"""Probabilities of pairs are clamped to between this and one minus this."""
+"""Minimum of the pairwise probabilities. Their maximum is one minus this number."""
 
 
 def _array(node: OnnxNode, key: str, *shape: int) -> np.ndarray:

@@ -33,17 +33,19 @@ from tilewright.compiler.ops.onnx_node import OnnxNode
 from tilewright.compiler.ops.registry import OnnxRule
 
 STEP_LIMIT = 512
-"""Maximum number of comparisons from a root to a leaf."""
+"""Maximum number of comparisons from the root to a leaf of a tree."""
 
 COMPARISONS = {mode.name: mode for mode in SplitMode if mode is not SplitMode.MEMBER}
-"""Suffixes after BRANCH_ in the modes of TreeEnsembleRegressor and TreeEnsembleClassifier."""
+"""Comparisons by the name that follows BRANCH_ in the modes of TreeEnsembleRegressor and
+TreeEnsembleClassifier."""
 
 AGGREGATES = ("AVERAGE", "SUM", "MIN", "MAX")
-"""Aggregate functions by their number in TreeEnsemble."""
+"""Aggregate functions, in the order of their numbers in TreeEnsemble."""
 
 PADDING = 2
-"""Trees that vote for one target each are grouped by target. Groups are padded to the longest;
-grouping is skipped if they would then hold more than this number times the trees."""
+"""Limit for grouping the trees by target, if each tree votes for one target. All groups are padded
+to the length of the longest. The trees are not grouped if the padded groups hold more than this
+number times the trees."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +63,7 @@ class Forest:
     targets: np.ndarray
     weights: np.ndarray
     dtype: DType
-    """The type in which rows are compared and weights are summed."""
+    """The type in which features are compared with thresholds, and weights are summed."""
 
 
 def _scores(node: OnnxNode, forest: Forest, targets: int, aggregate: str) -> str:
