@@ -23,26 +23,29 @@ from tilewright.compiler.sizes import (
 )
 
 BATCH_HINT = 1
-"""Most requests have a single sample."""
+"""Default size hint of a batch. Most requests have a single sample."""
 
 IMAGE_HINT = 224
-"""Sides of an image with three channels, as in models for ImageNet."""
+"""Default size hint of the height and width of images with three channels, as in models for
+ImageNet."""
 
 LENGTH_HINT = 128
-"""Lengths of sequences and caches, and all other dimensions."""
+"""Default size hint of sequence and cache lengths, and of all dimensions of other kinds."""
 
 IMAGE_CHANNELS = 3
 
 MOST_ELEMENTS = 1 << 27
-"""Maximum elements of a model's values at default hints: half a gibibyte of float32."""
+"""Maximum total number of elements of a model's values at the default size hints. In float32, they
+take half a gibibyte."""
 
 LARGEST_SOLUTION = 4096
-"""Sizes up to this are tried if a model requires a single size of a dimension."""
+"""Largest size that is tried for a dimension of which the model requires a single size."""
 
 _BATCH = re.compile(r"batch", re.IGNORECASE)
 _BATCH_OF_LEADING = re.compile(r"(?:^|_)(?:n|b|bs)$", re.IGNORECASE)
 _OF_TORCH = re.compile(r"s\d+")
-"""A name that torch.export generates for a size; inputs of equal size need not share it."""
+"""Names of dimensions that torch.export generates. Two inputs of equal size may have different
+names."""
 
 _LENGTH = re.compile(
     r"seq|len|time|frame|step|token|phoneme|node|edge|point|height|width|row|box|num_",

@@ -54,8 +54,8 @@ ENDLESS_STEPS = 100_000
 """Maximum number of steps of an unbounded loop that the NumPy interpreter runs."""
 
 NOT_ENDED = "a loop has not ended"
-"""Start of the error message for a loop that exceeds ENDLESS_STEPS.
-`service.jobs.inputs.random_choices` recognises it, and adds advice about the model's inputs."""
+"""Start of the error message for a loop that exceeds ENDLESS_STEPS, by which
+`service.jobs.inputs.random_choices` recognises the error."""
 
 ENDLESS = (1 << 63) - 1
 """The trip count of an unbounded loop."""

@@ -73,7 +73,8 @@ PASSES: tuple[Pass, ...] = (
 )
 
 ROUNDS = 8
-"""The whole list repeats until nothing changes, at most this often."""
+"""Maximum number of times that the list of passes runs. It is repeated until the graph no longer
+changes."""
 
 
 def optimise(

@@ -20,13 +20,15 @@ from tilewright.compiler.ops.products import INT8_TYPES, INT16_TYPES
 from tilewright.compiler.passes.rewrite import Rewriter
 
 STORED = (*INT8_TYPES, *INT16_TYPES)
-"""The stored types of integers that are multiplied, after subtracting a zero point."""
+"""Types in which quantised models store integers that are multiplied after a zero point is
+subtracted."""
 
 MOVEMENTS = ("concat", "reshape", "transpose", "slice", "expand", "gather")
 """Operators whose result consists only of elements of their operands (for gather, of the first)."""
 
 IntegerFactor = Callable[[DType], DType | None]
-"""Stored type -> the type in which it is multiplied; None if it is not multiplied as an integer."""
+"""Maps the type in which integers are stored to the type in which the target multiplies them; None
+if the target does not multiply them as integers."""
 
 
 def unsigned(stored: DType) -> DType | None:

@@ -26,7 +26,8 @@ from tilewright.compiler.passes.quantisation import MOVEMENTS, move, moved_opera
 from tilewright.compiler.passes.rewrite import Rewriter, rewrite
 
 RISING = ("mul", "div", "add", "sub", "round", "cast", "relu", "clip")
-"""Operators that keep the order of numbers, if they multiply or divide by positive numbers."""
+"""Operators that preserve the order of numbers, provided that they multiply and divide by positive
+numbers only."""
 
 
 def quantise_first(graph: Graph) -> Graph:

@@ -23,7 +23,8 @@ from tilewright.compiler.ops.registry import ElementCost, OpKind
 from tilewright.compiler.passes.rewrite import Rewriter, rewrite
 
 READERS = (OpKind.ELEMENTWISE, OpKind.REDUCTION, OpKind.ROW)
-"""Kinds of operators that compute their operands inline."""
+"""Kinds of operators whose kernels can compute an operand where they read it, instead of loading it
+from memory."""
 
 
 def rematerialise_dequantisation(graph: Graph) -> Graph:

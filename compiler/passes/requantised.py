@@ -21,7 +21,8 @@ from tilewright.compiler.passes.rewrite import Rewriter, rewrite
 _STORED = (*INT8_TYPES, DType.INT16, DType.UINT16)
 
 _MOST_NODES = 8
-"""Two casts, a subtraction and a product; a quotient, a rounding, an addition and a cast."""
+"""Maximum number of nodes of a dequantisation and a quantisation: two casts, a subtraction and a
+product; a quotient, a rounding, an addition and a cast."""
 
 
 def requantised(graph: Graph) -> Graph:

@@ -15,7 +15,8 @@ from tilewright.compiler.graph.ir import Graph, Node
 from tilewright.compiler.passes.rewrite import Rewriter, rewrite
 
 WIDTH = 64
-"""Maximum pieces of one kernel. DenseNet's widest concatenation has 49."""
+"""Maximum number of operands that one kernel concatenates. DenseNet's widest concatenation has
+49."""
 
 
 def split_concats(graph: Graph) -> Graph:

@@ -38,13 +38,15 @@ from tilewright.compiler.ops.registry import OpKind
 from tilewright.compiler.passes.mixed_precision import FACTORS
 
 _CHOICES = ("max_pool", "reduce_max", "reduce_min", "max", "min", "relu", "neg", "abs", "where")
-"""Operators that return elements, possibly negated, or a zero: exact in any type."""
+"""Operators that return elements of their operands, possibly negated, or zeros. Their results are
+exact in any type."""
 
 _MOVING = (OpKind.MOVEMENT, OpKind.PIECES, OpKind.VIEW, OpKind.GATHER)
-"""Kinds of operators that return elements of their operands."""
+"""Kinds of operators that return elements of their operands without change."""
 
 _STEPS = 16
-"""Maximum number of nodes between a 16-bit value and the block product that uses it."""
+"""Maximum number of nodes between a 16-bit value and the product with block-scaled weights that
+uses it."""
 
 
 def multiplied_type(graph: Graph) -> DType | None:
@@ -96,12 +98,13 @@ class _Widening:
         self._own = own
         self._edit = Edit(graph)
         self._stored = {value for value in graph.inputs if self._is_narrow(value)}
-        """The 16-bit values that the new graph contains too, except constants."""
+        """The 16-bit values that the new graph contains unchanged, except constants."""
         self._factors = _factors_of_halves(graph, own)
         self._names: dict[str, str] = {}
-        """The float32 value for each 16-bit one."""
+        """16-bit values of the old graph -> the float32 values that replace them in the new
+        graph."""
         self._rounded: dict[str, str] = {}
-        """The 16-bit value rounded from such a float32 one."""
+        """16-bit values -> their replacements in float32, rounded to 16 bits again."""
 
     def graph(self) -> Graph:
         """Return the graph with 16-bit floats computed in float32.

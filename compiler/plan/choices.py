@@ -50,4 +50,4 @@ class GraphChoice:
 
 
 RULE = GraphChoice()
-"""Every decision follows the rules."""
+"""The choice that leaves every decision to the planner's rules."""

@@ -22,11 +22,11 @@ from tilewright.compiler.plan.workload import Workload
 from tilewright.compiler.runtime.codec import JsonValue
 
 FLOPS_PER_BYTE = 8.0
-"""The weight of traffic against arithmetic: a core's vector units do 32 to 128 operations in the
-time in which its outer caches move 8 bytes."""
+"""Number of operations that have the same cost as one byte of memory traffic. A core's vector units
+do 32 to 128 operations in the time in which its outer caches move 8 bytes."""
 
 COSTLY_OPERATIONS = 10
-"""Operations that one element of a costly elementwise operator counts as."""
+"""Number of operations that one element of a costly elementwise operator counts as."""
 
 
 def macs(workload: Workload) -> int:
@@ -179,7 +179,7 @@ class TaskSummary:
     bytes_read: int
     bytes_written: int
     share: float
-    """The fraction of the plan's cost that the `count` runs of the kernel take, in 0..1."""
+    """The fraction of the plan's cost that all `count` runs of the kernel take, in 0..1."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,16 +199,17 @@ class PlanSummary(JsonValue):
     kernels: int
     views: int
     natives: int
-    """Steps that run a native function: not kernels, and not tuned."""
+    """Number of steps that run a native function. They are not counted as kernels, and are not
+    tuned."""
     controls: int
-    """Loops and branches that depend on values at run time."""
+    """Number of loops and branches whose course depends on values at run time."""
     relayouts: int
     arena_bytes: int
-    """Peak memory of the values between kernels. It excludes the work space of kernels, which
-    depends on their schedules."""
+    """Peak memory of the values that kernels pass to each other, in bytes. It excludes the work
+    space of kernels, which depends on their schedules."""
     tasks: tuple[TaskSummary, ...]
     products: tuple[ProductMacs, ...] = ()
-    """The multiply-accumulates by the types of their factors; a loop's body counts once."""
+    """Multiply-accumulates by the types of their factors. The body of a loop counts once."""
 
 
 def plan_summary(plan: GraphPlan) -> PlanSummary:

@@ -35,7 +35,7 @@ from tilewright.compiler.runtime.labels import LABELLED
 from tilewright.compiler.sizes import typical
 
 EPILOGUE_LIMIT = 40
-"""Maximum nodes of an epilogue, or of an elementwise group."""
+"""Maximum number of nodes of an epilogue, or of a group without an anchor."""
 
 ANCHORS = (
     OpKind.CONTRACTION,
@@ -48,7 +48,7 @@ ANCHORS = (
 MOVEMENT = (OpKind.ELEMENTWISE, OpKind.MOVEMENT)
 
 RUNTIME = (OpKind.NATIVE, OpKind.CONTROL)
-"""Kinds of operators that are never part of a kernel."""
+"""Kinds of operators that the runtime executes itself, and that are never part of a kernel."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +104,7 @@ class _Fusion:
         }
         self._outputs = {*graph.outputs, *kept}
         self._alone = turns(graph)
-        """Transposes that may be views: no group takes them."""
+        """Transposes that may become views. They are not fused into other groups."""
 
     def groups(self) -> tuple[Group, ...]:
         found: list[Group] = []

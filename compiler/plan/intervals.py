@@ -23,10 +23,11 @@ from tilewright.compiler.plan.workload import Workload
 from tilewright.compiler.sizes import Dimension
 
 LAST: tuple[int, ...] = (1, 16, 128)
-"""The last sizes of all intervals except the last one."""
+"""The sizes after which the range of a dimension is divided. Each is the last size of an
+interval."""
 
 MOST = 8
-"""Maximum pieces of a workload."""
+"""Maximum number of pieces into which the size ranges of a workload are divided."""
 
 _CUT = (OpKind.CONTRACTION, OpKind.WINDOW, OpKind.ATTENTION)
 
@@ -34,7 +35,8 @@ T = TypeVar("T")
 U = TypeVar("U")
 
 Box = tuple[Dimension, ...]
-"""A range within that of each dynamic dimension of a workload, in order."""
+"""The sizes for one piece of a workload: a part of the range of each dynamic dimension, in the
+workload's order."""
 
 
 @dataclass(frozen=True, slots=True)

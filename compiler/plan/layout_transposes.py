@@ -18,10 +18,12 @@ from tilewright.compiler.ops.registry import OpKind
 from tilewright.compiler.passes.transposes import permutation
 
 RANKS = (3, 4, 5)
-"""Batch, channels, then one to three spatial dimensions."""
+"""Supported ranks of tensors with channels: batch, channels, and one to three spatial
+dimensions."""
 
 _REACH = 64
-"""Maximum number of values that the search for a window visits."""
+"""Maximum number of values that are visited to find a convolution, pool or interpolation near a
+transpose."""
 
 
 def is_to_rows(graph: Graph, node: Node) -> bool:

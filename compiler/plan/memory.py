@@ -32,10 +32,11 @@ from tilewright.compiler.plan.workload import stored_bytes
 from tilewright.compiler.runtime.native_functions import native_signature
 
 MayAlias = Callable[[int, int], bool]
-"""`may_alias(step, input)`: whether a step may write its output over that input."""
+"""`may_alias(step, input)` returns whether a step may write its output to the memory of one of its
+inputs."""
 
 SharedBytes = Callable[[KernelStep], Sequence[int]]
-"""Sizes of the buffers that the threads of a step's kernel share."""
+"""Returns the sizes in bytes of the buffers that all threads of a step's kernel share."""
 
 
 @dataclass(frozen=True, slots=True)

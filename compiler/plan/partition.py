@@ -44,13 +44,13 @@ from tilewright.compiler.sizes import SizeErrorContext
 ROW = Placement()
 
 GROUP_LIMIT = 20_000
-"""Maximum groups (kernels, native functions, views) of a graph. Models have hundreds; this many are
-partitioned and placed in about 5 s."""
+"""Maximum number of groups (kernels, native functions, views) of a graph. Models have hundreds.
+This number of groups takes about 5 s to partition and place."""
 
 
 Assign = Callable[[Graph, tuple[Group, ...], int, GraphChoice], tuple[LayoutChoice, ...]]
-"""`assign(graph, groups, lanes, choice)` returns the layouts of each group: one of the group's
-options."""
+"""`assign(graph, groups, lanes, choice)` returns the layouts of each group, which are one of the
+group's options."""
 
 
 def plan_graph(
@@ -191,7 +191,8 @@ def _renamed(node: Node, names: Mapping[str, str]) -> Node:
 
 
 _Cut = tuple[tuple[str, ...], dict[str, Boundary]]
-"""The names of a kernel's nodes, and the boundaries of its values."""
+"""A kernel that has no workload yet: the names of its nodes, and the boundaries of its values by
+name."""
 
 
 class _Partition:

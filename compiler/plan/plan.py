@@ -27,7 +27,7 @@ from tilewright.compiler.sizes import (
 )
 
 PLAN_SCHEMA = 2
-"""Version of the JSON form."""
+"""Version of the JSON form of a plan."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,7 +222,8 @@ class GraphPlan:
     steps: tuple[Step, ...]
     placements: Mapping[str, Placement]
     growing: tuple[Growth, ...] = ()
-    """Inputs that outputs extend; in `graph` both are buffers."""
+    """Growing caches: inputs whose rows are followed by new rows in an output. In `graph`, their
+    types include the slack capacity."""
 
     @property
     def natives(self) -> tuple[NativeStep, ...]:

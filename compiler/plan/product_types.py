@@ -11,8 +11,8 @@ from tilewright.compiler.graph.ir import Graph, Node
 from tilewright.compiler.ops.products import INT8_TYPES, INT16_TYPES
 
 _WIDENING = ("cast", "mul", "div", "add", "sub", "identity", "reshape", "transpose", "clip", "relu")
-"""Operators that may lie between a value stored in 8 bits and a product that could use this
-value."""
+"""Operators that may lie between a value stored in 8 bits and a product that could use the 8-bit
+value directly."""
 
 
 @dataclass(frozen=True, slots=True)

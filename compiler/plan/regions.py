@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from tilewright.compiler.sizes import disjoint, larger, smaller
 
 ALIGNMENT_BYTES = 64
-"""Every value starts at a multiple of this: kernels load whole vectors."""
+"""Alignment of every value in bytes. Kernels load whole vectors."""
 
 
 @dataclass(slots=True, eq=False)

@@ -16,7 +16,8 @@ from tilewright.compiler.sizes import always_less, exact_quotient, is_dynamic
 Halo = tuple[tuple[int, int], ...]
 
 _Along = tuple[list[tuple[Factor, int]], int]
-"""The factors of one dimension with their strides, and the zeros before its first element."""
+"""The layout factors of one dimension with their strides, and the number of halo zeros before its
+first element."""
 
 
 def open_distance(

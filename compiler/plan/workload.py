@@ -32,13 +32,15 @@ from tilewright.compiler.sizes import (
 )
 
 WORKLOAD_SCHEMA = 1
-"""Part of every key: increment it when the meaning of the text form changes."""
+"""Version of the meaning of the text form, and part of every workload key. Increment it when the
+meaning changes."""
 
 Halo = tuple[tuple[int, int], ...]
-"""Zeros kept before and after each logical dimension; `()` without a halo."""
+"""Number of zeros before and after each logical dimension; `()` without a halo."""
 
 INLINE_KINDS = frozenset({"elementwise"})
-"""Operator kinds whose one-element constant operands stay in the graph as numbers."""
+"""Kinds of operators whose constant operands of one element are part of the workload's graph, as
+numbers."""
 
 
 def stored_bytes(kind: TensorType, layout: Layout, halo: Halo = ()) -> int:

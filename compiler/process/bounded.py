@@ -33,22 +33,23 @@ from tilewright.compiler.process.child import ChildProcess
 T = TypeVar("T")
 
 OWN_BYTES = 512 << 20
-"""Memory of a child for Python and the compiler, in addition to the memory for its task."""
+"""Memory limit in bytes for Python and the compiler in a child process. The limit for the child's
+task is added to it."""
 
 START_SECONDS = 120.0
-"""Maximum time for a child to load the compiler on a busy machine."""
+"""Maximum time in seconds in which a child starts and loads the compiler, on a busy machine."""
 
 LOOK_SECONDS = 0.05
-"""Interval at which `ask` checks whether its answer is still wanted."""
+"""Interval in seconds at which `ask` checks whether the call was cancelled."""
 
 NICENESS = 5
-"""Niceness of children, the same as of the builders: measurements have priority."""
+"""Niceness of child processes, equal to that of the builders. Measurements have priority."""
 
 MOST_WORDS = 1 << 16
-"""Characters of a child's last output that are kept."""
+"""Maximum number of characters of a crashed child's last output that are kept."""
 
 ALIGNMENT = 64
-"""Alignment of arrays in an answer, the same as NumPy's own."""
+"""Alignment in bytes of the arrays in a result, equal to NumPy's own."""
 
 
 class Stop(Protocol):
@@ -98,7 +99,7 @@ class NoAnswer:
 
 
 Answers: TypeAlias = Callable[..., Any]
-"""A function of the parent that the child may call while it computes a result."""
+"""A function of the parent process that the child may call while it computes a result."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +107,8 @@ class _Asked:
     function: Callable[..., Any]
     arguments: tuple[Any, ...]
     back: bool
-    """Whether the function gets a further argument that calls the parent's `answers` function."""
+    """Whether the function gets one more argument: a function that calls `answers` in the parent
+    process."""
 
 
 def run(

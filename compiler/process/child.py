@@ -15,7 +15,8 @@ from multiprocessing.connection import Connection, Pipe
 from typing import IO
 
 PARENT_DIES = 1
-"""PR_SET_PDEATHSIG of Linux."""
+"""Linux's PR_SET_PDEATHSIG: the option of `prctl` that sends a signal to a process when its parent
+dies."""
 
 _WITH_PARENT = (
     f"import ctypes; ctypes.CDLL(None).prctl({PARENT_DIES}, {int(signal.SIGKILL)}); "
@@ -23,8 +24,9 @@ _WITH_PARENT = (
     if sys.platform == "linux"
     else ""
 )
-"""Prefix of a child's program that makes it end with its parent. Loading the compiler takes seconds
-on a busy machine, and the parent may end meanwhile, or even before the call to `prctl`."""
+"""First statements of a child's program, which make the child end with its parent. Loading the
+compiler takes seconds on a busy machine. Meanwhile, the parent may end, even before the call of
+`prctl`."""
 
 
 class ChildProcess:

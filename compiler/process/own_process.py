@@ -13,17 +13,18 @@ import sys
 from tilewright.compiler.memo import forget
 
 YOUNG_OBJECTS = 50_000
-"""Number of allocated objects that triggers the collector's search for cycles. A compiler makes
-hundreds of thousands of small values that hold no cycle: with Python's 700, a tenth of its time
-went into collection."""
+"""Number of new objects after which Python's garbage collector searches for cycles. A compiler
+makes hundreds of thousands of small values that are not part of cycles: with Python's default of
+700, a tenth of its time was garbage collection."""
 
 SWITCH_SECONDS = 5e-4
-"""Maximum time that a thread returning from LLVM or NumPy waits for a thread that runs Python. A
-kernel needs a dozen calls into LLVM: with Python's 5 ms, the wait would exceed the time to
-compile."""
+"""Maximum time in seconds for which a thread that returns from LLVM or NumPy waits for a thread
+that runs Python code. A kernel needs a dozen calls of LLVM. With Python's default of 5 ms, the
+waiting time would exceed the time to compile."""
 
 BLAS_THREADS = "OPENBLAS_NUM_THREADS"
-"""Environment variable that NumPy's BLAS reads once, when it is loaded. A user's value is kept."""
+"""Environment variable with the number of BLAS threads, which NumPy's BLAS reads when it is loaded.
+If the user has set the variable, it is not changed."""
 
 
 def configure_process() -> None:

@@ -27,7 +27,8 @@ from tilewright.compiler.targets.target import Target
 from tilewright.compiler.timings import Timings, timed
 
 CODEGEN_VERSION = "25"
-"""Incremented when equal schedules may give other code; stored with every record."""
+"""Version of code generation, which is stored with every record. It is incremented when equal
+schedules may result in different code."""
 
 
 @dataclass(frozen=True, slots=True)

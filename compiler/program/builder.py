@@ -42,8 +42,8 @@ from tilewright.compiler.targets.target import Target
 from tilewright.compiler.timings import Timings, timed
 
 KERNEL_LIMIT = 2048
-"""Maximum number of distinct kernels in one program. Models have tens; this many of the smallest
-take 8 s."""
+"""Maximum number of distinct kernels of one program. Models have tens. This number of the smallest
+kernels takes 8 s to compile."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -71,7 +71,7 @@ class ScheduledKernel:
 
 
 KernelTree: TypeAlias = ScheduledKernel | SizeSplit[ScheduledKernel]
-"""The kernels of a workload, with the sizes that each serves."""
+"""The kernel of a workload, or a decision tree that selects a kernel by the sizes of a run."""
 
 
 def weights_of(tree: KernelTree) -> tuple[BufferSpec, ...]:

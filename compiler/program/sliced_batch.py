@@ -22,7 +22,7 @@ from tilewright.compiler.plan.plan import GraphPlan
 from tilewright.compiler.runtime.program import Slices
 
 LEAST_BATCH = 4
-"""Minimum batch for which slices are considered."""
+"""Minimum batch size for which a batch may be divided into slices."""
 
 
 def may_outgrow(graph: Graph, batch: int, budget: int) -> bool:

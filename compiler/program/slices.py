@@ -31,7 +31,8 @@ from tilewright.compiler.sizes import (
 from tilewright.compiler.targets.families import CoreModel
 
 _UNHIDDEN = 0.1
-"""Share of the multiplications' time that slices may add by reading the weights once more each."""
+"""Maximum time for loading weights again in each slice that is not hidden by computation, as a
+fraction of the computation's time."""
 
 
 def slices_of(plan: GraphPlan, core: CoreModel) -> Slices | None:

@@ -58,8 +58,8 @@ from tilewright.compiler.targets.families import family_of
 
 FORMAT = "tilewright-artifact"
 FORMAT_VERSION, RANGED_VERSION, STAGED_VERSION = 2, 3, 4
-"""Format versions of artifacts with fixed sizes only, of artifacts with ranges of sizes, and of
-artifacts of segmented models."""
+"""Format versions of artifacts: with fixed sizes only, with ranges of sizes, and of segmented
+models."""
 MANIFEST, LIBRARY, WEIGHTS = "manifest.json", "kernels.so", "weights.bin"
 
 

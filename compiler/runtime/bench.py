@@ -123,7 +123,7 @@ class BoundKernel:
 
 
 REFERENCE_BYTES = 8 << 20
-"""Bytes that the reference kernel reads: more than a core's private caches hold."""
+"""Number of bytes that the reference kernel reads. It exceeds a core's private caches."""
 
 REFERENCE_ROUNDS = 3
 

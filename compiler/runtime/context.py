@@ -23,7 +23,7 @@ from tilewright.compiler.runtime.sizing import Rules, SizingStruct, sizing_funct
 from tilewright.compiler.runtime.stopping import StopFlag
 
 GROWTH = 1.5
-"""Factor by which memory grows beyond the required size, so that few runs need new memory."""
+"""Factor by which the arena grows if it is too small, so that few runs allocate memory."""
 
 
 class SizedPort(NamedTuple):

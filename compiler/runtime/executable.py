@@ -34,10 +34,11 @@ from tilewright.compiler.runtime.stopping import StopFlag
 from tilewright.compiler.sizes import Dimension, dimensions
 
 STOPPED = -1
-"""Status of a run that its caller stopped, as in native/tilewright.h."""
+"""Status of a run that its caller stopped; defined in native/tilewright.h."""
 
 REFUSED = 4
-"""Status of a run that reached the program's first refusal, as in native/tilewright.h."""
+"""Status of a run that reached the program's first refusal; defined in native/tilewright.h. The
+refusals after the first one have the following numbers."""
 
 
 class Executable(Model):
@@ -448,7 +449,8 @@ class Executable(Model):
 
 # A cast: NumPy's annotations support buffers from Python 3.12 on.
 _first_byte = cast("Callable[[Array], c_char]", c_char.from_buffer)
-"""A ctypes object over an array's memory: its address costs a quarter of `array.ctypes.data`."""
+"""Returns a ctypes object over the memory of an array. Taking the address of this object costs a
+quarter of `array.ctypes.data`."""
 
 
 def _address(array: Array) -> int:

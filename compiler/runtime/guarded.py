@@ -54,10 +54,10 @@ from tilewright.compiler.sizes import Dimension
 T = TypeVar("T")
 
 Ran: TypeAlias = tuple[Executable, dict[str, Array]]
-"""A program that ran, and its inputs."""
+"""A program that ran, and its input arrays by name."""
 
 Part: TypeAlias = "Callable[[Mapping[str, Dims]], GuardedModel]"
-"""Returns the same model with other dimensions of its inputs."""
+"""Returns the same model with other names of the inputs' dimensions."""
 
 
 class GuardedModel(Model):

@@ -12,12 +12,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 Read = Callable[[Any, Any], Any]
-"""Returns the value for some data. The second argument is the scope, which `Via` may need."""
+"""Converts JSON data to a value. The second argument is the scope, which some types (`Via`) use for
+conversion."""
 
 Write = Callable[[Any], Any]
 
 MOST_ITEMS = 1_000_000
-"""Default maximum for items of a list and entries of a mapping; `Length` overrides it."""
+"""Default limit for the number of items in a list or entries in a mapping. `Length` overrides
+it."""
 
 
 class MalformedError(ValueError):
@@ -49,13 +51,14 @@ class Between:
 
 
 INTEGERS = Between(-(1 << 63), (1 << 64) - 1)
-"""The integers of any 64-bit type: default limits unless `Between` states others."""
+"""Default range of an integer: every value of a signed or unsigned 64-bit type."""
 
 WORTH_NAMING = 1 << 62
-"""Larger limits only protect the reader; error messages do not name them."""
+"""Limits of at least this size only protect the reader from overflow. Error messages do not state
+them."""
 
 NUMBERS = Between(-math.inf, math.inf, above=True)
-"""Every finite number."""
+"""Default range of a float: every finite number."""
 
 LARGEST_FLOAT = 1 << 1023
 

@@ -38,10 +38,11 @@ from tilewright.compiler.sizes import (
 from tilewright.compiler.sizes.ranges import parse_range
 
 ABI_VERSION = 1
-"""Incremented when the calling convention above or the meaning of a field below changes."""
+"""Version of the kernel ABI. It is incremented when the calling convention above, or the meaning of
+a field below, changes."""
 
 ALIGNMENT = 64
-"""Bytes to which every buffer and every scratch block is aligned."""
+"""Alignment in bytes of every buffer and every scratch block."""
 
 
 def ranges_to_json(dimensions: Iterable[Dimension]) -> dict[str, str]:
@@ -130,7 +131,7 @@ def _known_abi(version: int, _: Any) -> int:
 Natural = Annotated[int, Between(0, (1 << 63) - 1)]
 
 DynamicSize = Annotated[int, Via(Any, size_in, size_to_json, own=Natural)]
-"""A number, or a dynamic size, which is written as text."""
+"""An integer, or a dynamic size, which is written as text in JSON."""
 
 
 def _ranges_as(kind: type[Dimension]) -> Via:
@@ -147,13 +148,13 @@ def _ranges_as(kind: type[Dimension]) -> Via:
 
 
 DynamicRanges = Annotated[tuple[Dimension, ...], _ranges_as(Dimension)]
-"""Dynamic dimensions of a model by name, with their ranges."""
+"""Dynamic dimensions of a model, which JSON represents as a map from names to ranges."""
 
 WorkloadRanges = Annotated[tuple[WorkloadDimension, ...], _ranges_as(WorkloadDimension)]
-"""Dynamic dimensions of a workload by name, with their ranges."""
+"""Dynamic dimensions of a workload, which JSON represents as a map from names to ranges."""
 
 RoomRanges = Annotated[tuple[SlackDimension, ...], _ranges_as(SlackDimension)]
-"""The slack capacities of growing caches by name, with their ranges."""
+"""Slack capacities of growing caches, which JSON represents as a map from names to ranges."""
 
 Halo = tuple[tuple[Natural, Natural], ...]
 Matrix = tuple[tuple[float, ...], ...]
@@ -165,9 +166,9 @@ class BufferRole(StrEnum):
     INPUT = "input"
     """A value that another kernel or the caller wrote."""
     WEIGHT = "weight"
-    """A constant in the packed form that the schedule chose."""
+    """A constant, packed as the kernel's schedule requires."""
     SHARED = "shared"
-    """Work space that all threads and stages of one run of the kernel share."""
+    """Work space that all threads and stages share in one run of the kernel."""
     OUTPUT = "output"
 
 

@@ -21,13 +21,14 @@ from tilewright.compiler.runtime.json_form import JsonForm
 Key = int | str
 
 LABELLED = "labelled"
-"""The operator that declares the labels of its operand."""
+"""Name of the operator that states the texts or dictionary keys which its operand represents."""
 
 OTHER = "\0"
-"""Represents all texts of an input that match no other key."""
+"""Key for all texts of an input that match no other key."""
 
 WIDEST_DISPLAY = 64
-"""Wider dictionaries are built by `zip`, which is as fast as a dict display for that many keys."""
+"""Maximum number of keys for which dictionaries are built by a compiled dict display. For more
+keys, `zip` is as fast."""
 
 
 @dataclass(frozen=True, slots=True)

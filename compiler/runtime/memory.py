@@ -11,7 +11,7 @@ from pathlib import Path
 from tilewright.compiler.errors import OutOfMemoryError
 
 SMALL_BYTES = 1 << 28
-"""Smaller requests are not checked."""
+"""Size in bytes below which a request for memory is not checked."""
 
 
 def check_memory(needed_bytes: int, what: str, root: Path = Path("/")) -> None:

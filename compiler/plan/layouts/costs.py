@@ -24,21 +24,24 @@ OPERATIONS_A_BYTE = 2.0
 _LINE_BYTES = 64
 
 _TORN = 1.25
-"""Vectors cross cache lines: channels are stored in blocks that neither fill whole lines nor divide
-one."""
+"""Factor for the cost of memory traffic if vectors cross cache lines. Blocks of channels then
+neither fill whole lines nor divide a line."""
 
 _TRANSFORM_MACS = 8
-"""Cost of transforming one number into Winograd's domain and reading it, in multiplications."""
+"""Cost of transforming one number into Winograd's domain and reading it there, as a number of
+multiplications."""
 
 WEIGHT_MACS = 15.0
-"""`CoreModel.weight_macs` if no target is known: between the smallest and largest measured."""
+"""The value of `CoreModel.weight_macs` if no target is given. It is between the smallest and the
+largest measured value."""
 
 _MIXED = 10.0
-"""Lanes run along different axes in two operands, so that elements are loaded one by one."""
+"""Slowdown if vector lanes run along different axes in two operands, so that elements are loaded
+one by one."""
 
 
 _LINE_STARTS = 800.0
-"""Start and end of two passes over a line of a window."""
+"""Cost of starting and ending the two passes over one line of a pool's output."""
 
 
 @memo(4096)

@@ -32,10 +32,11 @@ from tilewright.compiler.plan.workload import Halo
 from tilewright.compiler.sizes import DynamicSizeError, bounds, is_dynamic, larger
 
 GROUP = 4
-"""8-bit channels that one dot-product instruction multiplies."""
+"""Number of 8-bit channels that one lane of a dot-product instruction multiplies."""
 
 PADDING_LIMIT = 1 / 3
-"""The fraction of unused channels that blocks may add: in blocks of 16, 24 channels take up 32."""
+"""Maximum number of unused channels that blocks add, as a fraction of the channels. For example, 24
+channels take up 32 in blocks of 16, which adds a third."""
 
 
 @dataclass(frozen=True, slots=True)
