@@ -20,8 +20,9 @@ from tilewright.compiler.runtime.native_build import build_native
 from tilewright.compiler.targets.families import family_of
 
 LIBRARY_ABI = 2
-"""TW_ABI_VERSION of the C runtime. It differs from the kernels' `ABI_VERSION`: programs are encoded
-for the library each time they are loaded, so that artifacts outlive its versions."""
+"""Version of the C runtime (TW_ABI_VERSION) that this package requires. It is independent of the
+kernels' `ABI_VERSION`: programs are encoded for the runtime each time they are loaded, so that
+artifacts remain valid when this version changes."""
 
 
 class _Arguments(ctypes.Structure):

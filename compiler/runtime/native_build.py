@@ -18,10 +18,11 @@ from pathlib import Path
 
 SOURCES = sorted((Path(__file__).parent / "native").glob("*.c"))
 FLAGS = ("-std=c11", "-D_GNU_SOURCE", "-O2", "-fPIC", "-fvisibility=hidden", "-pthread", "-shared")
-"""As in setup.py, where setuptools adds the flags that every library needs."""
+"""Compiler flags for the C runtime. setup.py has the same flags; setuptools adds those that every
+shared library needs."""
 
 SECONDS = 300.0
-"""Time limit for the compiler of a slow board."""
+"""Time limit in seconds for compiling the C runtime, for slow boards."""
 
 
 def build_native(path: Path) -> None:

@@ -17,8 +17,9 @@ from tilewright.compiler.dtypes import Combination, ElementKind
 from tilewright.compiler.sizes import always_at_most, always_less, is_dynamic
 
 PARAMETER_LIMIT = 1 << 40
-"""Maximum extent. Checks multiply a few extents without overflow. Dynamic extents are checked for
-the sizes of a run (`native/sizing.c`)."""
+"""Exclusive upper limit of a native function's parameters, such as extents. Checks can multiply a
+few extents without overflow. Dynamic extents are checked for the sizes of a run
+(`native/sizing.c`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,13 +72,15 @@ def native_symbol(function: str) -> str:
 
 
 FEW = 64
-"""Up to this number, elements are selected by comparisons; TW_FEW of `native/order.h`."""
+"""Maximum number of elements that are selected by comparisons, without sorting; equal to TW_FEW of
+`native/order.h`."""
 
 WALKS = 96
-"""Walks down a tree per tile of `descend`; the same in `native/descent.c`."""
+"""Number of walks down a tree in one tile of the native function `descend`; the same as in
+`native/descent.c`."""
 
 COLUMNS = 1024
-"""Maximum columns per tile of `accumulate`."""
+"""Maximum number of columns in one tile of the native function `accumulate`."""
 
 
 def _check_element(kind: int, size: int) -> None:

@@ -15,10 +15,10 @@ from tilewright.compiler.runtime.kernel import DynamicRanges
 from tilewright.compiler.sizes import Dimension, dimensions, is_dynamic
 
 Dims = tuple[int | str, ...]
-"""A port's dimensions; a string names a dynamic one."""
+"""The dimensions of an input or output. A string is the name of a dynamic dimension."""
 
 Sizes = tuple[tuple[str, int], ...]
-"""A size for each named dimension, sorted by name."""
+"""Pairs of a dimension's name and its size, sorted by name."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -46,29 +46,29 @@ from tilewright.compiler.sizes import (
 T = TypeVar("T")
 
 NESTING_LIMIT = 200
-"""Maximum nesting of loops and branches: the interpreter recurses for each."""
+"""Maximum nesting depth of loops and branches. The interpreter calls itself for each level."""
 
 LARGEST_NUMBER = 1 << 62
-"""Exclusive upper limit for every number of bytes, elements or tiles."""
+"""Exclusive upper limit of every number of bytes, elements or tiles in a program."""
 
 ENDLESS = (1 << 63) - 1
-"""The maximum number of steps of an unbounded loop."""
+"""The maximum number of steps that a program states for an unbounded loop."""
 
 
 class BufferSpace(StrEnum):
     """The block of memory to which the offset of a buffer refers, such as the arena."""
 
     ARENA = "arena"
-    """Work memory of one run."""
+    """Work memory of one run, such as intermediate values."""
     WEIGHTS = "weights"
-    """Packed constants, read-only, shared by all runs."""
+    """Packed constants, which are read-only and shared by all runs."""
     INPUT = "input"
-    """The caller's input arrays: row-major, no halo."""
+    """The input arrays of the caller, which are row-major without a halo."""
     OUTPUT = "output"
-    """The output arrays, allocated for each run: row-major, no halo."""
+    """The output arrays, which are allocated for each run, and are row-major without a halo."""
     COUNT = "count"
-    """Numbers of elements of counted outputs along their counted dimension, one int64 per
-    output."""
+    """One int64 per output: the number of elements of a counted output along its counted
+    dimension."""
 
 
 @dataclass(frozen=True, slots=True)

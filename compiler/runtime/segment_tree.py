@@ -30,7 +30,7 @@ from tilewright.compiler.sizes import Dimension
 from tilewright.compiler.sizes.ranges import parse_range
 
 ValueKind = tuple[DType, int, bool]
-"""A value's type, its rank, and whether it is text."""
+"""The element type of a value, its rank, and whether it represents text."""
 
 
 _Ranges = Annotated[

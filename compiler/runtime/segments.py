@@ -31,10 +31,12 @@ from tilewright.compiler.sizes.ranges import default_range
 P = TypeVar("P")
 
 LARGEST_SIZE = 1 << 30
-"""Larger integers are not sizes, but ends of slices that extend to the last element."""
+"""Maximum integer in a live-in that is treated as a size. Larger integers are ends of slices that
+extend to the last element."""
 
 MOST_OPEN = 16
-"""Maximum elements of one value that stay dynamic: they are the extents of one array."""
+"""Maximum number of elements of one live-in that become dynamic sizes. These elements are passed as
+the extents of one array."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -383,5 +385,6 @@ class SegmentBoundary(Generic[P]):
 
 
 Make = Callable[[SegmentBoundary[P], SegmentGuard, Mapping[str, Array]], "ModelSegment[P] | None"]
-"""Compiles a segment behind a boundary for a guard, which the live-ins satisfy. Returns None if no
-program compiles for the guard's ranges: the boundary then has new split points, or a reason."""
+"""Compiles the segment after a boundary for a guard, which the given live-ins satisfy. Returns None
+if no program compiles for the guard's ranges. The boundary then records new split points, or the
+reason."""

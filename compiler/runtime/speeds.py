@@ -19,13 +19,15 @@ from tilewright.compiler.runtime.json_form import Between, JsonForm, Length
 from tilewright.compiler.runtime.packing import aligned_empty
 
 CHAINS = 12
-"""Independent sums: more than latency x units, and few enough to stay in registers."""
+"""Number of independent sums in a speed measurement. It exceeds latency x units, so that the sums
+hide the latency, and is small enough for the sums to stay in registers."""
 
 READ_BYTES, MEMORY_BYTES = 16 << 20, 256 << 20
-"""Minimum and maximum bytes that are read to time memory: more than caches hold."""
+"""Minimum and maximum number of bytes that are read to measure the speed of main memory. They
+exceed most caches."""
 
 DOTS = {"int8": 4, "bfloat16": 2}
-"""Types of dot-product instructions, with the number of products that an instruction sums."""
+"""Element types of dot-product instructions -> the number of products that one lane sums."""
 
 PEAK_SAMPLES, PEAK_ROUNDS = 20, 100_000
 READ_SAMPLES = 8

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from tilewright.compiler.runtime.program import Port
 
 GROWTH = 2
-"""Factor by which a growing state's capacity exceeds its rows, so that few steps need new
-memory."""
+"""Factor by which the capacity of a growing state exceeds its rows when memory is allocated, so
+that few steps need new memory."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,16 +24,17 @@ from tilewright.compiler.runtime.packing import (
 from tilewright.compiler.runtime.weights import PackedWeights
 
 AHEAD_BYTES = 32 << 20
-"""Maximum bytes of packed weights waiting to be written and hashed; a single larger weight may wait
-too."""
+"""Maximum total size in bytes of the packed weights that wait to be written and hashed. A single
+larger weight may wait, too."""
 
 LEAST_BUFFER_BYTES = 1 << 20
-"""Minimum size of a buffer, so that it can be reused for weights of several sizes."""
+"""Minimum size in bytes of a buffer for packing, so that the buffer can be reused for weights of
+several sizes."""
 
 
 SPARE_SHARE = 8
-"""Spare capacity of a mapping, as 1 / this number of the file's size. Without it, each program of a
-model with many segments would map the whole file again."""
+"""Divisor of the weight file's size for the spare capacity of its memory mapping. Without spare
+capacity, each program of a model with many segments would map the whole file again."""
 
 
 class WeightFile(PackedWeights):
@@ -61,7 +62,8 @@ class WeightFile(PackedWeights):
         self._waiting: deque[tuple[list[Future[None]], int, Bytes | None]] = deque()
         self._idle: list[Bytes] = []
         self._used: Bytes | None = None
-        """The last buffer that was packed into; None if the model's own array was used."""
+        """The buffer into which the last weight was packed; None if the weight is the model's own
+        array."""
         self._synced: Future[None] | None = None
         self._mapped: Bytes = aligned_empty(0)
 

@@ -18,7 +18,8 @@ from tilewright.compiler.runtime.packing import (
 )
 
 SAMPLED_BYTES = 4096
-"""Bytes of a packed weight that are compared with others of equal size before a full comparison."""
+"""Approximate number of bytes by which a packed weight is compared with others of equal size,
+before a full comparison."""
 
 
 class PackedWeights(ABC):

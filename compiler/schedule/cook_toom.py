@@ -24,7 +24,8 @@ POINTS: dict[int, tuple[Fraction, ...]] = {
     6: (Fraction(0), Fraction(1), Fraction(-1), -_HALF, Fraction(-2), 3 * _HALF),
     7: (Fraction(0), Fraction(1), Fraction(-1), Fraction(2), Fraction(-2), _HALF, -_HALF),
 }
-"""Interpolation points in addition to infinity, by their number: `outputs + taps - 2`."""
+"""Interpolation points of the Cook-Toom algorithm by their number, `outputs + taps - 2`. Infinity
+is an additional point."""
 
 
 @dataclass(frozen=True, slots=True)

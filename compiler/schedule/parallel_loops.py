@@ -12,10 +12,11 @@ from tilewright.compiler.schedule.structure import LoopSpec
 from tilewright.compiler.sizes import is_dynamic, typical
 
 _TILES_A_THREAD = 16
-"""With this many tiles per thread, the imbalance is at most a thirtieth of the time."""
+"""Number of tiles per thread from which parallel loops are balanced. For two threads, the imbalance
+is then at most a thirtieth of the time."""
 
 _PARTS_A_THREAD = (1, 2, 4)
-"""Parts of an image per thread: a thread leaves at least one such part to others."""
+"""Possible numbers of parts per thread into which the pixels of an image are divided."""
 
 
 def parallelise(nest: LoopNest, threads: int) -> LoopNest:

@@ -36,7 +36,7 @@ class Knob:
 
 
 Constraint = Callable[[Mapping[str, Choice]], bool]
-"""Whether an assignment of the knobs belongs to the space."""
+"""Returns whether an assignment of the knobs belongs to the schedule space."""
 
 
 def always_true(choice: Mapping[str, Choice]) -> bool:

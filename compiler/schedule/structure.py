@@ -29,7 +29,8 @@ from tilewright.compiler.schedule.problem import Problem
 from tilewright.compiler.sizes import always_less, bounds, known_divisor
 
 STAGGER = 16
-"""Unused elements between slices that would otherwise lie at multiples of a cache's sets."""
+"""Number of unused elements between slices of a buffer. Without them, all slices would start in the
+same cache sets."""
 
 
 @dataclass(frozen=True, slots=True)

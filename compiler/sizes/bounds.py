@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 
 
 MOST_FACTORS = 6
-"""In products with more factors, each term is bounded separately."""
+"""Maximum number of factors in a term for which all terms of a sum are bounded together. Otherwise,
+each term is bounded separately."""
 
 
 @memo(8192)

@@ -13,19 +13,23 @@ class DynamicSizeError(CompilerError):
     """A dynamic size has no value before a run, or its range does not decide a condition."""
 
     asker = ""
-    """The origin of the condition, if known: an operator and its node, a pass."""
+    """The origin of the condition, such as an operator and its node, or a pass; empty if
+    unknown."""
 
     undecided = 0
-    """For a comparison: the difference that the code compares with 0."""
+    """The difference whose comparison with 0 is undecided; 0 if the condition is not a
+    comparison."""
 
     never_above = False
-    """Whether a positive difference is an error, so that only other sizes are valid."""
+    """Whether a positive difference is an error, so that only sizes with a difference of at most 0
+    are valid."""
 
     unequal = 0
-    """For an equality: the difference that the code compares with 0."""
+    """The difference of which is undecided whether it equals 0; 0 if the condition is not an
+    equality."""
 
     may_differ = False
-    """Whether inequality for all sizes is also an acceptable answer."""
+    """Whether two sizes that are unequal in all runs are valid as well."""
 
     def __str__(self) -> str:
         text = super().__str__()

@@ -18,15 +18,17 @@ from tilewright.compiler.sizes import Dimension
 from tilewright.compiler.sizes.ranges import SizeRange, as_range, default_range, parse_range
 
 Shares: TypeAlias = "Mapping[str, Mapping[int, float]]"
-"""Size hints of dimensions, by name of the dimension, with the fraction of each hint."""
+"""Size hints by the name of their dimension, each with the fraction of all runs that have this
+size."""
 
 MOST_STATED = 8
-"""Maximum number of hints per dimension: each of them is measured for each candidate."""
+"""Maximum number of size hints of a dimension. Each candidate is measured at each hint."""
 
 LARGEST_SHARE = 1e6
 
 LEAST_SHARE = 1e-6
-"""Minimum fraction of all runs for a hint: a smaller one would hardly count."""
+"""Minimum fraction of all runs for a size hint. A smaller fraction would hardly affect the
+result."""
 
 _HINT = re.compile(r"(\d{1,19})(?::(.*))?", re.ASCII)
 

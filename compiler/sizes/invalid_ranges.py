@@ -16,10 +16,11 @@ from tilewright.compiler.sizes.size import dimensions, is_dynamic
 from tilewright.compiler.sizes.values import at
 
 MOST_SIZES = 64
-"""Maximum number of combinations of sizes at which the model is imported."""
+"""Maximum number of combinations of sizes at which a model is imported to prove that it is always
+invalid."""
 
 MOST_SOLUTIONS = 1 << 16
-"""Maximum number of sizes of one dimension for which an equality is evaluated."""
+"""Maximum number of sizes of a dimension for which an equality is evaluated."""
 
 Sizes = Mapping[str, int | Dimension]
 

@@ -28,20 +28,23 @@ from tilewright.compiler.sizes import (
 T = TypeVar("T")
 
 SizeRange: TypeAlias = "int | str | range | Dimension"
-"""One size, or a range: as text, as Python's `range` (without its end), or as a Dimension."""
+"""A size or a range of sizes: an integer, a text such as `1..512`, a Python `range` (which excludes
+its end), or a Dimension."""
 
 DEFAULT_LAST = 4096
-"""Last size of a dynamic dimension without a stated range. The first is 1, or 0 for the length of a
-cache."""
+"""Largest size of a dynamic dimension without a stated range. The smallest size is 1, or 0 for the
+length of a cache."""
 
 MOST_NARROWINGS = 32
-"""Maximum number of attempts at a model with other ranges; each of them imports it."""
+"""Maximum number of combinations of ranges that are tried for a model. Each attempt imports the
+model."""
 
 _ANSWERS = 3
-"""Maximum number of answers to one condition that are tried."""
+"""Maximum number of narrower ranges that are tried for one undecided condition."""
 
 _FACTORS = (2, 4, 8, 16, 32, 64)
-"""Multiples that models require, depending on how many times they halve an image."""
+"""Numbers of which a dimension may have to be a multiple. The number depends on how many times a
+model halves an image."""
 
 _RANGE = re.compile(r"(\d{1,19})(?:(\.\.)(\d{1,19})?(?::(\d{1,19}))?)?", re.ASCII)
 

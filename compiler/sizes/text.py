@@ -9,10 +9,10 @@ from tilewright.compiler.sizes.atoms import Dimension
 from tilewright.compiler.sizes.size import dynamic_size, is_dynamic
 
 LONGEST_TEXT = 4096
-"""Maximum characters of a size's text; models have tens."""
+"""Maximum number of characters in the text of a size. Texts in models have tens of characters."""
 
 _NESTING = 100
-"""Maximum nesting of brackets."""
+"""Maximum nesting depth of brackets in the text of a size."""
 
 _TOKEN = re.compile(r'\s*(//|\d+|[A-Za-z_]\w*|"[^"]*"|[-+*()])')
 

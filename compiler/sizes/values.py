@@ -16,11 +16,11 @@ _T = TypeVar("_T")
 
 
 _TYPICAL = 128
-"""Maximum typical size of a long range."""
+"""Maximum typical size of a dimension with a long range."""
 
 
 _LONG = 64
-"""Minimum ratio of the ends of a long range."""
+"""Ratio of the largest to the smallest size beyond which a range is long."""
 
 
 def at(size: int, values: Mapping[str, int]) -> int:
@@ -51,7 +51,7 @@ def substituted(size: int, value: Callable[[Dimension], int]) -> int:
 
 
 _PLAIN = (int, str, bool, float, type(None))
-"""Common types of parts that contain nothing to change."""
+"""Common types of values in which `replaced` need not search for sizes."""
 
 
 def replaced(value: _T, change: Callable[[Any], Any], kind: type | tuple[type, ...] = Size) -> _T:

@@ -22,7 +22,7 @@ _KEY = re.compile(r"[0-9a-f]{64}")
 _REST = re.compile(r"\.(new|old)\.[0-9a-f]{16}")
 _HERE, _EXCHANGE = -100, 2  # AT_FDCWD and RENAME_EXCHANGE on Linux
 _ABANDONED_SECONDS = 86_400.0
-"""Age at which the incomplete entry of a process that died is removed."""
+"""Age in seconds at which the incomplete cache entry of a dead process is removed."""
 
 
 class CacheFolder:

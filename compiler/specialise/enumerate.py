@@ -34,7 +34,8 @@ P = TypeVar("P")
 T = TypeVar("T")
 
 MOST_TRUTHS = 4
-"""Up to this number of booleans per boundary, every combination is compiled."""
+"""Maximum number of booleans in a live-in for which a segment is compiled for each combination of
+their values."""
 
 
 def enumerate_segments(

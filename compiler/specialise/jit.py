@@ -29,8 +29,8 @@ from tilewright.compiler.specialise.splits import make_segment
 P = TypeVar("P")
 
 Compile = Callable[[Graph, bool], P]
-"""Compiles a graph. The second argument is true if each combination of sizes has its own program;
-such programs should share their packed weights."""
+"""Compiles a graph. The second argument states whether each combination of sizes has its own
+program. Such programs should share their packed weights."""
 
 
 @dataclass(slots=True, eq=False)

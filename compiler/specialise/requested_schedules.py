@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
 
 Answers: TypeAlias = tuple[tuple[str, str], ...]
-"""Pairs of a workload's key and its schedule as text; the text is empty if the source has no
-schedule."""
+"""Pairs of a workload key and the schedule that a source returned for it, as text. The text is
+empty if the source has no schedule."""
 
 
 class RequestedSchedules:

@@ -21,20 +21,23 @@ from tilewright.compiler.sizes.ranges import attempted, refinements, turning_poi
 P = TypeVar("P")
 
 PROGRAMS_LIMIT = 64
-"""Programs kept per boundary; the oldest is evicted. A model without segments keeps a program for
-each combination of sizes that it runs with."""
+"""Maximum number of programs of a boundary. The oldest is evicted. The limit does not apply to a
+model without segments, which keeps a program for each combination of sizes that it runs with."""
 
 ENDS_LIMIT = 8
 """Maximum number of split points of a dimension's range."""
 
 MOST_ANSWERS = 3
-"""Narrower ranges for one undecided condition that are tried until a first program compiles."""
+"""Maximum number of narrower ranges that are tried for an undecided condition until a first program
+compiles."""
 
 MOST_FIRST_PARTS = 16
-"""Intervals that are tried until a first program compiles. Each attempt imports the model."""
+"""Maximum number of combinations of intervals that are tried until a first program compiles. Each
+attempt imports the model."""
 
 MOST_FIRST_SIZES = 64
-"""Combinations of sizes by which such intervals are chosen."""
+"""Maximum number of combinations of sizes whose intervals are tried until a first program
+compiles."""
 
 
 def make_segment(

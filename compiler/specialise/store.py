@@ -52,7 +52,8 @@ FOLDER, LIMIT = "TILEWRIGHT_KEPT_FOLDER", "TILEWRIGHT_KEPT_BYTES"
 DEFAULT_LIMIT_BYTES = 4 << 30
 
 MOST_LOOKS = 3
-"""Attempts to read an entry that other processes replace meanwhile."""
+"""Maximum number of attempts to read a cache entry that other processes replace at the same
+time."""
 
 
 def user_cache_folder(environment: Mapping[str, str] = os.environ) -> CacheFolder | None:

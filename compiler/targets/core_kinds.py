@@ -11,14 +11,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ALIKE = 15 / 16
-"""Cores of one processor are equal if the weakest has at least this share of the strongest's
-capacity: a desktop's favoured cores differ by less, the kinds of a phone by more."""
+"""Minimum capacity of a core, as a fraction of the strongest core's, for which the two cores of a
+processor count as equal. The favoured cores of a desktop differ by less, and the kinds of cores of
+a phone by more."""
 
 _LONGEST_NUMBER = 18
-"""Maximum digits of a text that is parsed as a number."""
+"""Maximum number of digits of a text that is parsed as a number."""
 
 Processor = Mapping[str, str]
-"""A paragraph of /proc/cpuinfo: its keys in lower case."""
+"""The fields of one paragraph of /proc/cpuinfo, by name in lower case."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,7 +28,8 @@ from tilewright.compiler.targets.families import family_of
 _Number = Annotated[int, Between(0, 1 << 62)]
 _Text = Annotated[str, Length(0, 500)]
 _Few = Length(0, 2000)
-"""Limits for the facts that a device reports: numbers, characters of a name, features or caches."""
+"""Limits of the facts that a device reports: numbers (`_Number`), characters of a text (`_Text`),
+and the number of features or caches (`_Few`)."""
 
 
 @dataclass(frozen=True, slots=True)

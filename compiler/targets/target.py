@@ -33,7 +33,8 @@ from tilewright.compiler.targets.families import (
 )
 
 KEY_VERSION = 1
-"""Part of every key; incremented when the meaning of a field changes."""
+"""Version of the meaning of a target's fields, and part of every target key. It is incremented when
+the meaning of a field changes."""
 
 
 @dataclass(frozen=True, slots=True)

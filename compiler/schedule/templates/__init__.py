@@ -22,16 +22,17 @@ from tilewright.compiler.schedule.schedule import Choice, Schedule
 from tilewright.compiler.schedule.space import Knob, SubSpace
 
 FALLBACK = 0.0
-"""Preference of a template that is correct for any workload and fast for few."""
+"""Preference of a template that is correct for any workload, but fast only for a few."""
 
 LAST = -1.0
-"""Preference of the template that accepts any workload, and is fast for none."""
+"""Preference of the template that accepts any workload, but is not fast for any."""
 
 Found = TypeVar("Found")
-"""The structure that a template recognises in a workload."""
+"""Type of the structure that a template recognises in a workload."""
 
 Allowed = Callable[[Found, Mode, Mapping[str, Choice]], bool]
-"""Whether an assignment of the knobs is allowed."""
+"""Returns whether an assignment of the knobs is allowed, given the workload's structure and the
+mode."""
 
 
 def always_allowed(found: Any, mode: Mode, choice: Mapping[str, Choice]) -> bool:

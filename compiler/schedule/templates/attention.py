@@ -39,21 +39,25 @@ _VECTORS = (1, 2, 3, 4, 5, 6)
 _BLOCKS = (1, 2, 4, 8)
 _UNROLLS = (1, 2, 4)
 _LANE_UNROLLS = (*_UNROLLS, 8)
-"""Unroll factors for targets that load four factors together."""
+"""Unroll factors for targets that load four factors with one instruction."""
 
 _SEGMENTS = (1, 2, 4, 8)
 _SEGMENT_ROWS = 8
-"""Minimum rows of a segment, if there are as many: fewer fill no register tile."""
+"""Minimum number of rows of a segment, if the workload has as many. Fewer rows do not fill a
+register tile."""
 
 _FEW_ROWS = 8
-"""With fewer rows, transposing the keys may cost more than it saves."""
+"""Number of rows below which keys may be read without transposing them, because transposing may
+cost more than it saves."""
 
 _FAR_VALUES = 2
-"""Values are packed if they fill at least this number of first-level caches per head: packing took
-3 % off for 1,500 tokens of 6 heads of 64, and nothing for 197 and 128 tokens (Zen 5)."""
+"""Size of a head's values, as a multiple of the first-level cache, beyond which they are packed.
+Packing saved 3 % of the time for 1,500 tokens of 6 heads of 64, and nothing for 197 and 128 tokens
+(Zen 5)."""
 
 _PAIRED_ROWS = 64
-"""Minimum rows for which packed values take fewer instructions, including packing."""
+"""Minimum number of rows for which packed values need fewer instructions, including those for
+packing."""
 
 
 # ---- space

@@ -32,11 +32,12 @@ from tilewright.compiler.schedule.templates.attention_analysis import Attention,
 from tilewright.compiler.sizes import is_dynamic, typical
 
 _ROW_VECTORS = 8
-"""Vectors of a row of scores that the softmax processes at once, each with an accumulator."""
+"""Number of vectors of a row of scores that the softmax processes at once. Each vector has its own
+accumulator."""
 
 _PAGE_PART = 1024
-"""Rows that differ by a multiple of this number of bytes share few sets of the first-level
-cache."""
+"""Distance in bytes between the starts of rows of which a multiple must be avoided. Such rows share
+few sets of the first-level cache."""
 
 
 def lower(found: Attention, schedule: Schedule, mode: Mode) -> Kernel:

@@ -57,22 +57,24 @@ _UNROLLS = (1, 2, 4, 8)
 _PREFETCHES = (0, 2048)
 
 _LOOP = 3
-"""Operations of a run-time loop."""
+"""Number of operations that one iteration of a run-time loop adds to its body."""
 
 _LONGEST = 4000
-"""Number of consecutive operations at which the score is 0: a core fetches code no faster than
-data."""
+"""Number of consecutive operations at which the score of a schedule is 0. A core fetches code no
+faster than data."""
 
 _PREFETCHED = 1.1
-"""Score of prefetching panels if several tiles of rows use each; measured: 1.15 to 1.3. A single
-row reads them as one stream, which hardware prefetches."""
+"""Score factor of prefetching panels that several rows use; measured: 1.15 to 1.3. A single row
+reads the panels as one stream, which the hardware prefetches."""
 
 _INTERLEAVED = 0.85
-"""Score of neighbouring vectors that each read several vectors of packed weights per step: they
-alternate in a panel, which a single row reads once. Measured: 0.6 from memory, 0.95 from L2."""
+"""Score factor of a single row with several vectors of sums, each of which reads several vectors of
+packed weights per step. In a panel, the weights of these vectors alternate. Measured: 0.6 from
+memory, 0.95 from L2."""
 
 _WRITTEN_OUT = 3000
-"""Maximum operations in the innermost loop; more code takes too long to compile and to fetch."""
+"""Maximum number of operations in the innermost loop. More code takes too long to compile and to
+fetch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +115,8 @@ class Blocks:
     unpacked: int
     work: StepWork
     interleaved: bool
-    """Whether a step of the sum reads several vectors of one weight tensor per vector of sums."""
+    """Whether each vector of sums reads several vectors of one weight tensor in a step of the
+    sum."""
 
     @property
     def rows(self) -> int:

@@ -36,14 +36,15 @@ from tilewright.compiler.targets.families import CoreModel
 from tilewright.compiler.targets.target import Target
 
 _LEAST_ROW_BYTES = 16
-"""Minimum bytes of a step's channels in a tile register (AMX): with fewer, other instructions are
-as fast."""
+"""Minimum number of bytes of channels that a step multiplies in tile registers (AMX). With fewer
+bytes, other instructions are as fast."""
 
 _LINE_BYTES = 64
-"""Line size of the caches."""
+"""Size of a cache line in bytes."""
 
 _MATRIX_BYTES = 8
-"""Bytes of a row or column that one instruction multiplies with others."""
+"""Number of bytes of channels in each row and column that a matrix instruction (`smmla`)
+multiplies."""
 
 
 @dataclass(frozen=True)

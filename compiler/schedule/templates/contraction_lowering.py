@@ -34,14 +34,17 @@ from tilewright.compiler.sizes import exact_quotient, is_dynamic
 from tilewright.compiler.targets.target import Target
 
 TILES, MATRICES, GROUPS = "tiles", "matrices", "groups"
-"""Tile registers (AMX), matrix instructions of two rows by two columns (`smmla`), or a vector by
-one element of 32 bits."""
+"""Values of the knob `products`, which selects the instructions for multiplication: tile registers
+(AMX), matrix instructions of two rows by two columns (`smmla`), or products of a vector by one
+element of 32 bits."""
 
 NEXT_PANEL = "panel"
-"""Each tile prefetches a part of the next panel while it reads one."""
+"""Value of the knob `prefetch` with which each tile prefetches a part of the next panel while it
+reads a panel."""
 
 ENOUGH_ACCUMULATORS = 8
-"""Two multiply-adds per cycle, with a latency of four."""
+"""Minimum number of accumulators that hide the latency of multiply-adds: a core starts two per
+cycle, and each takes four cycles."""
 
 
 @dataclass(frozen=True, slots=True)

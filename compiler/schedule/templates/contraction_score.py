@@ -12,8 +12,9 @@ from tilewright.compiler.schedule.templates.contraction_analysis import Contract
 from tilewright.compiler.targets.target import Target
 
 _ADDING = 3 / 4
-"""Without AVX products are added by a separate instruction, and a sum waits only for that: three
-cycles where a multiply-add takes four."""
+"""Factor for the number of sums that hide latency on x86 without AVX. There, a separate instruction
+adds each product to a sum. The sum waits only for this addition, which takes three cycles; a
+multiply-add takes four."""
 
 
 def matrix_score(

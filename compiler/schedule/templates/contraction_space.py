@@ -44,53 +44,60 @@ from tilewright.compiler.targets.families import CoreModel
 from tilewright.compiler.targets.target import Target
 
 PREFETCHES = (0, 2048, 8192, NEXT_PANEL)
-"""Prefetch distances in bytes. Windows gain nothing beyond the second, products with few rows need
-at least the third; several tiles of rows have time for a whole panel."""
+"""Values of the knob `prefetch`: distances in bytes, or the next panel. Windows gain nothing from
+more than 2048 bytes. Products with few rows need at least 8192 bytes. Several tiles of rows have
+time to prefetch a whole panel."""
 
 _WINDOW_PREFETCH = 2048
 
 _JOINING = 0.85
-"""Score factor of a tile whose sum is joined by a separate stage."""
+"""Score factor of a schedule whose sum is divided into parts, which a separate stage adds."""
 
 _MATRICES_WORTH = 2.0
-"""An instruction for matrices has twice the products of one for groups, and takes as long."""
+"""Score factor of matrix instructions. Each of them computes twice as many products as a
+dot-product instruction, in the same time."""
 
 _BALANCED = 0.85
-"""Minimum utilisation of the threads at which tiles of rows suffice for all."""
+"""Minimum utilisation of the threads, in 0..1, for which the threads divide only the rows."""
 
 _FAR_LINES = 0.9
-"""Score factor of writing the rest of an output's cache line after it was evicted: measured 0.7 to
-0.98."""
+"""Score factor of an order that writes an output's cache line in several parts, with the line
+evicted between them. Measured: 0.7 to 0.98."""
 
 _NEAR_ROWS = 1 / 4
-"""Maximum fraction of the first level for rows of an image that each tile of channels reads again:
-32 KiB of them (144 channels of 56 pixels) took 1.4 times as long, 5 to 7 KiB 0.7 to 0.95."""
+"""Maximum size of an image's row that each tile of channels reads again, as a fraction of the
+first-level cache. With rows of 32 KiB (144 channels of 56 pixels), this order took 1.4 times as
+long as the other; with 5 to 7 KiB, it took 0.7 to 0.95 of the time."""
 
 _CROWDED = 0.5
-"""Score factor of reading rows again for each panel, if the caches do not hold a row."""
+"""Score factor of orders that read the rows again for each panel, if the caches do not hold a
+row."""
 
 _CROWDED_ROWS = 9
-"""Neighbouring rows that are then fetched together at full speed: 1024 channels of 128x128 pixels
-by 256 took 40 ms with 9 and with 14 rows, 49 with 6, and 137 with panels outermost (Zen 5)."""
+"""Number of neighbouring rows that must be fetched together for full speed, if the caches do not
+hold a row. 1024 channels of 128x128 pixels by 256 took 40 ms with 9 and with 14 rows, 49 ms with 6
+rows, and 137 ms with panels outermost (Zen 5)."""
 
 _ONE_PANEL = ("lanes-outer", "products-inner", "rows-outer")
-"""Orders in which all tiles use one panel before the next."""
+"""Values of the knob `order` with which all tiles use one panel before the next."""
 
 _VALID = 10.0
-"""More than any score, so that every valid point ranks above all invalid ones."""
+"""Addition to the score of a valid schedule. It exceeds all scores, so that every valid schedule
+ranks above all invalid ones."""
 
 _FEWEST = 2
-"""Minimum number of rows if it is dynamic."""
+"""Number of rows that is assumed if the actual number is unknown."""
 
 _MOST_PASSES = 64
-"""With 512 rows in tiles of 8, the first pass over a panel takes a per cent longer."""
+"""Maximum number of passes over a panel for which the next panel is prefetched. With 64 passes (512
+rows in tiles of 8), the first pass without this prefetch costs only about one per cent."""
 
 _UNROLLS = (1, 2, 4, 8)
 _TILES_ALONE: Mapping[str, Choice] = {"unroll": 1, "split": 1, "prefetch": 0, "taps": "loop"}
-"""Values of knobs that do not apply to tile registers (AMX)."""
+"""Fixed values of the knobs that do not apply to tile registers (AMX)."""
 _TILES = (*range(1, 17), 18, 20, 24, 28)
 _MATRIX_TILES = (16, 32, 48)
-"""Rows of one, two and three tile registers."""
+"""Numbers of rows in one, two and three tile registers (AMX)."""
 
 
 def knobs_of(found: Contraction, mode: Mode) -> tuple[Knob, ...]:

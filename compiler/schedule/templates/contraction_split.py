@@ -23,13 +23,15 @@ from tilewright.compiler.schedule.structure import LoopSpec, parallel_stage
 from tilewright.compiler.schedule.templates.contraction_analysis import Contraction
 
 _LEAST_PART = 128
-"""Minimum terms of a part; smaller parts cost more than they gain."""
+"""Minimum number of terms in each part of a divided sum. Smaller parts cost more than they gain."""
 
 _LEAST_PRODUCTS = 1 << 17
-"""Some microseconds of work."""
+"""Minimum number of multiplications for which dividing a sum is worthwhile. They take some
+microseconds."""
 
 _VECTORS_A_THREAD = 64
-"""Vectors of output per thread, from which on threads share those."""
+"""Number of output vectors per thread beyond which the threads divide the output, and not the
+sum."""
 
 
 def split_counts(found: Contraction, lanes: int, threads: int) -> tuple[int, ...]:

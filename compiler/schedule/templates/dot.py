@@ -34,10 +34,12 @@ from tilewright.compiler.schedule.templates import Template
 from tilewright.compiler.sizes import always_less, typical
 
 _MOST_VECTORS = 8
-"""With more vectors, the matrix is reused so often that packing it is worthwhile."""
+"""Maximum number of vectors by which a matrix is multiplied without being packed. With more
+vectors, packing it is worthwhile."""
 
 _ACCUMULATORS = 8
-"""Two multiply-adds per cycle, with a latency of four."""
+"""Minimum number of accumulators that hide the latency of multiply-adds: a core starts two per
+cycle, and each takes four cycles."""
 
 
 @dataclass(frozen=True)

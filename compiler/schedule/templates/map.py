@@ -33,7 +33,7 @@ from tilewright.compiler.schedule.templates import Template
 UNROLLS = (1, 2, 4, 8)
 
 _LONG = 48
-"""Number of operations in an expression from which on unrolling gains nothing, and costs compile
+"""Number of operations in an expression beyond which unrolling gains nothing, and costs compile
 time."""
 
 

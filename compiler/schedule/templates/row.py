@@ -192,7 +192,8 @@ class _Kept:
     reduction: Reduce
     target: Load
     again: Expr
-    """The body at the last pass's element, which a load of the output replaces."""
+    """The term of the reduction at an element of the last pass. There, it is replaced by a load
+    from the output."""
 
 
 def _kept(found: Rows) -> _Kept | None:
@@ -215,7 +216,8 @@ def _kept(found: Rows) -> _Kept | None:
 
 
 _DEAR = 6
-"""Number of operations in an expression from which on storing and loading it is cheaper."""
+"""Minimum number of operations in an expression for which storing and loading its value is cheaper
+than computing it again."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -353,7 +355,7 @@ def _reduction(
 
 
 _CHAINS = 4
-"""Accumulators that do not wait for one another keep a core busy."""
+"""Number of independent accumulators that keep a core busy."""
 
 
 def _apart(axes: Sequence[Axis], along: Axis, unroll: int, lanes: int) -> tuple[Axis, ...]:

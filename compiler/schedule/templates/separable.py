@@ -60,7 +60,7 @@ from tilewright.compiler.schedule.templates import Template
 from tilewright.compiler.sizes import always_less, bounds, is_dynamic
 
 _WRITTEN_OUT = 32
-"""Maximum taps of the second pass that are unrolled."""
+"""Maximum number of taps for which the second pass is unrolled."""
 
 
 @dataclass(frozen=True)

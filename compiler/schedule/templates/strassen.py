@@ -63,37 +63,40 @@ from tilewright.compiler.targets.target import Target
 
 _ORDERS = ("products-inner", "products-outer")
 _BLOCKS = "rows-outer"
-"""Blocks of rows outermost, whose sums of A and quadrants of C stay in a core's second-level
-cache."""
+"""Value of the knob `order` with blocks of rows in the outermost loop. The sums of A and quadrants
+of C of a block stay in a core's second-level cache."""
 
 _BLOCK_SHARE = 3 / 8
-"""Fraction of the second-level cache for the sums of a block. It also holds a panel's seven
-combinations of B: for 1500x1536x384, 96 rows took 7.14 ms, 48 7.29, 144 7.64 (Zen 5; all rows
-8.50)."""
+"""Fraction of the second-level cache for the sums of a block. The cache also holds the seven
+combinations of B of a panel. For 1500x1536x384, blocks of 96 rows took 7.14 ms, 48 rows 7.29 ms,
+144 rows 7.64 ms, and all rows 8.50 ms (Zen 5)."""
 
 _LEAST_SIDE = 128
 _LEAST_WEIGHTS = 1 << 16
 _LEAST_PRODUCTS = 1 << 23
-"""From here and 48 rows on, one level gained 2 to 13 % on a Zen 4 core, weights in caches or not;
-2 to 14 % on a Zen 5 core, which multiplies twice as fast, with weights in the caches. Fewer rows,
-128 x 128 weights or 64 x 256 x 256 products gained only with weights in the caches, or lost, on
-both."""
+"""Minimum number of multiplications. From this number and 48 rows on, one level of the algorithm
+gained 2 to 13 % on a Zen 4 core, for weights in the caches and in memory. On a Zen 5 core, which
+multiplies twice as fast, it gained 2 to 14 % for weights in the caches. On both cores, fewer rows,
+128 x 128 weights and products of 64 x 256 x 256 gained only for weights in the caches, or lost."""
 
 _ROWS_FOR_WEIGHTS = 12
-"""Rows for each product in the time in which a weight comes from the third-level cache: 3/4 more
-weights are read, 1/8 of the products saved. In models on a Zen 5, whose caches are as fast as a Zen
-4's, 48 and 49 rows lost 3 to 10 %, 64 lost nothing."""
+"""Minimum number of rows for each multiply-add that a core performs in the time in which a weight
+comes from the third-level cache. The algorithm reads 3/4 more weights, and saves 1/8 of the
+products. In models on a Zen 5, whose caches are as fast as a Zen 4's, 48 and 49 rows lost 3 to 10
+%, and 64 rows lost nothing."""
 
 _LEAST_COLUMNS = 512
-"""Minimum columns that must share a longer pass over A and its sums: 1536x128x604 lost a fifth."""
+"""Minimum number of columns if a fast cache does not hold the combinations of A. The columns share
+the cost of computing and reading these: 1536x128x604 lost a fifth."""
 
 _LEAST_BLOCK_COLUMNS = 384
 _LEAST_BLOCK_WEIGHTS = 1 << 18
-"""The same for sums in the second-level cache, as a number of weights: 1500x384x1536 gained 5 %,
-1500x384x384 lost 1 (with two threads 5)."""
+"""Minimum number of weights for blocks of rows whose combinations of A stay in the second-level
+cache: 1500x384x1536 gained 5 %, and 1500x384x384 lost 1 % (5 % with two threads)."""
 
 _LEAST_BLOCK = 24
-"""Minimum rows of a block: fewer read a panel's combinations of B again too often."""
+"""Minimum number of rows of a block. Smaller blocks read the combinations of B of each panel too
+often."""
 
 
 def is_profitable(found: Strassen, mode: Mode) -> bool:

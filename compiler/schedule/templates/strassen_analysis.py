@@ -29,16 +29,18 @@ from tilewright.compiler.sizes import always_less, typical
 from tilewright.compiler.targets.families import CoreModel
 
 Quadrants = tuple[int, int, int, int]
-"""Coefficients of the quadrants 11, 12, 21, 22 of a matrix: -1, 0 or 1, at least one of them 1."""
+"""Coefficients of the quadrants 11, 12, 21 and 22 of a matrix. Each is -1, 0 or 1, and at least one
+of them is 1."""
 
 HALVES = ((0, 0), (0, 1), (1, 0), (1, 1))
-"""For each quadrant, the half of the rows and the half of the columns."""
+"""Position of each quadrant: the index (0 or 1) of its half of the rows, and of its half of the
+columns."""
 
 
 _MEASURED_ROWS, _MEASURED_MACS = 48, 32 / 13
-"""`CoreModel.strassen_rows` and `cached_weight_macs` of the Zen 4 on which gains were measured.
-With vectors of 128 bits, half as many products, 49 rows gained 3 to 16 %, sides of 96 gained 2 to
-11."""
+"""`CoreModel.strassen_rows` and `cached_weight_macs` of the Zen 4 on which the minimum sizes were
+measured. With vectors of 128 bits, the core multiplies half as fast: 49 rows gained 3 to 16 %, and
+matrices with sides of 96 gained 2 to 11 %."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,11 +70,11 @@ PRODUCTS = (
     Product((-1, 0, 1, 0), (1, 1, 0, 0), (0, 0, 0, 1)),
     Product((0, 1, 0, -1), (0, 0, 1, 1), (1, 0, 0, 0)),
 )
-"""Strassen's seven products in his order: the first product into a quadrant has coefficient 1
-there."""
+"""Strassen's seven products in his order. The first product that is added to a quadrant of C has
+the coefficient 1 there."""
 
 SUMS = tuple(p.left for p in PRODUCTS if sum(map(abs, p.left)) > 1)
-"""The combinations of A that are not just one of its quadrants."""
+"""The combinations of A's quadrants that have more than one quadrant."""
 
 LAST_ROW: dict[int, tuple[Quadrants, Quadrants]] = {
     1: ((1, 1, 0, 0), (1, 0, 0, 0)),
@@ -80,11 +82,10 @@ LAST_ROW: dict[int, tuple[Quadrants, Quadrants]] = {
     3: ((0, 1, 0, 0), (1, 0, 0, 0)),
     4: ((1, 1, 0, 0), (0, 1, 0, 0)),
 }
-"""The product (a1, a2) B for a row outside the quadrants, from combinations of B that are packed
-anyway.
+"""Coefficients with which four of the products also compute the last row of an odd number of rows.
+By the product's index: the replacements of `left` and of `targets` for this row.
 
-For four of the products, by their number: the replacements of `left` and of `targets`.
-"""
+The result (a1, a2) B of the row needs only combinations of B that are packed anyway."""
 
 
 @dataclass(frozen=True, eq=False)

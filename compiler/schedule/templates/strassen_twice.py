@@ -60,14 +60,14 @@ _VECTORS = (1, 2, 3, 4, 5, 6)
 _UNROLLS = (1, 2, 4, 8, 12)
 _LEVELS = 2
 _PARTS = 4
-"""Parts of a side: halves of halves."""
+"""Number of parts of each side of a matrix, which is halved twice."""
 
 _FIRST = Axis("product", len(PRODUCTS))
-"""The products of the first level."""
+"""The axis over the products of the first level."""
 
 _LEAST_SIDE = 64
-"""Minimum rows, columns and depth of a block times four: shorter sums cost more than a product
-saves."""
+"""Minimum rows, columns and depth of the whole product, which are four times those of a block. With
+smaller ones, the sums cost more than the saved products."""
 
 
 @memo(256)

@@ -55,20 +55,22 @@ from tilewright.compiler.sizes import always_less, is_dynamic
 from tilewright.compiler.targets.target import Target
 
 _ENOUGH_POINTS = 6
-"""Minimum points of a tile for which keeping the weights of all taps in registers is worthwhile."""
+"""Minimum number of points of a register tile. If the weights of all taps leave too few registers
+for these points, the weights of one row of taps are loaded at a time."""
 
 _CROWDED_ROWS = 0.8
-"""Score factor of a tile of several rows if registers do not hold it together with all weights. An
-input of one row is multiplied by the weights of one row of taps, one of several rows by those of
-all: with 16 registers, seven outputs of a row took 0.88 to 1.01 of the time of four rows of two
-(3x3)."""
+"""Score factor of a tile of several rows if the registers do not hold the tile together with the
+weights of all taps. In a tile of one row, an input row is multiplied by the weights of one row of
+taps; in a tile of several rows, by those of all. With 16 registers and 3x3 taps, seven outputs of
+one row took 0.88 to 1.01 of the time of four rows of two outputs."""
 
 _SPILLED_PIXELS = 0.6
-"""Score factor of a tile that LLVM spills in its innermost loop: 43 instructions for twelve
-multiply-adds of a RISC-V with eight registers, 27 for nine of a tile without spills."""
+"""Score factor of a tile that LLVM spills in its innermost loop. On a RISC-V with eight registers,
+such a tile needs 43 instructions for twelve multiply-adds; a tile without spills needs 27 for
+nine."""
 
 _UNROLLED_TAPS = 25
-"""Maximum elements of a window that may be unrolled completely."""
+"""Maximum number of elements of a window, or of one of its rows, that is unrolled completely."""
 
 
 @dataclass(frozen=True)
@@ -93,7 +95,7 @@ class WindowReduction:
     outer: tuple[Axis, ...]
     reads_halo: bool
     padded: frozenset[Axis]
-    """Output axes along which some tap may leave its tensor."""
+    """Output axes along which a window may extend beyond the edge of the tensor that it reads."""
     dot: Axis | None = None
 
     def dot_on(self, target: Target) -> Axis | None:
@@ -118,7 +120,7 @@ class WindowReduction:
 
 
 GROUP = 4
-"""Taps of 8-bit integers per dot-product instruction."""
+"""Number of 8-bit taps that one lane of a dot-product instruction multiplies."""
 
 
 @memo(256)
@@ -361,7 +363,8 @@ def _lower(found: WindowReduction, schedule: Schedule, mode: Mode) -> Kernel:
 
 
 _CLIPPED = Schedule.of("window", tile=1, rows=1, taps="row", order="greedy")
-"""One output at a time; loops leave out its taps at the edges."""
+"""Schedule for the outputs at the edges of an image. It computes one output at a time, and its
+loops leave out the taps beyond the edge."""
 
 
 def _stage(

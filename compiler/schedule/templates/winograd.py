@@ -34,24 +34,29 @@ _TYPICAL_BLOCKS = (8, 14, 28, 49)
 _BLOCKS = (4, 7, 8, 10, 12, 14, 16, 20, 24, 28, 32, 40, 49, 56, 64, 84, 98, 112, 128, 196)
 
 _UNROLL_REGISTERS = 2
-"""Spare registers that a loop needs to be unrolled: LLVM then loads ahead."""
+"""Minimum number of spare registers for which a loop is unrolled. LLVM needs them to load ahead of
+use."""
 
 # Costs are in fused multiply-adds of one element, at the speed of an otherwise idle core. The core
 # model has the cost of a weight from a cache or from memory, and the capacity of caches.
 
 _START_COST = 6
-"""Start and end of a register tile, in iterations of the innermost loop."""
+"""Cost of starting and ending a register tile, as a number of iterations of the innermost loop."""
 
 _TRANSFORM_COST = 5
-"""Cost of writing and reading one number of V and M."""
+"""Cost of writing and reading one element of V or M, in multiply-adds. V is the transformed input,
+and M are the products."""
 
 _NEAR_PANEL = 1 / 2
-"""Cost of loading a vector of a panel in the first-level cache. With this and the next one, of 26
-schedules of each 3x3 convolution of ResNet-50, SqueezeNet and DenseNet the cheapest takes 1.02
-(vectors of 256 bits) to 1.08 times the time of the fastest on a Zen 4; it took 1.2 to 1.33."""
+"""Cost of loading a vector of a panel from the first-level cache, relative to the second-level
+cache. With this constant and the next one, the schedule with the lowest estimated cost takes 1.02
+(vectors of 256 bits) to 1.08 times the time of the fastest, on a Zen 4 and of 26 schedules of each
+3x3 convolution of ResNet-50, SqueezeNet and DenseNet. Before, it took 1.2 to 1.33 times the
+time."""
 
 _WEIGHT_AGAIN = 2
-"""Cost of a weight that a block reads again, in loads from an otherwise idle cache."""
+"""Cost of a weight that a block reads again, relative to loading it from an otherwise idle
+cache."""
 
 
 def _preference(found: Winograd, mode: Mode) -> float:

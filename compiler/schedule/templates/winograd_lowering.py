@@ -57,11 +57,13 @@ from tilewright.compiler.sizes import always_less, bounds, is_dynamic
 
 _WEIGHT_PREFETCH = 2048
 _IMAGE_PREFETCH = 512
-"""Prefetch distance in bytes. Hardware prefetchers do not follow several short rows at once."""
+"""Distance in bytes at which rows of the image are prefetched. Hardware prefetchers do not follow
+several short rows at once."""
 
 _MANY_TILES = 2.5
-"""If a dynamic number of tiles is never below this factor times a block minus one, the last block
-is computed in full: on average, a fifth of the tiles of the smallest images are computed twice."""
+"""Minimum of a dynamic number of tiles for which the last block is always full, as a multiple of a
+block's tiles minus one. The last block then repeats tiles of the block before it. On average, a
+fifth of the tiles of the smallest images are computed twice."""
 
 
 def lower(found: Winograd, schedule: Schedule, mode: Mode) -> Kernel:
@@ -160,11 +162,12 @@ class _Blocks:
         block, tile = Axis("tb", -(-number.extent // room)), Axis("bt", room)
         self.loop = LoopSpec(number, room) if self.has_partial_block else LoopSpec(block)
         self.tile = number if self.has_partial_block else tile
-        """The axis over the tiles of a block."""
+        """The axis over the tiles of a block, or over all tiles if the last block may be
+        partial."""
         self.place = (
             affine(number) - (number // room) * room if self.has_partial_block else affine(tile)
         )
-        """The position of a tile in its block."""
+        """The index of a tile in its block."""
         self._number = block * room + tile
         self.starts = tuple(
             Axis(f"at{d}", extent) for d, extent in enumerate(found.starts(self.outputs))

@@ -166,7 +166,8 @@ class DotInstruction:
 
 
 MATRIX_BITS = 128
-"""Bits of a MatrixInstruction's vectors: two rows of 8 bytes, or four sums of 32 bits."""
+"""Number of bits of the vectors of a MatrixInstruction. A factor has two rows of 8 bytes, and the
+result four sums of 32 bits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -295,7 +296,8 @@ class BytePermute:
 
 
 LEAST_SCALABLE_BITS = 128
-"""Minimum bits of scalable vector registers, which SVE and RISC-V's V require of every device."""
+"""Minimum number of bits of scalable vector registers, which SVE and RISC-V's V require of every
+device."""
 
 _NEVER = re.compile(r"(?!)")
 

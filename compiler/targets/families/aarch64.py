@@ -72,7 +72,8 @@ _CORE_NAMES = {
         """,
     )
 }
-"""Part numbers of implementer 0x41, Arm, from the technical reference manuals."""
+"""LLVM's names of Arm's cores by implementer (0x41) and part number, from the technical reference
+manuals."""
 
 
 def _target(name: str, cpu: str, *features: str) -> Target:
@@ -110,7 +111,8 @@ def _detect(triple: str, cpu: str, features: Mapping[str, bool]) -> Target:
 
 _LOAD_SLOTS = 0.5
 _SUMS_SHARE = 0.5
-"""For all cores: this share gives the fewest instructions at equal cycles in LLVM's models."""
+"""`CoreModel.sums_share` of all Arm cores. This fraction gives the fewest instructions at equal
+cycles in LLVM's models."""
 
 # Units, widths, latencies, reorder buffers and penalties of mispredicted branches (of which a tile
 # takes five eighths, as on Zen 4): LLVM's AArch64SchedA53.td, A55, A57 (for A72), NeoverseN1 (for
@@ -138,7 +140,7 @@ _A76 = CoreModel(
     sums_share=_SUMS_SHARE,
     strassen_levels=2,
 )
-"""Also the model of CPUs that have no entry below."""
+"""The model of a Cortex-A76, and of CPUs without an entry below."""
 
 _A72 = replace(
     _A76,
@@ -239,7 +241,7 @@ _STACK = (
     (0xFFC003E0, 0xAD0003E0),  # stp q, q, [sp, #]
     (0xFFC003E0, 0xAD4003E0),  # ldp q, q, [sp, #]
 )
-"""Mask and bits of the instructions that move whole vector registers."""
+"""Mask and bits of the instructions that move whole vector registers to or from the stack."""
 
 
 def _scan_stack(code: bytes) -> StackScan:

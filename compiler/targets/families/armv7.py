@@ -99,8 +99,9 @@ _HELPERS = frozenset(
         *("ldivmod", "uldivmod", "idiv", "uidiv", "idivmod", "uidivmod"),
     )
 )
-"""Arm, "Run-time ABI for the Arm Architecture": 64-bit integers and divisions. They are in libgcc
-and compiler-rt, with which every program is linked."""
+"""Functions that the compiled code may call for 64-bit integers and divisions, from Arm, "Run-time
+ABI for the Arm Architecture". They are in libgcc and compiler-rt, with which every program is
+linked."""
 
 FAMILY = Family(
     name="armv7",

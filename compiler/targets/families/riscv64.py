@@ -28,11 +28,14 @@ def _scalar(name: str, cpu: str, *features: str) -> Target:
 
 
 _GROUP_BITS = 512
-"""Bits of the registers that an instruction uses together (V's LMUL). It is one instruction for two
-or four times the products, which share scalars, addresses and branches. Eight groups of four hold
-seven sums and a panel. Two vectors of a tile are a group of eight: four of these hold three sums
-and a panel, with half as many instructions again. A vector without a neighbour, such as the last 16
-of 144 channels, takes a group of four."""
+"""Number of bits of a register group, which one instruction uses as one register (V's LMUL). An
+instruction then computes two or four times the products, which share scalars, addresses and
+branches.
+
+Eight groups of four registers hold seven vectors of sums and a panel. Two vectors of a tile form a
+group of eight registers: four such groups hold three sums and a panel, and halve the number of
+instructions once more. A vector without a neighbour, such as the last 16 of 144 channels, takes a
+group of four."""
 
 
 def _vector(name: str, cpu: str, register_bits: int, *features: str) -> Target:
@@ -93,7 +96,7 @@ _X60 = replace(
     tile_cycles=6,
     weight_macs=8,
 )
-"""Also the model of CPUs that have no entry below."""
+"""The model of a SpacemiT X60, and of CPUs without an entry below."""
 
 FAMILY = Family(
     name="riscv64",

@@ -165,18 +165,20 @@ _COMMON = CoreModel(
     tile_cycles=8,
     weight_macs=15,  # between 8 (Zen 4) and 26 (a Sapphire Rapids server), both measured
 )
-"""The model of CPUs that have no entry below."""
+"""The model of CPUs without an entry below, with the properties of a Zen 4."""
 
 _ZEN4 = replace(_COMMON, prefetch_bytes=8192, prefetch_rows=6)
-"""With 2, 3, 5, 7, 9 and 13 tokens, a MiniLM of six layers takes 1.27, 1.48, 1.35, 0.96, 0.87 and
-0.85 of the time without prefetching; with 24 to 64 tokens, 0.94 to 0.96."""
+"""The model of a Zen 4. With software prefetching, a MiniLM of six layers takes 1.27, 1.48, 1.35,
+0.96, 0.87 and 0.85 of the time without, for 2, 3, 5, 7, 9 and 13 tokens; for 24 to 64 tokens, it
+takes 0.94 to 0.96."""
 
 _BEFORE_AVX512 = replace(_COMMON, weight_macs=9, prefetch_bytes=2048)
-"""Not a single CPU's: `weight_macs` is 8 on a Zen 4, 7 on a Zen 5 and 13 on a Sapphire Rapids
-server that multiply 256 bits at a time."""
+"""The model of the baseline x86-64-v3, and not of a single CPU. If 256 bits are multiplied at a
+time, `weight_macs` is 8 on a Zen 4, 7 on a Zen 5 and 13 on a Sapphire Rapids server."""
 
 _BEFORE_FMA = replace(_BEFORE_AVX512, fma_units=4 / 3, weight_macs=6)
-"""A product is copied, multiplied and added: a Zen 4 does 1.35 of these per cycle."""
+"""The model of CPUs without fused multiply-adds. They copy, multiply and add for each product: a
+Zen 4 does this 1.35 times per cycle."""
 
 # Widths, units and latencies of Intel's cores: LLVM's X86SchedHaswell.td, X86SchedSkylakeServer.td,
 # X86SchedIceLake.td and X86SchedSapphireRapids.td. Caches and their sustained bytes per cycle:
@@ -390,7 +392,7 @@ _WITHOUT_FMA = (
     *("nocona", "core2", "penryn", "bonnell", "silvermont", "goldmont", "goldmont-plus", "tremont"),
     *("nehalem", "westmere", "sandybridge", "ivybridge", "x86-64-v2"),
 )
-"""LLVM's names of CPUs that multiply and add in two instructions, and of the baselines."""
+"""LLVM's names of CPUs without fused multiply-adds, and of baselines without them."""
 
 FAMILY = Family(
     name="x86_64",
