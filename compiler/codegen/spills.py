@@ -20,9 +20,9 @@ SPILL_SHARE = 0.2
 spills also exceed MOST_SPILLS.
 
 Of 1695 candidates of ResNet-50, VGG-16, MobileNetV2, EfficientNet and BERT on Zen 4, the 43 beyond
-both limits took 1.12 to 3.8 times as long as the fastest candidate of their workload. Some kernels
-with many spills below the fraction are fast: Winograd's F(6) transform moves 80 vectors among 640
-instructions, a 5x5 depthwise kernel 168 among 1340, and both were the fastest of their
+both limits took 1.12 to 3.8 times as long as the fastest candidate of their workload. Kernels with
+many spills, but below the fraction, may be fast: Winograd's F(6) transform moves 80 vectors among
+640 instructions, a 5x5 depthwise kernel 168 among 1340, and both were the fastest of their
 workloads."""
 
 

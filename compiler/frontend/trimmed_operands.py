@@ -23,8 +23,8 @@ from tilewright.compiler.ops.onnx_node import OnnxNode
 from tilewright.compiler.ops.registry import OnnxRule, OpKind
 
 _DIVIDES = frozenset(["Div", "Mod"])
-"""Operators that are not applied to untrimmed integers. The memory after the last valid element may
-be zero, and integers must not be divided by zero."""
+"""Operators that cannot be applied to an untrimmed integer operand. Its memory after the last valid
+element may be zero, and integers must not be divided by zero."""
 
 
 def import_untrimmed(node: OnnxNode, rule: OnnxRule) -> Sequence[str]:

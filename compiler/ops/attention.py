@@ -36,7 +36,7 @@ _LOWEST = {
     DType.FLOAT32: -3.4028234663852886e38,
     DType.FLOAT64: -3.4028234663852886e38,
 }
-"""Minimum for the largest score of a row. It is finite, so that a row whose scores are all -inf
+"""Lower limit of the largest score of a row. It is finite, so that a row whose scores are all -inf
 does not yield NaN. It is not above any finite score (for float64: any score from a float32
 mask)."""
 

@@ -36,8 +36,8 @@ COLLECTED_BYTES = 1 << 30
 of steps."""
 
 CHEAP_ELEMENTS = 1 << 12
-"""Maximum number of elements that a branch computes for both branches to be computed
-unconditionally. Their nodes can then fuse with surrounding nodes."""
+"""Number of elements up to which both branches are computed unconditionally, so that their nodes
+can fuse with surrounding nodes. The limit applies to each branch."""
 
 CHEAP = (OpKind.ELEMENTWISE, OpKind.MOVEMENT, OpKind.PIECES, OpKind.VIEW, OpKind.GATHER)
 

@@ -53,7 +53,7 @@ class OpKind(StrEnum):
     """The result has the bytes of the operand, and another shape."""
     GATHER = "gather"
     NATIVE = "native"
-    """A function of the C runtime computes the result, and not a loop nest; see
+    """A function of the C runtime computes the result, instead of a loop nest; see
     `Operator.native`."""
     CONTROL = "control"
     """Runs other graphs, which are its bodies, such as the steps of a loop; see

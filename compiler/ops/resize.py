@@ -314,8 +314,8 @@ def _repeated(node: OnnxNode, x: str, dim: int, times: int) -> str:
 
 
 _PROBE = 8
-"""Extent of the sample by which the interpolation of a dynamic dimension is analysed, if the
-coordinates do not depend on the extent."""
+"""Extent of a sample dimension. If the coordinates do not depend on the extent, the sample shows
+whether the interpolation repeats each element of a dynamic dimension."""
 
 
 def _repeats(node: OnnxNode, mode: str, line: _Line) -> int | None:

@@ -86,8 +86,8 @@ _COMPARED: Mapping[str, tuple[bool, bool]] = {
     "greater": (True, True),
     "greater_or_equal": (True, False),
 }
-"""Comparison operators as `small < large` or `small <= large`: whether the operands are swapped,
-and whether the comparison is strict."""
+"""Comparison operators -> how they are written as `small < large` or `small <= large`: whether the
+operands are swapped, and whether the comparison is strict."""
 
 
 def _placed(rewriter: Rewriter, value: str, *, single: bool) -> Count | None:

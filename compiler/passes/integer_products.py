@@ -46,8 +46,8 @@ from tilewright.compiler.passes.rewrite import Rewriter, rewrite
 _FLOAT = np.finfo(np.float32)
 
 _LEAST_CHANNELS = 4
-"""Minimum number of input channels, which fill one operand of a dot-product instruction. An image
-of three colours gets a fourth channel, whose weights are zero."""
+"""Number of input channels that fill one operand of a dot-product instruction. An image with three
+channels gets a fourth, whose weights are zero."""
 
 _LEAST_GROUP = 16
 """Minimum number of channels and of filters per group for which integers are faster than float32,

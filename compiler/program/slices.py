@@ -31,7 +31,7 @@ from tilewright.compiler.sizes import (
 from tilewright.compiler.targets.families import CoreModel
 
 _UNHIDDEN = 0.1
-"""Maximum time for loading weights again in each slice that is not hidden by computation, as a
+"""Maximum time per slice for loading the weights again that computation does not hide, as a
 fraction of the computation's time."""
 
 

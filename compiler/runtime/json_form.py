@@ -54,8 +54,8 @@ INTEGERS = Between(-(1 << 63), (1 << 64) - 1)
 """Default range of an integer: every value of a signed or unsigned 64-bit type."""
 
 WORTH_NAMING = 1 << 62
-"""Limits of at least this size only protect the reader from overflow. Error messages do not state
-them."""
+"""Limits of at least this size only protect the JSON reader from overflow. Error messages do not
+state them."""
 
 NUMBERS = Between(-math.inf, math.inf, above=True)
 """Default range of a float: every finite number."""

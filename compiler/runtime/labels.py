@@ -21,7 +21,7 @@ from tilewright.compiler.runtime.json_form import JsonForm
 Key = int | str
 
 LABELLED = "labelled"
-"""Name of the operator that states the texts or dictionary keys which its operand represents."""
+"""Name of the operator that states the texts or dictionary keys that its operand represents."""
 
 OTHER = "\0"
 """Key for all texts of an input that match no other key."""

@@ -72,8 +72,8 @@ def native_symbol(function: str) -> str:
 
 
 FEW = 64
-"""Maximum number of elements that are selected by comparisons, without sorting; equal to TW_FEW of
-`native/order.h`."""
+"""Maximum number of elements that a top-k selection finds by comparisons instead of sorting; equal
+to TW_FEW of `native/order.h`."""
 
 WALKS = 96
 """Number of walks down a tree in one tile of the native function `descend`; the same as in

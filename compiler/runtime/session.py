@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 NO_DTYPES: Mapping[str, np.dtype[Any]] = MappingProxyType({})
 
 STEPS = 64
-"""Maximum number of different input shapes of a step for which a session caches a plan."""
+"""Maximum number of different input shapes for which a session caches the plan of a step."""
 
 
 class Session:

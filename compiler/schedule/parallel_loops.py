@@ -12,8 +12,8 @@ from tilewright.compiler.schedule.structure import LoopSpec
 from tilewright.compiler.sizes import is_dynamic, typical
 
 _TILES_A_THREAD = 16
-"""Number of tiles per thread from which parallel loops are balanced. For two threads, the imbalance
-is then at most a thirtieth of the time."""
+"""Minimum number of tiles per thread for which parallel loops count as balanced. For two threads,
+the imbalance is then at most a thirtieth of the time."""
 
 _PARTS_A_THREAD = (1, 2, 4)
 """Possible numbers of parts per thread into which the pixels of an image are divided."""

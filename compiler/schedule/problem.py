@@ -50,8 +50,8 @@ class Problem:
     expr: Expr
     inputs: tuple[Tensor, ...]
     groups: tuple[Axis, ...] = ()
-    """The outer axes of the dimensions that `compose` was asked to split, such as the groups of a
-    grouped convolution."""
+    """The outer axes of the dimensions that the argument `split` of `compose` divides, such as the
+    groups of a grouped convolution."""
 
     @cached_property
     def parts(self) -> tuple[Expr, ...]:

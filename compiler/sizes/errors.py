@@ -17,16 +17,14 @@ class DynamicSizeError(CompilerError):
     unknown."""
 
     undecided = 0
-    """The difference whose comparison with 0 is undecided; 0 if the condition is not a
-    comparison."""
+    """The difference that is compared with 0, if the comparison is undecided; otherwise 0."""
 
     never_above = False
     """Whether a positive difference is an error, so that only sizes with a difference of at most 0
     are valid."""
 
     unequal = 0
-    """The difference of which is undecided whether it equals 0; 0 if the condition is not an
-    equality."""
+    """The difference that may or may not equal 0, if an equality is undecided; otherwise 0."""
 
     may_differ = False
     """Whether two sizes that are unequal in all runs are valid as well."""

@@ -16,7 +16,7 @@ _T = TypeVar("_T")
 
 
 _TYPICAL = 128
-"""Maximum typical size of a dimension with a long range."""
+"""Maximum size that is assumed as typical for a dimension with a long range."""
 
 
 _LONG = 64

@@ -20,8 +20,8 @@ _TYPES = {
     DType.FLOAT64: "double",
     DType.BOOL: "uint8_t",
 }
-"""C types of the element types whose C type is not NAME_t. 16-bit floats are passed as their
-bits."""
+"""C types of the element types whose C type is not their name followed by `_t`. 16-bit floats are
+passed as their bits."""
 
 _PORT_SUFFIXES = ("_rank", "_elements", "_shape", "_count")
 """Suffixes that the header appends to the name of an input or output to form further

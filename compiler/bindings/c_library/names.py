@@ -28,7 +28,7 @@ _HEADERS = frozenset(_HEADERS_TEXT.split())
 """Names of standard C headers, which the header of a library must not have."""
 
 LONGEST = 60
-"""Maximum characters of an identifier: C11 guarantees that 63 are significant."""
+"""Maximum number of characters of an identifier. C11 guarantees that 63 are significant."""
 
 
 def identifier(name: str) -> str:

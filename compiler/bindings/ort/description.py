@@ -37,7 +37,7 @@ ELEMENT_TYPES = {
     15: "complex128",
     16: "bfloat16",
 }
-"""ONNX Runtime's names of `TensorProto.DataType` values."""
+"""ONNX Runtime's names of the element types, by their number in `TensorProto.DataType`."""
 
 _DTYPES = {"float": "float32", "double": "float64"}
 _NUMPY = {"float": "float32", "double": "float64", "string": "O"}

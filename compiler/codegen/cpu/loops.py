@@ -59,9 +59,9 @@ code, but would hardly be faster."""
 
 
 _FEW_TILES = 2
-"""Maximum number of full tiles of an axis that is a block, for which REPEATED emits less code. An
-axis whose number of rows depends on a request is not a block: for 5 rows in tiles of 6, the two
-narrower tiles of a block would read all weights twice."""
+"""An axis with 1 to this number of full tiles is a block, for which `Tail.REPEATED` emits code for
+fewer widths. An axis whose number of rows depends on a request is not a block: for 5 rows in tiles
+of 6, the two narrower tiles of a block would read all weights twice."""
 
 
 class Tail(Enum):
@@ -78,8 +78,8 @@ class Tail(Enum):
     MASKED = auto()
     """Whole vectors, then one vector under a mask."""
     UNITS = auto()
-    """Steps of the register tile along the axis, one by one. For a reduction, this needs fewer
-    copies of the sums than several narrower tiles."""
+    """One step of the register tile at a time. In a reduction, this copies the sums less often than
+    several narrower tiles."""
     HALVES = auto()
     """Tiles of 4 rows, 2 rows and 1 row. Along the vector axis: whole vectors, then halves,
     quarters and so on of a vector."""
@@ -92,8 +92,8 @@ class Tail(Enum):
     missing ones, so that streamed operands are read only once.
 
     If the axis has at most _FEW_TILES full tiles, the narrower tiles are for one row, a third or
-    two thirds of the rows. If the remaining rows are more, one more full tile ends with the axis.
-    If the axis has no full tile, two tiles of two thirds are used instead."""
+    two thirds of the rows. If more rows remain, one more full tile ends with the axis. If the axis
+    has no full tile, two tiles of two thirds are used instead."""
 
 
 def repeating_tail(known: int, extent: int, step: int) -> Tail | None:

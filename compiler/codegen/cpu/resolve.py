@@ -41,7 +41,8 @@ class Access:
     base: Value | None
     constant: int
     unrolled: tuple[tuple[int, int], ...]
-    """Pairs of the position of an unrolled axis in a point, and the stride along this axis."""
+    """Pairs of the position of an unrolled axis in a point, and the stride in bytes along this
+    axis."""
     lane_offsets: tuple[int, ...]
     """Offset of each lane in bytes; empty for a scalar."""
     guards: tuple[tuple[tuple[tuple[int, int], ...], int, int], ...]
@@ -58,8 +59,8 @@ class Access:
     apart: int = 0
     """Distance in bytes between consecutive elements of a group; 0 if the access has no groups."""
     repeated: tuple[tuple[int, int, tuple[Value, ...]], ...] = ()
-    """For each axis whose last row is repeated: its position in a point, the stride along it, and
-    the row number for each value of the point's index."""
+    """For each axis whose last row is repeated: its position in a point, the stride in bytes along
+    it, and the row number for each index."""
     contiguous: bool = field(init=False, default=False)
     """Whether the lanes are adjacent in memory, in ascending order."""
     run: int = field(init=False, default=0)

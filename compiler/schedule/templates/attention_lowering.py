@@ -36,8 +36,8 @@ _ROW_VECTORS = 8
 accumulator."""
 
 _PAGE_PART = 1024
-"""Distance in bytes between the starts of rows of which a multiple must be avoided. Such rows share
-few sets of the first-level cache."""
+"""Rows of scores are padded if their size is a multiple of this number of bytes. Such rows would
+share few sets of the first-level cache."""
 
 
 def lower(found: Attention, schedule: Schedule, mode: Mode) -> Kernel:

@@ -65,9 +65,9 @@ _FAR_LINES = 0.9
 evicted between them. Measured: 0.7 to 0.98."""
 
 _NEAR_ROWS = 1 / 4
-"""Maximum size of an image's row that each tile of channels reads again, as a fraction of the
-first-level cache. With rows of 32 KiB (144 channels of 56 pixels), this order took 1.4 times as
-long as the other; with 5 to 7 KiB, it took 0.7 to 0.95 of the time."""
+"""Maximum size of an image row, as a fraction of the first-level cache, that each tile of channels
+reads again. With rows of 32 KiB (144 channels of 56 pixels), this took 1.4 times as long as reading
+each row once; with 5 to 7 KiB, it took 0.7 to 0.95 of the time."""
 
 _CROWDED = 0.5
 """Score factor of orders that read the rows again for each panel, if the caches do not hold a
@@ -86,11 +86,12 @@ _VALID = 10.0
 ranks above all invalid ones."""
 
 _FEWEST = 2
-"""Number of rows that is assumed if the actual number is unknown."""
+"""Number of rows that the default prefetch distance assumes if the actual number is unknown."""
 
 _MOST_PASSES = 64
 """Maximum number of passes over a panel for which the next panel is prefetched. With 64 passes (512
-rows in tiles of 8), the first pass without this prefetch costs only about one per cent."""
+rows in tiles of 8), waiting for the panel in the first pass costs only about one per cent of the
+time."""
 
 _UNROLLS = (1, 2, 4, 8)
 _TILES_ALONE: Mapping[str, Choice] = {"unroll": 1, "split": 1, "prefetch": 0, "taps": "loop"}

@@ -82,8 +82,8 @@ multiplies twice as fast, it gained 2 to 14 % for weights in the caches. On both
 _ROWS_FOR_WEIGHTS = 12
 """Minimum number of rows for each multiply-add that a core performs in the time in which a weight
 comes from the third-level cache. The algorithm reads 3/4 more weights, and saves 1/8 of the
-products. In models on a Zen 5, whose caches are as fast as a Zen 4's, 48 and 49 rows lost 3 to 10
-%, and 64 rows lost nothing."""
+products. In models on a Zen 5, whose caches are as fast as a Zen 4's, 48 and 49 rows lost 3% to
+10%, and 64 rows lost nothing."""
 
 _LEAST_COLUMNS = 512
 """Minimum number of columns if a fast cache does not hold the combinations of A. The columns share
@@ -92,7 +92,7 @@ the cost of computing and reading these: 1536x128x604 lost a fifth."""
 _LEAST_BLOCK_COLUMNS = 384
 _LEAST_BLOCK_WEIGHTS = 1 << 18
 """Minimum number of weights for blocks of rows whose combinations of A stay in the second-level
-cache: 1500x384x1536 gained 5 %, and 1500x384x384 lost 1 % (5 % with two threads)."""
+cache: 1500x384x1536 gained 5 %, and 1500x384x384 lost 1 % (with two threads, 5 %)."""
 
 _LEAST_BLOCK = 24
 """Minimum number of rows of a block. Smaller blocks read the combinations of B of each panel too

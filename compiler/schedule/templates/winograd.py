@@ -44,15 +44,14 @@ _START_COST = 6
 """Cost of starting and ending a register tile, as a number of iterations of the innermost loop."""
 
 _TRANSFORM_COST = 5
-"""Cost of writing and reading one element of V or M, in multiply-adds. V is the transformed input,
-and M are the products."""
+"""Cost of writing and reading one element of V (the transformed input) or M (the products), in
+multiply-adds."""
 
 _NEAR_PANEL = 1 / 2
 """Cost of loading a vector of a panel from the first-level cache, relative to the second-level
-cache. With this constant and the next one, the schedule with the lowest estimated cost takes 1.02
-(vectors of 256 bits) to 1.08 times the time of the fastest, on a Zen 4 and of 26 schedules of each
-3x3 convolution of ResNet-50, SqueezeNet and DenseNet. Before, it took 1.2 to 1.33 times the
-time."""
+cache. On a Zen 4, 26 schedules were measured for each 3x3 convolution of ResNet-50, SqueezeNet and
+DenseNet: the schedule with the lowest cost takes 1.02 (vectors of 256 bits) to 1.08 times the time
+of the fastest. Without this constant and the next one, it took 1.2 to 1.33 times the time."""
 
 _WEIGHT_AGAIN = 2
 """Cost of a weight that a block reads again, relative to loading it from an otherwise idle

@@ -61,9 +61,9 @@ _IMAGE_PREFETCH = 512
 several short rows at once."""
 
 _MANY_TILES = 2.5
-"""Minimum of a dynamic number of tiles for which the last block is always full, as a multiple of a
-block's tiles minus one. The last block then repeats tiles of the block before it. On average, a
-fifth of the tiles of the smallest images are computed twice."""
+"""If a dynamic number of tiles is at least this factor times a block's tiles minus one, the last
+block is always full. It then repeats tiles of the block before it: on average, a fifth of the tiles
+of the smallest images are computed twice."""
 
 
 def lower(found: Winograd, schedule: Schedule, mode: Mode) -> Kernel:

@@ -173,8 +173,8 @@ _ZEN4 = replace(_COMMON, prefetch_bytes=8192, prefetch_rows=6)
 takes 0.94 to 0.96."""
 
 _BEFORE_AVX512 = replace(_COMMON, weight_macs=9, prefetch_bytes=2048)
-"""The model of the baseline x86-64-v3, and not of a single CPU. If 256 bits are multiplied at a
-time, `weight_macs` is 8 on a Zen 4, 7 on a Zen 5 and 13 on a Sapphire Rapids server."""
+"""The model of the baseline x86-64-v3, and not of a single CPU. `weight_macs` is 8 on a Zen 4, 7 on
+a Zen 5 and 13 on a Sapphire Rapids server if these multiply 256 bits at a time."""
 
 _BEFORE_FMA = replace(_BEFORE_AVX512, fma_units=4 / 3, weight_macs=6)
 """The model of CPUs without fused multiply-adds. They copy, multiply and add for each product: a
