@@ -29,8 +29,8 @@ FILE_LIMIT_BYTES = 1 << 31
 """Size in bytes from which a model file is rejected. A protobuf message must be smaller."""
 
 LARGE_BYTES = 1 << 30
-"""Total size in bytes of the separately read tensors beyond which `save` writes tensors to a second
-file."""
+"""Total size in bytes of the separately read tensors beyond which `write_model` stores tensors in a
+second file."""
 
 SPLIT_BYTES = 1 << 25
 """Minimum size in bytes of a model file whose large tensors are read separately from the protobuf

@@ -47,8 +47,8 @@ _SEGMENT_ROWS = 8
 register tile."""
 
 _FEW_ROWS = 8
-"""Number of rows below which keys may be read without transposing them, because transposing may
-cost more than it saves."""
+"""Number of query rows below which keys may be read without transposing them, because transposing
+may cost more than it saves."""
 
 _FAR_VALUES = 2
 """Size of a head's values, as a multiple of the first-level cache, beyond which they are packed.

@@ -62,8 +62,8 @@ several short rows at once."""
 
 _MANY_TILES = 2.5
 """If a dynamic number of tiles is at least this factor times a block's tiles minus one, the last
-block is always full. It then repeats tiles of the block before it: on average, a fifth of the tiles
-of the smallest images are computed twice."""
+block is always full. It then computes the last tile again in place of missing ones. On average,
+this adds a fifth to the tiles of the smallest images."""
 
 
 def lower(found: Winograd, schedule: Schedule, mode: Mode) -> Kernel:
