@@ -55,7 +55,8 @@ class _Line:
 
 
 Rounded = Callable[[Floats], Floats]
-"""Rounds the result of one step of a calculation, such as to float32."""
+"""Rounds the result of one step of a calculation to the type of the calculation, such as
+float32."""
 
 
 def _in_float32(value: Floats) -> Floats:

@@ -37,7 +37,7 @@ _SPREADS = (
     *(OpKind.ELEMENTWISE, OpKind.MOVEMENT, OpKind.VIEW, OpKind.PIECES, OpKind.GATHER),
     *(OpKind.REDUCTION, OpKind.WINDOW),
 )
-"""Kinds of operators whose result may be as large as their operand."""
+"""Kinds of operators whose result may have the magnitude of their operand."""
 
 
 def float32_sums(graph: Graph, groups: Sequence[Group]) -> set[str]:

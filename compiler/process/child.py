@@ -25,8 +25,8 @@ _WITH_PARENT = (
     else ""
 )
 """First statements of a child's program, which make the child end with its parent. Loading the
-compiler takes seconds on a busy machine. Meanwhile, the parent may end, even before the call of
-`prctl`."""
+compiler takes seconds on a busy machine, and the parent may end meanwhile. If the parent ended
+before the call of `prctl`, the last statement ends the child."""
 
 
 class ChildProcess:

@@ -32,12 +32,11 @@ MOST_ANSWERS = 3
 compiles."""
 
 MOST_FIRST_PARTS = 16
-"""Maximum number of combinations of intervals that are tried until a first program compiles. Each
-attempt imports the model."""
+"""Maximum number of combinations of size intervals that are tried until a first program compiles.
+Each attempt imports the model."""
 
 MOST_FIRST_SIZES = 64
-"""Maximum number of combinations of sizes whose intervals are tried until a first program
-compiles."""
+"""Maximum number of combinations of sizes by which these intervals are chosen."""
 
 
 def make_segment(

@@ -81,8 +81,8 @@ class Tail(Enum):
     """One step of the register tile at a time. In a reduction, this copies the sums less often than
     several narrower tiles."""
     HALVES = auto()
-    """Tiles of 4 rows, 2 rows and 1 row. Along the vector axis: whole vectors, then halves,
-    quarters and so on of a vector."""
+    """Tiles of 4, 2 and 1 rows for the remaining rows. Along the vector axis: whole vectors, then
+    halves, quarters and so on of a vector."""
     MATRICES = auto()
     """Tiles of half the rows of a full tile, of a quarter and so on, down to 1 row. They are wider
     than the tiles of HALVES, because a matrix of few rows takes as long as one of several."""

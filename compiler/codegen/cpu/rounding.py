@@ -15,7 +15,7 @@ from tilewright.compiler.loops.expr import Operation
 
 _FARTHEST = 1 << 16
 """Maximum magnitude of an integer that is added to a rounded float. float32 holds the sum exactly
-for all numbers in the range of 16 bits."""
+if the float is in the 16-bit range."""
 
 _FRACTION_BITS = {DType.FLOAT32: 23, DType.FLOAT64: 52}
 
