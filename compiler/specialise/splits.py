@@ -36,7 +36,7 @@ MOST_FIRST_PARTS = 16
 Each attempt imports the model."""
 
 MOST_FIRST_SIZES = 64
-"""Maximum number of combinations of sizes by which these intervals are chosen."""
+"""Maximum number of combinations of sizes by which the intervals of a first program are chosen."""
 
 
 def make_segment(
