@@ -38,7 +38,7 @@ class Side:
         return [measurement.run_seconds for _, measurement in results[0].measurements]
 
     def program(self, name: str, threads: int) -> list[float | None]:
-        """Time a whole model with default schedules; a list with the seconds of a run."""
+        """Time a whole model with default schedules; a list with the seconds of the fastest run."""
         if name not in self._programs:
             mode = Mode(host_target())
             plan = driver.make_plan(

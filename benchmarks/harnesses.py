@@ -1,12 +1,13 @@
-"""Whether two checkouts measure the same: kernels and programs, interleaved A B B A.
+"""Compare the measuring code ("harness") of two checkouts on kernels and programs, interleaved A B
+B A.
 
 `python -m benchmarks.harnesses --other CHECKOUT` measures with the harness of another checkout (A)
-and with this one's (B). Each has its own process, which runs `benchmarks/harness_side.py` of
-its checkout. The kernels are workloads of several models, half of them with default and half with
-random schedules. A verdict is that of finalists (`tuner.measure.statistics.Comparison`): a tie,
-unless the interval of the median ratio excludes 1 and the median is beyond the tie margin. The two
-readings of one side in a pair are the control: the ratio of a harness to itself. Results go to
-benchmarks/results/harnesses.md.
+and with this one's (B). Each has its own process, which runs `benchmarks/harness_side.py` of its
+checkout. The kernels are workloads of several models, half of them with default and half with
+random schedules. The verdict is computed as for a tuner's finalists
+(`tuner.measure.statistics.Comparison`): a tie, unless the confidence interval of the median ratio
+excludes 1 and the median is beyond the tie margin. As a control, the two readings of the same
+harness in a round are compared with each other. Results go to benchmarks/results/harnesses.md.
 """
 
 from __future__ import annotations
@@ -57,7 +58,9 @@ LEAST_SECONDS, MOST_SECONDS = 2e-6, 2e-2
 
 
 class SideProcess:
-    """A checkout that measures, in a process of its own. A context."""
+    """Child process that measures with one checkout's harness. As a context manager, it ends the
+    process.
+    """
 
     def __init__(self, checkout: Path) -> None:
         self._process = subprocess.Popen(
@@ -89,13 +92,13 @@ Measure = Callable[[SideProcess], float | None]
 
 @dataclass(frozen=True, slots=True)
 class Paired:
-    """The readings of one kernel or program.
+    """Readings of one kernel or program by both harnesses.
 
     Attributes:
-        name: of what is measured.
-        seconds: of all readings, by side (A, B).
-        ratios: B over A, one for each pair.
-        control: the later over the earlier reading of one side, in turn A's and B's.
+        name: the kernel or program.
+        seconds: all readings in seconds, for side A and side B.
+        ratios: B over A, for each adjacent pair of readings.
+        control: the later over the earlier reading of the same side, alternately A's and B's.
     """
 
     name: str
@@ -113,7 +116,7 @@ class Paired:
 
 
 def pairs(name: str, measure: Measure, sides: Sequence[SideProcess], rounds: int) -> Paired | None:
-    """Readings A B B A, so many times; None where a side cannot measure it."""
+    """Measure in the order A B B A for `rounds` rounds; None if a side cannot measure it."""
     first, second = sides
     seconds: tuple[list[float], list[float]] = ([], [])
     ratios: list[float] = []
@@ -133,10 +136,11 @@ def pairs(name: str, measure: Measure, sides: Sequence[SideProcess], rounds: int
 def measured_kernel(
     request: MeasureRequest, blobs: Mapping[str, bytes], serial: Iterator[int], side: SideProcess
 ) -> float | None:
-    """A reading of a kernel, under a name that no reading has had: runners remember results.
+    """Measure a kernel once by one side, in seconds, or None if it fails.
 
-    Its inputs are others, too: Python's harness keeps the memory of equal ones, and where that lies
-    would decide about all readings of a side. No output is compared, as each was before.
+    Each reading has a new request id, because runners cache results by it, and inputs with other
+    seeds. Equal inputs would reuse the same memory, whose placement would then affect all readings
+    of a side. Outputs are not compared here, because the kernel was verified before.
     """
     number = next(serial)
     cases = tuple(
@@ -153,7 +157,7 @@ def measured_program(name: str, side: SideProcess) -> float | None:
 
 
 def kernels(names: Sequence[str], count: int, seed: int) -> list[Task]:
-    """Tasks of the models, as many of each."""
+    """At most `count` random tasks of each model."""
     rng = random.Random(seed)
     found: list[Task] = []
     mode = Mode(host_target())
@@ -168,7 +172,11 @@ def kernels(names: Sequence[str], count: int, seed: int) -> list[Task]:
 def requests(
     tasks: Sequence[Task], builder: ProcessBuilder, seed: int
 ) -> list[tuple[str, MeasureRequest, dict[str, bytes]]]:
-    """For each task a request with its default, and one with a random schedule."""
+    """For each task, build its default and a random schedule, and make a measurement request for
+    each.
+
+    Returns the name, the request and its blobs; schedules that fail to build are omitted.
+    """
     rng = random.Random(seed)
     repeat = RepeatSettings(samples=10, round_seconds=0.0)
     found: list[tuple[str, MeasureRequest, dict[str, bytes]]] = []
@@ -194,7 +202,9 @@ def requests(
 
 
 def summary(found: Sequence[Paired], what: str) -> str:
-    """A sentence for the report."""
+    """A sentence for the report about the ratios and verdicts; `what` is "kernels" or
+    "programs".
+    """
     ratios = [each.ratio for each in found]
     control = [median(each.control) for each in found]
 

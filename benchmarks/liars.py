@@ -1,7 +1,7 @@
-"""Workers that lie: in times, in digests, and about the leases of others.
+"""Simulated malicious workers that report false times, false digests, or results for other workers'
+leases.
 
-Each is a thread that talks to the service as a worker does, with a token of its own. It measures
-nothing.
+Each is a thread that uses the worker API of the service with its own token. It measures nothing.
 """
 
 from __future__ import annotations
@@ -37,13 +37,15 @@ class Lie(StrEnum):
 
 
 class Liar:
-    """One worker that lies.
+    """A worker thread that sends false reports of one kind.
 
     Args:
         kind: the subject of its lies.
-        server, token: of the service; the token has the scope `measure`.
-        leases: live leases of all workers, as (lease, worker): more than a liar could know.
-        seed: of its random choices.
+        server: the URL of the service.
+        token: its token for the service, with the scope `measure`.
+        leases: returns the live leases of all workers, as (lease, worker). A real attacker would
+            not know them.
+        seed: the seed of its random choices.
     """
 
     def __init__(
@@ -104,7 +106,9 @@ class Liar:
             self.statuses[said.status_code] += 1
 
     def _lie_about(self, lease: str, worker: str) -> None:
-        """End, revive or take over another worker's lease, in its name and in the liar's own."""
+        """Try to end, renew or take over another worker's lease, under that worker's id and under
+        its own.
+        """
         for name in (self.worker_id, worker):
             bodies: dict[str, BODY] = {
                 f"/v1/leases/{lease}/failure": {"cause": "service", "error": "a lie"},
@@ -151,7 +155,9 @@ class Liar:
         return honest(request, self.worker_id, 1.5 * least, **{lie: "0" * 64})
 
     def _ran(self, request: RunRequest) -> RunResult:
-        """A forged result: every program is right and every challenger a hundred times faster."""
+        """A forged result: every program is correct, and every challenger is a hundred times
+        faster.
+        """
         work = request.work
         result = RunResult(request.request_id, RunStatus.OK, worker=self.worker_id)
         if self.kind is Lie.DIGESTS:
@@ -173,5 +179,5 @@ class Liar:
 
 
 def _changed_nothing(said: BODY) -> bool:
-    """Whether an answer says that no lease was given back or renewed."""
+    """Whether a response says that no lease was released or renewed."""
     return not said.get("released", said.get("renewed", True))

@@ -1,8 +1,8 @@
 """The nine networks that ship in the onnx package, with seeded random parameters.
 
-onnx keeps them small by filling every parameter with one constant, which makes all outputs equal
-and every comparison pass. Here each parameter is random according to its role: He-scaled weights,
-positive variances, small biases. The softmax's input becomes a second output, since a softmax of
+To save space, the onnx package fills every parameter with a constant. All outputs are then equal,
+and every comparison passes. Here each parameter is random according to its role: He-scaled weights,
+positive variances, small biases. The softmax's input becomes a second output, because a softmax of
 random logits hides errors.
 """
 
@@ -43,7 +43,7 @@ _ROLES = {
 
 
 def light_model(name: str, seed: int = 0) -> Any:
-    """One of LIGHT_MODELS as a ModelProto with random float32 parameters, batch 1."""
+    """Build one of LIGHT_MODELS as a ModelProto with random float32 parameters and batch size 1."""
     folder = Path(onnx.__file__).parent / "backend" / "test" / "data" / "light"
     model = onnx.load(folder / f"{LIGHT_MODELS[name]}.onnx")
     graph = model.graph
@@ -83,7 +83,9 @@ def _parameter_shapes(graph: Any, initializers: dict[str, Any]) -> dict[str, tup
 
 
 def _parameter_roles(graph: Any, shapes: dict[str, tuple[int, ...]]) -> dict[str, tuple[str, bool]]:
-    """Parameter name -> (role, whether a Gemm stores it as (outputs, features))."""
+    """Map each parameter to its role, and to whether a Gemm stores it transposed, as (outputs,
+    features).
+    """
     # Some networks reshape a parameter before they use it, a scale of (C,) to (C, 1, 1) say.
     origin = {
         node.output[0]: node.input[0]
@@ -122,7 +124,7 @@ def _draw(
 
 
 def _expose_logits(graph: Any) -> None:
-    """Add the input of the last Softmax to the outputs, where there is one."""
+    """Add the input of the last Softmax to the outputs, if the graph ends with one."""
     output = graph.output[0]
     for node in graph.node:
         if node.op_type == "Softmax" and node.output[0] == output.name:
@@ -132,7 +134,9 @@ def _expose_logits(graph: Any) -> None:
 
 
 def _replace(field: Any, items: list[Any]) -> None:
-    """Set a repeated protobuf field to `items` (which may be parts of it)."""
+    """Set a repeated protobuf field to copies of `items`, which may be elements of the same
+    field.
+    """
     copies = []
     for item in items:
         copy = type(item)()

@@ -1,4 +1,4 @@
-"""A decoder as Llama's (Touvron et al. 2023), with seeded random parameters."""
+"""A Llama decoder (Touvron et al. 2023) in ONNX with static shapes and seeded random parameters."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ LLAMA_VOCABULARY = 32000
 
 
 class _Decoder:
-    """Values are (1, tokens, hidden); `heads` query heads share `cached` heads of the cache."""
+    """Builds attention layers for values of shape (1, tokens, hidden).
+
+    `heads` query heads share the `cached` heads of the key-value cache.
+    """
 
     def __init__(
         self, writer: OnnxWriter, tokens: int, past: int, hidden: int, heads: int, cached: int
@@ -32,7 +35,9 @@ class _Decoder:
         )
 
     def rotated(self, x: str) -> str:
-        """Rotary position embedding: x cos + (-second half, first half) sin."""
+        """Apply rotary position embedding along the last axis: x cos + (-second half, first half)
+        sin.
+        """
         writer = self.writer
         first, second = writer.split(x, [self.head // 2] * 2, axis=-1)
         turned = writer.node("Concat", writer.node("Neg", second), first, axis=-1)
@@ -40,7 +45,10 @@ class _Decoder:
         return writer.node("Add", kept, writer.node("Mul", turned, self._sine))
 
     def repeated(self, x: str, every: int) -> str:
-        """Each head of the cache for all the query heads that share it."""
+        """Repeat each cached head for all query heads that share it.
+
+        The shape changes from (1, cached, every, head) to (1, heads, every, head).
+        """
         writer, count = self.writer, self.heads // self.cached
         wide = np.array([1, self.cached, count, every, self.head], np.int64)
         split = writer.node("Unsqueeze", x, writer.constant(np.array([2], np.int64)))
@@ -72,7 +80,8 @@ def llama(
     intermediate: int = 5632,
     vocabulary: int = LLAMA_VOCABULARY,
 ) -> Any:
-    """Some layers of TinyLlama's size by default: logits of every token.
+    """A Llama decoder, by default two layers of TinyLlama's size, that returns logits for every
+    token.
 
     Inputs and outputs are those of `gpt2`; the cache has `cached` heads.
     """

@@ -1,9 +1,11 @@
-"""llama.cpp as an engine: the benchmarks' Llama with weights of 4 bits (`llama-*-int4*`) as GGUF.
+"""llama.cpp as an engine: runs the benchmarks' Llama with 4-bit weights (`llama-*-int4*`),
+converted to GGUF.
 
-MatMulNBits with blocks of 32 and no zero points holds what Q4_0 does, a scale and 32 numbers less 8
-for each block, so that both engines multiply the same weights but for the scales, which are float16
-in Q4_0. llama.cpp rotates neighbouring elements where ONNX models rotate the halves of a head: the
-columns of queries and keys, and the cache, are reordered. The cache is llama.cpp's own, of float16.
+MatMulNBits with blocks of 32 and without zero points stores the same as Q4_0: per block, a scale
+and 32 numbers minus 8. Both engines therefore multiply the same weights, except that the scales are
+float16 in Q4_0. llama.cpp's rotary embedding rotates adjacent elements, but ONNX models rotate the
+two halves of a head. Therefore the columns of queries and keys, and the cached keys, are reordered.
+The cache is llama.cpp's own, in float16.
 
     python -m venv llama
     CMAKE_ARGS=-DGGML_NATIVE=ON llama/bin/pip install llama-cpp-python gguf onnx onnxruntime onnx_ir
@@ -34,7 +36,7 @@ LAYER_WEIGHTS = ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_u
 
 @dataclass(frozen=True, slots=True)
 class LlamaShape:
-    """Parameters of a decoder for a GGUF file, found in the ONNX model."""
+    """Sizes of a decoder, read from the ONNX model; `past` is the number of cached tokens."""
 
     layers: int
     hidden: int
@@ -50,7 +52,11 @@ class LlamaShape:
 
 
 def load_llama_cpp(model: Any, feeds: Arrays, threads: int, schedules: str) -> Run:
-    """One decode of the tokens in `feeds` behind the cache in them; the cache is as before then."""
+    """Load a model in llama.cpp; the returned function decodes the tokens in `feeds` after the
+    given cache.
+
+    Each run first removes the previous run's tokens from the cache.
+    """
     import llama_cpp as api
 
     weights = LlamaWeights(model)
@@ -91,7 +97,7 @@ _SILENT = _LOG(lambda level, text, data: None)
 
 
 class LlamaWeights:
-    """The constants of the ONNX model by llama.cpp's names."""
+    """Constants of the ONNX model, in the order in which llama.cpp uses them."""
 
     def __init__(self, model: Any) -> None:
         graph = model.graph
@@ -121,7 +127,7 @@ class LlamaWeights:
         self.shape = LlamaShape(layers, hidden, heads, cached, len(gate), rows, past)
 
     def write(self, path: Path) -> None:
-        """The GGUF."""
+        """Write the model as a GGUF file."""
         from gguf import GGMLQuantizationType, GGUFWriter
 
         shape = self.shape
@@ -160,10 +166,10 @@ _NONE = np.zeros(0)
 
 
 def q4_0(stored: Array, scales: Array) -> Array:
-    """MatMulNBits' (N, blocks, 16) bytes and (N, blocks) scales as rows of Q4_0's blocks.
+    """Convert weights of MatMulNBits to rows of Q4_0 blocks.
 
-    A block is its scale in float16, and 16 bytes: element j in the low half of byte j, element
-    j + 16 in its high half.
+    `stored` has shape (N, blocks, 16) and `scales` (N, blocks). A Q4_0 block is a float16 scale and
+    16 bytes: element j in the low half of byte j, element j + 16 in its high half.
     """
     elements = np.stack([stored & 15, stored >> 4], axis=-1).reshape(*stored.shape[:2], BLOCK)
     halves = elements[..., :16] | elements[..., 16:] << 4
@@ -173,12 +179,14 @@ def q4_0(stored: Array, scales: Array) -> Array:
 
 
 def neighbours(head: int) -> Array:
-    """Where llama.cpp's elements of a head are in ONNX's: i and i + head / 2 side by side."""
+    """Permutation from llama.cpp's order of a head's elements to that of ONNX models: i and i +
+    head / 2 are adjacent.
+    """
     return np.arange(head).reshape(2, head // 2).T.reshape(-1)
 
 
 class _Decoder:
-    """A context of llama.cpp with one sequence."""
+    """A llama.cpp context with a single sequence."""
 
     def __init__(self, api: Any, context: Any, shape: LlamaShape) -> None:
         self._api, self._context, self._shape = api, context, shape
@@ -186,7 +194,9 @@ class _Decoder:
         self._batch = api.llama_batch_init(256, 0, 1)
 
     def decode(self, tokens: list[int], first: int) -> None:
-        """Tokens from a position on; the logits of all of them are computed."""
+        """Decode tokens from position `first` on, with logits for all of them. Raises RuntimeError
+        on failure.
+        """
         batch = self._batch
         batch.n_tokens = len(tokens)
         for i, token in enumerate(tokens):
@@ -197,11 +207,11 @@ class _Decoder:
             raise RuntimeError(f"llama_decode: {status}")
 
     def forget(self, first: int) -> None:
-        """Everything from a position on."""
+        """Remove all positions from `first` on from the cache."""
         self._api.llama_memory_seq_rm(self._memory, 0, first, -1)
 
     def set_cache(self, feeds: Mapping[str, Array]) -> None:
-        """Restore the model's inputs `past_key_0` and so on, in place of the computed caches."""
+        """Replace the contents of the cache by the model's inputs `past_key_0` and so on."""
         state = self._state()
         for name, rows in self._cache(state).items():
             given = feeds[f"past_{name}"][0]
@@ -214,7 +224,9 @@ class _Decoder:
             raise RuntimeError("llama.cpp does not take the cache")
 
     def outputs(self, tokens: int) -> dict[str, Array]:
-        """Those of the ONNX model."""
+        """The logits of the last `tokens` tokens and the caches, under the names and in the layout
+        of the ONNX model.
+        """
         shape = self._shape
         logits = self._api.llama_get_logits(self._context)
         every = np.ctypeslib.as_array(logits, (tokens, shape.vocabulary))
@@ -236,10 +248,11 @@ class _Decoder:
         return state
 
     def _cache(self, state: bytearray) -> dict[str, Array]:
-        """The rows (tokens, cached * head) of keys and values of each layer, in the state.
+        """Views of the cached rows in a serialised llama.cpp state, by name such as `key_0`:
+        (tokens, cached * head).
 
-        It ends with all keys and then all values: for each layer a type (int32, 1 is float16), the
-        bytes of a row (uint64), and the rows.
+        The state ends with all keys and then all values. For each layer it has a type (int32, 1 is
+        float16), the size of a row in bytes (uint64), and the rows.
         """
         shape = self._shape
         row = 2 * shape.cached * shape.head

@@ -1,11 +1,11 @@
-"""Our tuner against TVM's MetaSchedule: `python -m benchmarks.metaschedule --tvm PYTHON`.
+"""Compare our tuner with TVM's MetaSchedule: `python -m benchmarks.metaschedule --tvm PYTHON`.
 
-Both tune the same ONNX files from nothing, with the same seeds, trials and wall time. Their runs
-alternate, in separate processes. Runs are kept in build/metaschedule/. Given again, the command
-makes only runs that are missing there, so an interrupted comparison goes on, and `--seeds` can be
-raised. Each tuner measures in its own way (TVM times kernels with warm weights, ours with the
-caches as a model leaves them). So at the end, the best results of both are raced, interleaved.
-Tables, every trial and the curves go to benchmarks/results/metaschedule.{md,json.gz,csv.gz,png}.
+Both tune the same ONNX files from scratch, with the same seeds, trials and wall time. Their runs
+alternate, in separate processes. Runs are stored in build/metaschedule/. A repeated command makes
+only the missing runs, so an interrupted comparison can resume, and `--seeds` can be raised. The
+tuners measure differently: TVM times kernels with weights in the cache, ours with the cache state
+that a model leaves. Therefore the best results of both are raced against each other at the end.
+Tables, all trials and plots go to benchmarks/results/metaschedule.{md,json.gz,csv.gz,png}.
 """
 
 from __future__ import annotations
@@ -55,13 +55,15 @@ DEFAULTS_SECONDS = 300.0
 
 @dataclass(frozen=True, slots=True)
 class Bench:
-    """The folder of the runs, and TVM's interpreter."""
+    """The folder of the runs, and the path of the Python interpreter that has TVM."""
 
     folder: Path
     tvm: str
 
     def run(self, name: str, engine: Engine, seed: int, budget: Budget) -> Run:
-        """One run: the kept one if it had the same budget and did not fail, or else a new one."""
+        """Return the stored run if it had the same budget and did not fail; otherwise make a new
+        run.
+        """
         folder = self._of(name, engine, seed)
 
         def make() -> Run:
@@ -100,7 +102,7 @@ class Bench:
         )
 
     def _untuned(self, name: str) -> list[Any]:
-        """TVM's report of its untuned tasks: once for all seeds."""
+        """TVM's times of its untuned tasks, measured once for all seeds and then stored."""
         path = self.folder / name / "tvm-untuned.json"
         if not path.exists():
             command = [self.tvm, "-m", "benchmarks.metaschedule_peer", "defaults"]
@@ -113,7 +115,9 @@ class Bench:
         return report
 
     def raced(self, name: str, runs: Sequence[Run]) -> Raced:
-        """The best run of each engine, in turns; what was raced before is not raced again."""
+        """Race the best run of each engine against the other; the result is stored, so that it is
+        not repeated.
+        """
         ours, theirs = (_best([r for r in runs if r.engine is engine]) for engine in Engine)
         path = self.folder / name / "raced.json"
         what = [ours.seed, theirs.seed, ours.commit, theirs.commit, ours.trials, ours.seconds]
@@ -147,7 +151,7 @@ class Bench:
 
 
 def _best(runs: Sequence[Run]) -> Run:
-    """The run that ended with the least time."""
+    """The run with the smallest final time."""
 
     def seconds(run: Run) -> float:
         known = run.curve[-1].seconds
@@ -157,7 +161,9 @@ def _best(runs: Sequence[Run]) -> Run:
 
 
 def compare(bench: Bench, budgets: Mapping[str, Budget]) -> list[Comparison]:
-    """All runs of all models, seed by seed and engine by engine, and then the races."""
+    """Make all runs, seed by seed and alternating between the engines, and then race the
+    best ones.
+    """
     runs: dict[str, list[Run]] = {name: [] for name in budgets}
     for seed in range(max(budget.seeds for budget in budgets.values())):
         for name, budget in budgets.items():
@@ -181,7 +187,7 @@ def _line(run: Run) -> str:
 
 
 def write(rows: Sequence[Comparison], folder: Path, origin: Origin) -> str:
-    """Write tables, summary, trials and curves; return the tables."""
+    """Write the report, the summary, all trials and the plots; return the report's text."""
     text = markdown(rows, AT_TRIALS, AT_SECONDS, origin)
     folder.mkdir(parents=True, exist_ok=True)
     stem = folder / "metaschedule"
@@ -202,7 +208,7 @@ def write(rows: Sequence[Comparison], folder: Path, origin: Origin) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Make the missing runs, and the report of all runs."""
+    """Command line: make the missing runs, and write the report of all runs."""
     parser = argparse.ArgumentParser(prog="benchmarks.metaschedule", description=__doc__)
     parser.add_argument("--tvm", required=True, help="the interpreter that has TVM and xgboost")
     parser.add_argument("--models", nargs="+", default=list(BUDGETS), choices=BUDGETS)

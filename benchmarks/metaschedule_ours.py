@@ -1,8 +1,8 @@
-"""Our tuner on one ONNX file, as a child process that reports what it measures.
+"""Our tuner on one ONNX file, as a child process that reports its measurements.
 
 `python -m benchmarks.metaschedule_ours MODEL FOLDER TRIALS SECONDS SEED` tunes from an empty
-database in FOLDER, planning included, and prints lines as `benchmarks.metaschedule_runs` defines
-them.
+database in FOLDER. The time includes planning. It prints lines in the protocol of
+`benchmarks.metaschedule_runs`.
 """
 
 from __future__ import annotations
@@ -33,7 +33,9 @@ from tilewright.tuner.tasks import make_task
 
 
 def search(path: Path, folder: Path, trials: int, seconds: float, seed: int) -> None:
-    """Tune within both budgets; the database in `folder` holds what was found."""
+    """Tune until one of the budgets is used up, store the results in a database in `folder`, and
+    print every trial.
+    """
     tell("start")
     started = time.time()
     storage = open_storage(Settings(data_folder=folder))
@@ -77,10 +79,12 @@ def search(path: Path, folder: Path, trials: int, seconds: float, seed: int) -> 
 
 
 def timed(stored: Sequence[Trial]) -> list[tuple[float, Trial]]:
-    """Trials of a task in the order of the store, each with when it was known, in Unix seconds.
+    """Pair each trial of a task, in stored order, with the Unix time in seconds at which its result
+    became known.
 
-    Candidates that were not measured come before the others of their batch in the store. They were
-    known when the first of these was, and so was a copy of an earlier measurement.
+    Trials without a time of measurement (such as failed builds) precede the measured trials of
+    their batch. They get the time of the next measured trial, and so do copies of earlier
+    measurements.
     """
     times = [trial.measurement.measured_at for trial in stored]
     following = time.time()

@@ -1,11 +1,11 @@
 """TVM's MetaSchedule on one ONNX file, as a child process in the interpreter that has TVM.
 
-`python -m benchmarks.metaschedule_peer tune MODEL FOLDER TRIALS SECONDS SEED` tunes; with
-`defaults MODEL` it times the tasks as TVM compiles them untuned. It prints lines as
-`benchmarks.metaschedule_runs` defines them. Strategy, cost model and task scheduler are TVM's own,
-with a batch and a population for small budgets. Builder and runner are in this process, because
-TVM's own start processes that import all of TVM again. On a small machine, that exceeds their time
-limit of 30 s.
+`python -m benchmarks.metaschedule_peer tune MODEL FOLDER TRIALS SECONDS SEED` tunes; `defaults
+MODEL` times the tasks as TVM compiles them untuned. It prints lines in the protocol of
+`benchmarks.metaschedule_runs`. Strategy, cost model and task scheduler are TVM's own, with a batch
+and population size for small budgets. Builder and runner work in this process. TVM's own start
+processes that import all of TVM again, which takes longer than their time limit of 30 s on a small
+machine.
 """
 
 from __future__ import annotations
@@ -49,11 +49,12 @@ TOO_LATE = "its time was up"
 
 
 class Session:
-    """State shared by builder, runner and report: the clock, and whether a batch is on its way.
+    """State shared by builder, runner and report: the clock, and a lock that is held while a batch
+    is processed.
 
-    TVM has no budget of seconds. When time is up the process ends, but not between the building of
-    a batch and its record in the database: the rest of the batch fails, and does not count as
-    trials.
+    TVM has no time budget. At the end of the time, the process exits, but not between building a
+    batch and recording it in the database. The remaining candidates of such a batch fail, and are
+    not counted as trials.
     """
 
     def __init__(self, seconds: float) -> None:
@@ -73,17 +74,19 @@ class Session:
         return self.elapsed > self._seconds
 
     def begin_batch(self) -> None:
-        """Called before a batch is built.
+        """Called before a batch is built. Acquires the lock that prevents the process from exiting.
 
-        While every task gets its first batch, TVM leaves the results of all aside; here each is
-        recorded before the next batch.
+        TVM by default defers all results until every task has had its first batch. Touching each
+        task makes TVM record each batch before the next one.
         """
         for number in range(len(self.scheduler.tasks_)):
             self.scheduler.touch_task(number)
         self._measuring.acquire()
 
     def end_batch(self) -> None:
-        """Called when a batch is recorded."""
+        """Called after a batch is recorded. Releases the lock that prevents the process from
+        exiting.
+        """
         self._measuring.release()
 
     def _end_in_time(self) -> None:
@@ -94,7 +97,7 @@ class Session:
 
 
 def build_candidate(item: Any) -> Any:
-    """One candidate as a loaded module, or the text of why not."""
+    """Compile one candidate to a loaded module; on failure, return the error as text."""
     try:
         module = RemoveWeightLayoutRewriteBlock(skip_tensor_rewrite=True)(item.mod)
         return tvm.compile(module, target=item.target).jit()
@@ -108,7 +111,7 @@ _built: dict[str, Any] = {}
 
 @derived_object
 class Builder(meta_schedule.builder.PyBuilder):  # type: ignore[misc]  # TVM has no types
-    """Builds in threads."""
+    """A MetaSchedule builder that compiles candidates in threads."""
 
     def __init__(self, session: Session) -> None:
         super().__init__()
@@ -133,7 +136,7 @@ class Builder(meta_schedule.builder.PyBuilder):  # type: ignore[misc]  # TVM has
 
 @derived_object
 class Future(meta_schedule.runner.PyRunnerFuture):  # type: ignore[misc]  # as above
-    """A result that is there already."""
+    """A MetaSchedule future whose result is available from the start."""
 
     def __init__(self, seconds: list[float] | None, error: str | None) -> None:
         super().__init__()
@@ -148,7 +151,7 @@ class Future(meta_schedule.runner.PyRunnerFuture):  # type: ignore[misc]  # as a
 
 @derived_object
 class Runner(meta_schedule.runner.PyRunner):  # type: ignore[misc]  # as above
-    """Times one candidate after the other."""
+    """A MetaSchedule runner that times the candidates one after the other."""
 
     def __init__(self, session: Session) -> None:
         super().__init__()
@@ -170,8 +173,12 @@ class Runner(meta_schedule.runner.PyRunner):  # type: ignore[misc]  # as above
 
 
 def cpu_seconds(module: Any, arguments_info: list[Any]) -> list[float]:
-    """A kernel's time on random arguments, as means of several runs: CPU time of the process, which
-    other processes do not add to, as our own runner has it for one thread."""
+    """Time a kernel on random arguments; each of the samples, in seconds, is a mean over several
+    runs.
+
+    The clock is the process's CPU time, which excludes other processes, as in our own runner for
+    one thread.
+    """
     rng = np.random.default_rng(0)
     arguments = []
     for info in arguments_info:
@@ -195,7 +202,7 @@ def cpu_seconds(module: Any, arguments_info: list[Any]) -> list[float]:
 
 
 def load(path: Path) -> tuple[Any, Any, list[Any]]:
-    """The model as TVM's tuner wants it, the target, and the tasks."""
+    """The model as a Relax module, the target, and the tasks that MetaSchedule extracts."""
     target = tvm.target.Target(
         {"kind": "llvm", "mcpu": tvm.target.codegen.llvm_get_system_cpu(), "num-cores": 1}
     )
@@ -206,7 +213,9 @@ def load(path: Path) -> tuple[Any, Any, list[Any]]:
 
 
 def search(path: Path, folder: Path, trials: int, seconds: float, seed: int) -> None:
-    """Tune within both budgets; the database in `folder` holds what was found."""
+    """Tune until one of the budgets is used up, store the results in a database in `folder`, and
+    print every trial.
+    """
     # its cost model guesses by NumPy's generator until it has been trained
     np.random.seed(seed)
     tell("start")
@@ -216,7 +225,7 @@ def search(path: Path, folder: Path, trials: int, seconds: float, seed: int) -> 
 
     @derived_object
     class Report(meta_schedule.measure_callback.PyMeasureCallback):  # type: ignore[misc]  # as above
-        """Tells what was measured, when the database has it."""
+        """Prints the trials of a batch after they were recorded in the database."""
 
         def apply(self, scheduler: Any, task: int, candidates: Any, builds: Any, runs: Any) -> None:
             times = iter(session.measured_at)
@@ -256,7 +265,9 @@ def search(path: Path, folder: Path, trials: int, seconds: float, seed: int) -> 
 
 
 def time_defaults(path: Path) -> None:
-    """Time every task without a schedule, which is what TVM's pipeline for CPUs compiles."""
+    """Time every task without a schedule, as TVM's CPU pipeline compiles it, and print the
+    times.
+    """
     tell("start")
     _, target, tasks = load(path)
     tell("tasks", weights=[int(task.weight) for task in tasks])

@@ -1,6 +1,6 @@
-"""Compares the runs of two tuners: factors, tables, CSV and curves.
+"""Report on the runs of two tuners: speed-ups, tables, CSV and plots.
 
-A factor is TVM's time over ours: above 1, ours is faster. Both times are medians over the seeds, of
+A factor is TVM's time over ours; above 1, ours is faster. Both times are medians over the seeds of
 the best result after the same number of trials or of seconds.
 """
 
@@ -22,7 +22,7 @@ UNTUNED = "°"
 
 
 class Axis(StrEnum):
-    """Conditions that are equal for two tuners."""
+    """The quantity that both tuners have spent equally at a comparison: trials or seconds."""
 
     TRIALS = "trials"
     SECONDS = "seconds"
@@ -30,7 +30,7 @@ class Axis(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """One engine at a point: the median over the runs that came so far, in seconds."""
+    """One engine's best model time in seconds at a point of an axis: the median over its runs."""
 
     seconds: float
     untuned: bool
@@ -42,7 +42,7 @@ class Side:
 
 @dataclass(frozen=True, slots=True)
 class Factor:
-    """Both at one point of an axis."""
+    """The times of both engines at one point of an axis; `value` is TVM's time over ours."""
 
     at: float
     ours: Side
@@ -58,8 +58,11 @@ class Factor:
 
 @dataclass(frozen=True, slots=True)
 class Raced:
-    """A race of both tuners' best results, in turns. `ratio` is the median of rounds,
-    `minimum_ratio` that of the fastest runs; `seeds` are those of the best run of each."""
+    """Result of racing both tuners' best programs against each other.
+
+    `ratio` is the median over the rounds of TVM's time over ours, and `minimum_ratio` the ratio of
+    the fastest runs. `seeds` are the seeds of the best run of each engine.
+    """
 
     seeds: tuple[int, int]
     ratio: float | None = None
@@ -74,7 +77,9 @@ class Raced:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """All runs of one model, `seconds` of wall time each at most, and the race of the best two."""
+    """All runs of one model, each limited to `seconds` of wall time, and the race of the two best
+    results.
+    """
 
     model: str
     seconds: float
@@ -85,13 +90,14 @@ class Comparison:
         return [run for run in self.runs if run.engine is engine]
 
     def factor(self, axis: Axis, at: float) -> Factor | None:
-        """The factor at a point; None if a run of either tuner ended before, or has no time
-        there."""
+        """The factor at a point of an axis; None if any run ended earlier, or has no time there."""
         ours, theirs = (_side(self.of(engine), axis, at) for engine in Engine)
         return None if ours is None or theirs is None else Factor(at, ours, theirs)
 
     def points(self, axis: Axis) -> list[float]:
-        """Where something changes: every trial, or every time at which a run knew more."""
+        """The points of an axis at which results change: every trial, or the time of every
+        sample.
+        """
         match axis:
             case Axis.TRIALS:
                 return [float(n) for n in range(1, max(len(run.samples) for run in self.runs) + 1)]
@@ -100,12 +106,14 @@ class Comparison:
                 return sorted(time for time in times if time <= self.seconds)
 
     def factors(self, axis: Axis) -> list[Factor]:
-        """Both at every point that both came to."""
+        """The factors at all points that the runs of both engines reached."""
         found = (self.factor(axis, at) for at in self.points(axis))
         return [factor for factor in found if factor is not None]
 
     def passed(self, axis: Axis) -> float | None:
-        """The point of the axis at which ours reached TVM's final time; None if it never did."""
+        """The first point of the axis at which our time is at most TVM's final time; None if it
+        never is.
+        """
         last = _side(self.of(Engine.TVM), Axis.SECONDS, self.seconds)
         for at in [0.0, *self.points(axis)]:
             ours = _side(self.of(Engine.OURS), axis, at)
@@ -122,7 +130,9 @@ def _side(runs: Sequence[Run], axis: Axis, at: float) -> Side | None:
 
 
 def _points(runs: Sequence[Run], axis: Axis, at: float) -> list[tuple[float, int]]:
-    """Of each run, seconds and untuned kernels at a point; empty unless all of them came so far."""
+    """Each run's best time in seconds and number of untuned kernels at a point; empty unless all
+    runs reached it.
+    """
     found = []
     for run in runs:
         point = run.after_trials(int(at)) if axis is Axis.TRIALS else run.after_seconds(at)
@@ -138,7 +148,9 @@ def markdown(
     at_seconds: Sequence[float],
     origin: Origin,
 ) -> str:
-    """The tables, and the texts of failures."""
+    """The report in Markdown: an overview, tables at the given trials and seconds, and the errors
+    of failed runs.
+    """
     commits = ", ".join(sorted({run.commit for row in rows for run in row.runs}))
     parts = [
         "# Beside TVM's MetaSchedule",
@@ -216,7 +228,9 @@ def _table(rows: Sequence[Comparison], axis: Axis, at: Sequence[float]) -> str:
 
 
 def _failures(row: Comparison) -> Iterator[str]:
-    """The last error of TVM's failed candidates, and the runs that broke off."""
+    """Yield paragraphs with the last error of TVM's failed candidates, and the errors of aborted
+    runs.
+    """
     theirs = row.of(Engine.TVM)
     errors = [sample.error for run in theirs for sample in run.samples if sample.error]
     if errors:
@@ -229,7 +243,9 @@ def _failures(row: Comparison) -> Iterator[str]:
 
 
 def write_samples(rows: Sequence[Comparison], path: Path) -> None:
-    """One line per trial, and one at 0 for the untuned kernels."""
+    """Write a gzip-compressed CSV file with a line per trial, and a line with trial 0 for the
+    untuned kernels of each run.
+    """
     header = ["model", "engine", "seed", "trial", "wall_seconds", "kernel", "kernel_seconds"]
     write_csv(path, [*header, "model_seconds", "untuned_kernels"], _lines(rows))
 
@@ -258,7 +274,7 @@ def _digits(seconds: float | None) -> str:
 
 
 def plot(rows: Sequence[Comparison], path: Path) -> None:
-    """Two axes a model: the best so far by trials and by seconds, of both engines."""
+    """Plot each model's best time so far over trials and over seconds, for both engines."""
     with figure(path, len(rows), 2) as axes:
         for number, row in enumerate(rows):
             for axis, drawn in zip(Axis, axes[2 * number : 2 * number + 2], strict=True):

@@ -1,9 +1,10 @@
-"""Tuning runs of two engines as values: which candidates were measured when, and the best so far.
+"""Tuning runs of two engines as data: when each candidate was measured, and the best time so far.
 
-It imports only the standard library, because TVM's interpreter imports it too. A run is made by a
-child process that reports in JSON, one object a line: `start` when its imports are done and the
-clock starts, `tasks` with the weights of its tasks, `default` with the time of an untuned task, a
-`sample` for each candidate, and `end` if it was not killed, with whether it ran out of time.
+This module imports only the standard library, because TVM's interpreter imports it too. A run is
+made by a child process that prints JSON objects, one per line: `start` when its imports are done
+and the clock starts, `tasks` with the weights of its tasks, `default` with the time of an untuned
+task, a `sample` for each candidate, and, unless it was killed, `end` with whether it ran out of
+time.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ GRACE_SECONDS = 120.0
 
 
 class Engine(StrEnum):
-    """Whose tuner it is."""
+    """The tuner that made a run."""
 
     OURS = "tilewright"
     TVM = "tvm"
@@ -35,7 +36,9 @@ class Engine(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """Limits of each run of a model, whichever ends first, and the number of runs."""
+    """The number of runs per model, and the limits of each run (trials and seconds, whichever is
+    reached first).
+    """
 
     seeds: int
     trials: int
@@ -44,9 +47,9 @@ class Budget:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One candidate of a task, known `wall_seconds` after the start.
+    """One measured candidate of a task, whose result was known `wall_seconds` after the start.
 
-    `seconds` are a kernel's, None for a candidate that failed, with the reason in `error`.
+    `seconds` is the kernel's time; None if the candidate failed, with the reason in `error`.
     """
 
     task: int
@@ -57,10 +60,11 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """Best time after a number of trials: the sum over the kernels of a model, in seconds.
+    """Best time of a model after a number of trials: the sum over its kernels, in seconds.
 
     A kernel without a measurement, or without a faster candidate, counts with its untuned time.
-    `seconds` is None if that is not known. `untuned`: kernels not measured yet.
+    `seconds` is None if an untuned time is unknown. `untuned` is the number of kernels without a
+    measurement.
     """
 
     trials: int
@@ -71,8 +75,12 @@ class Point:
 
 @dataclass(frozen=True)  # no slots: they have no room for a curve that is kept
 class Run:
-    """One tuning run. `weights` says how often the model runs each task, `defaults` what that takes
-    untuned, in seconds; `out_of_time` whether it ended for lack of time and not of trials."""
+    """One tuning run.
+
+    `weights` has the number of times that the model executes each task, and `defaults` the task's
+    untuned time in seconds. `out_of_time` is true if the time ended the run, rather than the number
+    of trials.
+    """
 
     engine: Engine
     model: str
@@ -88,7 +96,7 @@ class Run:
 
     @cached_property
     def curve(self) -> tuple[Point, ...]:
-        """The best time before any trial, and then after each."""
+        """The best time of the model before any trial and after each trial."""
         best = list(self.defaults)
         measured = [False] * len(best)
         points = [self._point(0, 0.0, best, measured)]
@@ -109,9 +117,11 @@ class Run:
         return Point(number, at, total, measured.count(False))
 
     def after_trials(self, trials: int) -> Point | None:
-        """The best time after this number; None if the time or the budget of trials ended before.
+        """The best time after this many trials; None if the run ended before, for lack of time or
+        trials.
 
-        A run that had both left had used up its spaces: its last value stays.
+        If a run had time and trials left, it had exhausted its schedule spaces, and its last value
+        is returned.
         """
         points = self.curve
         if trials >= len(points) and (self.out_of_time or trials > self.trials):
@@ -119,7 +129,7 @@ class Run:
         return points[min(trials, len(points) - 1)]
 
     def after_seconds(self, seconds: float) -> Point:
-        """The best time at that moment."""
+        """The best time at `seconds` of wall time after the start."""
         return [point for point in self.curve if point.wall_seconds <= seconds][-1]
 
     def to_json(self) -> dict[str, Any]:
@@ -136,15 +146,15 @@ class Run:
 
 
 def tell(kind: str, **fields: Any) -> None:
-    """Print a line to the parent."""
+    """Print a JSON line of this kind for the parent process."""
     print(json.dumps({"kind": kind, **fields}), flush=True)
 
 
 def listen(command: Sequence[str], folder: Path, seconds: float) -> tuple[list[Any], str]:
-    """Run a child; returns its reports, and why it failed, if it did.
+    """Run a child process; returns its JSON lines, and the error text if it failed.
 
-    It is killed when it has not ended long after its `seconds`. Its standard error is kept in
-    `folder`.
+    The child is killed if it is still running GRACE_SECONDS after its budget of `seconds`. Its
+    standard error is stored in `folder`.
     """
     with (
         open(folder / "stderr.txt", "w", encoding="utf-8") as errors,
@@ -174,9 +184,9 @@ def listen(command: Sequence[str], folder: Path, seconds: float) -> tuple[list[A
 
 
 def kept_or_made(folder: Path, make: Callable[[], Run], fits: Callable[[Run], bool]) -> Run:
-    """The run that `folder` keeps, if it `fits`, or else a new one.
+    """Return the run stored in `folder` if it `fits`; otherwise make a new run and store it.
 
-    What an interrupted run left is removed first.
+    The remains of an interrupted run are removed first.
     """
     path = folder / RUN_FILE
     if path.exists():
@@ -194,7 +204,7 @@ def kept_or_made(folder: Path, make: Callable[[], Run], fits: Callable[[Run], bo
 
 
 def samples_of(lines: Iterable[Mapping[str, Any]]) -> tuple[Sample, ...]:
-    """The samples among a child's lines, by the time at which they were known."""
+    """The samples among a child's JSON lines, in the order in which they became known."""
     found = [
         Sample(line["task"], line["wall_seconds"], line["seconds"], line["error"])
         for line in lines
@@ -204,7 +214,9 @@ def samples_of(lines: Iterable[Mapping[str, Any]]) -> tuple[Sample, ...]:
 
 
 def defaults_of(lines: Iterable[Mapping[str, Any]], tasks: int) -> tuple[float | None, ...]:
-    """The untuned time of each task, as far as a child reported it."""
+    """The untuned time of each task from a child's JSON lines; None for tasks that it did not
+    report.
+    """
     found: dict[int, float | None] = {
         line["task"]: line["seconds"] for line in lines if line["kind"] == "default"
     }

@@ -1,9 +1,9 @@
-"""The models that are raced and tested, by name, with seeded parameters and inputs.
+"""The models that are benchmarked and tested, by name, with seeded parameters and inputs.
 
-`build(name)` gives a ModelProto, and `feeds(name, model)` its inputs. `check_spread` refuses
-outputs that would make a comparison worthless. No model needs a file or the network.
+`build(name)` returns a ModelProto, and `feeds(name, model)` its inputs. `check_spread` rejects
+outputs that are too uniform for a meaningful comparison. No model needs a file or the network.
 
-`python -m benchmarks.models mobilenetv2 -o model.onnx` writes one.
+`python -m benchmarks.models mobilenetv2 -o model.onnx` writes a model to a file.
 """
 
 from __future__ import annotations
@@ -45,9 +45,9 @@ from benchmarks.vision import convnext, pvt, segformer
 
 @dataclass(frozen=True, slots=True)
 class ModelCase:
-    """A named model: its builder, and an upper bound for its integer inputs.
+    """A named model, its builder, and exclusive upper bounds for its integer inputs by name.
 
-    `largest_error`, over the largest output, is the accepted difference between engines.
+    `largest_error` is the accepted difference between engines, relative to the largest output.
     """
 
     name: str
@@ -56,7 +56,9 @@ class ModelCase:
     largest_error: float = 1e-3  # float32 engines differ by 1e-5 at most, 16-bit ones by 1e-2
 
     def feeds(self, model: Any, seed: int = 1) -> dict[str, NDArray[Any]]:
-        """Seeded inputs: standard normal for floats, uniform below the bounds for integers."""
+        """Seeded random inputs: standard normal floats, and integers uniform in [0, bound). The
+        default bound is 2.
+        """
         random = np.random.default_rng(seed)
         bounds = self.integer_bounds
         constants = {tensor.name for tensor in model.graph.initializer}
@@ -146,22 +148,25 @@ SINGLE = {
 
 
 def case(name: str) -> ModelCase:
-    """The case of a name in MODELS or SINGLE; KeyError for another."""
+    """The case of a name in MODELS or SINGLE. Raises KeyError for other names."""
     return (MODELS | SINGLE)[name]
 
 
 def build(name: str) -> Any:
-    """The ModelProto of a name in MODELS or SINGLE; KeyError for another."""
+    """Build the ModelProto of a name in MODELS or SINGLE. Raises KeyError for other names."""
     return case(name).build()
 
 
 def feeds(name: str, model: Any, seed: int = 1) -> dict[str, NDArray[Any]]:
-    """Inputs of the case of that name."""
+    """Seeded random inputs for the model with this name."""
     return case(name).feeds(model, seed)
 
 
 def check_spread(outputs: NDArray[Any]) -> None:
-    """Raise ValueError unless the values differ enough for a comparison to mean anything."""
+    """Raise ValueError if outputs are not finite, or too uniform for a comparison to be meaningful.
+
+    They are too uniform if the standard deviation is below 1 % of the largest absolute value.
+    """
     if not np.isfinite(outputs).all():
         raise ValueError("the outputs are not finite")
     spread = float(np.std(outputs)) / max(float(np.max(np.abs(outputs))), 1e-30)
@@ -170,7 +175,7 @@ def check_spread(outputs: NDArray[Any]) -> None:
 
 
 def main() -> None:
-    """Write a model's file."""
+    """Command line: write a model to an ONNX file."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.models")
     parser.add_argument("model", choices=sorted(MODELS), metavar="MODEL", help=", ".join(MODELS))
     parser.add_argument("-o", "--output", type=Path, required=True, help="the ONNX file")

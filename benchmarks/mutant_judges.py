@@ -1,4 +1,4 @@
-"""The tests that judge mutants, by package."""
+"""The tests that must detect mutants (deliberate mistakes) in each package."""
 
 from __future__ import annotations
 

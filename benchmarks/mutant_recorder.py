@@ -1,6 +1,7 @@
-"""Records which lines of the project tests execute: a plugin of pytest, for a fork of a session.
+"""pytest plugin that records the project lines which each test executes.
 
-Coverage records them, by a context a test, in the process of the test and in those that it starts.
+It runs in a forked child of a pytest session. Coverage records the lines with the test as context,
+both in the test's process and in processes that the test starts.
 """
 
 from __future__ import annotations
