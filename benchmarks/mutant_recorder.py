@@ -36,11 +36,11 @@ disable_warnings = no-data-collected, module-not-measured, no-ctracer
 
 @dataclass(frozen=True, slots=True)
 class Recording:
-    """A test, whether it passed, its seconds, and the lines of the project that it executed.
+    """A recorded test: whether it passed, its processor time in seconds, and the project lines that
+    it executed.
 
-    The seconds are of processor time, also that of processes that it waited for: a clock's would
-    say how busy the machine was. The lines are by path, as the first and last of each run without a
-    gap.
+    Processor time, which includes child processes that were waited for, is independent of other
+    load on the machine. `lines` maps a path to ranges of consecutive lines, each as (first, last).
     """
 
     test: str
@@ -50,14 +50,15 @@ class Recording:
 
 
 class Recorder:
-    """A plugin of pytest: which lines tests execute, those in processes that they start as well.
+    """pytest plugin that records the lines which each test executes, also in processes that it
+    starts.
 
-    What lasts longer than a test counts for all tests here: fixtures of a module, processes that
-    have not ended with it.
+    Lines that cannot be attributed to one test count for all tests of this recording. These are
+    lines of fixtures with a scope wider than a function, and of processes that outlive a test.
     """
 
     def __init__(self, folder: Path) -> None:
-        """Start without recordings; `folder` exists."""
+        """Start recording; `folder` must exist, and receives all files."""
         self._folder = folder
         settings = self._folder / "coverage.ini"
         settings.write_text(CHILDREN.format(include=",".join(included()), folder=self._folder))
@@ -93,7 +94,7 @@ class Recorder:
         self._elsewhere[nodeid] = self._of_ended_processes()
 
     def write(self) -> None:
-        """Stop, and write a file with a `Recording` a test."""
+        """Stop recording, and write a `Recording` per test to a JSON file."""
         self._coverage.stop()
         by_test = lines_by_context(self._coverage.get_data())
         shared = by_test[""]
@@ -110,7 +111,7 @@ class Recorder:
         (self._folder / RECORDED).write_text(json.dumps(recorded))
 
     def _of_ended_processes(self) -> dict[str, set[int]]:
-        """The lines of other processes that have ended since this was asked."""
+        """Lines executed by child processes that have ended since the previous call, by path."""
         found: dict[str, set[int]] = {}
         for file in self._folder.glob("lines.*"):
             with suppress(coverage.CoverageException):  # of a process that was killed as it wrote
@@ -122,18 +123,21 @@ class Recorder:
 
 
 def _processor_seconds() -> float:
-    """Of this process and of those that it waited for."""
+    """Processor time in seconds of this process and of all child processes that it waited for."""
     usages = map(resource.getrusage, (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
     return sum(usage.ru_utime + usage.ru_stime for usage in usages)
 
 
 def included() -> list[str]:
-    """The files whose lines are recorded. As `source`, all of them would be looked at each time."""
+    """Glob patterns of the files whose lines are recorded, for coverage's option `include`.
+
+    The option `source` would make coverage inspect all files at each start.
+    """
     return [str(Path("tilewright", name).absolute() / "*") for name in PACKAGES]
 
 
 def lines_by_context(data: coverage.CoverageData) -> dict[str, dict[str, set[int]]]:
-    """The lines that ran, by context and by path from the root."""
+    """The executed lines, by context (a test, or "") and by path relative to the project root."""
     root = Path.cwd().resolve()
     found: dict[str, dict[str, set[int]]] = defaultdict(lambda: defaultdict(set))
     for file in data.measured_files():
@@ -151,7 +155,7 @@ def _add(lines: dict[str, set[int]], others: Mapping[str, set[int]]) -> None:
 
 
 def as_spans(lines: Iterable[int]) -> list[tuple[int, int]]:
-    """Numbers as the first and last of each run without a gap."""
+    """Convert line numbers to ranges of consecutive numbers, each as (first, last)."""
     spans: list[tuple[int, int]] = []
     for line in sorted(lines):
         if spans and spans[-1][1] == line - 1:

@@ -1,4 +1,4 @@
-"""Keeps what became of mutants: `mutants.json`, and the same to read in `mutants.md`."""
+"""Stores the results of mutants in `mutants.json`, and a readable report in `mutants.md`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ NAME = "mutants"
 
 
 class Outcome(StrEnum):
-    """Verdict on a mutant."""
+    """Result of running the tests on a mutant."""
 
     CAUGHT = "caught"
     TIMED_OUT = "timed out"
@@ -28,10 +28,11 @@ class Outcome(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """A mutant and what became of it.
+    """A mutant and its result.
 
-    `tests` execute it and have judged it, until `test` caught it; `left_out` more would have taken
-    too long. `reading` is what a person found out about a survivor.
+    `tests` is the number of tests chosen to run, and `test` is the one that failed. `left_out` is
+    the number of further tests that execute the mutant but did not fit into the time limit.
+    `reading` is a person's explanation of why the mutant survived.
     """
 
     path: str
@@ -47,20 +48,23 @@ class Judged:
 
     @classmethod
     def of(cls, mutant: Mutant, outcome: Outcome) -> Judged:
-        """A mutant with an outcome, and nothing else known."""
+        """A mutant with an outcome; all other results have their defaults."""
         return cls(mutant.path, mutant.line, mutant.operator, mutant.change, outcome)
 
     def key(self, same_lines: bool) -> tuple[str, int, str, str]:
-        """The same for the same mistake; unless lines are the same, wherever it moved to."""
+        """Key by which the same mistake is recognised in another run.
+
+        Without `same_lines`, the line number is ignored, because the code may have moved.
+        """
         return self.path, self.line * same_lines, self.operator, self.change
 
     def survived(self) -> bool:
-        """Whether no test noticed."""
+        """Whether no test detected the mutant."""
         return self.outcome in (Outcome.SURVIVED, Outcome.NOT_EXECUTED)
 
 
 def write_results(folder: Path, results: dict[str, Any]) -> None:
-    """Both files; each is whole at any time."""
+    """Write both files to `folder`. Each is replaced atomically."""
     folder.mkdir(parents=True, exist_ok=True)
     texts = {"json": json.dumps(results, indent=1) + "\n", "md": report(results)}
     for suffix, text in texts.items():
@@ -70,7 +74,9 @@ def write_results(folder: Path, results: dict[str, Any]) -> None:
 
 
 def report(results: dict[str, Any]) -> str:
-    """The last run of each package, then its survivors, in Markdown."""
+    """The report in Markdown: a summary, then statistics and survivors of each package's
+    last run.
+    """
     lines = [
         "# Mutants",
         "",

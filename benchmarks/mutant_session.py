@@ -1,13 +1,14 @@
-"""Runs tests on one mutant after the other, each in a fork; `benchmarks.mutants` starts it.
+"""Runs tests on one mutant after the other, each in a forked process. `benchmarks.mutants` starts
+this program.
 
-Its working directory is a copy of the project. There are two kinds of sessions. A warm session has
-collected the tests, and so imported the project: a fork swaps the functions that differ
-(`mutant_swap.py`) and begins with its first test. A fresh session has imported third-party
-libraries alone: a fork imports the mutant, which takes seconds. Whatever a fork leaves behind,
-processes and files, goes when it ends.
+It works in a copy of the project. There are two kinds of sessions. A warm session has collected the
+tests, and therefore imported the project. Its forks replace the functions that differ
+(`mutant_swap.py`) and can start testing at once. A fresh session has imported only third-party
+libraries. Its forks import the mutant, which takes seconds. After each fork, its remaining
+processes and files are removed.
 
-Requests come on standard input, one JSON object a line, and each is answered by one line. Before,
-a warm session says in a line which tests there are, and which lines ran at import.
+Standard input has one JSON request per line, and standard output one reply per line. A warm session
+first prints a line with the collected tests and the lines that were executed at import.
 """
 
 from __future__ import annotations
@@ -68,11 +69,11 @@ do not count there, and more of the clock's, for tests that wait. An import take
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """Run `tests` one after the other until one fails; `seconds` of processor time are what each is
-    known to take.
+    """Request to run `tests` in order until one fails; `seconds` is the known processor time of
+    each.
 
-    The file at `path` holds `text` meanwhile ("": nothing changes). With `record`, all run, and
-    the reply says which lines each executed.
+    During the run, the file at `path` contains `text`; an empty path leaves all files unchanged.
+    With `record`, all tests run, and the reply contains the lines that each executed.
     """
 
     tests: tuple[str, ...]
@@ -84,10 +85,12 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """Exit status of the tests (0: they passed; None: they were killed, or died), and their output.
+    """Result of a request.
 
-    `test` is the number of the last test that ran. `possible` is False if a warm session cannot
-    judge a mutant, since it acts at import. `recorded` has one `Recording` per test.
+    `code` is the exit status of the tests: 0 if all passed, None if the process was killed or
+    crashed. `test` is the index of the last test that ran, and `tail` the end of the output.
+    `possible` is False if a warm session cannot test the mutant, because it differs in code that
+    runs at import. `recorded` has one `Recording` per test.
     """
 
     code: int | None = None
@@ -100,7 +103,9 @@ class Reply:
 
 
 class Warm:
-    """A plugin of pytest: once the tests are collected it serves, in place of running them."""
+    """pytest plugin of a warm session: after collection, it answers requests instead of running the
+    tests.
+    """
 
     def __init__(self, serve: Callable[[Callable[[Request], Reply], Any], None]) -> None:
         self._serve = serve
@@ -108,7 +113,7 @@ class Warm:
         self._imports.start()
 
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
-        """Serve until the requests end."""
+        """Replace pytest's run loop: answer requests until the input ends."""
         self._imports.stop()
         if session.testsfailed:
             raise session.Interrupted("tests cannot be collected")
@@ -161,7 +166,9 @@ class Warm:
 
 
 class Chosen:
-    """A plugin of pytest: some tests, in the order given."""
+    """pytest plugin that selects the given tests in the given order, and calls `begin` with the
+    index of each.
+    """
 
     def __init__(self, tests: Sequence[str], begin: Callable[[int], None]) -> None:
         self._numbers = {test: number for number, test in enumerate(tests)}
@@ -176,7 +183,7 @@ class Chosen:
 
 
 def fresh(request: Request) -> Reply:
-    """Import and run in a fork of a process that has imported nothing of the project."""
+    """Answer a request in a fresh session: the fork imports the project and runs the tests."""
     files = list(dict.fromkeys(test.split("::")[0] for test in request.tests))
 
     def work(begin: Callable[[int], None]) -> int:
@@ -186,12 +193,16 @@ def fresh(request: Request) -> Reply:
 
 
 def as_imported(path: Path) -> str:
-    """A source file as Python names it: modules are imported through the links in tilewright/."""
+    """Absolute path of a source file by which Python imports it: through the links in
+    tilewright/.
+    """
     return str(Path("tilewright", path).absolute())
 
 
 def mutated(request: Request, work: Callable[[Callable[[int], None]], int]) -> Reply:
-    """Work in a fork while the request's file is the mutant, and put it back."""
+    """Call `work` in a forked process while the request's file contains the mutant; then restore
+    the file.
+    """
     if not request.path:
         return _forked(request, work)
     path = Path(request.path)
@@ -230,7 +241,11 @@ def _forked(request: Request, work: Callable[[Callable[[int], None]], int]) -> R
 
 
 def _child(request: Request, work: Callable[[Callable[[int], None]], int], pipe: int) -> None:
-    """Work in a session of its own, and end."""
+    """Body of the forked process: set limits and redirect the output, call `work`, and exit with
+    its status.
+
+    `work` gets a function that writes the index of the starting test to `pipe`.
+    """
     code = 70
     end = os._exit  # before coverage puts its own in that place
     try:
@@ -254,7 +269,10 @@ def _child(request: Request, work: Callable[[Callable[[int], None]], int], pipe:
 
 
 def _watch(child: int, pipe: int, seconds: Sequence[float]) -> tuple[int | None, int]:
-    """The status of a child, None where it was ended at a limit; and the test that ran last."""
+    """Wait for a child, and kill it if a test exceeds its limit of CPU or wall time.
+
+    Returns the wait status (None if a limit was exceeded) and the index of the last test that ran.
+    """
     process = psutil.Process(child)
     number, begun, begun_cpu = -1, time.monotonic(), 0.0
     handle = os.pidfd_open(child)
@@ -285,7 +303,9 @@ def _cpu_seconds(process: psutil.Process) -> float:
 
 
 def _end_descendants() -> None:
-    """End what a fork started, daemons as well: this process has become their parent."""
+    """Kill all descendants of this process, including daemons, which it adopts as their
+    subreaper.
+    """
     while children := psutil.Process().children(recursive=True):
         for one in children:
             with suppress(psutil.Error):
@@ -304,7 +324,11 @@ def _options() -> tuple[str, ...]:
 
 
 def main() -> None:
-    """Answer requests until standard input ends; the arguments are the kind, the copy and tests."""
+    """Answer requests until standard input ends.
+
+    The command-line arguments are the kind of session ("warm" or "fresh"), the copy's folder, and
+    the tests.
+    """
     kind, copy, *tests = sys.argv[1:]
     # This process, tests and their child processes import the project from the copy.
     for name in [name for name in sys.modules if name.split(".")[0] == "benchmarks"]:

@@ -1,9 +1,9 @@
-"""Put a mutant into a process that has imported its module: functions get other code.
+"""Turns imported code into a mutant: the functions that differ get other code objects.
 
-To import a package again for each mutant would take longer than its tests. Most mistakes lie in the
-body of a function, and a function's code can be replaced wherever the function object is kept: in
-a module, in a table, in a closure. Code that runs at import (a default, a constant, a field) cannot
-be replaced.
+Importing a package again for each mutant would take longer than its tests. Most mistakes are in the
+body of a function. Its code object can be replaced, no matter where the function object is
+referenced: in a module, a table or a closure. Code that runs at import (defaults, constants,
+fields) cannot be replaced.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ Pair = tuple[CodeType, CodeType]
 
 
 def differing_functions(before: str, after: str, filename: str) -> list[list[Pair]] | None:
-    """The code of the functions in which two texts of a module differ, before and after.
+    """Code objects, before and after, of the functions in which two versions of a module differ.
 
-    Of each such function its own code comes first, then that of the functions in it. None, where
-    the texts differ in what runs at import as well.
+    Each list starts with the pair of a function, followed by the pairs of its nested functions.
+    None if the versions also differ in code that runs at import.
     """
     old, new = (compile(text, filename, "exec", dont_inherit=True) for text in (before, after))
     return _differing(old, new)
 
 
 class Functions:
-    """The functions that a process has, by the module file and the line that they come from."""
+    """All function objects of this process, by file, line and qualified name of their code."""
 
     def __init__(self) -> None:
         self._found: dict[tuple[str, int, str], list[FunctionType]] = {}
@@ -37,11 +37,16 @@ class Functions:
                 self._found.setdefault(_place(one.__code__), []).append(one)
 
     def has(self, pairs: list[Pair]) -> bool:
-        """Whether there is such a function, and not only some that it made and that are gone."""
+        """Whether the function of the first pair exists in this process.
+
+        If only its nested functions did, replacing them would have no effect.
+        """
         return any(True for _ in self._of(pairs[0][0]))
 
     def swap(self, pairs: list[Pair]) -> None:
-        """Give a function, and those made by it, their code after."""
+        """Replace the code of a function, and of the existing functions that it created, by the
+        code after the change.
+        """
         for old, new in pairs:
             for function in list(self._of(old)):
                 function.__code__ = new
@@ -59,7 +64,7 @@ def _place(code: CodeType) -> tuple[str, int, str]:
 
 
 def _differing(old: CodeType, new: CodeType) -> list[list[Pair]] | None:
-    """As `differing_functions`, of a module's or a class's code."""
+    """As `differing_functions`, for the code objects of a module or a class."""
     if _shell(old) != _shell(new):
         return None
     found: list[list[Pair]] = []
@@ -81,7 +86,7 @@ def _inner(code: CodeType) -> list[CodeType]:
 
 
 def _shell(code: CodeType) -> tuple[Any, ...]:
-    """Content of a code object, without its line numbers and nested code objects."""
+    """Comparable contents of a code object, without its line numbers and nested code objects."""
     return (
         *(code.co_name, code.co_code, code.co_flags, code.co_names, code.co_exceptiontable),
         *(code.co_varnames, code.co_freevars, code.co_cellvars),
@@ -91,7 +96,7 @@ def _shell(code: CodeType) -> tuple[Any, ...]:
 
 
 def _constant(value: object) -> object:
-    """A constant so that 1, 1.0 and True differ, 0.0 and -0.0 as well."""
+    """A comparable form of a constant, in which 1, 1.0 and True differ, and 0.0 and -0.0 too."""
     match value:
         case CodeType():
             return CodeType
@@ -110,7 +115,9 @@ def _same(a: CodeType, b: CodeType) -> bool:
 
 
 def _alike(a: CodeType, b: CodeType) -> bool:
-    """Whether each function within has its counterpart, with the same variables from outside."""
+    """Whether the nested functions of two code objects correspond one to one, with the same free
+    variables.
+    """
     inner = _inner(a), _inner(b)
     return len(inner[0]) == len(inner[1]) and all(
         x.co_freevars == y.co_freevars and _alike(x, y) for x, y in zip(*inner, strict=True)

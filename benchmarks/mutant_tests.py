@@ -1,10 +1,11 @@
-"""Knows which tests execute which lines, so that a mutant meets only tests that reach it.
+"""Records which tests execute which lines, so that a mutant is tested only by tests that reach it.
 
-Coverage records the tests of each file in a fork of their own: a fork for each test function would
-take longer than most of them. So what one test left in a cache is not executed by the next, and
-only who judges finds out whether a test passes alone. Recordings are kept in a file a state of the
-code, one line a test. A recording is good while the packages, the tests' helpers and the file of
-its test stay as they are.
+The tests of each file are recorded together in one forked process, because a fork for each test
+function would take longer than most of them. Therefore code whose result an earlier test left in a
+cache does not count for later tests, and whether a test also passes alone is checked only when it
+fails on a mutant. Recordings are stored in a file per state of the code, one line per test. A
+recording is valid as long as the packages, the shared test helpers and the test's file do not
+change.
 """
 
 from __future__ import annotations
@@ -37,7 +38,9 @@ Spans = Mapping[str, Sequence[tuple[int, int]]]
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """The tests that judge a mutant, in their order, and how many did not fit into the time."""
+    """The tests to run on a mutant in order, with their processor times, and the number that
+    exceeded the time limit.
+    """
 
     tests: tuple[str, ...]
     seconds: tuple[float, ...]
@@ -45,7 +48,7 @@ class Choice:
 
 
 def basis(root: Path) -> str:
-    """A digest of the files whose lines are recorded: the packages, and files shared by tests."""
+    """A digest of the files that recordings depend on: the packages, and files shared by tests."""
     digest = hashlib.sha256()
     files = [file for name in PACKAGES for file in (root / name).rglob("*.py")]
     files += [file for file in (root / "tests").rglob("*.py") if not file.match("test_*.py")]
@@ -55,10 +58,14 @@ def basis(root: Path) -> str:
 
 
 class Recordings:
-    """Facts of each test: its seconds, whether it passes alone, the lines that it runs."""
+    """Recorded data of the tests: processor times, and the tests that execute each line."""
 
     def __init__(self, folder: Path, root: Path, tests: Iterable[str], imports: Spans) -> None:
-        """`tests` are those there are; `imports` the lines that run where they are imported."""
+        """Load the valid recordings from `folder`.
+
+        `tests` are all collected tests. `imports` has the lines that run at import, as ranges by
+        path.
+        """
         folder.mkdir(parents=True, exist_ok=True)
         self._path = folder / f"{basis(root)}.jsonl"
         self._root = root
@@ -82,7 +89,11 @@ class Recordings:
         ask: Callable[[Request], Reply],
         say: Callable[[str], None],
     ) -> None:
-        """Record the tests of some folders, those that are not recorded yet; only these judge."""
+        """Record the tests in these files or folders that have no recording yet, and let only these
+        tests judge mutants.
+
+        `ask` runs a request in a session, and `say` reports progress.
+        """
         self._judges = {test for test in self._tests if test.startswith(tuple(folders))}
         missing = [test for test in self._tests if test in self._judges - self._done]
         with self._path.open("a") as file:
@@ -97,17 +108,18 @@ class Recordings:
                         say(f"{recording.test} judges nothing: it does not pass\n{tail}")
 
     def dismiss(self, test: str) -> None:
-        """Let a test judge nothing any more."""
+        """Exclude a test from judging mutants."""
         self._judges.discard(test)
 
     def choose(self, mutant: Mutant, limit_seconds: float) -> Choice:
-        """The tests that execute a mutant's line; there may be none.
+        """Choose the tests that execute a mutant's line; there may be none.
 
-        Of what acts at import: the tests whose file imports the module and those of `CONTRACTS`,
-        then those that execute anything of it. Then the quickest case of each test function comes
-        first, the quickest of these first, then a second case of each: other functions see more
-        than other cases of one. What does not fit into `limit_seconds` any more is left out, but
-        one test runs in any case.
+        If the mutant affects code that runs at import, tests in files that import the module and
+        those of `CONTRACTS` come first, then all tests that execute any line of the module. Within
+        each group, the fastest case of each test function comes first, in order of time, then the
+        second case of each, because different functions detect more than further cases of the same
+        function. Tests that exceed the remaining `limit_seconds` of processor time are left out,
+        but at least one test is chosen.
         """
         before = (self._root / mutant.path).read_text()
         by_line = self._by_line.get(mutant.path, {})
@@ -137,7 +149,7 @@ class Recordings:
         return Choice(tuple(chosen), seconds, len(ordered) - len(chosen))
 
     def _importing(self, path: str) -> frozenset[str]:
-        """The tests that judge in files which name a module."""
+        """The recorded tests in files that import from a module."""
         name = path.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
         files = {
             file
@@ -163,9 +175,11 @@ class Recordings:
 
 
 def logical_line(text: str, line: int) -> range:
-    """The lines of the statement, or of its head, that a line belongs to.
+    """The range of lines of the statement, or of the head of the compound statement, that contains
+    a line.
 
-    In a statement on several lines, lines with constants alone are never executed separately.
+    Coverage does not record all lines of a multi-line statement: lines that contain only constants
+    are never executed separately.
     """
     start = 0
     for token in tokenize.generate_tokens(io.StringIO(text).readline):
@@ -181,7 +195,10 @@ def logical_line(text: str, line: int) -> range:
 def _recorded(
     tests: Sequence[str], ask: Callable[[Request], Reply]
 ) -> Iterator[tuple[Recording, str]]:
-    """Recordings of tests that run in one process; if it dies, of those in each half, and so on."""
+    """Record tests in one process, and yield each recording with the end of the output.
+
+    If the process crashes, each half of the tests is recorded separately, and so on.
+    """
     reply = ask(Request(tuple(tests), (SLOWEST_SECONDS,) * len(tests), record=True))
     if reply.recorded is not None:
         for fields in reply.recorded:

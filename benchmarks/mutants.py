@@ -1,13 +1,15 @@
-"""Finds mistakes that no test notices: `python -m benchmarks.mutants compiler/passes --count 300`.
+"""Mutation testing, finds mistakes that no test detects: `python -m benchmarks.mutants
+compiler/passes --count 300`.
 
-A mutant is a package with one small mistake (`mutations.py`). The tests that execute its line judge
-it (`mutant_tests.py`): one case of each before others of the same, the quickest first. A test that
-fails, or a run past its limit, has caught it. Everything happens in a copy of the working tree
-(`mutant_session.py`). The report keeps the last run of each package, with its survivors
-(`mutant_report.py`). A run may be ended at any time; started again, it goes on where it was, while
-the packages are the same. With `--again`, survivors are judged once more, by the tests of now;
-mutants that were caught count as caught. With `--by` as well, the tests of a few files judge the
-survivors and nothing else: only these tests are recorded, and who survives them stays as it was.
+A mutant is a package with one small mistake (`mutations.py`). The tests that execute its line are
+run on it (`mutant_tests.py`): first the fastest case of each test function, fastest first. A test
+that fails or exceeds its time limit has caught the mutant. Everything happens in a copy of the
+working tree (`mutant_session.py`). The report contains the last run of each package, with its
+survivors (`mutant_report.py`). An interrupted run resumes when the command is repeated, as long as
+the packages are unchanged. With `--again`, survivors of the last run are tested again by the
+current tests; mutants that were caught stay caught. With `--by` in addition, only the tests of the
+given files are recorded and run on the survivors, and a mutant that survives them keeps its earlier
+result.
 """
 
 from __future__ import annotations
@@ -41,7 +43,7 @@ LIBRARIES = ("mutmut", "libcst", "coverage", "pytest", "hypothesis")
 
 
 class Session:
-    """A process that runs tests in a copy of the project."""
+    """A child process that runs tests in a copy of the project (`benchmarks.mutant_session`)."""
 
     def __init__(self, kind: str, copy: Path, tests: Sequence[str]) -> None:
         command = [sys.executable, "-m", "benchmarks.mutant_session", kind, str(copy), *tests]
@@ -50,14 +52,14 @@ class Session:
         self.hello: dict[str, Any] = self._read()
 
     def ask(self, request: Request) -> Reply:
-        """Run tests, on a mutant if the request has one."""
+        """Run the tests of a request, and return the reply."""
         assert self._process.stdin is not None
         self._process.stdin.write(json.dumps(asdict(request)) + "\n")
         self._process.stdin.flush()
         return Reply(**self._read())
 
     def close(self) -> None:
-        """End it, and with it the run under way."""
+        """Terminate the process, including a run in progress."""
         self._process.terminate()
         self._process.communicate()
 
@@ -71,10 +73,10 @@ class Session:
 
 
 class Judge:
-    """Judges mutants in a copy of the project, one after the other."""
+    """Tests mutants in a copy of the project, one after the other."""
 
     def __init__(self, copy: Path, tests: Sequence[str], folder: Path) -> None:
-        """`folder` keeps what is recorded of the tests."""
+        """Start a warm session for the tests in `copy`. Recordings are stored in `folder`."""
         self._warm = Session("warm", copy, tests)
         self._copy = copy
         self._fresh: Session | None = (
@@ -85,13 +87,17 @@ class Judge:
         self._alone: dict[str, bool] = {}
 
     def record(self, folders: Sequence[str]) -> None:
-        """Find out which lines each test of some folders executes, and let those tests judge."""
+        """Record which lines each test in these folders executes, and let only these tests judge
+        mutants.
+        """
         self._recordings.complete(folders, self._warm.ask, lambda text: print(text, flush=True))
 
     def judge(self, mutant: Mutant, limit_seconds: float) -> Judged:
-        """Run the tests that execute a mutant, for as long as they take without it at most.
+        """Run the tests that execute a mutant, at most `limit_seconds` of their recorded processor
+        time.
 
-        A test that does not pass alone on the project as it is has caught nothing.
+        If a test fails, but also fails alone on the unchanged project, it is excluded and the
+        mutant is tested again.
         """
         one = Judged.of(mutant, Outcome.NOT_EXECUTED)
         while (choice := self._recordings.choose(mutant, limit_seconds)).tests:
@@ -122,7 +128,7 @@ class Judge:
         return self._alone[test]
 
     def close(self) -> None:
-        """End the sessions."""
+        """Terminate the sessions' processes."""
         self._warm.close()
         if self._fresh is not None:
             self._fresh.close()
@@ -130,7 +136,9 @@ class Judge:
 
 @contextmanager
 def copied() -> Iterator[Path]:
-    """A copy of the files that git lists, with those that setup.py builds."""
+    """Context with a temporary copy of the files that git lists and of the files that setup.py
+    builds.
+    """
     command = ["git", "-C", str(ROOT), "ls-files", "-z", "-co", "--exclude-standard"]
     listed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     names = [Path(name) for name in listed.split("\0") if name]
@@ -151,7 +159,7 @@ def copied() -> Iterator[Path]:
 
 
 def main() -> None:
-    """The command line."""
+    """Command line: record the tests and run them on random mutants of each package."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("packages", nargs="+", choices=["all", *JUDGES], metavar="PACKAGE")
     parser.add_argument("--count", type=int, default=300, help="mutants to draw of each package")
@@ -174,7 +182,7 @@ def main() -> None:
 
 
 def run(package: str, judge: Judge, copy: Path, arguments: argparse.Namespace) -> None:
-    """Judge the mutants of a package; both files are written after each."""
+    """Test the mutants of a package, and write both result files after each mutant."""
     path = arguments.output / f"{NAME}.json"
     results: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
     mutants, places = sample(copy, package, arguments.count, arguments.seed)

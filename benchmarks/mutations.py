@@ -1,9 +1,11 @@
-"""Puts small mistakes into a package, one at a time, by the mutation operators of mutmut.
+"""Makes mutants: inserts one small mistake at a time into a package, by the mutation operators of
+mutmut.
 
-mutmut's own command takes no sample, and leaves out decorated functions (properties, routes), since
-it keeps all mutants of a module in one file behind switches. So only its operators are used here:
-each says which nodes may replace a node of a syntax tree. Added to these are mutants of conditions:
-each is forced to be true or false, and each part of an `and` or `or` is left out.
+mutmut's own command cannot sample, and omits decorated functions (properties, routes), because it
+keeps all mutants of a module in one file behind switches. Therefore only its operators are used,
+which propose replacements for a node of a syntax tree. In addition, there are mutants of
+conditions: each condition is replaced by true and by false, and each operand of an `and` or `or` is
+omitted.
 """
 
 from __future__ import annotations
@@ -31,7 +33,8 @@ NOT_MUTATED = (cst.Annotation, cst.Decorator, cst.Raise)
 class Mutant:
     """A module with one mistake.
 
-    `path` is from the root, `operator` the kind of mistake, `change` its lines before and after.
+    `path` is relative to the project root. `operator` is the kind of mistake, `change` the lines
+    before and after, and `text` the whole mutated module.
     """
 
     path: str
@@ -43,7 +46,7 @@ class Mutant:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Site:
-    """A node of a module, and another that may take its place."""
+    """A place for a mistake: a node of a module's syntax tree, and its replacement."""
 
     path: str
     line: int
@@ -53,12 +56,14 @@ class _Site:
     other: cst.CSTNode
 
     def name(self) -> str:
-        """The mistake in words, which several places of a module may share."""
+        """A text that identifies the mistake, except that equal code in a module has the
+        same text.
+        """
         before, after = (self.module.code_for_node(node) for node in (self.node, self.other))
         return f"{self.path} {self.operator} {before} {after}"
 
     def mutant(self) -> Mutant | None:
-        """The module with the mistake; None where that is no Python, or the same text."""
+        """Apply the replacement; None if the result is invalid Python or equal to the original."""
         before = self.module.code
         changed = self.module.deep_replace(self.node, self.other)
         assert isinstance(changed, cst.Module)
@@ -73,7 +78,9 @@ class _Site:
 
 
 def _condition(node: cst.If | cst.CompIf) -> Iterable[cst.CSTNode]:
-    """Forced, as if a guard were missing or always held."""
+    """Replacements for a conditional: the same with a condition that is always true, and always
+    false.
+    """
     for name in ("True", "False"):
         yield node.with_changes(
             test=cst.Name(name, lpar=[cst.LeftParen()], rpar=[cst.RightParen()])
@@ -81,7 +88,7 @@ def _condition(node: cst.If | cst.CompIf) -> Iterable[cst.CSTNode]:
 
 
 def _part(node: cst.BooleanOperation) -> Iterable[cst.CSTNode]:
-    """One side alone."""
+    """Replacements for an `and` or `or`: each of its operands alone."""
     for side in (node.left, node.right):
         yield side.with_changes(
             lpar=[cst.LeftParen(), *side.lpar], rpar=[*side.rpar, cst.RightParen()]
@@ -102,11 +109,11 @@ OPERATORS: tuple[tuple[type, Callable[[Any], Iterable[cst.CSTNode]]], ...] = (
 
 
 def sample(root: Path, package: str, count: int, seed: int) -> tuple[list[Mutant], int]:
-    """`count` mutants of a package's modules, sampled without replacement, and the number of
-    places.
+    """Sample `count` mutants of a package without replacement; also returns the number of places
+    for mistakes.
 
-    A mutant's rank depends on the seed and its own text alone: if sources change elsewhere, the
-    same mutants are chosen again.
+    The rank of a mutant depends only on the seed and its own text. If the sources change elsewhere,
+    the same mutants are therefore sampled again.
     """
     files = sorted(
         file for file in (root / package).rglob("*.py") if root / MIGRATIONS not in file.parents
@@ -152,7 +159,9 @@ def _sites(root: Path, file: Path) -> Iterator[_Site]:
 
 
 def _is_for_people(node: cst.CSTNode) -> bool:
-    """Whether nothing that a test may expect depends on a node: logs, help, what types need."""
+    """Whether a node cannot affect what tests check: logging calls, help texts, and imports for
+    type checking.
+    """
     match node:
         case (
             cst.If(test=cst.Name("TYPE_CHECKING"))
@@ -167,14 +176,16 @@ def _is_for_people(node: cst.CSTNode) -> bool:
 
 
 def _help(node: cst.CSTNode) -> list[str]:
-    """The arguments of a call that are text for people, as code."""
+    """The source code of those arguments of a call that are help texts or descriptions."""
     assert isinstance(node, cst.Call)
     module = cst.Module([])
     return [module.code_for_node(arg) for arg in node.args if _is_for_people(arg)]
 
 
 def change(before: str, after: str) -> str:
-    """The lines that differ, on one line: `before -> after`."""
+    """The differing lines of two texts in one line, `before -> after`, shortened if it is longer
+    than LONGEST_CHANGE.
+    """
     lines = list(unified_diff(before.splitlines(), after.splitlines(), n=0, lineterm=""))[3:]
     old = " ".join(line[1:].strip() for line in lines if line.startswith("-"))
     new = " ".join(line[1:].strip() for line in lines if line.startswith("+"))

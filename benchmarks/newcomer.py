@@ -1,12 +1,12 @@
-"""The steps of a new user, from the documents alone: `python -m benchmarks.newcomer`.
+"""The steps of a new user, following only the documentation: `python -m benchmarks.newcomer`.
 
-The wheel of the last commit is built. A user with a new home and an empty folder types the blocks
-of commands under some headings of the README and the tutorial, in the order in which a reader meets
-them. Blocks of Python are run, too. A command with the comment `goes on` is one for another
-terminal: it is left running, and the next commands wait until it is ready. The report has the time
-of each step; a step is done if all its commands end with status 0. Two things in the
-documents are changed: the port, which has to be free, and the dot of `pip install '.[all]'`, which
-becomes the wheel, since no source tree is there.
+The wheel of the last commit is built. In an empty folder with a new home, the command blocks under
+some headings of the README and the tutorial are executed, in the order in which a reader meets
+them, and so are the blocks of Python. A command with the comment `goes on` belongs in another
+terminal: it runs in the background, and the next command starts when it is ready. The report has
+the time of each step; a step is done if all its commands end with status 0. Two things in the
+documents are changed: the port becomes a free one, and in `pip install '.[all]'` the wheel replaces
+the dot, because there is no source tree.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ READY = "serving http|registered as"
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """Something that a user wants to do.
+    """A task of a new user, such as installing or tuning.
 
     Attributes:
-        name: what, in words.
-        sections: pages of docs/ with the headings whose blocks do it.
-        needs: a module without which it is skipped.
+        name: what the user does, in words.
+        sections: pages below docs/, each with the heading whose command blocks perform the task.
+        needs: a Python module without which the step is skipped.
     """
 
     name: str
@@ -92,7 +92,9 @@ STEPS = (
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """Outcome of a step; `skipped` says why it was not tried."""
+    """Outcome of a step: its number of commands, duration and exit status. `skipped` says why it
+    was not tried.
+    """
 
     name: str
     commands: int
@@ -108,7 +110,7 @@ class Outcome:
 
 
 def blocks(page: str, heading: str) -> list[tuple[str, str]]:
-    """Language and text of the blocks of commands and of Python under a heading of a page.
+    """The shell and Python blocks under a heading of a page, each as language and text.
 
     Raises LookupError if the page has no such heading.
     """
@@ -120,7 +122,7 @@ def blocks(page: str, heading: str) -> list[tuple[str, str]]:
 
 
 def script(step: Step, documents: Path) -> str:
-    """The commands of a step."""
+    """A shell script with all commands of a step; Python blocks become here-documents."""
     lines = []
     for name, heading in step.sections:
         for language, text in blocks((documents / name).read_text(), heading):
@@ -132,7 +134,11 @@ def script(step: Step, documents: Path) -> str:
 
 
 def _typed(line: str) -> str:
-    """A line as it is typed; one that goes on is left behind once it says that it is ready."""
+    """The shell command for a line of a page.
+
+    A line marked `goes on` is run in the background until it is ready. Commands in LOOKS may exit
+    with status 3.
+    """
     command, goes_on, _ = line.partition(GOES_ON)
     if line in LOOKS:
         return f"{line} || test $? -eq 3"
@@ -160,12 +166,12 @@ set -x
 
 
 class Shells:
-    """A shell for each step, each with the variables that the one before left. Ends all at last.
+    """Runs each step in a new shell, which inherits the exported variables of the shell before it.
 
     Args:
-        folder: where they start.
-        log: a file for all that they print.
-        environment: of the first.
+        folder: the working directory of the shells.
+        log: a file for all their output.
+        environment: environment variables of the first shell.
     """
 
     def __init__(self, folder: Path, log: Path, environment: Mapping[str, str]) -> None:
@@ -175,7 +181,9 @@ class Shells:
         self._groups: list[int] = []
 
     def type(self, text: str) -> int:
-        """Type a text; its status, which is that of the first command that fails."""
+        """Run commands in a shell; returns the exit status of the first command that fails,
+        or 0.
+        """
         with self._log.open("ab") as output:
             shell = subprocess.Popen(
                 ["bash", "-c", BEFORE + text],
@@ -190,7 +198,7 @@ class Shells:
             return shell.wait()
 
     def end(self) -> None:
-        """Ask what was left running to end."""
+        """Terminate all processes that the shells have started in the background."""
         for group in self._groups:
             try:
                 os.killpg(group, signal.SIGTERM)
@@ -199,13 +207,15 @@ class Shells:
 
 
 def commands(text: str) -> int:
-    """How many commands a user types."""
+    """Number of commands in a script, without comments and here-documents."""
     outside = re.sub(r"<<'END'.*?^END$", "", text, flags=re.MULTILINE | re.DOTALL)
     return len([line for line in outside.splitlines() if line.strip() and line[0] != "#"])
 
 
 def take(step: Step, shells: Shells, documents: Path, port: int, wheel: str = ".") -> Outcome:
-    """Take a step as the documents say; `wheel` is installed where they name a checkout."""
+    """Execute a step. Port 8080 becomes `port`, and `wheel` replaces the source tree in the
+    installation.
+    """
     missing = [name for name, _ in step.sections if not (documents / name).exists()]
     if missing:
         return Outcome(step.name, 0, 0.0, 0, f"there is no page {missing[0]}")
@@ -219,7 +229,7 @@ def take(step: Step, shells: Shells, documents: Path, port: int, wheel: str = ".
 
 
 def built_wheel(source: Path, folder: Path) -> Path:
-    """The wheel of the last commit of a repository."""
+    """Build the wheel of the last commit of a repository in `folder`, and return its path."""
     clone = folder / "clone"
     subprocess.run(["git", "clone", "--quiet", str(source), str(clone)], check=True)
     pip = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "-w", str(folder)]
@@ -230,9 +240,11 @@ def built_wheel(source: Path, folder: Path) -> Path:
 
 
 def walk(steps: Sequence[Step], folder: Path, log: Path, package: str = "") -> list[Outcome]:
-    """Take the steps one after the other; a failure does not stop the others.
+    """Execute the steps in order in a new home below `folder`; a failed step does not stop the
+    others.
 
-    A package is installed before the last step, outside of any step's time.
+    `package` is installed before a step that needs a module; the installation is not part of the
+    step's time.
     """
     wheel, home, empty, port = (
         built_wheel(ROOT, folder),
@@ -261,7 +273,7 @@ def walk(steps: Sequence[Step], folder: Path, log: Path, package: str = "") -> l
 
 
 def report(outcomes: Sequence[Outcome], origin: Origin) -> str:
-    """A page with a row for each step."""
+    """The report in Markdown, with a row per step."""
     rows = [
         [each.name, each.word, str(each.commands), "" if each.skipped else f"{each.seconds:.0f}"]
         for each in outcomes
@@ -274,7 +286,7 @@ def report(outcomes: Sequence[Outcome], origin: Origin) -> str:
 
 
 def main() -> int:
-    """Take the steps and write what came of them; 1 if one failed."""
+    """Command line: execute the steps and write the report. The exit code is 1 if a step failed."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument(
         "--log", type=Path, default=Path("build/newcomer.log"), help="what was printed"

@@ -1,7 +1,7 @@
-"""A few lines over onnx.helper, so that a network reads as its layers.
+"""A small layer over onnx.helper, with which code for a network reads like its list of layers.
 
-Parameters come from one seeded generator in the order in which the layers are written, so a builder
-called twice with the same arguments gives the same bytes.
+Parameters come from one seeded generator, in the order in which the layers are written. Building a
+network twice with the same arguments therefore gives the same bytes.
 """
 
 from __future__ import annotations
@@ -16,7 +16,9 @@ from onnx import TensorProto, helper, numpy_helper
 
 
 class OnnxWriter:
-    """Collects nodes and initializers; every method returns the name of the value it made."""
+    """Collects nodes and initializers of an ONNX model; methods return the names of the values that
+    they add.
+    """
 
     def __init__(self, name: str, seed: int, opset: int = 17) -> None:
         self.name = name
@@ -40,7 +42,9 @@ class OnnxWriter:
         return name
 
     def node(self, operator: str, *inputs: str, output: str = "", **attributes: Any) -> str:
-        """A node with one output, which `output` names; without it, operator and number do."""
+        """Add a node with one output, and return the output's name; the default is operator and
+        number.
+        """
         self._count += 1
         output = output or f"{operator}_{self._count}"
         self._nodes.append(helper.make_node(operator, list(inputs), [output], output, **attributes))
@@ -49,19 +53,21 @@ class OnnxWriter:
     def nodes(
         self, operator: str, inputs: Sequence[str], outputs: Sequence[str], **attributes: Any
     ) -> list[str]:
-        """The outputs of a node; one without a name gets operator and number."""
+        """Add a node with several outputs, and return their names. Empty names become operator and
+        number.
+        """
         self._count += 1
         named = [name or f"{operator}_{self._count}_{k}" for k, name in enumerate(outputs)]
         self._nodes.append(helper.make_node(operator, list(inputs), named, named[0], **attributes))
         return named
 
     def split(self, x: str, sizes: Sequence[int], axis: int) -> list[str]:
-        """x cut along one axis into pieces of these sizes."""
+        """Add a Split of `x` along `axis` into pieces of the given sizes; returns their names."""
         inputs = [x, self.constant(np.array(sizes, np.int64))]
         return self.nodes("Split", inputs, [""] * len(sizes), axis=axis)
 
     def normal(self, shape: Sequence[int], deviation: float) -> NDArray[np.float32]:
-        """Normal values of mean 0 and the given standard deviation, float32."""
+        """Draw normally distributed float32 values with mean 0 and the given standard deviation."""
         return self.random.standard_normal(tuple(shape), np.float32) * np.float32(deviation)
 
     def conv(
@@ -75,9 +81,11 @@ class OnnxWriter:
         gain: float = 2.0,
         padding: int | None = None,
     ) -> str:
-        """A 2-D convolution with bias; by default padded so that it keeps the size at stride 1.
+        """Add a 2-D convolution with bias of `x` (N, channels, H, W); returns the name of the
+        result.
 
-        x: (N, channels, H, W). The weights deviate by sqrt(gain / fan-in): gain 2 before a ReLU.
+        By default it is padded so that stride 1 keeps the size. The weights have the standard
+        deviation sqrt(gain / fan-in); a gain of 2 is for convolutions before a ReLU.
         """
         fan_in = channels // group * kernel * kernel
         weight = self.normal((filters, channels // group, kernel, kernel), (gain / fan_in) ** 0.5)
@@ -93,25 +101,29 @@ class OnnxWriter:
         )
 
     def linear(self, x: str, features: int, outputs: int, gain: float = 1.0) -> str:
-        """x: (..., features) -> (..., outputs), as MatMul and Add."""
+        """Add a dense layer with bias as MatMul and Add: (..., features) to (..., outputs)."""
         weight = self.normal((features, outputs), (gain / features) ** 0.5)
         product = self.node("MatMul", x, self.constant(weight, "weight"))
         return self.node("Add", product, self.constant(self.normal((outputs,), 0.05), "bias"))
 
     def gemm(self, x: str, features: int, outputs: int, gain: float = 1.0) -> str:
-        """x: (rows, features) -> (rows, outputs), weight stored transposed as exporters do."""
+        """Add a dense layer as Gemm: (rows, features) to (rows, outputs). The weight is transposed,
+        as exporters store it.
+        """
         weight = self.normal((outputs, features), (gain / features) ** 0.5)
         bias = self.constant(self.normal((outputs,), 0.05), "bias")
         return self.node("Gemm", x, self.constant(weight, "weight"), bias, transB=1)
 
     def gelu(self, x: str) -> str:
-        """GELU (Hendrycks and Gimpel 2016) by the error function, as exporters write it."""
+        """Add GELU (Hendrycks and Gimpel 2016) by the error function, in the nodes that exporters
+        write.
+        """
         ratio = self.node("Div", x, self.constant(np.float32(2**0.5)))
         erf = self.node("Add", self.node("Erf", ratio), self.constant(np.float32(1)))
         return self.node("Mul", self.node("Mul", x, erf), self.constant(np.float32(0.5)))
 
     def gelu_tanh(self, value: str) -> str:
-        """GELU by the hyperbolic tangent, as GPT-2 has it: x/2 (1 + tanh(c (x + 0.044715 x^3)))."""
+        """Add GELU by the hyperbolic tangent, as in GPT-2: x/2 (1 + tanh(c (x + 0.044715 x^3)))."""
         half = self.node("Mul", value, self.constant(np.float32(0.5)))
         cube = self.node("Pow", value, self.constant(np.float32(3)))
         cube = self.node("Mul", cube, self.constant(np.float32(0.044715)))
@@ -121,7 +133,9 @@ class OnnxWriter:
         return self.node("Mul", half, tanh)
 
     def layer_norm(self, value: str, hidden: int, epsilon: float) -> str:
-        """Layer normalisation with a scale of 0.5 to 1.5."""
+        """Add LayerNormalization over the last axis of size `hidden`, with random scales in
+        0.5..1.5.
+        """
         scale = self.constant(self.random.uniform(0.5, 1.5, hidden).astype(np.float32))
         bias = self.constant(self.normal((hidden,), 0.05))
         return self.node("LayerNormalization", value, scale, bias, axis=-1, epsilon=epsilon)
