@@ -1,4 +1,4 @@
-"""Mutation testing, finds mistakes that no test detects: `python -m benchmarks.mutants
+"""Find mistakes that no test detects (mutation testing): `python -m benchmarks.mutants
 compiler/passes --count 300`.
 
 A mutant is a package with one small mistake (`mutations.py`). The tests that execute its line are

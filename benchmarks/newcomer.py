@@ -5,8 +5,8 @@ some headings of the README and the tutorial are executed, in the order in which
 them, and so are the blocks of Python. A command with the comment `goes on` belongs in another
 terminal: it runs in the background, and the next command starts when it is ready. The report has
 the time of each step; a step is done if all its commands end with status 0. Two things in the
-documents are changed: the port becomes a free one, and in `pip install '.[all]'` the wheel replaces
-the dot, because there is no source tree.
+documents are changed: the port becomes a free one, and the path of the wheel replaces the dot in
+`pip install '.[all]'`.
 """
 
 from __future__ import annotations

@@ -141,7 +141,9 @@ class OnnxWriter:
         return self.node("LayerNormalization", value, scale, bias, axis=-1, epsilon=epsilon)
 
     def rms_norm(self, x: str, hidden: int) -> str:
-        """Root mean square normalisation with a scale of 0.5 to 1.5."""
+        """Add root mean square normalisation over the last axis of size `hidden`, with random
+        scales in 0.5..1.5.
+        """
         square = self.node("Pow", x, self.constant(np.float32(2)))
         mean = self.node("ReduceMean", square, axes=[-1])
         root = self.node("Sqrt", self.node("Add", mean, self.constant(np.float32(1e-5))))
@@ -149,12 +151,14 @@ class OnnxWriter:
         return self.node("Mul", self.node("Div", x, root), scale)
 
     def product(self, x: str, features: int, outputs: int, gain: float = 1.0) -> str:
-        """x: (..., features) -> (..., outputs), as MatMul."""
+        """Add a dense layer without bias as MatMul: (..., features) to (..., outputs)."""
         weight = self.normal((features, outputs), (gain / features) ** 0.5)
         return self.node("MatMul", x, self.constant(weight, "weight"))
 
     def finish(self, outputs: Sequence[tuple[str, Sequence[int | str]]]) -> Any:
-        """The model, with the named values as float32 outputs; checked by onnx."""
+        """Build the ModelProto with the named values as float32 outputs of the given shapes,
+        checked by onnx.
+        """
         infos = [
             helper.make_tensor_value_info(name, TensorProto.FLOAT, list(shape))
             for name, shape in outputs

@@ -1,7 +1,7 @@
-"""Models of one operator each, with seeded weights.
+"""ONNX models of one operator each, with seeded weights.
 
-Every builder takes the extents and returns a ModelProto. Weights are scaled so that the values stay
-near 1.
+Every function takes sizes and returns a ModelProto. Weights are scaled so that the values stay near
+1.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ def conv(
     group: int = 1,
     batch: int = 1,
 ) -> Any:
-    """A convolution with bias.
+    """A 2-D convolution with bias of an input (batch, channels, *size).
 
-    `pads` is (top, left, bottom, right); the default keeps the size at stride 1.
+    `pads` is (top, left, bottom, right); by default the convolution keeps the size at stride 1.
     """
     writer = OnnxWriter("conv", 0)
     pads = pads or (kernel[0] // 2, kernel[1] // 2) * 2
@@ -53,12 +53,14 @@ def conv(
 
 
 def extent(size: int, kernel: int, stride: int, padding: int, dilation: int = 1) -> int:
-    """Positions of a window along a padded dimension; `padding` is that of both sides."""
+    """Output size of a window operator along one dimension; `padding` is the sum of both sides."""
     return (size + padding - dilation * (kernel - 1) - 1) // stride + 1
 
 
 def matmul(rows: int, columns: int, depth: int, batch: int = 0) -> Any:
-    """(rows, depth) x (depth, columns) with constant weights; with a batch, of two inputs."""
+    """A MatMul of (rows, depth) and a constant (depth, columns); if `batch` is positive, of two
+    batched inputs.
+    """
     writer = OnnxWriter("matmul", 0)
     if batch:
         a = writer.input("a", (batch, rows, depth))
@@ -77,7 +79,9 @@ def pool(
     stride: Pair,
     pads: tuple[int, int, int, int] = (0, 0, 0, 0),
 ) -> Any:
-    """MaxPool or AveragePool over (1, channels, *size)."""
+    """MaxPool or AveragePool of an input (1, channels, *size); `pads` is (top, left, bottom,
+    right).
+    """
     writer = OnnxWriter("pool", 0)
     x = writer.input("x", (1, channels, *size))
     y = writer.node(operator, x, kernel_shape=kernel, strides=stride, pads=pads)
@@ -87,13 +91,13 @@ def pool(
 
 
 def softmax(shape: Sequence[int], axis: int = -1, operator: str = "Softmax") -> Any:
-    """Softmax or LogSoftmax along one axis."""
+    """Softmax or LogSoftmax of an input of this shape along one axis."""
     writer = OnnxWriter("softmax", 0)
     return writer.finish([(writer.node(operator, writer.input("x", shape), axis=axis), shape)])
 
 
 def layer_norm(shape: Sequence[int]) -> Any:
-    """LayerNormalization along the last axis."""
+    """LayerNormalization of an input of this shape along the last axis."""
     writer = OnnxWriter("layer_norm", 0)
     scale = writer.constant(1 + writer.normal((shape[-1],), 0.2))
     bias = writer.constant(writer.normal((shape[-1],), 0.05))
@@ -102,7 +106,7 @@ def layer_norm(shape: Sequence[int]) -> Any:
 
 
 def reduction(operator: str, shape: Sequence[int], axis: int = -1) -> Any:
-    """ReduceMean, ReduceMax and the like along one axis, which is kept with extent 1."""
+    """A reduction such as ReduceMean or ReduceMax along one axis, which is kept with extent 1."""
     writer = OnnxWriter("reduction", 0, opset=18)  # since then all take their axes as an input
     axes = writer.constant(np.array([axis], np.int64))
     y = writer.node(operator, writer.input("x", shape), axes, keepdims=1)
@@ -112,12 +116,12 @@ def reduction(operator: str, shape: Sequence[int], axis: int = -1) -> Any:
 
 
 def exp(count: int) -> Any:
-    """The exponential of `count` values."""
+    """Exp of a vector of `count` values."""
     writer = OnnxWriter("exp", 0)
     return writer.finish([(writer.node("Exp", writer.input("x", (count,))), (count,))])
 
 
 def gelu(shape: Sequence[int]) -> Any:
-    """x / 2 (1 + erf(x / sqrt 2)), in the five operators that exporters write."""
+    """GELU, x / 2 (1 + erf(x / sqrt 2)), in the five operators that exporters write."""
     writer = OnnxWriter("gelu", 0)
     return writer.finish([(writer.gelu(writer.input("x", shape)), shape)])

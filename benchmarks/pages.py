@@ -1,9 +1,10 @@
-"""How long each page of the dashboard, and each list behind it, takes on a large database.
+"""Measure how long each dashboard page and each list of the API takes on a large database.
 
-`python -m benchmarks.pages` fills a database with a million trials, serves it, and asks every page
-and every list again and again, one request at a time. Routes are found, not listed: what has no
-value here for a parameter of its path is named as not asked. `first` is the time of the first
-request after the service started. A page that takes longer than `GOAL` is marked.
+`python -m benchmarks.pages` fills a database with a million trials, serves it, and requests every
+page and every list several times, one request at a time. The routes are enumerated from the
+application; a route whose path parameter has no known value is reported as not requested. `first`
+is the time of the first request after the service started. A page that takes longer than `GOAL` is
+marked.
 """
 
 from __future__ import annotations
@@ -92,7 +93,7 @@ QUERIES: Mapping[str, Sequence[str]] = {
 
 @dataclass(frozen=True, slots=True)
 class Timed:
-    """A page or a list on one database, in seconds."""
+    """Times of requests for a page or list on one database, in seconds: first, median and worst."""
 
     database: str
     place: str
@@ -108,7 +109,7 @@ class Timed:
 
 
 def routes() -> Iterator[str]:
-    """The paths that GET serves: pages, and the lists and items behind them."""
+    """Yield the path templates that GET serves: dashboard pages, and API lists and items."""
     found = [(PATH, route) for router in ROUTERS for route in router.routes]
     found += [("/v1", route) for module in route_modules() for route in module.routes]
     for prefix, route in found:
@@ -117,7 +118,7 @@ def routes() -> Iterator[str]:
 
 
 def places(known: Known) -> tuple[list[str], dict[str, str]]:
-    """The requests, and the routes without one, with the reason."""
+    """The paths to request, and the routes that are not requested with the reason for each."""
     values = {**asdict(known), "number": "0", "key": known.workload, "digest": known.model}
     asked: list[str] = []
     left = dict(NOT_ASKED)
@@ -134,7 +135,7 @@ def places(known: Known) -> tuple[list[str], dict[str, str]]:
 
 
 class Browser:
-    """Asks one thing after the other over one connection, as a browser that is signed in."""
+    """A signed-in HTTP client that sends one request after the other over a single connection."""
 
     def __init__(self, port: int, secret: str) -> None:
         self._connection = http.client.HTTPConnection("127.0.0.1", port, timeout=120)
@@ -145,7 +146,7 @@ class Browser:
         }
 
     def get(self, place: str) -> tuple[float, int, bytes, str]:
-        """(seconds, status, body, where the list goes on or "")."""
+        """Request a page; returns (seconds, status, body, URL of the list's next page or "")."""
         began = time.perf_counter()
         self._connection.request("GET", place, headers=self._headers)
         answer = self._connection.getresponse()
@@ -161,12 +162,12 @@ class Browser:
         return seconds, answer.status, body, link
 
     def close(self) -> None:
-        """The next request opens a connection again."""
+        """Close the connection; the next request opens a new one."""
         self._connection.close()
 
 
 def until_ready(browser: Browser) -> None:
-    """Wait until the service answers."""
+    """Wait until the service is ready. Raises TimeoutError after 60 s."""
     ends = time.monotonic() + START_SECONDS
     while browser_status(browser) != 200:
         if time.monotonic() > ends:
@@ -175,7 +176,7 @@ def until_ready(browser: Browser) -> None:
 
 
 def browser_status(browser: Browser) -> int:
-    """HTTP status of /readyz; 0 while the service does not answer."""
+    """HTTP status of /readyz; 0 if the service does not respond."""
     try:
         return browser.get("/readyz")[1]
     except OSError:
@@ -184,7 +185,7 @@ def browser_status(browser: Browser) -> int:
 
 
 def timed(browser: Browser, database: str, place: str, rounds: int) -> Iterator[Timed]:
-    """A place, and the `LATE`-th page of its list if it has so many."""
+    """Time a page, and, if its list has that many pages, also page number LATE of the list."""
     link = yield from _timed(browser, database, place, place, rounds)
     for _ in range(LATE - 1):
         if not link:
@@ -205,8 +206,10 @@ def _timed(
 
 @contextmanager
 def filled(database: str, kept: Path | None, size: Size) -> Iterator[tuple[str, Path, Known]]:
-    """The URL and the folder of a database, and what is in it. A folder that is kept is filled
-    once."""
+    """Context with a filled database: its URL, its folder, and identifiers of its contents.
+
+    A database in the folder `kept` is filled only once, and remains there.
+    """
     with tempfile.TemporaryDirectory(prefix="pages-") as own:
         folder = Path(own) if kept is None else kept
         folder.mkdir(parents=True, exist_ok=True)
@@ -241,7 +244,9 @@ def options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Measure and write the report; 1 if a page takes too long or is refused."""
+    """Command line: measure and write the report. The exit code is 1 if a page is too slow or has
+    an error status.
+    """
     asked = options(arguments)
     size = Size(**{name: getattr(asked, name) for name in asdict(Size())})
     results: list[Timed] = []
@@ -271,7 +276,7 @@ HEADER = ["database", "asked", "median ms", "worst ms", "first ms", "KB", ""]
 
 
 def row(result: Timed) -> list[str]:
-    """A result in the order of HEADER."""
+    """The cells of a result's row in the table, in the order of HEADER."""
     shown = re.sub(r"[0-9a-f]{32,}", lambda found: found[0][:6] + "...", result.place)
     times = (result.median, result.worst, result.first)
     refused = "" if result.status < 400 else str(result.status)
@@ -287,7 +292,9 @@ def report(
     results: Sequence[Timed],
     left: Mapping[str, str],
 ) -> str:
-    """The results as a page."""
+    """The report in Markdown. `seconds` has the time to fill each database, and `left` the routes
+    that were not requested.
+    """
     numbers = ", ".join(f"{value:,} {name}" for name, value in asdict(size).items())
     fills = ", ".join(f"{name} in {each:.0f} s" for name, each in seconds.items())
     late = sum(each.late for each in results)

@@ -1,8 +1,9 @@
-"""A database as large as a team's after a year, for `pages`: every number is an option there.
+"""Fills a database as large as a team's after a year, for `benchmarks.pages`; all sizes are options
+there.
 
-Values whose form matters are real: texts of workloads, schedules, the facts of this machine,
-samples of a trial. The rest is random, with a seed. Trials are written once by the store, and then
-copied by the database itself, a thousand at a time.
+Values whose structure matters are realistic: texts of workloads, schedules, the facts of this
+machine, and samples of a trial. The rest is random with a fixed seed. A thousand trials are written
+by the store, and then copied repeatedly inside the database.
 """
 
 from __future__ import annotations
@@ -68,7 +69,7 @@ ENDED = (JobState.SUCCEEDED,) * 15 + (JobState.FAILED, JobState.CANCELLED, JobSt
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """Numbers of rows. One job has a tenth of all trials."""
+    """Numbers of rows in the database. One job has a tenth of all trials."""
 
     trials: int = 1_000_000
     records: int = 10_000
@@ -81,7 +82,7 @@ class Size:
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """Ids that requests to the database name."""
+    """Identifiers in the database that requests can use as parameters."""
 
     token: str
     token_id: str
@@ -97,7 +98,9 @@ class Known:
 
 
 def fill(url: str, folder: Path, size: Size) -> Known:
-    """Fill a new database, whose blobs are in the folder."""
+    """Fill a new database at `url`, with its blobs in `folder`, and return identifiers of its
+    contents.
+    """
     storage = open_storage(settings_of(url, folder))
     try:
         return _Filling(storage, size).known()
@@ -165,7 +168,9 @@ class _Filling:
         )
 
     def _write(self, row: type[Any], rows: Sequence[Mapping[str, Any]]) -> None:
-        """Rows whose other columns are NULL, or what stands for nothing where that is refused."""
+        """Insert rows; missing columns become NULL, or an empty value if the column is not
+        nullable.
+        """
         table = table_of(row)
         blank = {c.name: _blank(c) for c in table.columns if c.autoincrement is not True}
         with writing(self._storage.engine) as connection:
@@ -225,7 +230,9 @@ class _Filling:
         return [_name("workload", model, number) for number in range(WORKLOADS)]
 
     def _workloads(self) -> None:
-        """Texts, and shapes: thousands are of one structure, which is that of a real workload."""
+        """Write the workloads and their shapes. Thousands have the same structure, that of a real
+        workload.
+        """
         real = {workload.key: workload.text() for workload in self._real}
         self._storage.workloads.put_workloads(real)
         self._storage.shapes.index(shape_of)
@@ -303,7 +310,9 @@ class _Filling:
         ]
 
     def _events(self) -> None:
-        """Progress events of a tuner, one per batch of eight trials, and the other events."""
+        """Write the events of all jobs: one progress event per eight trials, and every 50th event
+        about a task.
+        """
         rows = []
         for number, job in enumerate(self._jobs):
             many = self._size.trials // 80 if number == 0 else 125
@@ -318,8 +327,11 @@ class _Filling:
         self._write(EventRow, rows)
 
     def _records(self) -> str:
-        """Records: half for the members of one family, half for workloads that jobs tuned. The
-        newest of each key is served."""
+        """Write the records: half for the members of one family, half for workloads that jobs
+        tuned. Returns the id of one.
+
+        The newest record of each key is served; older ones are superseded.
+        """
         keys = self._family()
         tuned = [key for model in range(1, MODELS) for key in self._names(model)]
         made: dict[str, dict[str, Any]] = {}
@@ -449,7 +461,7 @@ class _Filling:
 
 
 def _blank(column: sa.Column[Any]) -> Any:
-    """The empty value of a column."""
+    """The value for a column without data: NULL if possible, otherwise empty or zero."""
     if column.nullable:
         return None
     if isinstance(column.type, sa.JSON):

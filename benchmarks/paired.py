@@ -1,9 +1,10 @@
-"""Single operators on two engines in one process: the same arrays, interleaved runs, minima.
+"""Compare single operators on two engines in one process: same arrays, interleaved runs, minimum
+times.
 
-Kernels of single operators take microseconds to milliseconds. Both engines are called as Python
-users call them, and allocate their outputs themselves. The clock is the process's CPU time on one
-thread, to which other processes do not add. The fastest of many short samples is the time of an
-undisturbed kernel.
+Kernels of single operators take microseconds to milliseconds. Both engines are called by their
+public Python interfaces, and allocate their outputs themselves. The clock is the process's CPU time
+on one thread, which excludes other processes. The fastest of many short samples approximates the
+time of an undisturbed kernel.
 """
 
 from __future__ import annotations
@@ -30,14 +31,18 @@ OURS = "untuned"
 
 @dataclass(slots=True)
 class PairedResult:
-    """Fastest seconds of a run by engine; why an engine is missing; its error to the reference."""
+    """Results by engine: the seconds of the fastest run, the reason for a failure, and the error
+    relative to the reference.
+    """
 
     seconds: dict[str, float] = field(default_factory=dict)
     failures: dict[str, str] = field(default_factory=dict)
     errors: dict[str, float] = field(default_factory=dict)
 
     def speed(self, engine: str) -> float | None:
-        """The reference's time over the engine's: above 1 the engine is faster."""
+        """Speed-up of an engine over the reference (above 1 is faster); None if either has
+        no time.
+        """
         if engine not in self.seconds or REFERENCE not in self.seconds:
             return None
         return self.seconds[REFERENCE] / self.seconds[engine]
@@ -45,21 +50,23 @@ class PairedResult:
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """`samples` turns an engine, each of about `sample_seconds` and one run at least."""
+    """Number of samples per engine, and approximate duration of each; a sample has at least one
+    run.
+    """
 
     samples: int = 20
     sample_seconds: float = 0.002
 
 
 def aligned(array: NDArray[Any]) -> NDArray[Any]:
-    """A copy that no engine has to copy again: aligned to 64 bytes."""
+    """Copy an array to memory aligned to 64 bytes, so that no engine needs a copy of its own."""
     copy: NDArray[Any] = np.ndarray(array.shape, array.dtype, aligned_empty(array.nbytes))
     copy[...] = array
     return copy
 
 
 def random_feeds(model: Any, seed: int) -> dict[str, NDArray[Any]]:
-    """Standard normal values for every input, aligned."""
+    """Seeded standard normal values for every input of a model, aligned to 64 bytes."""
     random = np.random.default_rng(seed)
     return {
         info.name: aligned(
@@ -72,7 +79,9 @@ def random_feeds(model: Any, seed: int) -> dict[str, NDArray[Any]]:
 
 
 def compare_engines(model: Any, feeds: Arrays, sampling: Sampling) -> PairedResult:
-    """The reference and untuned Tilewright, in turns."""
+    """Time ONNX Runtime, the reference, and untuned Tilewright alternately, and compare their
+    outputs.
+    """
     result = PairedResult()
     runs: dict[str, Run] = {REFERENCE: onnxruntime_run(model, feeds)}
     try:
@@ -90,7 +99,7 @@ def compare_engines(model: Any, feeds: Arrays, sampling: Sampling) -> PairedResu
 
 
 def fastest_seconds(runs: Mapping[str, Run], sampling: Sampling) -> dict[str, float]:
-    """The fastest mean of a group of runs, by engine; the engines take turns."""
+    """Time engines alternately; for each, the fastest sample in seconds per run of CPU time."""
     groups = {}
     for name, run in runs.items():
         run()
@@ -112,12 +121,12 @@ def fastest_seconds(runs: Mapping[str, Run], sampling: Sampling) -> dict[str, fl
 
 
 def versions(packages: Iterable[str]) -> str:
-    """For a report: names with versions."""
+    """The names and versions of installed packages as a text for a report."""
     return ", ".join(f"{package} {version(package)}" for package in packages)
 
 
 def onnxruntime_run(model: Any, feeds: Arrays) -> Run:
-    """ONNX Runtime on one thread, called as Python users call it."""
+    """A function that runs a model in ONNX Runtime on one thread by its Python interface."""
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = 1
     options.inter_op_num_threads = 1
@@ -130,7 +139,7 @@ def onnxruntime_run(model: Any, feeds: Arrays) -> Run:
 
 
 def tilewright_run(model: Any, feeds: Arrays) -> Run:
-    """Untuned Tilewright on one thread, called as Python users call it."""
+    """A function that runs a model in untuned Tilewright on one thread by its Python interface."""
     executable = compile_model(model)
     inputs = dict(feeds)
     return lambda: executable.run(inputs)

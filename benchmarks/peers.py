@@ -1,8 +1,8 @@
-"""Engines that need not be installed: torch, torch.compile, IREE, TVM and ncnn, all in float32.
+"""Engines that are optional in a race: torch, torch.compile, IREE, TVM and ncnn, all in float32.
 
 Each loader has the signature of `benchmarks.engines.Engine.load`, and imports its engine itself.
-The packages of these engines conflict with each other. Give each an environment of its own with
-numpy and onnx, and name its interpreter: `--python iree=/path/to/python`.
+The packages of these engines conflict with each other. Create an environment for each with numpy
+and onnx, and pass its interpreter: `--python iree=/path/to/python`.
 """
 
 from __future__ import annotations
@@ -24,13 +24,15 @@ Run = Callable[[], list[NDArray[Any]]]
 
 
 def load_torch(model: Any, feeds: Arrays, threads: int, schedules: str) -> Run:
-    """Torch's eager mode, operator by operator."""
+    """Load a model in PyTorch's eager mode, which executes one operator at a time."""
     module, inputs = _torch_module(model, feeds, threads)
     return _torch_run(module, inputs)
 
 
 def load_inductor(model: Any, feeds: Arrays, threads: int, schedules: str) -> Run:
-    """torch.compile with frozen weights, which lets it fold and pack them."""
+    """Compile a model by torch.compile with frozen weights, which allows constant folding and
+    packing.
+    """
     module, inputs = _torch_module(model, feeds, threads)
     import torch
     from torch._inductor import config
@@ -63,7 +65,9 @@ def _torch_run(function: Callable[..., Any], inputs: list[Any]) -> Run:
 
 
 def load_iree(model: Any, feeds: Arrays, threads: int, schedules: str) -> Run:
-    """IREE's LLVM backend for this CPU; one thread runs without its task system."""
+    """Compile a model by IREE's LLVM backend for this CPU; with one thread, it runs without IREE's
+    task system.
+    """
     import iree.compiler
     import iree.runtime
     from iree.compiler import ir
@@ -107,7 +111,9 @@ def load_iree(model: Any, feeds: Arrays, threads: int, schedules: str) -> Run:
 
 
 def load_tvm(model: Any, feeds: Arrays, threads: int, schedules: str) -> Run:
-    """TVM with the records of a MetaSchedule run in `schedules`/tvm, or with default schedules."""
+    """Compile a model by TVM with the MetaSchedule records in `schedules`/tvm, or else with default
+    schedules.
+    """
     os.environ["TVM_NUM_THREADS"] = str(threads)
     import tvm
     from tvm import relax
@@ -135,9 +141,10 @@ def load_tvm(model: Any, feeds: Arrays, threads: int, schedules: str) -> Run:
 
 
 def load_ncnn(model: Any, feeds: Arrays, threads: int, schedules: str) -> Run:
-    """ncnn by way of pnnx, with all 16-bit storage and arithmetic turned off.
+    """Convert a model by pnnx and load it in ncnn, with all 16-bit storage and arithmetic disabled.
 
-    ncnn knows no batch: the first extent of 1 is dropped from the inputs.
+    ncnn has no batch dimension, so the first dimension of size 1 is removed from each input. Raises
+    NotImplementedError for inputs other than float32 and for operators that pnnx ignores.
     """
     import ncnn
 
@@ -190,7 +197,7 @@ def load_ncnn(model: Any, feeds: Arrays, threads: int, schedules: str) -> Run:
 
 
 def at_least_opset(model: Any, version: int) -> Any:
-    """The model, converted by onnx where it is of an older opset."""
+    """Return the model, converted by onnx to this opset if its own is older."""
     if model.opset_import[0].version >= version:
         return model
     return onnx.version_converter.convert_version(model, version)

@@ -1,8 +1,8 @@
-"""The pictures of the dashboard in docs/: `python -m benchmarks.pictures` takes them of a real run.
+"""Take the dashboard screenshots in docs/ from a real tuning run: `python -m benchmarks.pictures`.
 
-It starts the service, a tuner and a worker, tunes SqueezeNet for an older instruction set, and once
-so many trials are done it opens pages in Debian's Chromium: as on a desk, and dark on a phone. The
-pictures have a palette of 256 colours, which makes the files smaller.
+It starts the service, a tuner and a worker, and tunes SqueezeNet for an older instruction set.
+After a number of trials, it opens pages in Debian's Chromium: in a desktop window, and in dark mode
+at the size of a phone. The screenshots are reduced to 256 colours for smaller files.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ PATIENCE = 300_000.0
 
 
 def options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
-    """Parse the options: the folder of the pictures, and the length of the run."""
+    """Parse the options: the output folder, the path of Chromium, and the length of the run."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--output", type=Path, default=Path("docs"))
     parser.add_argument("--chromium", default="/usr/bin/chromium")
@@ -41,7 +41,7 @@ def options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Tune, and take the pictures."""
+    """Run a tuning job, and take the screenshots."""
     asked = options(arguments)
     with tempfile.TemporaryDirectory(prefix="pictures-") as name:
         folder = Path(name)
@@ -87,7 +87,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _running(client: Client, folder: Path, asked: argparse.Namespace, processes: Processes) -> str:
-    """A job that has made so many trials."""
+    """Submit a job, and wait until it has measured `asked.after` trials; returns its id."""
     model = folder / "squeezenet.onnx"
     model.write_bytes(light_model("squeezenet").SerializeToString())
     digest = client.upload(model).digest

@@ -1,4 +1,4 @@
-"""A perceptron and a recurrent network with seeded random parameters."""
+"""A multi-layer perceptron and an LSTM network in ONNX with seeded random parameters."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from benchmarks.onnx_writer import OnnxWriter
 
 
 def mlp(seed: int = 0, batch: int = 1, widths: tuple[int, ...] = (784, 512, 512, 10)) -> Any:
-    """A perceptron with ReLU between its layers; input (batch, widths[0])."""
+    """A multi-layer perceptron with ReLU between its layers; input (batch, widths[0])."""
     writer = OnnxWriter("mlp", seed)
     x = writer.input("x", (batch, widths[0]))
     for layer, (features, outputs) in enumerate(pairwise(widths)):
@@ -24,9 +24,10 @@ def mlp(seed: int = 0, batch: int = 1, widths: tuple[int, ...] = (784, 512, 512,
 def lstm(
     seed: int = 0, steps: int = 64, features: int = 128, hidden: int = 256, layers: int = 2
 ) -> Any:
-    """Stacked LSTM layers (Hochreiter and Schmidhuber 1997), as ONNX's LSTM operator.
+    """Stacked LSTM layers (Hochreiter and Schmidhuber 1997), as ONNX LSTM operators.
 
-    Input: (steps, 1, features), a batch of one; output: (steps, 1, hidden) of the last layer.
+    The input is (steps, 1, features), with batch size 1; the output is (steps, 1, hidden) of the
+    last layer.
     """
     writer = OnnxWriter("lstm", seed)
     x, width = writer.input("x", (steps, 1, features)), features

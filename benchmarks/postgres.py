@@ -1,4 +1,4 @@
-"""A PostgreSQL of this machine, from what pip installed, that may be killed and comes back."""
+"""A local PostgreSQL server from a pip package, which tests can kill and restart."""
 
 from __future__ import annotations
 
@@ -10,7 +10,11 @@ import psutil
 
 
 class Postgres:
-    """A server over a folder. A context that ends it, and removes the folder unless it is kept."""
+    """A PostgreSQL server with its data in a folder.
+
+    As a context manager, it stops the server at the end, and deletes the folder unless `keep` is
+    set.
+    """
 
     def __init__(self, folder: Path, *, keep: bool = False) -> None:
         mode = "stop" if keep else "delete"
@@ -24,12 +28,14 @@ class Postgres:
         self._server.cleanup()
 
     def kill(self) -> None:
-        """The first of its processes, at once; the others see that, and end."""
+        """Kill the main server process by SIGKILL, and wait until its child processes have ended
+        too.
+        """
         first = psutil.Process(self._server.get_pid())
         others = first.children(recursive=True)
         first.send_signal(signal.SIGKILL)
         psutil.wait_procs([first, *others], timeout=30.0)
 
     def start(self) -> None:
-        """Start it; it recovers from its log, and takes connections at the same address."""
+        """Restart the server at the same address; it recovers from its write-ahead log."""
         self._server.ensure_postgres_running()

@@ -1,4 +1,4 @@
-"""Memory of processes, as Linux reports it."""
+"""Memory of processes, read from /proc."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ PAGE = os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 4096
 
 
 class MemoryWatch:
-    """A context that samples the memory of a process together with all its children.
+    """Context manager that samples the memory of a process and its descendants in a thread.
 
     Args:
-        process: returns its number, None while it does not run.
-        every_seconds: the time between two looks.
+        process: returns the process id, or None while the process is not running.
+        every_seconds: the interval between samples.
     """
 
     def __init__(self, process: Callable[[], int | None], every_seconds: float) -> None:
@@ -42,7 +42,9 @@ class MemoryWatch:
         self._thread.join()
 
     def peaks(self) -> tuple[int, int]:
-        """The most that the process held since the last call, and the most of the whole tree."""
+        """The peak memory in bytes since the previous call, of the process alone and of the whole
+        process tree.
+        """
         with self._lock:
             peaks, self._own, self._all = (self._own, self._all), 0, 0
         return peaks
@@ -58,7 +60,7 @@ class MemoryWatch:
 
 
 def tree(root: int) -> Iterator[int]:
-    """A process and all below it, as far as they live."""
+    """Yield a process id and the ids of all its living descendants."""
     yield root
     try:
         children = [

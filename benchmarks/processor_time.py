@@ -1,7 +1,7 @@
 """Processor time of a simulation, by process.
 
-On a shared machine, trials a second measure how much of it was left. The processor time per trial
-is the better figure: its inverse is the rate on an idle processor.
+On a shared machine, trials per second depend on the share of the CPU that was available. Processor
+time per trial is the better measure: its inverse is the rate on an idle processor.
 """
 
 from __future__ import annotations
@@ -19,7 +19,9 @@ DATABASE = "database"
 
 
 def processor_seconds(folder: Path) -> Mapping[str, float]:
-    """CPU seconds of this process, of its children by name, and of the PostgreSQL of a folder."""
+    """CPU seconds by process name: this process, each child with its descendants, and the
+    PostgreSQL server in `folder`.
+    """
     found = {SELF: _seconds([psutil.Process()]), DATABASE: _seconds(_database(folder))}
     for child in active_children():
         assert child.pid is not None

@@ -1,8 +1,9 @@
-"""Models in 8 and 4 bits, as their users make them: `onnxruntime.quantization` of the float32 ones.
+"""Models quantised to 8 and 4 bits by `onnxruntime.quantization`, as users make them from float32
+models.
 
-`static_int8` calibrates with seeded inputs and writes QuantizeLinear and DequantizeLinear around
-every operator that it knows; `dynamic_int8` quantises weights alone, and activations when they are
-run. `weights_int4` quantises the weights of products, block by block.
+`static_int8` calibrates with seeded inputs and inserts QuantizeLinear and DequantizeLinear around
+every operator that it supports. `dynamic_int8` quantises weights ahead of time, and activations at
+run time. `weights_int4` quantises the weights of matrix products in blocks.
 """
 
 from __future__ import annotations
@@ -30,9 +31,10 @@ Feeds = Callable[[Any, int], Mapping[str, NDArray[np.generic]]]
 
 
 def static_int8(build: Callable[[], Any], feeds: Feeds, *, per_channel: bool = True) -> Any:
-    """A model with uint8 activations and int8 weights, per output channel or per tensor.
+    """Quantise a model to uint8 activations and int8 weights, with scales per output channel or per
+    tensor.
 
-    `feeds` gives inputs of the model for a seed.
+    `feeds` returns calibration inputs for a model and a seed.
     """
     from onnxruntime.quantization import (
         CalibrationDataReader,
@@ -63,7 +65,9 @@ def static_int8(build: Callable[[], Any], feeds: Feeds, *, per_channel: bool = T
 
 
 def dynamic_int8(build: Callable[[], Any]) -> Any:
-    """A model whose products have int8 weights and activations that are quantised when it runs."""
+    """Quantise a model's matrix products to int8 weights, and to activations that are quantised at
+    run time.
+    """
     from onnxruntime.quantization import QuantType, quantize_dynamic
 
     with _files(build()) as (source, result):
@@ -72,8 +76,12 @@ def dynamic_int8(build: Callable[[], Any]) -> Any:
 
 
 def weights_int4(build: Callable[[], Any], level: int, *, block: int = 32) -> Any:
-    """A model whose products are MatMulNBits: weights of 4 bits with a scale for each block of
-    them, symmetric, at an accuracy level (0: the engine chooses, 4: rows may be of int8)."""
+    """Convert a model's matrix products to MatMulNBits: symmetric 4-bit weights with a scale per
+    block.
+
+    `level` is the accuracy level: 0 lets the engine choose, 4 allows it to quantise activations to
+    int8.
+    """
     from onnxruntime.quantization.matmul_nbits_quantizer import MatMulNBitsQuantizer, logger
 
     logger.setLevel(logging.WARNING)  # it reports every node
@@ -92,7 +100,7 @@ def weights_int4(build: Callable[[], Any], level: int, *, block: int = 32) -> An
 
 
 def _fold_transposes(graph: Any) -> None:
-    """Weights that are transposed in the graph (tied embeddings) become weights."""
+    """Replace Transpose nodes of constants (tied embeddings) by transposed constants."""
     constants = {tensor.name: tensor for tensor in graph.initializer}
     for node in list(graph.node):
         if node.op_type == "Transpose" and node.input[0] in constants:
@@ -105,7 +113,9 @@ def _fold_transposes(graph: Any) -> None:
 
 @contextmanager
 def _files(model: Any) -> Iterator[tuple[Path, Path]]:
-    """A model with its shapes as a file, and where its quantised form goes."""
+    """Save a preprocessed model to a temporary file; yield its path, and the path for the quantised
+    model.
+    """
     from onnxruntime.quantization.shape_inference import quant_pre_process
 
     with tempfile.TemporaryDirectory() as folder:

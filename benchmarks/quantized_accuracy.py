@@ -1,13 +1,14 @@
 """Losses of quantisation: `python -m benchmarks.quantized_accuracy --models mobilenetv2`.
 
-Each model is quantised as `tilewright quantize` does it, with seeded samples. The quantised file
-runs in Tilewright and in ONNX Runtime, on samples that calibration did not see, and each engine's
-outputs are compared with its own of the float32 file. ONNX Runtime runs it twice: node by node, as
-ONNX states it, and with the kernels that it makes of several nodes, which round elsewhere. In deep
-models one quantum that falls to the other side of a tie grows to a third of all noise. So a
-difference of decibels is given with its standard error over the samples. Then the outputs are to
-stay `--stated` decibels above their noise (`--max-loss`), which has to be kept. Milliseconds are
-those of all kernels of a run, as the command reports them. `--stated 0` compares the engines alone.
+Each model is quantised as by `tilewright quantize`, with seeded samples. The quantised model runs
+in Tilewright and in ONNX Runtime on samples that were not used for calibration. Each engine's
+outputs are compared with its own outputs of the float32 model. ONNX Runtime runs the quantised
+model twice: node by node, as ONNX specifies, and with fused kernels, which round at other places.
+In deep models, one value that is rounded to the other side of a tie can cause a third of all noise.
+Therefore a difference in decibels is reported with its standard error over the samples. In
+addition, the model is quantised with the requirement (`--max-loss`) that the outputs stay
+`--stated` decibels above their noise. Milliseconds are the sums over all kernels of a run, as the
+command reports them. `--stated 0` only compares the engines.
 """
 
 from __future__ import annotations
@@ -59,8 +60,11 @@ SEARCHED = 8
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """Loss of another engine's outputs, and the difference of ours from it: above zero if ours are
-    nearer to float32, with the standard error over the samples."""
+    """Quantisation loss of ONNX Runtime, and Tilewright's difference from it, in decibels.
+
+    `sqnr_db` is ONNX Runtime's signal-to-noise ratio. `apart_db` is positive if Tilewright's
+    outputs are nearer to float32, and `error_db` is its standard error over the samples.
+    """
 
     sqnr_db: float
     apart_db: float
@@ -77,11 +81,13 @@ Run = Callable[[Any, Sequence[Mapping[str, np.ndarray]]], Outputs]
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One model by one method; decibels are those of the output with the most noise.
+    """Result of quantising one model by one method; decibels refer to the output with the most
+    noise.
 
-    `plain` is ONNX Runtime node by node, `fused` with its optimisations. `reached`, `kept`, `of`
-    and `kept_ms` are of the model with the stated loss; None if every choice of layers exceeded it,
-    or none was stated. Without one no times are reported.
+    `plain` compares with ONNX Runtime node by node, `fused` with its optimised graph. `reached_db`,
+    `kept` (the number of `layers` left in float32) and `kept_ms` describe the model with the
+    required quality `stated_db`. They are None if no choice of layers reached it, or if none was
+    required. Without a requirement, no times are measured.
     """
 
     model: str
@@ -101,7 +107,11 @@ class Row:
 
 
 def measure(name: str, method: str, stated_db: float, held_out: int) -> Row:
-    """Quantise a model as it comes and, unless `stated_db` is 0, with a stated loss."""
+    """Quantise a model without a requirement and, unless `stated_db` is 0, also with this minimum
+    quality in decibels.
+
+    `held_out` is the number of samples on which the engines are compared.
+    """
     case = models.case(name)
     model = case.build()
     seeded = tuple(case.feeds(model, seed) for seed in range(CALIBRATION + held_out))
@@ -145,7 +155,9 @@ def measure(name: str, method: str, stated_db: float, held_out: int) -> Row:
 
 
 def noise(run: Run, model: Any, quantised: Any, samples: Samples) -> Noise:
-    """How far an engine's outputs of the quantised model are from its own of the float32 model."""
+    """Fidelity of an engine's outputs of the quantised model to its own outputs of the float32
+    model, per sample and output.
+    """
     return [
         [Fidelity.of(wanted, came) for wanted, came in zip(*outputs, strict=True)]
         for outputs in zip(
@@ -155,12 +167,16 @@ def noise(run: Run, model: Any, quantised: Any, samples: Samples) -> Noise:
 
 
 def least(found: Noise) -> float:
-    """The SQNR in decibels, over all samples, of the output that has most noise."""
+    """Signal to quantisation noise ratio, in decibels over all samples, of the output with the most
+    noise.
+    """
     return min(sum(output, Fidelity()).sqnr_db for output in zip(*found, strict=True))
 
 
 def peer(ours: Noise, theirs: Noise) -> Peer:
-    """The difference over all samples, and its error by the jackknife: what it is without each."""
+    """Compare the noise of two engines; the standard error of the difference is estimated by the
+    jackknife.
+    """
     whole, count = least(theirs), len(ours)
     left = [
         least([*ours[:i], *ours[i + 1 :]]) - least([*theirs[:i], *theirs[i + 1 :]])
@@ -195,7 +211,7 @@ def _worst(report: QuantizeReport) -> float:
 
 
 def markdown(origin: str, rows: Sequence[Row]) -> str:
-    """The table with where it comes from."""
+    """The report in Markdown, with a row per model and method."""
     lines = [
         "# What quantising loses",
         "",

@@ -1,11 +1,11 @@
 """Race models against other engines: `python -m benchmarks.race --models resnet50 mobilenetv2`.
 
-Each engine has a process of its own. The engines take turns, in an order that rotates from round to
-round, and every turn starts with one warm-up run. There are two figures: the ratio to ONNX Runtime
-of the medians within one round, of which the median over the rounds counts, and the ratio of the
-minima. The outputs are compared, too. With one thread the clock is the process's CPU time, with
-more it is wall time. `--scaling` also races each engine on one thread. Results go to
-benchmarks/results/ as JSON (with every sample) and Markdown, with date, CPU, commit and versions.
+Each engine has its own process. The engines take turns, in an order that rotates from round to
+round, and every turn starts with one warm-up run. Two figures are reported: the ratio to ONNX
+Runtime of the medians within a round (its median over the rounds), and the ratio of the minima. The
+outputs are compared as well. Times are the process's CPU time with one thread, and wall time with
+more. `--scaling` also races each engine on one thread. Results go to benchmarks/results/ as JSON
+(with every sample) and Markdown, with date, CPU, commit and versions.
 """
 
 from __future__ import annotations
@@ -42,8 +42,11 @@ LARGEST_ERROR = 1e-3
 
 
 class Racer:
-    """The parent's end of one engine's process; `python` is the interpreter that has the engine,
-    `module` what it runs."""
+    """Starts one engine in a child process, and exchanges requests and answers with it.
+
+    `python` is the interpreter in which the engine is installed, and `module` the module that it
+    runs.
+    """
 
     def __init__(
         self, engine: str, python: str = sys.executable, module: str = "benchmarks.engines"
@@ -60,12 +63,14 @@ class Racer:
         )
 
     def ask(self, **request: Any) -> dict[str, Any]:
-        """The answer to one request; {"error": text} also when the process died."""
+        """Send a request and return its answer, which is {"error": text} after a failure, even if
+        the process died.
+        """
         self.begin(**request)
         return self.answer()
 
     def begin(self, **request: Any) -> None:
-        """Send a request, whose `answer` is to be read before the next one."""
+        """Send a request. Its answer must be read by `answer` before the next request."""
         stdin, _ = self._pipes()
         # of a process that died, the answer says so
         with suppress(BrokenPipeError):
@@ -73,7 +78,7 @@ class Racer:
             stdin.flush()
 
     def answer(self) -> dict[str, Any]:
-        """The answer to the request that was begun."""
+        """Wait for the answer to the request that `begin` sent."""
         _, stdout = self._pipes()
         line = stdout.readline()
         if not line:
@@ -98,7 +103,9 @@ class Racer:
 
 @dataclass(slots=True)
 class EngineResult:
-    """One engine on one model. Seconds a run; one list a round."""
+    """Measurements of one engine on one model. Each list in `rounds` has the seconds of all samples
+    of a round.
+    """
 
     version: str = ""
     load_seconds: float = 0.0
@@ -109,12 +116,12 @@ class EngineResult:
 
 @dataclass(frozen=True, slots=True)
 class RaceOptions:
-    """How long a race is, and on how many threads.
+    """Settings of a race.
 
-    `schedules` is where the tuned ones are; `pythons` has the interpreters of engines that this one
-    does not have. With `scaling`, each engine runs on one thread too, under its name and ALONE.
-    `at_once` starts all processes together, and they load together, which is quicker, and makes
-    `load_seconds` worth less.
+    `schedules` is the folder with tuned schedules. `pythons` maps engines that are not installed
+    here to their interpreters. With `scaling`, each engine also runs on one thread, under its name
+    plus ALONE. `at_once` starts all processes together. This is faster, but loading in parallel
+    makes `load_seconds` less reliable.
     """
 
     threads: int = 1
@@ -128,7 +135,10 @@ class RaceOptions:
 
 
 def race(model: str, engines: Sequence[str], options: RaceOptions) -> dict[str, EngineResult]:
-    """Race the engines on one model; an engine that fails has its error for a result."""
+    """Race the engines on one model, and return their results by name.
+
+    The result of an engine that fails has its `error`.
+    """
     threads = dict.fromkeys(engines, options.threads)
     if options.scaling and options.threads > 1:
         threads |= {name + ALONE: 1 for name in engines}
@@ -175,9 +185,10 @@ def race(model: str, engines: Sequence[str], options: RaceOptions) -> dict[str, 
 def compare(
     results: dict[str, EngineResult], folder: Path, largest_error: float = LARGEST_ERROR
 ) -> None:
-    """Fill in the largest error of each engine against the reference's outputs.
+    """Set the largest error of each engine relative to the reference's outputs.
 
-    An engine that is further off than `largest_error` computes something else, and is out.
+    An engine whose error exceeds `largest_error` (or its own limit, if that is larger) gets an
+    `error`, and does not race.
     """
     if REFERENCE not in results or results[REFERENCE].error:
         return
@@ -202,13 +213,13 @@ def _outputs(folder: Path, name: str) -> list[NDArray[Any]]:
 
 
 def round_ratios(result: EngineResult, reference: EngineResult) -> list[float]:
-    """Of each round, this engine's median against the reference's."""
+    """For each round, the engine's median time over the reference's."""
     pairs = zip(result.rounds, reference.rounds, strict=True)
     return [median(mine) / median(theirs) for mine, theirs in pairs]
 
 
 def round_ratio(result: EngineResult, reference: EngineResult) -> float:
-    """Median over the rounds of this engine's median against the reference's."""
+    """The median over the rounds of the engine's median time over the reference's."""
     return median(round_ratios(result, reference))
 
 
@@ -218,8 +229,9 @@ def fastest(result: EngineResult) -> float:
 
 
 def available_engines(pythons: Mapping[str, str]) -> list[str]:
-    """The float32 engines that can run here without tuned schedules, or by an interpreter in
-    `pythons`."""
+    """The float32 engines that can run without tuned schedules, here or by an interpreter in
+    `pythons`.
+    """
     return [
         name
         for name, engine in ENGINES.items()
