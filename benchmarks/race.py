@@ -242,7 +242,10 @@ def available_engines(pythons: Mapping[str, str]) -> list[str]:
 
 
 def interpreter_among(engines: Collection[str], text: str) -> tuple[str, str]:
-    """ENGINE=PATH, of one of the engines and an existing file."""
+    """Parse `ENGINE=PATH` into an engine's name and an absolute path.
+
+    Raises argparse.ArgumentTypeError if the engine is not in `engines` or the file does not exist.
+    """
     engine, _, path = text.partition("=")
     if engine not in engines:
         raise argparse.ArgumentTypeError(f"no engine {engine!r}: {', '.join(engines)}")
@@ -317,7 +320,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def add_results(report: RaceReport, model: str, results: Mapping[str, EngineResult]) -> None:
-    """A row an engine, with its ratios to the reference and to itself on one thread."""
+    """Add the results of one model to a report, with ratios to the reference and to one thread."""
     reference = results.get(REFERENCE)
     for name, result in results.items():
         if result.error or reference is None or reference.error:

@@ -1,8 +1,8 @@
-"""One downloaded model in a process of its own: `python -m benchmarks.real_child FOLDER`.
+"""Examine one downloaded model in a separate process: `python -m benchmarks.real_child FOLDER`.
 
-FOLDER holds model.onnx and feeds.npz, whose arrays are named RUN/INPUT. One JSON object is printed
-at the end, an `Answer`. Both engines run in this process, in turns, on one thread and by its CPU
-time.
+FOLDER contains model.onnx and feeds.npz, whose arrays are named RUN/INPUT. At the end, an `Answer`
+is printed as a JSON object. Tilewright and ONNX Runtime run alternately in this process, on one
+thread, and are timed by its CPU time.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ Run = Callable[[Mapping[str, NDArray[Any]]], list[Any]]
 
 @dataclass(slots=True)
 class Answer:
-    """Result of a model.
+    """Result of examining one model.
 
     Attributes:
-        refused: the error of the compiler, or of the run that compiles; empty without one.
-        peer_refused: the same of ONNX Runtime.
-        errors: for each run the largest difference of an output over the output's largest value;
-            infinite where shapes, types or texts differ.
-        wrong: in words, which output differs most in which run.
-        peer_error: where we differ, how far ONNX Runtime without its optimisations is from itself
-            with them: models whose scores tie have no one answer.
-        compile_seconds: CPU seconds until the first run's sizes were compiled.
-        rounds: seconds of a run of Tilewright and of ONNX Runtime, round by round: medians.
+        refused: the error of compiling or running in Tilewright; empty if both succeeded.
+        peer_refused: the same for ONNX Runtime.
+        errors: for each run, the largest difference of any output, relative to the output's largest
+            value; infinite if shapes, types or texts differ.
+        wrong: a text that names the run and the output with the largest difference.
+        peer_error: if the engines differ, the difference between ONNX Runtime with and without
+            optimisations. A model with tied scores has several correct results.
+        compile_seconds: CPU seconds until the sizes of the first run were compiled.
+        rounds: for each round, the median seconds of a run of Tilewright and of ONNX Runtime.
     """
 
     made_with: str = ""
@@ -56,7 +56,9 @@ class Answer:
 
     @property
     def ratio(self) -> float | None:
-        """ONNX Runtime's time over ours, the median of the rounds: above 1 we are faster."""
+        """Speed-up over ONNX Runtime, the median over the rounds (above 1, Tilewright is faster);
+        None without rounds.
+        """
         return median(theirs / ours for ours, theirs in self.rounds) if self.rounds else None
 
 
@@ -87,9 +89,10 @@ def _of_tilewright(path: Path) -> Run:
 
 
 def difference(ours: Any, theirs: Any) -> float:
-    """Difference of two outputs, by `compare`; dictionaries and sequences by their parts.
+    """Difference of two outputs, as by `compare`; the largest difference of the elements for
+    dictionaries and sequences.
 
-    Different integers or texts have an infinite difference.
+    Different integers, texts, types or structures have an infinite difference.
     """
     if isinstance(ours, np.ndarray) and ours.dtype == object:
         ours = ours.tolist()
@@ -122,7 +125,9 @@ def _feeds(path: Path) -> list[dict[str, NDArray[Any]]]:
 
 
 def _seconds(run: Run, feeds: Mapping[str, NDArray[Any]], turn: float) -> float:
-    """The median CPU time of a run, over as many runs as fit in a turn, three at least."""
+    """Median CPU time of a run in seconds, over as many runs as fit into `turn` seconds, but at
+    least three.
+    """
     run(feeds)
     samples: list[float] = []
     while len(samples) < 3 or sum(samples) < turn:
@@ -137,7 +142,9 @@ def _error(error: Exception) -> str:
 
 
 def examine(folder: Path, rounds: int, turn_seconds: float) -> Answer:
-    """Compile, compare and time one model; an engine's failure is part of the answer."""
+    """Compile, compare and time the model in `folder`. The answer includes failures of either
+    engine.
+    """
     answer = Answer()
     path = folder / "model.onnx"
     feeds = _feeds(folder / "feeds.npz")

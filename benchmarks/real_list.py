@@ -1,8 +1,8 @@
-"""The models that people download, as a list: where each comes from, and what it is run on.
+"""Lists of real models: the source of each, and the inputs on which it is run.
 
-benchmarks/data/real_models/shipped.json names files that packages ship, with their checksums, and
-exported.json models that exporters make from libraries (`benchmarks.exporters` has a maker for
-each, by name). Nothing of the models themselves is in the repository.
+benchmarks/data/real_models/shipped.json lists files in Python packages with their checksums.
+exported.json lists models that exporters make from libraries (`benchmarks.exporters` has a function
+for each, by name). The repository contains no model files.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ Feeds = Mapping[str, NDArray[Any]]
 
 @dataclass(frozen=True, slots=True)
 class Shipped:
-    """A model that is a file of a package.
+    """A model that is a file in a Python package.
 
     Attributes:
-        package: the distribution, pinned (`silero-vad==6.2.3`).
-        file: its path within the package's archive; `sha256` is its checksum.
-        beside: files that it reads its weights from.
-        runs: the shapes of its inputs, run by run; the first run is timed.
-        below: upper bounds of random integers, by input; 2 by default.
-        values: values that fill an input: a number or a text, or several, repeated.
-        largest_error: accepted difference of outputs, over the largest; outputs of a quantised
-            model move by whole steps.
+        package: the pinned distribution, such as `silero-vad==6.2.3`.
+        file: the path of the model within the package's archive; `sha256` is its checksum.
+        beside: further files in the archive that contain its weights.
+        runs: for each run, the shapes of the inputs by name; the first run is timed.
+        below: exclusive upper bounds of random integers, by input; the default is 2.
+        values: fixed values for inputs: a number or a text, or several, repeated to fill the shape.
+        largest_error: accepted difference of outputs, relative to the largest. It is larger for
+            quantised models, whose outputs change by whole quantisation steps.
     """
 
     name: str
@@ -56,8 +56,10 @@ class Shipped:
     def feeds(self, types: Mapping[str, np.dtype[Any]], seed: int = 1) -> list[Feeds]:
         """Seeded inputs of every run: standard normal floats, and integers below their bounds.
 
+        `types` maps each input of the model to its type.
+
         Raises:
-            KeyError: if the model has an input that the list does not give a shape.
+            KeyError: if the list has no shape for an input.
         """
         random = np.random.default_rng(seed)
         return [
@@ -78,11 +80,12 @@ class Shipped:
 
 @dataclass(frozen=True, slots=True)
 class Exported:
-    """A model that a maker of `benchmarks.real_exports` writes, with inputs for its runs.
+    """A model that a function of `benchmarks.exporters` writes, with inputs for its runs.
 
-    `group` names the packages that are needed, in exported.json; `licence` is that of the library
-    that defines the architecture (parameters are random, or fitted to random data).
-    `largest_error` is as in `Shipped`; an iteration that ends by a limit may take one step more.
+    `group` names the required packages in exported.json. `licence` is that of the library that
+    defines the architecture; parameters are random or fitted to random data. `largest_error` is as
+    in `Shipped`. It is larger for iterative algorithms, which may take one step more than in
+    another engine.
     """
 
     name: str
@@ -94,19 +97,21 @@ class Exported:
 
 @dataclass(frozen=True, slots=True)
 class Groups:
-    """Requirements of exporters: pinned packages by group."""
+    """Contents of exported.json: pinned packages of the exporters by group, and all exported
+    models.
+    """
 
     packages: Mapping[str, Sequence[str]]
     models: Sequence[Exported]
 
 
 def shipped() -> list[Shipped]:
-    """The models that packages ship, in the order of the list."""
+    """The models in Python packages, read from shipped.json."""
     entries = json.loads((DATA_FOLDER / "shipped.json").read_text())
     return [Shipped(**entry) for entry in entries]
 
 
 def exported() -> Groups:
-    """The models that exporters make."""
+    """The exported models and their groups' packages, read from exported.json."""
     data = json.loads((DATA_FOLDER / "exported.json").read_text())
     return Groups(data["packages"], [Exported(**entry) for entry in data["models"]])

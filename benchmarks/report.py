@@ -1,6 +1,6 @@
-"""Writes the results of a race: one compressed JSON file with every sample, and one Markdown table.
+"""Reports of benchmark results: compressed JSON with every sample, and Markdown tables.
 
-`Origin` is what every result says about its machine and its code.
+`Origin` describes the machine and the code of a result.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ ROOT = Path(__file__).parents[1]
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """The machine, the code, the time and the command that a result comes from.
+    """The machine, commit, time and command of a benchmark result.
 
-    `options` are all of the command's, with the defaults that it did not name: rounds, trials,
-    seconds and whatever else the result cost.
+    `options` are all options of the command, including defaults, such as the numbers of rounds and
+    trials.
     """
 
     date: str = field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="seconds"))
@@ -46,7 +46,7 @@ class Origin:
 
     @classmethod
     def of(cls, options: argparse.Namespace) -> Origin:
-        """That of a command with these options."""
+        """The origin of a result of this process, whose command has these options."""
         return cls(options={name: _plain(value) for name, value in sorted(vars(options).items())})
 
     def sentence(self) -> str:
@@ -58,18 +58,18 @@ class Origin:
 
 
 def command() -> str:
-    """The command line of this process. Files outside of the repository appear by name alone."""
+    """The command line of this process. Absolute paths are shortened to the file's name."""
     return shlex.join(["python", *map(_elsewhere, sys.orig_argv[1:])])
 
 
 def _elsewhere(word: str) -> str:
-    """A word of a command with the name alone of a file elsewhere, also behind `ENGINE=`."""
+    """Shorten an absolute path in a word of a command to the file's name, also after `ENGINE=`."""
     before, equals, path = word.rpartition("=")
     return before + equals + Path(path).name if Path(path).is_absolute() else word
 
 
 def _plain(value: Any) -> Any:
-    """An option as data for `json`; of a path its name."""
+    """Convert an option to a value for JSON; a path becomes its name."""
     if isinstance(value, Path):
         return value.name
     if isinstance(value, (list, tuple)):
@@ -86,9 +86,10 @@ def _listed(options: Mapping[str, Any]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class RaceRow:
-    """One engine on one model; ratios are to ONNX Runtime, seconds are a run's.
+    """Result of one engine on one model; ratios are to ONNX Runtime, and `rounds` has the seconds
+    of each run.
 
-    `speedup` is how many times faster the engine is than on one thread.
+    `speedup` is the speed-up over the same engine on one thread.
     """
 
     model: str
@@ -103,7 +104,7 @@ class RaceRow:
     error: str = ""
 
     def cells(self) -> list[str]:
-        """The row's cells in the order of HEADER, the last two empty where nothing is known."""
+        """The row's cells in the order of HEADER; unknown values of the last two are empty."""
         if self.error:
             text = " ".join(self.error.split()).replace("|", "\\|")
             short = text if len(text) <= LONGEST_ERROR else text[:LONGEST_ERROR] + " ..."
@@ -134,7 +135,9 @@ HEADER = [
 
 @dataclass(slots=True)
 class RaceReport:
-    """Rows as they come. With `scaling`, tables have a column for the speed over one thread."""
+    """Collects the rows of a race report. With `scaling`, tables have a column for the speed-up
+    over one thread.
+    """
 
     threads: int
     rounds: int
@@ -155,7 +158,7 @@ class RaceReport:
         largest_error: float | None,
         speedup: float | None = None,
     ) -> None:
-        """Add a result."""
+        """Add the result of one engine on one model; see `RaceRow` for the arguments."""
         samples = tuple(tuple(times) for times in rounds)
         self.rows.append(
             RaceRow(
@@ -172,15 +175,15 @@ class RaceReport:
         )
 
     def add_failure(self, model: str, engine: str, error: str) -> None:
-        """Add an engine that gave no result, and why."""
+        """Add an engine that failed on a model, with its error."""
         self.rows.append(RaceRow(model, engine, error=error))
 
     def rows_of(self, model: str) -> str:
-        """The table of one model."""
+        """The results of one model as a Markdown table."""
         return self._table([row for row in self.rows if row.model == model])
 
     def table(self) -> str:
-        """The table of all models."""
+        """The results of all models as a Markdown table."""
         return self._table(self.rows)
 
     def _table(self, rows: list[RaceRow]) -> str:
@@ -188,7 +191,7 @@ class RaceReport:
         return markdown_table(HEADER[:columns], [row.cells()[:columns] for row in rows], text=2)
 
     def summary(self) -> str:
-        """Per engine, the geometric means over the models that it ran."""
+        """A Markdown table with each engine's geometric means over the models that it ran."""
         header = ["engine", "models", "ratio of medians", "ratio of minima", "over 1 thread"]
         cells = []
         for engine in dict.fromkeys(row.engine for row in self.rows):
@@ -207,39 +210,43 @@ class RaceReport:
 
 
 def geometric_mean(values: list[float]) -> float:
-    """Of one positive value or more."""
+    """Geometric mean of at least one positive value."""
     return math.exp(sum(map(math.log, values)) / len(values))
 
 
 def write_data(path: Path, text: str) -> None:
-    """Write JSON to a compressed file; equal texts give equal bytes."""
+    """Write JSON text to a gzip-compressed file. Equal texts give equal bytes."""
     path.write_bytes(gzip.compress(text.encode(), mtime=0))
 
 
 def read_data(path: Path) -> Any:
-    """The value in a file that `write_data` wrote.
+    """Read the JSON value from a file that `write_data` wrote.
 
     Raises:
-        FileNotFoundError: if there is none.
+        FileNotFoundError: if the file does not exist.
     """
     return json.loads(gzip.decompress(path.read_bytes()))
 
 
 def write_result(stem: Path, origin: Origin, data: Mapping[str, Any], page: str) -> None:
-    """A result as data (`stem`.json.gz, with its origin) and as a page (`stem`.md)."""
+    """Write a result as data to `stem`.json.gz, together with its origin, and its report `page` to
+    `stem`.md.
+    """
     whole = {"origin": asdict(origin), **data}
     write_data(stem.with_suffix(".json.gz"), json.dumps(whole, indent=1) + "\n")
     stem.with_suffix(".md").write_text(page)
 
 
 def markdown_table(header: list[str], rows: list[list[str]], text: int) -> str:
-    """A table in Markdown, the first `text` columns to the left and all others to the right."""
+    """A Markdown table with the first `text` columns left-aligned and all others right-aligned."""
     rules = ["---"] * text + ["---:"] * (len(header) - text)
     return "\n".join(f"| {' | '.join(cells)} |" for cells in [header, rules, *rows])
 
 
 def write_report(report: RaceReport, folder: Path, name: str) -> None:
-    """Write NAME.json.gz and NAME.md, after each model, so that a break loses one at most."""
+    """Write `name`.json.gz and `name`.md. Called after each model, so that an abort loses at most
+    one result.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     write_data(folder / f"{name}.json.gz", _json(report))
     versions = sorted({f"{row.engine} {row.version}" for row in report.rows if row.version})
@@ -265,7 +272,7 @@ def write_report(report: RaceReport, folder: Path, name: str) -> None:
 
 
 def _json(report: RaceReport) -> str:
-    """The report as JSON, samples in nanoseconds' precision."""
+    """The report as JSON text, with samples rounded to nanoseconds."""
     data = asdict(report)
     rows = data.pop("rows")
     for row in rows:
@@ -274,13 +281,13 @@ def _json(report: RaceReport) -> str:
 
 
 def rows_json(head: dict[str, Any], rows: list[dict[str, Any]]) -> str:
-    """`head` with another entry `rows`, one line each."""
+    """JSON text of `head` with an additional entry `rows`, which has one row per line."""
     text = json.dumps(head, indent=1).removesuffix("\n}")
     return text + ',\n "rows": [\n  ' + ",\n  ".join(map(json.dumps, rows)) + "\n ]\n}\n"
 
 
 def cpu_name() -> str:
-    """The CPU's name as Linux gives it, else what Python knows."""
+    """The CPU's model name from /proc/cpuinfo, or else from Python's `platform` module."""
     path = Path("/proc/cpuinfo")
     if path.exists():
         for line in path.read_text().splitlines():
@@ -290,9 +297,10 @@ def cpu_name() -> str:
 
 
 def commit(root: Path = ROOT) -> str:
-    """Short hash of the checkout's commit, with a + when files differ from it.
+    """Short hash of the checkout's commit, followed by "+" if files are modified; "unknown" without
+    git.
 
-    Those of results may: a benchmark that goes on has written some.
+    Modified files in benchmarks/results are ignored, because a benchmark may write several reports.
     """
     git = ["git", "-C", str(root)]
     others = ["--", ".", ":(exclude)benchmarks/results"]

@@ -1,9 +1,11 @@
-"""Requests of every kind that the OpenAPI description allows, without a token and with each scope.
+"""Fuzz test of the REST API: random valid requests, without a token and with a token for each
+scope.
 
     python -m benchmarks.rest_fuzz --examples 100 --seed 1
 
-schemathesis generates them. Half of the paths name existing items. An answer must not be a 5xx, nor
-have a status that the description leaves out, and every refusal is a problem document.
+schemathesis generates the requests from the OpenAPI description. Half of the paths name existing
+items. An answer must not have a status of 5xx or one that the description lacks, and every error
+must be a problem document.
 """
 
 from __future__ import annotations
@@ -48,14 +50,18 @@ def _lines(_: Any, value: Any) -> bytes:
 
 @dataclass
 class Findings:
-    """Requests and answers. `wrong` names each answer that must not occur."""
+    """Numbers of answers by HTTP status, and in `wrong` a text for each answer that violates the
+    rules.
+    """
 
     statuses: Counter[int] = field(default_factory=Counter)
     wrong: list[str] = field(default_factory=list)
 
 
 def credentials(storage: Storage) -> dict[str, dict[str, str]]:
-    """Headers of no token, and of one with each scope."""
+    """Request headers by name: "none" without a token, and one entry with a token for each
+    scope.
+    """
     made: dict[str, dict[str, str]] = {"none": {}}
     for scope in Scope:
         secret, _ = storage.tokens.create(scope.value, [scope], all_owners=True)
@@ -64,7 +70,9 @@ def credentials(storage: Storage) -> dict[str, dict[str, str]]:
 
 
 def known_names(storage: Storage) -> dict[str, str]:
-    """Path parameters that name something: a model, a job that was cancelled, a worker, ..."""
+    """Create a model, a cancelled job, a worker, a token and a workload, and return their path
+    parameters.
+    """
     model = storage.models.add(b"no model, but there", "m.onnx")
     job = storage.jobs.cancel(storage.jobs.create(model.digest, "host", "a" * 64).id)
     worker = storage.workers.register("w", [], {})
@@ -80,9 +88,9 @@ def known_names(storage: Storage) -> dict[str, str]:
 
 
 def fuzz(app: FastAPI, storage: Storage, examples: int, start: int = 0, path: str = "") -> Findings:
-    """Send so many requests of each operation with each credential; deterministic by `start`.
+    """Send `examples` random requests of each operation with each credential; `start` is the seed.
 
-    `path` is how the paths begin whose operations are tried.
+    Only operations whose paths begin with `path` are tested.
     """
     found = Findings()
     names, tokens = known_names(storage), credentials(storage)
@@ -113,7 +121,10 @@ def _send(
     documented: Collection[int],
     found: Findings,
 ) -> None:
-    """Send one request with each credential."""
+    """Send one request with each credential, and record the statuses and wrong answers.
+
+    The path parameters in `names` replace generated ones.
+    """
     if case.path_parameters:
         case.path_parameters.update({k: names[k] for k in case.path_parameters if k in names})
     for who, header in tokens.items():
@@ -127,7 +138,9 @@ def _send(
 
 
 def _request(case: Any, header: Mapping[str, str]) -> dict[str, Any]:
-    """A case as arguments of the client; it has a token of its own."""
+    """Convert a generated case to arguments of the test client; `header` replaces its
+    authorisation.
+    """
     sent = case.as_transport_kwargs(base_url="http://testserver")
     own = {k: v for k, v in dict(case.headers or {}).items() if k.lower() != "authorization"}
     made = {

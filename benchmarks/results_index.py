@@ -1,8 +1,9 @@
-"""The index of benchmarks/results: `python -m benchmarks.results_index` writes its README.md.
+"""Writes the index of benchmarks/results, its README.md: `python -m benchmarks.results_index`.
 
-Each report answers a question of QUESTIONS. Date, commit, CPU and command are read from the report.
-OLDER has the commands of reports that were written before commands were part of them. A command
-whose code was deleted is shown with the commit that has it.
+QUESTIONS assigns a question to each report. Date, commit, CPU and command are read from the
+report's text. OLDER contains the commands of reports that were written before reports included
+them. If the code of a command was deleted, the index says that the command exists at the report's
+commit.
 """
 
 from __future__ import annotations
@@ -132,7 +133,7 @@ _DATE_AND_CPU = re.compile(r"(\d{4}-\d\d-\d\d), ([^,(\n]+)")
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A report. `commit` is empty if the report does not say it."""
+    """A row of the index for one report. `commit` is empty if the report does not state it."""
 
     question: str
     stem: str
@@ -148,13 +149,14 @@ class Entry:
 
     @property
     def is_current(self) -> bool:
-        """Whether the code of the command is in this checkout."""
+        """Whether the module of the command exists in this checkout."""
         module = _MODULE.search(self.command)
         return module is not None and (RESULTS.parent / f"{module[1]}.py").exists()
 
 
 def entry(stem: str, question: str, text: str) -> Entry:
-    """The entry of a report with this text; of several runs in it, the newest.
+    """Make the index entry of a report from its text. If the report has several runs, the newest
+    counts.
 
     Raises:
         ValueError: if the report lacks its date and CPU, or no command is known.
@@ -176,7 +178,7 @@ def page(folder: Path = RESULTS) -> str:
     """The index of a folder of reports, in Markdown.
 
     Raises:
-        ValueError: if a report has no question, or a question no report.
+        ValueError: if a report has no question, or a question has no report.
     """
     asked = {stem for questions in QUESTIONS.values() for stem in questions}
     there = {path.stem for path in folder.glob("*.md")} - {INDEX.stem}
@@ -202,7 +204,7 @@ def page(folder: Path = RESULTS) -> str:
 
 
 def main() -> int:
-    """Write the index."""
+    """Command line: write the index."""
     INDEX.write_text(page())
     return 0
 

@@ -1,9 +1,10 @@
-"""How often a quantised model falls to the other side of a tie: `python -m benchmarks.rounding`.
+"""Count elements of quantised models that are rounded differently from the ONNX reference: `python
+-m benchmarks.rounding`.
 
-It generates the random graphs of the differential tests, many of each kind, compares them with the
-ONNX reference, and counts the elements with another quantum. Float32 is rounded in another order
-there, so that a number next to a tie may become the quantum above or below. No element may differ
-by more than one quantum, and sums of integers may not differ at all.
+It generates many random graphs of each kind as in the differential tests, and compares their
+outputs with the ONNX reference. The reference evaluates float32 operations in another order, so a
+value close to a rounding tie may become the next quantum. No element may differ by more than one
+quantum, and sums of integers must be equal.
 """
 
 from __future__ import annotations
@@ -24,7 +25,9 @@ from tilewright.compiler.api import compile_model
 
 @dataclass(frozen=True, slots=True)
 class Rounded:
-    """Elements of all models of a kind: `apart` have another quantum, `most` quanta away."""
+    """Counts over all models of a kind: `apart` elements differ from the reference, by at most
+    `most` quanta.
+    """
 
     kind: str
     models: int
@@ -38,7 +41,7 @@ class Rounded:
 
 
 def count(kind: str, draws: int) -> Rounded:
-    """Compare so many models of a kind with the reference."""
+    """Compare `draws` random models of a kind with the reference."""
     elements = apart = most = 0
     for number in range(draws):
         model = drawn(kind, number)
@@ -53,7 +56,7 @@ def count(kind: str, draws: int) -> Rounded:
 
 
 def report(rows: Sequence[Rounded], origin: Origin) -> str:
-    """The counts in Markdown."""
+    """The report in Markdown, with a row per kind."""
     table = markdown_table(
         ["graphs", "models", "elements", "another quantum", "share", "most quanta"],
         [

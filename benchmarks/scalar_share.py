@@ -1,11 +1,11 @@
-"""The share of a model's time that scalar code takes, by the compiler's own estimate.
+"""Estimate the share of a model's time that scalar code takes, with the compiler's own estimator.
 
     python -m benchmarks.scalar_share model.onnx other.onnx
 
-The template `scalar` computes one element at a time. It serves workloads to which no other template
-applies, and a large one of these is a cliff. Each workload of the plan gets its untuned schedule.
-Its time is the estimate that ranks candidates, at typical sizes, times the number of runs. Of a
-model that is cut at run time, the first segment counts.
+The template `scalar` computes one element at a time. It is used for workloads that no other
+template supports; a large one makes a model unexpectedly slow. Each workload of the plan gets its
+untuned schedule. Its time is the estimate by which candidates are ranked, at typical sizes, times
+its number of runs. If a model has several segments, only the first is estimated.
 """
 
 from __future__ import annotations
@@ -37,20 +37,24 @@ SCALAR = "scalar"
 
 @dataclass(frozen=True, slots=True)
 class ScalarShare:
-    """`share` is a fraction of the estimated time; `workloads` says what each scalar one takes."""
+    """Scalar share of a model's estimated time (0 to 1), and the share by the operators of scalar
+    workloads.
+    """
 
     share: float
     workloads: Mapping[str, float]
 
     def text(self) -> str:
-        """The share, and the operators of the workloads that take it, the largest first."""
+        """The share as a percentage, followed by the operators with the largest shares, such as
+        `7.0% (softmax 6.1%)`.
+        """
         largest = sorted(self.workloads.items(), key=lambda item: -item[1])
         parts = [f"{name} {share:.1%}" for name, share in largest if share >= MOST / 10]
         return f"{self.share:.1%}" + (f" ({', '.join(parts)})" if parts else "")
 
 
 def scalar_share(model: Path | bytes) -> ScalarShare:
-    """The share of a model, the path or the bytes of a file, planned for this machine.
+    """Estimate the scalar share of a model (the path or the bytes of an ONNX file) on this machine.
 
     Raises:
         CompilerError: if the model cannot be planned.
@@ -70,7 +74,7 @@ def scalar_share(model: Path | bytes) -> ScalarShare:
 
 
 def _estimated(workload: Workload, target: Target) -> tuple[str, float]:
-    """The algorithm of the untuned schedule, and the seconds of one run."""
+    """The algorithm of a workload's untuned schedule, and its estimated seconds per run."""
     schedule = untuned_schedule(workload, Mode(target))
     nest = lower_schedule(workload.typical(), schedule, Mode(target)).nest
     machine = describe(target_facts(target))

@@ -1,14 +1,16 @@
-"""How many trials a search needs: strategies and cost models on recorded tables, with many seeds.
+"""Measure how many trials a search needs: strategies and cost models on recorded tables, with many
+seeds.
 
 `python -m benchmarks.search record --trials 1000` measures random candidates of twelve workloads
-once. Run again, it goes on. After `--seconds` it starts no further workload, and `--unconstrained`
-takes the constraints of the machine off the spaces.
+once; if repeated, it resumes. After `--seconds` it starts no further workload. `--unconstrained`
+uses schedule spaces without the constraints that depend on the machine.
 
-`python -m benchmarks.search compare` runs the tune loop on the tables, without a device. For every
-method, seed and workload it reports the simple regret after each trial: how far the best so far is
-from the best of the table. A method is STRATEGY+MODEL. STRATEGY+MODEL-estimate uses no estimates of
-times and has only the learned model, as on a device that no target describes. Results go to
-benchmarks/results/search.csv.gz, .md and .png, with the error of the forecasts that the runs made.
+`python -m benchmarks.search compare` runs the tuning loop on the tables, without a device. For
+every method, seed and workload it reports the simple regret after each trial: the relative
+difference between the best time so far and the best in the table. A method is STRATEGY+MODEL.
+STRATEGY+MODEL-estimate disables estimated times and relies on the learned model, as on a device
+without a machine description. Results go to benchmarks/results/search.csv.gz, .md and .png, with
+the error of the forecasts that the runs made.
 """
 
 from __future__ import annotations
@@ -58,10 +60,10 @@ WARM = f"{DEFAULT}+warm"
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """A comparison of searches in one kind of space.
+    """Settings of a comparison of searches in one kind of schedule space.
 
-    Regrets are reported `at` these trials, and the trials to a regret of `near`; `methods` are
-    compared unless others are chosen.
+    The report shows regrets after each number of trials in `at`, and the number of trials until the
+    regret is at most `near`. `methods` are the methods that are compared by default.
     """
 
     at: tuple[int, ...]
@@ -85,7 +87,9 @@ UNCONSTRAINED = Question(
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One search of one table. `regrets` has an entry a trial: best so far over best - 1."""
+    """One search of one table. `regrets` has, for each trial, the best time so far over the table's
+    best, minus 1.
+    """
 
     method: str
     workload: str
@@ -94,11 +98,11 @@ class Run:
     forecast_error: ForecastError | None
 
     def at(self, trials: int) -> float:
-        """The regret after this number of trials; the last one, if the space is used up."""
+        """The regret after this many trials; the last regret if the search ended earlier."""
         return self.regrets[min(trials, len(self.regrets)) - 1]
 
     def until(self, regret: float) -> float:
-        """Trials to within a regret; infinite if it was never reached."""
+        """The number of trials until the regret is at most `regret`; infinite if it never is."""
         for number, value in enumerate(self.regrets, 1):
             if value <= regret:
                 return number
@@ -106,7 +110,11 @@ class Run:
 
 
 def search(table: Table, method: str, seed: int, trials: int, base: bytes = b"") -> Run:
-    """Search a table with STRATEGY+MODEL, STRATEGY+MODEL-estimate, or WARM from a base model."""
+    """Search a table without a device. `method` is STRATEGY+MODEL, STRATEGY+MODEL-estimate, or
+    WARM.
+
+    WARM starts from the base model `base`.
+    """
     strategy, model = method.removesuffix(WITHOUT_ESTIMATES).split("+")[:2]
     task = restricted(table.task, list(table.known))
     store = MemoryStore()
@@ -144,7 +152,7 @@ def compare(
     processes: int,
     base: bytes = b"",
 ) -> Iterator[Run]:
-    """Every method on every table with every seed."""
+    """Run every method on every table with every seed in parallel processes, and yield the runs."""
     jobs = [
         (path, name, method, seed, trials, base)
         for name, path in paths.items()
@@ -157,7 +165,11 @@ def compare(
 
 
 def report(runs: Sequence[Run], origin: Origin, how: str, question: Question) -> str:
-    """Markdown: medians over the seeds by workload, and over everything."""
+    """The report in Markdown: medians over the seeds per workload and over all workloads, and mean
+    regrets.
+
+    `how` is a sentence that describes the runs.
+    """
     methods = list(dict.fromkeys(run.method for run in runs))
     workloads = list(dict.fromkeys(run.workload for run in runs))
     at, near = question.at, question.near
@@ -195,7 +207,9 @@ def report(runs: Sequence[Run], origin: Origin, how: str, question: Question) ->
 
 
 def _without_trials(picks: Mapping[str, FirstPicks]) -> str:
-    """First picks of a warm database in each table, before any measurement; empty if it is cold."""
+    """Table of the candidates that are chosen before any measurement, per workload; empty without a
+    base model.
+    """
     if not picks:
         return ""
     header = [
@@ -228,10 +242,11 @@ def _share(regret: float) -> str:
 
 
 def _to_near(runs: Sequence[Run], methods: Sequence[str], near: float) -> list[str]:
-    """How soon all workloads are within a regret: medians of the seeds, the mean over workloads.
+    """A sentence with the trials that each method needs to reach a regret: medians over seeds, then
+    the mean over workloads.
 
-    A median that is beyond the end of the runs counts as their end, so that a share of `random`'s
-    trials is rather too large for the others.
+    A median beyond the end of the runs counts as their length. Therefore a share relative to
+    `random`'s trials overstates what the other methods need.
     """
     lines = [f"Trials to within {near:.0%}, median of the seeds, mean over the workloads:"]
     names = list(dict.fromkeys(run.workload for run in runs))
@@ -246,7 +261,9 @@ def _to_near(runs: Sequence[Run], methods: Sequence[str], near: float) -> list[s
 
 
 def _needed(runs: Sequence[Run], method: str, regret: float) -> float:
-    """The median number of trials to within a regret; infinite if most never were."""
+    """The median over a method's runs of the trials to reach a regret; infinite if most runs never
+    reached it.
+    """
     return median(run.until(regret) for run in runs if run.method == method)
 
 
@@ -255,7 +272,9 @@ def _count(trials: float) -> str:
 
 
 def write_csv(runs: Sequence[Run], path: Path) -> None:
-    """Write one line per trial: method, workload, seed, trial, regret."""
+    """Write a gzip-compressed CSV file with one line per trial: method, workload, seed, trial,
+    regret.
+    """
     rows = (
         [run.method, run.workload, run.seed, number, f"{regret:.6f}"]
         for run in runs
@@ -265,7 +284,9 @@ def write_csv(runs: Sequence[Run], path: Path) -> None:
 
 
 def plot(runs: Sequence[Run], trials: int, path: Path) -> None:
-    """Median regret over all workloads and seeds by trial; the quarters of the runs shaded."""
+    """Plot the median regret of each method over the trials, with the range between the quartiles
+    shaded, as PNG.
+    """
     steps = range(1, trials + 1)
     with curves.figure(path) as (axes,):
         for method in dict.fromkeys(run.method for run in runs):
@@ -332,7 +353,7 @@ def _compare(chosen: argparse.Namespace) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Record tables, or compare methods on them."""
+    """Command line: `record` tables, or `compare` methods on them."""
     parser = argparse.ArgumentParser(description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
     recording = commands.add_parser("record", help="measure candidates; needs a quiet machine")

@@ -1,8 +1,8 @@
-"""Tables of measured candidates, on which strategies are compared without a device.
+"""Tables of measured candidates, by which search strategies are compared without a device.
 
-A table is one compressed file of JSON lines: a head, then one trial a line. Trials are appended as
-they come, so that recording goes on where it stopped. At the end, the fastest are measured again
-against the default, in pairs; these comparisons rank them.
+A table is a compressed file of JSON lines: a header, then one trial per line. Trials are appended
+as they are measured, so that an interrupted recording can resume. At the end, the fastest
+candidates are measured again in pairs with the default; these comparisons determine their order.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ WORKLOADS: dict[str, Callable[[], Any]] = {
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """Measurements of one workload. Seconds of all candidates are comparable."""
+    """Measurements of the candidates of one workload, on a common time scale."""
 
     name: str
     task: Task
@@ -88,25 +88,27 @@ class Table:
 
 
 def workload_of(name: str) -> Workload:
-    """The workload of a name of WORKLOADS, as the compiler cuts and lays it out."""
+    """The most expensive workload of the model named in WORKLOADS, as the compiler
+    partitions it.
+    """
     return heaviest_workload(WORKLOADS[name]())
 
 
 def heaviest_workload(model: Any) -> Workload:
-    """The most expensive kernel that a ModelProto is cut into, relayouts aside."""
+    """The most expensive workload of a model after partitioning, without relayouts."""
     planned = plan_model(ModelRequest(model.SerializeToString()))
     kernels = [w for w, _ in planned.workloads if w.operators != ("identity",)]  # no relayouts
     return max(kernels, key=cost)
 
 
 def path_of(folder: Path, name: str, unconstrained: bool) -> Path:
-    """Where a table is kept."""
+    """The path of a table's file in `folder`."""
     stem = name.replace(" ", "-")
     return folder / f"{stem}{'-unconstrained' if unconstrained else ''}.jsonl.gz"
 
 
 class TableFile(MemoryStore):
-    """A store in memory whose trials are also in a file."""
+    """An in-memory record store that also appends its trials to a table's file."""
 
     def __init__(self, path: Path, task: Task) -> None:
         super().__init__()
@@ -136,7 +138,11 @@ class TableFile(MemoryStore):
 def record(
     path: Path, task: Task, builder: Builder, runner: Runner, trials: int, seed: int = 0
 ) -> int:
-    """Measure random candidates and the default until there are enough; how many there are."""
+    """Measure random candidates and the default until the table has `trials` of them; returns the
+    number of all trials.
+
+    A table that is complete is not changed.
+    """
     store = TableFile(path, task)
     if not any(trial.phase is Phase.FINAL for trial in store.trials(task.key)):
         options = TuneOptions(
@@ -154,14 +160,17 @@ def record(
 
 
 def make_tables_task(name: str, target: Target, unconstrained: bool) -> Task:
-    """The task of a table, with its whole space."""
+    """The task of a table for a workload in WORKLOADS; `unconstrained` removes the constraints of
+    its space.
+    """
     task = make_task(workload_of(name), Mode(target), name=name)
     return replace(task, space=task.space.unconstrained()) if unconstrained else task
 
 
 def read_table(path: Path, name: str) -> Table:
-    """A table as it was recorded: what was measured again in pairs counts by that, the others by
-    their screening, brought to the same scale."""
+    """Read a table. Candidates that were measured in pairs have these times; those of all others
+    are their screening times, scaled by the median ratio between both kinds of times.
+    """
     head, trials = read_trials(path)
     task = make_task(Workload.parse(head["workload"]), Mode(), name=name)
     screened = {t.schedule: t.measurement for t in trials if t.phase is Phase.SCREEN}
