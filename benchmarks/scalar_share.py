@@ -3,9 +3,10 @@
     python -m benchmarks.scalar_share model.onnx other.onnx
 
 The template `scalar` computes one element at a time. It is used for workloads that no other
-template supports; a large one makes a model unexpectedly slow. Each workload of the plan gets its
-untuned schedule. Its time is the estimate by which candidates are ranked, at typical sizes, times
-its number of runs. If a model has several segments, only the first is estimated.
+template supports, and makes models with such large workloads unexpectedly slow. Each workload of
+the plan gets its untuned schedule. Its time is the estimate by which candidates are ranked, at
+typical sizes, times its number of runs. If a model has several segments, only the first is
+estimated.
 """
 
 from __future__ import annotations

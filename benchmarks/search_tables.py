@@ -200,7 +200,7 @@ def read_table(path: Path, name: str) -> Table:
 
 
 def read_trials(path: Path) -> tuple[dict[str, Any], list[Trial]]:
-    """The head of a table and its trials; a line that was not written to its end is left out."""
+    """Read the header and the trials of a table. An incompletely written last line is ignored."""
     lines: list[dict[str, Any]] = []
     try:
         with gzip.open(path, "rt", encoding="utf-8") as file:
@@ -217,7 +217,7 @@ def _append(path: Path, entries: Sequence[dict[str, Any]]) -> None:
 
 
 def _to_json(trial: Trial) -> dict[str, Any]:
-    """A trial in few bytes: the fastest samples to six digits."""
+    """Compact JSON of a trial, with only the fastest samples, rounded to six digits."""
     measurement = trial.measurement
     return {
         "schedule": trial.schedule.to_json(),

@@ -1,10 +1,10 @@
-"""How many requests a second the service answers, as ratios to a bare FastAPI route.
+"""Measure the request rate of the service, relative to a bare FastAPI route.
 
 `python -m benchmarks.service_load` starts the service and a bare FastAPI application as processes,
-on SQLite and on PostgreSQL, and queries them in turns: single lookups, bulk lookups of 23 keys
-(repeated and new queries), lookups by model, and claims without work. Then it repeats all that with
-idle event streams and long polls, and with processes that commit. A ratio is taken within a round,
-so that it cancels other load of the machine.
+on SQLite and on PostgreSQL, and sends them requests alternately: single lookups, bulk lookups of 23
+keys (repeated and new queries), lookups by model, and claims while no work exists. It then repeats
+these measurements with idle event streams and long polls, and with processes that commit to the
+database. A ratio is computed within a round, so that other load on the machine cancels out.
 """
 
 from __future__ import annotations
@@ -46,11 +46,12 @@ START_SECONDS = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """A kind of request.
+    """Measurements of one kind of request on one database.
 
-    `ratio` and `p99_ratio` are the medians of its rates and its p99 over those of the bare route.
-    `least_p99_ms` is that of the round which was disturbed least: whoever else uses the machine
-    takes a core away for tens of milliseconds, and does so in most rounds.
+    `beside` names the other load on the service. `ratio` and `p99_ratio` are medians over the
+    rounds of the rate and the p99 latency relative to the bare route. `least_p99_ms` is the p99
+    latency of the least disturbed round: other users of the machine occupy a core for tens of
+    milliseconds in most rounds.
     """
 
     database: str
@@ -68,7 +69,9 @@ class Result:
     def of(
         cls, database: str, beside: str, kind: str, rounds: Sequence[Mapping[str, Answered]]
     ) -> Result:
-        """The medians over the rounds, each with a bare route and the kinds of requests."""
+        """Medians over the rounds for one kind of request. Each round has the answers of all kinds,
+        including "bare".
+        """
         mine = [each[kind] for each in rounds]
         p99 = [one.quantile(0.99) for one in mine]
         bare = [each["bare"].quantile(0.99) for each in rounds]
@@ -102,7 +105,7 @@ def options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Measure and write the report."""
+    """Command line: measure all databases and write the report."""
     asked = options(arguments)
     results: list[Result] = []
     for database in asked.databases:
@@ -121,7 +124,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 @contextmanager
 def database_url(database: str, folder: Path) -> Iterator[str]:
-    """A new database of a kind. PostgreSQL's server is one that pip installed."""
+    """Context with the URL of a new database, "sqlite" or "postgresql"; the PostgreSQL server comes
+    from a pip package.
+    """
     if database == "sqlite":
         yield f"sqlite:///{folder}/load.db"
         return
@@ -135,7 +140,9 @@ def database_url(database: str, folder: Path) -> Iterator[str]:
 
 
 def against(database: str, url: str, folder: Path, asked: argparse.Namespace) -> Iterator[Result]:
-    """Every kind of request on one database, alone and with idle connections."""
+    """Measure every kind of request on one database: alone, with idle connections, and with other
+    commits.
+    """
     filled = fill(url, folder, asked.records, asked.retained)
     drawn = random.Random(0)
     keys = [drawn.sample(filled.workloads, BULK) for _ in range(NEW)]
@@ -172,7 +179,7 @@ def against(database: str, url: str, folder: Path, asked: argparse.Namespace) ->
 def in_turns(
     database: str, beside: str, wanted: Mapping[str, Wanted], asked: argparse.Namespace
 ) -> Iterator[Result]:
-    """Rounds of all kinds, one after the other."""
+    """Measure all kinds of requests alternately for several rounds, and yield a result per kind."""
     rounds = [
         {kind: measure(each, asked.clients, asked.seconds) for kind, each in wanted.items()}
         for _ in range(asked.rounds)
@@ -188,7 +195,7 @@ HEADER = [
 
 
 def row(result: Result) -> list[str]:
-    """A result in the order of HEADER."""
+    """The cells of a result's row in the table, in the order of HEADER."""
     return [
         result.database,
         result.beside,
@@ -204,7 +211,7 @@ def row(result: Result) -> list[str]:
 
 
 def report(origin: Origin, results: Sequence[Result]) -> str:
-    """The results as a page."""
+    """The report in Markdown, with a row per result."""
     return (
         f"# Load on the service\n\n{origin.sentence()}\n\n"
         "Requests over loopback; the clients are a process on the same machine. `ratio` is the\n"

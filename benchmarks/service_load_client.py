@@ -1,4 +1,6 @@
-"""Clients that keep their connections and ask again as soon as they are answered."""
+"""HTTP clients on persistent connections, which send the next request as soon as a response has
+arrived.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """Requests on a port of this machine, without end: each is sent once."""
+    """An endless supply of raw HTTP requests for a port of this machine."""
 
     port: int
     requests: Iterator[bytes]
@@ -20,7 +22,9 @@ class Wanted:
 
 @dataclass(frozen=True, slots=True)
 class Answered:
-    """Result of sending requests for a while."""
+    """Number of seconds of a measurement, the latencies of all responses, and the number of
+    responses other than 200.
+    """
 
     seconds: float
     latencies: Sequence[float]  # in seconds
@@ -28,11 +32,11 @@ class Answered:
 
     @property
     def rate(self) -> float:
-        """Answers a second."""
+        """Responses per second."""
         return len(self.latencies) / self.seconds
 
     def quantile(self, share: float) -> float:
-        """The latency that this share of the answers stayed below, in seconds."""
+        """Quantile of the latencies in seconds; `share` 0.99 gives the p99."""
         ordered = sorted(self.latencies)
         return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
 
@@ -82,7 +86,7 @@ class _Client(asyncio.Protocol):
 
 
 def measure(wanted: Wanted, clients: int, seconds: float) -> Answered:
-    """Let so many clients ask for so long."""
+    """Send requests from this many concurrent clients for `seconds`."""
 
     async def run() -> Answered:
         loop = asyncio.get_running_loop()
@@ -105,7 +109,9 @@ def measure(wanted: Wanted, clients: int, seconds: float) -> Answered:
 
 @contextmanager
 def held(port: int, request: bytes, count: int) -> Iterator[None]:
-    """So many connections whose request is under way and not read any further."""
+    """Context with `count` open connections that have sent a request and never read the
+    response.
+    """
     with ExitStack() as stack:
         for _ in range(count):
             connection = stack.enter_context(socket.create_connection(("127.0.0.1", port)))
@@ -114,7 +120,7 @@ def held(port: int, request: bytes, count: int) -> Iterator[None]:
 
 
 def until_answered(wanted: Wanted, seconds: float) -> None:
-    """Wait for a server that starts. Raises TimeoutError."""
+    """Wait until a starting server answers with status 200. Raises TimeoutError after `seconds`."""
     ends = time.monotonic() + seconds
     while True:
         try:

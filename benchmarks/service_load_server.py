@@ -1,4 +1,6 @@
-"""The processes that `service_load` asks: the service on a filled database, and a bare route."""
+"""Server processes for `service_load`: the service on a filled database, and a bare FastAPI
+route.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,7 @@ TARGET = known_targets()["x86-64-v3"].key
 
 @dataclass(frozen=True, slots=True)
 class Filled:
-    """Ids that requests to a filled database name."""
+    """Identifiers in a filled database, and raw HTTP requests that use them."""
 
     token: str
     workloads: Sequence[str]
@@ -49,29 +51,29 @@ class Filled:
     model: str
 
     def single(self, workload: str) -> bytes:
-        """A lookup of one workload."""
+        """Request that looks up the schedule of one workload."""
         return self._head("GET", f"/v1/schedules?workload={workload}&target={TARGET}") + b"\r\n"
 
     def bulk(self, workloads: Sequence[str]) -> bytes:
-        """A lookup of several."""
+        """Request that looks up the schedules of several workloads."""
         names = ", ".join(f'"{name}"' for name in workloads)
         return self._post(
             "/v1/schedules/lookup", f'{{"workloads": [{names}], "target": "{TARGET}"}}'
         )
 
     def by_model(self) -> bytes:
-        """A lookup of all workloads of the model."""
+        """Request that looks up the schedules of all workloads of the model."""
         return self._post(
             "/v1/schedules/lookup", f'{{"model": "{self.model}", "target": "{TARGET}"}}'
         )
 
     def claim(self, wait_seconds: float) -> bytes:
-        """A claim while no work waits."""
+        """Request by which the worker claims a lease, although no work exists."""
         body = f'{{"worker_id": "{self.worker_id}", "wait_seconds": {wait_seconds}}}'
         return self._post("/v1/leases/claim", body)
 
     def stream(self) -> bytes:
-        """The events of an idle job."""
+        """Request for the event stream of an idle job."""
         return self._head("GET", f"/v1/jobs/{self.job_id}/events") + b"\r\n"
 
     def _head(self, method: str, path: str) -> bytes:
@@ -84,13 +86,16 @@ class Filled:
 
 
 def settings_of(url: str, folder: Path) -> Settings:
-    """The service's defaults, but for polls that may last as long as the measurement."""
+    """The service's default settings, except for long polls of up to an hour."""
     return Settings(database_url=url, data_folder=folder, long_poll_seconds=3600.0)
 
 
 def fill(url: str, folder: Path, records: int, retained: int) -> Filled:
-    """Records, also of a model's workloads, finished requests, a worker and a queued job in a new
-    database."""
+    """Fill a new database, and return identifiers of its contents.
+
+    It contains records (including records for all workloads of a model), finished requests, a
+    worker and a queued job.
+    """
     storage = open_storage(settings_of(url, folder))
     try:
         names = [hashlib.sha256(str(number).encode()).hexdigest() for number in range(records)]
@@ -112,7 +117,9 @@ def fill(url: str, folder: Path, records: int, retained: int) -> Filled:
 
 
 def record_of_load(workload: str) -> TuningRecord:
-    """A record with the fields of a worker's report: samples, a certificate, device facts."""
+    """A record with all fields of a worker's report: samples, a certificate, facts about the
+    device.
+    """
     samples = tuple(1e-5 * (1 + number / 50) for number in range(20))
     measurement = Measurement(
         Status.OK,
@@ -132,7 +139,7 @@ def record_of_load(workload: str) -> TuningRecord:
 
 
 def retain(storage: Storage, requests: int) -> None:
-    """So many requests that ended, each with candidates to measure."""
+    """Insert this many finished requests with candidates."""
     payload = {"candidates": ["x" * 200] * 5}
     for some in chunks([f"retained-{number}" for number in range(requests)]):
         storage.leases.submit([NewRequest(name, TARGET, payload) for name in some])
@@ -141,7 +148,7 @@ def retain(storage: Storage, requests: int) -> None:
 
 @contextmanager
 def serving(serve_on: Callable[..., None], *arguments: object) -> Iterator[int]:
-    """A process that serves on a free port of this machine: the port."""
+    """Context with a child process that serves on a free local port; yields the port."""
     sockets = listen("127.0.0.1", 0)
     # no daemon: the service has a child that plans models
     process = get_context("spawn").Process(
@@ -165,7 +172,7 @@ def _serve(
 
 
 def serve_bare(sockets: list[socket.socket]) -> None:
-    """The least that a FastAPI application can do."""
+    """Serve a minimal FastAPI application with one route."""
     from fastapi import FastAPI
 
     configure_process()
@@ -181,7 +188,7 @@ def serve_bare(sockets: list[socket.socket]) -> None:
 
 
 def serve_service(sockets: list[socket.socket], url: str, folder: str) -> None:
-    """The service, without a tuner."""
+    """Serve the service's API without a tuner."""
     from tilewright.service.api.app import create_app
     from tilewright.service.api.server import server_config
 
@@ -196,7 +203,7 @@ def serve_service(sockets: list[socket.socket], url: str, folder: str) -> None:
 
 @contextmanager
 def beside(work: Callable[..., None], *arguments: object) -> Iterator[None]:
-    """A process that works until the context ends."""
+    """Context with a child process that runs `work` until the context ends."""
     process = get_context("spawn").Process(
         target=work, args=arguments, name=work.__name__.strip("_")
     )
@@ -209,12 +216,16 @@ def beside(work: Callable[..., None], *arguments: object) -> Iterator[None]:
 
 
 def committing(url: str, folder: str, worker_id: str) -> AbstractContextManager[None]:
-    """A process that commits something else than records, as tuners and workers do all the time."""
+    """Context with a process that commits heartbeats, as other changes to the database by tuners
+    and workers would.
+    """
     return beside(_commit, url, folder, worker_id)
 
 
 def recording(url: str, folder: str) -> AbstractContextManager[None]:
-    """A process that continuously finds better records, of workloads without lookups."""
+    """Context with a process that continuously stores better records for workloads that are not
+    looked up.
+    """
     return beside(_record, url, folder)
 
 

@@ -1,6 +1,6 @@
-"""Runs a module of Python in a process whose clock is wrong.
+"""Runs a Python module in a process with a wrong clock.
 
-`python -m benchmarks.shifted_clock SECONDS MODULE ARGUMENT...`
+`python -m benchmarks.shifted_clock SECONDS MODULE ARGUMENT...` adds SECONDS to `time.time()`.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import time
 
 
 def main() -> None:
-    """Put `time.time` off before anything else is imported, then run the module."""
+    """Command line: shift `time.time` before other modules are imported, then run the module."""
     seconds, sys.argv = float(sys.argv[1]), sys.argv[2:]
     right = time.time
     time.time = lambda: right() + seconds

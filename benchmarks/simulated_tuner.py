@@ -1,7 +1,8 @@
-"""A tuner that compiles nothing: it takes jobs, submits batches, and stores what comes back.
+"""A simulated tuner, which claims jobs, submits batches and stores the results, but compiles
+nothing.
 
-Jobs, queue, trials and the runner are the service's own; candidates are made up, and all batches
-name one library.
+Jobs, queue, trials and the runner are the service's own code. The candidates are artificial, and
+all batches have the same library.
 """
 
 from __future__ import annotations
@@ -46,7 +47,9 @@ _jobs = table_of(JobRow)
 
 
 def queue_jobs(storage: Storage, count: int) -> None:
-    """So many queued jobs, all like one that was made as jobs are."""
+    """Insert `count` queued jobs. The first is created by the store, and the others are copies of
+    it.
+    """
     model = storage.models.add(b"a model that nobody reads", "simulated.onnx")
     first = storage.jobs.create(model.digest, TARGET, target_key=TARGET)
     with writing(storage.engine) as connection:
@@ -67,7 +70,9 @@ def queue_jobs(storage: Storage, count: int) -> None:
 
 
 def tuning(url: str, folder: str, at_a_time: int, batches: int) -> AbstractContextManager[None]:
-    """A process that works on so many jobs at a time, each of so many batches."""
+    """Context with a process that works on `at_a_time` jobs concurrently, each with `batches`
+    batches.
+    """
     return beside(_tune, url, folder, at_a_time, batches)
 
 
@@ -90,8 +95,9 @@ def _tune(url: str, folder: str, at_a_time: int, batches: int) -> None:
 
 
 def _work(storage: Storage, name: str, left: int, batches: int) -> None:
-    """One job after the other, until the process ends; of the first one so many batches are
-    left."""
+    """Work on one job after the other until the process ends. Only `left` batches of the first job
+    are measured.
+    """
     while True:
         try:
             match_jobs(storage)
@@ -106,7 +112,9 @@ def _work(storage: Storage, name: str, left: int, batches: int) -> None:
 
 
 def run_job(storage: Storage, claim: JobClaim, batches: int) -> None:
-    """Measure all batches of a job, as many at a time as the runner takes."""
+    """Submit all batches of a job to the workers, as many at a time as the runner accepts, and
+    store the results.
+    """
     library = storage.blobs.put(LIBRARY)
     runner = RemoteRunner(storage, claim.job_id, TARGET, CancelToken())
     submitted = done = 0
@@ -138,7 +146,7 @@ def run_job(storage: Storage, claim: JobClaim, batches: int) -> None:
 
 
 def batch(job_id: str, number: int, library: str) -> MeasureRequest:
-    """One batch of a job."""
+    """An artificial request to measure BATCH candidates."""
     candidates = tuple(
         Candidate(
             f"{job_id}-{number}-{place}",

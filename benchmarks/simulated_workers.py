@@ -1,11 +1,11 @@
-"""Workers that measure nothing: they claim, wait as long as a batch takes, report, and say that
-they live, as `service.worker` does: all at the same time. Thousands of them are coroutines of one
-process.
+"""Simulated workers: thousands of coroutines in one process that speak the worker protocol but
+measure nothing.
 
-What lies ready is measured together, and while that goes on the results before it are reported and
-the next leases claimed; nothing is claimed while a result is unreported. A worker keeps a
-connection for claims and one for results; heartbeats come on one of their own each. Blobs are not
-fetched.
+Each worker concurrently claims leases, sleeps for the duration of a batch, reports results and
+sends heartbeats, as `service.worker` does. All available leases are measured together. Meanwhile,
+earlier results are reported and further leases claimed; nothing is claimed while a result is
+unreported. A worker keeps one connection for claims and one for results; each heartbeat uses a new
+connection. Blobs are not downloaded.
 """
 
 from __future__ import annotations
@@ -40,7 +40,9 @@ FACTS = registration_facts()
 
 @dataclass(slots=True)
 class CrowdOutcomes:
-    """Results of a crowd's requests."""
+    """Latencies in seconds of the crowd's claims, results and heartbeats, and counts of trials,
+    lost leases and failures.
+    """
 
     claims: list[float] = field(default_factory=list)  # seconds, of those that brought work
     results: list[float] = field(default_factory=list)
@@ -51,7 +53,7 @@ class CrowdOutcomes:
 
 
 class _Connection:
-    """HTTP as a worker speaks it, on a connection that is kept."""
+    """A persistent HTTP connection that sends JSON as a real worker does."""
 
     def __init__(self, port: int, token: str) -> None:
         self._port = port
@@ -59,7 +61,9 @@ class _Connection:
         self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
 
     async def post(self, path: str, body: Mapping[str, Any]) -> tuple[int, Any]:
-        """Status and answer. Raises OSError, TimeoutError."""
+        """Send a POST request; returns the status and the decoded answer. Raises OSError, also
+        after 60 s.
+        """
         data = json.dumps(body).encode()
         head = (
             f"POST {path} HTTP/1.1\r\n{self._head}Content-Type: application/json\r\n"
@@ -79,7 +83,7 @@ class _Connection:
             raise OSError(type(error).__name__) from error
 
     async def _exchange(self, request: bytes) -> tuple[int, Any]:
-        """On the connection that is kept, or a new one."""
+        """Send a request on the open connection, or open a new one if necessary."""
         try:
             if self._streams is None or self._streams[0].at_eof():
                 self.close()
@@ -105,12 +109,12 @@ async def _answer(reader: asyncio.StreamReader) -> tuple[int, Any]:
 
 
 class _Hand:
-    """Leases held by a worker, as in `service.worker.held_lease`.
+    """Leases that one worker holds, as in `service.worker.held_lease`.
 
     Attributes:
-        leases: leases that are not measured yet, with their payloads.
-        ready: their names, in the order of arrival.
-        spool: results that are not yet reported.
+        leases: payloads of leases that are not measured yet, by lease id.
+        ready: lease ids in the order of arrival.
+        spool: results that are not reported yet, as lease id and payload.
     """
 
     def __init__(self) -> None:
@@ -121,14 +125,14 @@ class _Hand:
         self._changed = asyncio.Event()
 
     async def room(self) -> int:
-        """Number of leases to claim; waits until at least one is possible."""
+        """Wait until this worker may claim leases; returns how many."""
         while self._unreported or len(self.leases) >= PREFETCHED:
             self._changed.clear()
             await self._changed.wait()
         return PREFETCHED - len(self.leases)
 
     def measured(self, names: Sequence[str]) -> None:
-        """Report the results of leases that this worker still holds."""
+        """Move measured leases that this worker still holds to the spool of unreported results."""
         for name in names:
             if name in self.leases:
                 self.spool.put_nowait((name, self.leases.pop(name)))
@@ -139,17 +143,17 @@ class _Hand:
         self._changed.set()
 
     def lose(self, name: str) -> bool:
-        """Whether a lease was in hand that is another's now."""
+        """Remove a lease that was not renewed; returns whether this worker still held it."""
         lost = self.leases.pop(name, None) is not None
         self._changed.set()
         return lost
 
 
 class Crowd:
-    """A number of workers. `batch_seconds` is how long each measures a batch.
+    """A group of simulated workers. Each measures a batch in `batch_seconds`.
 
     Attributes:
-        outcomes: results of their requests; replaced to begin anew.
+        outcomes: statistics of their requests; may be replaced to start a new period.
     """
 
     def __init__(self, port: int, token: str, workers: int, batch_seconds: float) -> None:
@@ -160,7 +164,9 @@ class Crowd:
         self._batch_seconds = batch_seconds
 
     async def enter(self) -> Sequence[asyncio.Task[None]]:
-        """Register all, a few at a time; their tasks."""
+        """Register all workers, at most 32 at a time, and start them. Returns their asyncio
+        tasks.
+        """
         turn = asyncio.Semaphore(32)
 
         async def register(number: int) -> tuple[str, float]:
@@ -261,7 +267,9 @@ class Crowd:
             await asyncio.sleep(pause)
 
     async def _post(self, connection: _Connection, path: str, body: Mapping[str, Any]) -> Any:
-        """The answer; None for a failure, which is counted and followed by a pause."""
+        """Send a request. Returns the answer, or None after a failure, which is counted and
+        followed by a pause of 1 s.
+        """
         try:
             status, answer = await connection.post(path, body)
         except OSError as error:
@@ -276,7 +284,7 @@ class Crowd:
 
 
 def measured(request: MeasureRequest, worker: str) -> MeasureResult:
-    """Every candidate ran, and was right."""
+    """An artificial result of a request: every candidate ran and was correct."""
     found = []
     for candidate in request.candidates:
         measurement = Measurement(

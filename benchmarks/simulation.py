@@ -1,9 +1,10 @@
-"""Where the service breaks first: thousands of simulated workers and jobs, real database and api.
+"""Find the limits of the service with thousands of simulated workers and jobs, and a real database
+and API.
 
-`python -m benchmarks.simulation` starts the api and a tuner as processes on SQLite and PostgreSQL,
-with 10,000 queued jobs, and lets ever larger crowds of workers in. Workers and builders are faked;
-claims, results, heartbeats, jobs and trials are not. With `--rows` it compares a lookup and a lease
-in a database with 1,000,000 trials and 100,000 records with those in an empty one.
+`python -m benchmarks.simulation` starts the API and a tuner as processes on SQLite and PostgreSQL
+with 10,000 queued jobs, and connects increasing numbers of workers. Workers and builders are
+simulated; claims, results, heartbeats, jobs and trials are real. With `--rows` it compares lookups
+and leases in a database with 1,000,000 trials and 100,000 records with those in an empty database.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ START_SECONDS = 180.0
 
 @dataclass(frozen=True, slots=True)
 class Level:
-    """Results of a crowd of one size. Latencies are in seconds."""
+    """Results for one number of workers. Latencies are in seconds."""
 
     database: str
     replicas: int
@@ -82,7 +83,7 @@ def options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Simulate and write the report."""
+    """Command line: simulate and write the report."""
     asked = options(arguments)
     levels: list[Level] = []
     rows: list[RowsResult] = []
@@ -102,7 +103,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def crowd(database: str, workers: int, asked: argparse.Namespace) -> Iterator[Level]:
-    """One crowd on a database of its own."""
+    """Simulate one number of workers on a new database, and yield the result."""
     with ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="simulation-"))
         url = stack.enter_context(database_url(database, Path(folder)))
@@ -124,7 +125,9 @@ def crowd(database: str, workers: int, asked: argparse.Namespace) -> Iterator[Le
 
 
 def bare_rate() -> float:
-    """Answers a second of a bare route, asked by 20 clients: what this machine does just now."""
+    """Responses per second of a bare FastAPI route to 20 clients: a measure of the machine's
+    present speed.
+    """
     with serving(serve_bare) as port:
         wanted = Wanted(port, repeat(b"GET /bare HTTP/1.1\r\nHost: h\r\n\r\n"))
         until_answered(wanted, START_SECONDS)
@@ -133,7 +136,9 @@ def bare_rate() -> float:
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """The results of the crowds, the seconds, and the processor time used in them."""
+    """Statistics of the crowds in a period, its length in seconds, and the processor time used in
+    it by process.
+    """
 
     outcomes: Sequence[CrowdOutcomes]
     seconds: float
@@ -143,7 +148,9 @@ class Seen:
 async def _watch(
     crowds: Sequence[Crowd], stack: ExitStack, url: str, folder: str, asked: argparse.Namespace
 ) -> Seen:
-    """The results of the crowds after all workers have registered."""
+    """Register all workers, start the tuner, and observe the crowds for a period after
+    warming up.
+    """
     tasks = [task for each in crowds for task in await each.enter()]
     stack.enter_context(tuning(url, folder, asked.at_a_time, asked.batches))
     try:
@@ -176,7 +183,7 @@ def level_of(
     asked: argparse.Namespace,
     bare: float,
 ) -> Level:
-    """The figures of a crowd."""
+    """Compute the rates, latencies and processor times of a simulation from its statistics."""
     outcomes, seconds = seen.outcomes, seen.seconds
     trials = sum(each.trials for each in outcomes)
 
@@ -234,7 +241,7 @@ HEADER = [
 
 
 def cells(level: Level) -> list[str]:
-    """A level in the order of HEADER."""
+    """The cells of a level's row in the table, in the order of HEADER."""
     pairs = [
         (level.claim_p50, level.claim_p99),
         (level.result_p50, level.result_p99),
@@ -259,7 +266,7 @@ def cells(level: Level) -> list[str]:
 def write(
     output: Path, origin: Origin, levels: Sequence[Level], rows: Sequence[RowsResult]
 ) -> None:
-    """The results as data and as a page."""
+    """Write the results as data and as a report in Markdown."""
     data = {
         "levels": [asdict(level) for level in levels],
         "rows": [asdict(each) for each in rows],

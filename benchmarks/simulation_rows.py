@@ -1,4 +1,4 @@
-"""A lookup and a lease in a full database, against those in an empty one."""
+"""Compare lookups and leases in a full database with those in an empty one."""
 
 from __future__ import annotations
 
@@ -38,7 +38,9 @@ TIMES = 100
 
 @dataclass(frozen=True, slots=True)
 class RowsResult:
-    """How much longer something takes; `ratio` is the median over rounds in turns."""
+    """Milliseconds of an operation in the empty and the full database; `ratio` (full over empty) is
+    the median over rounds.
+    """
 
     database: str
     what: str
@@ -51,13 +53,15 @@ ROWS_HEADER = ["database", "what", "empty ms", "full ms", "ratio"]
 
 
 def rows_cells(result: RowsResult) -> list[str]:
-    """A result in the order of ROWS_HEADER."""
+    """The cells of a result's row in the table, in the order of ROWS_HEADER."""
     times = f"{result.empty_ms:.2f}", f"{result.full_ms:.2f}", f"{result.ratio:.2f}"
     return [result.database, result.what, *times]
 
 
 def compare_rows(database: str, asked: argparse.Namespace) -> Iterator[RowsResult]:
-    """Lookups and leases in two databases, in turns."""
+    """Time lookups and leases alternately in an empty and a full database, and yield a result for
+    each operation.
+    """
     with ExitStack() as stack:
         kinds: dict[str, Mapping[str, Callable[[], float]]] = {}
         for name, trials, records in (
@@ -87,12 +91,14 @@ def compare_rows(database: str, asked: argparse.Namespace) -> Iterator[RowsResul
 
 
 def workload(number: int) -> str:
-    """The key of a record's workload."""
+    """An artificial workload key made from a number."""
     return f"{number:064d}"
 
 
 def fill_rows(storage: Storage, trials: int, records: int) -> None:
-    """Copies of one record and of one trial, as the service stores them, ten trials a workload."""
+    """Fill a database with copies of one record and of one trial; there are ten trials per
+    workload.
+    """
     values = record_values(record_of_load(workload(0)), storage.clock())
     with writing(storage.engine) as connection:
         serve(connection, values)
@@ -109,7 +115,9 @@ def fill_rows(storage: Storage, trials: int, records: int) -> None:
 
 
 def _copy(connection: sa.Connection, table: sa.Table, count: int, of_each: int) -> None:
-    """Rows like the one that is there, with an id and a workload of their own."""
+    """Copy the only row of a table until it has `count` rows. Each copy has its own id, and
+    `of_each` copies share a workload.
+    """
     number = sa.literal_column("n", sa.Integer)
     digits = {"sqlite": "printf('%064d', n / {})", "postgresql": "lpad((n / {})::text, 64, '0')"}
     key: sa.ColumnElement[str] = sa.literal_column(digits[connection.dialect.name].format(of_each))
@@ -125,7 +133,7 @@ def _copy(connection: sa.Connection, table: sa.Table, count: int, of_each: int) 
 
 
 def _lookups(storage: Storage, records: int) -> Callable[[], float]:
-    """Seconds of one lookup of a record, on the average of a round."""
+    """A function that performs TIMES random record lookups and returns the seconds per lookup."""
     drawn = random.Random(0)
 
     def measure() -> float:
@@ -140,7 +148,11 @@ def _lookups(storage: Storage, records: int) -> Callable[[], float]:
 
 
 def _leases(storage: Storage) -> Callable[[], float]:
-    """Seconds of a whole request: submitted, claimed, reported, acknowledged."""
+    """A function that performs TIMES whole measurement requests and returns the seconds per
+    request.
+
+    A request is submitted, claimed, reported and acknowledged.
+    """
     library = storage.blobs.put(LIBRARY)
     worker = storage.workers.register("one", [TARGET], {}, protocol=PROTOCOL, owner=None)
     rounds = iter(range(1_000_000))

@@ -1,7 +1,7 @@
-"""Generate the README's picture from a committed race: `python -m benchmarks.speedups`.
+"""Generate the README's bar chart from a stored race report: `python -m benchmarks.speedups`.
 
 For each model it shows the speed-up over the other engines: their time divided by that of the
-untuned program, all measured in turns in one run.
+untuned program, all measured alternately in one run.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ COLOURS = {"onnxruntime": "#2f6fdf", "openvino": "#e08b2c"}
 
 
 def speedups(race: Path) -> dict[str, dict[str, float]]:
-    """Speed-ups by model and peer, of a report that `benchmarks.race` wrote; the largest first."""
+    """Speed-ups by model and engine from a report of `benchmarks.race`, in descending order."""
     ratios: dict[str, dict[str, float]] = {}
     for row in read_data(race)["rows"]:
         if not row["error"]:
@@ -34,12 +34,14 @@ def speedups(race: Path) -> dict[str, dict[str, float]]:
 
 
 def label(speedup: float) -> str:
-    """`1.47x`: the label of a bar."""
+    """Label of a bar, such as `1.47x`."""
     return f"{speedup:.2f}x"
 
 
 def draw(found: dict[str, dict[str, float]], picture: Path) -> None:
-    """Two bars a model, one for each peer, from 1 on; text stays text."""
+    """Draw a bar chart as SVG: two bars per model, one for each engine, with texts stored
+    as text.
+    """
     import matplotlib as mpl
     from matplotlib.figure import Figure
 
@@ -68,7 +70,7 @@ def draw(found: dict[str, dict[str, float]], picture: Path) -> None:
 
 
 def main() -> int:
-    """Draw the picture."""
+    """Command line: generate the chart."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--output", type=Path, default=PICTURE)
     draw(speedups(RESULTS / f"{RACE}.json.gz"), parser.parse_args().output)

@@ -1,8 +1,8 @@
-"""Every operator at small, odd, one-channel, long and skewed shapes, against ONNX Runtime.
+"""Benchmark every operator at small, odd, one-channel, long and skewed shapes against ONNX Runtime.
 
 Each case is a model of one node, compiled with default schedules for one thread. Both engines run
-interleaved on the same arrays. A ratio is our processor time over ONNX Runtime's: below 1 we are
-faster. A line of JSON is written per case, so that a stopped run continues with the other cases.
+interleaved on the same arrays. A ratio is our processor time over ONNX Runtime's; below 1, we are
+faster. A line of JSON is written per case, so that an interrupted run can resume.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ REASONS: Mapping[str, str] = {
 
 @dataclass(frozen=True, slots=True)
 class SweepRow:
-    """A measured case. `problem` is the reason for a missing ratio."""
+    """Times of one case in microseconds. If it could not be measured, `problem` is the reason."""
 
     operator: str
     name: str
@@ -82,7 +82,7 @@ class SweepRow:
 
     @property
     def reason(self) -> str:
-        """Why the case is slower than ONNX Runtime's, as far as it is known."""
+        """The known reason why the case is slower than in ONNX Runtime, or an empty text."""
         if not self.is_long:
             return "bound by the call"
         found = [why for start, why in REASONS.items() if re.match(start, self.identity)]
@@ -90,7 +90,7 @@ class SweepRow:
 
 
 def measured(case: SweepCase, at: str) -> SweepRow:
-    """A case on both engines, at a commit."""
+    """Measure a case on both engines; `at` is the commit for the row."""
     row = SweepRow(case.operator, case.name, at)
     model, feeds = case.build()
     try:
@@ -127,7 +127,9 @@ def _problem(row: SweepRow, engine: str, error: object) -> SweepRow:
 
 
 def report(rows: Sequence[SweepRow], origin: Origin) -> str:
-    """Geometric means per operator, the cases above the limits, and those without a ratio."""
+    """The report in Markdown: geometric means per operator, the slow cases, and the cases without a
+    ratio.
+    """
     timed = [row for row in rows if not row.problem]
     long = [row for row in timed if row.is_long]
     above = [row for row in long if row.ratio > CASE_LIMIT]
@@ -177,7 +179,7 @@ def report(rows: Sequence[SweepRow], origin: Origin) -> str:
 
 
 def _cases_table(rows: Sequence[SweepRow]) -> str:
-    """The slowest first."""
+    """A table of cases, slowest first."""
     ordered = sorted(rows, key=lambda row: -row.ratio)
     return markdown_table(
         ["case", "why", "ours, us", "ONNX Runtime, us", "ratio"],

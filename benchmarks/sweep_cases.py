@@ -1,6 +1,8 @@
-"""The cases of the sweep: one operator each, at small, odd, one-channel, long and skewed shapes.
+"""The cases of the sweep: models of one operator at small, odd, one-channel, long and skewed
+shapes.
 
-`sweep_layers.py` has the operators with weights; this file has all others, and what a case is.
+`sweep_layers.py` defines the cases of operators with weights; this module defines all others, and
+the classes.
 """
 
 from __future__ import annotations
@@ -26,18 +28,18 @@ Shape = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """An input of the model: random values of a shape.
+    """An input of a case's model: random values of a shape.
 
-    `kind` is "normal", "positive" (0.5 to 2), "near 1" (0.9 to 1.1), "unit" (-0.9 to 0.9), "bool",
-    the name of an integer type (all its values; of 64 and 32 bits -100 to 99), or "below N":
-    positions as int64; "words" are positions below 100 as int32.
+    `kind` is one of "normal", "positive" (0.5 to 2), "near 1" (0.9 to 1.1), "unit" (-0.9 to 0.9),
+    "bool", an integer type such as "uint8" (all its values, but -100 to 99 for 32 and 64 bits),
+    "below N" (int64 indices below N), or "words" (int32 indices below 100).
     """
 
     shape: Shape
     kind: str = "normal"
 
     def values(self, random: np.random.Generator) -> NDArray[Any]:
-        """Random values, aligned for every engine."""
+        """Random values of this kind and shape, aligned to 64 bytes."""
         found: NDArray[Any]
         match self.kind.split():
             case ["normal"]:
@@ -72,15 +74,16 @@ Operand = Given | NDArray[Any] | None
 
 @dataclass(frozen=True, slots=True)
 class SweepCase:
-    """One node as a model.
+    """A case: a model with a single node.
 
     Attributes:
-        operator, domain: of the node.
-        name: identifies the case among others of its operator.
-        operands: inputs of the model, constants (arrays), or None for an operand left out.
-        attributes: of the node. A function builds large ones when the model is built.
-        results: the element types of the outputs; 0 for one left out.
-        opset: of the domain "".
+        operator, domain: the node's operator and its domain.
+        name: identifies the case among those of the same operator.
+        operands: for each operand an input of the model, a constant array, or None if it is
+            omitted.
+        attributes: the node's attributes. A function computes large ones when the model is built.
+        results: the element type of each output; 0 if it is omitted.
+        opset: the opset of the default domain.
     """
 
     operator: str
@@ -97,13 +100,14 @@ class SweepCase:
 
     @property
     def largest_error(self) -> float:
-        """Accepted difference of outputs, over the largest: 8-bit results may differ by one
-        step."""
+        """Accepted difference of outputs, relative to the largest; 8-bit results may differ by one
+        quantisation step.
+        """
         quantised = "Dynamic" in self.operator or {INT8, UINT8} & set(self.results)
         return ONE_STEP if quantised else LARGEST_ERROR
 
     def build(self) -> tuple[Any, dict[str, NDArray[Any]]]:
-        """The model, and seeded values for its inputs."""
+        """Build the model; returns it with seeded values for its inputs."""
         random = np.random.default_rng(0)
         names, feeds, constants = [], {}, []
         for number, operand in enumerate(self.operands):
@@ -138,7 +142,7 @@ class SweepCase:
 
 
 def whole(*numbers: int) -> NDArray[np.int64]:
-    """A constant of int64."""
+    """An int64 array of these numbers, for use as a constant."""
     return np.array(numbers, np.int64)
 
 
@@ -147,7 +151,9 @@ def text(shape: Sequence[int]) -> str:
 
 
 def weights(shape: Shape, scale: float = 1.0, seed: int = 1) -> NDArray[np.float32]:
-    """Constant normal values."""
+    """Seeded normally distributed float32 values with standard deviation `scale`, for use as
+    constants.
+    """
     return np.random.default_rng(seed).standard_normal(shape, np.float32) * np.float32(scale)
 
 
@@ -185,7 +191,7 @@ PAIRS = (
 
 
 def pointwise() -> Iterator[SweepCase]:
-    """Operators that act on each number separately."""
+    """Cases of elementwise operators, unary and binary."""
     for shape in POINTWISE:
         name = text(shape)
         for operator in FLOAT_UNARY:
@@ -235,7 +241,7 @@ def _pairs(left: Shape, right: Shape) -> Iterator[SweepCase]:
 
 
 def reductions() -> Iterator[SweepCase]:
-    """Sums and what else reads lines of all axes."""
+    """Cases of reductions and other operators along an axis, such as Softmax and TopK."""
     operands: tuple[Operand, ...]
     shapes: list[tuple[Shape, Shape]] = [
         (shape, (axis,)) for shape in SKEWED[:4] for axis in range(len(shape))
@@ -279,7 +285,7 @@ def reductions() -> Iterator[SweepCase]:
 
 
 def movement() -> Iterator[SweepCase]:
-    """Operators that move numbers."""
+    """Cases of operators that move or copy elements, such as Transpose and Gather."""
     operands: tuple[Operand, ...]
     for shape in SKEWED:
         for axis in range(len(shape)):
