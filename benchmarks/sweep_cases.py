@@ -330,7 +330,9 @@ def movement() -> Iterator[SweepCase]:
 
 
 def _along(shape: Shape, axis: int) -> Iterator[SweepCase]:
-    """Slices, joins and lookups along one axis."""
+    """Cases of operators along one axis: slices, concatenations, splits, padding, lookups and
+    updates.
+    """
     operands: tuple[Operand, ...]
     name = f"{text(shape)} axis {axis}"
     extent = shape[axis]
@@ -370,7 +372,7 @@ def _along(shape: Shape, axis: int) -> Iterator[SweepCase]:
 
 
 def _gathers() -> Iterator[SweepCase]:
-    """Lookups and updates by several coordinates."""
+    """Cases of lookups and updates by several coordinates: GatherND and ScatterND."""
     for shape, count, depth in (
         *(((7, 5), 3, 1), ((1000, 64), 400, 1), ((40000, 3), 20000, 1)),
         *(((40000, 3), 20000, 2), ((33, 65, 17), 900, 2), ((300, 300), 30000, 2)),
@@ -389,7 +391,7 @@ def _gathers() -> Iterator[SweepCase]:
 
 
 def _images() -> Iterator[SweepCase]:
-    """Pictures resized and sampled."""
+    """Cases of image operators: resizing, sampling, cropping and affine grids."""
     operands: tuple[Operand, ...]
     for shape in ((1, 1, 57, 33), (1, 3, 224, 224), (1, 64, 14, 14)):
         for mode in ("nearest", "linear", "cubic"):
@@ -444,7 +446,7 @@ NOT_SWEPT: Mapping[str, tuple[str, ...]] = {
 
 
 def cases() -> list[SweepCase]:
-    """All cases, by operator."""
+    """All cases of the sweep, sorted by domain and operator."""
     from benchmarks import sweep_layers
 
     found = [*pointwise(), *reductions(), *movement(), *sweep_layers.cases()]

@@ -1,5 +1,8 @@
-"""The cases of the sweep with weights or windows: products, convolutions, pools, norms, recurrence,
-attention, quantised layers, and classifiers of ai.onnx.ml."""
+"""Cases of the sweep for operators with weights or windows.
+
+These are matrix products, convolutions, pooling, normalisation, recurrence, attention, losses,
+quantised layers, and classifiers of ai.onnx.ml.
+"""
 
 from __future__ import annotations
 
@@ -291,7 +294,7 @@ MICROSOFT = "com.microsoft"
 
 
 def projected() -> Iterator[SweepCase]:
-    """Attention with its projections, and what goes with it."""
+    """Cases of com.microsoft's attention operators with projections, cache and embedding."""
     operands: tuple[Operand, ...]
     for batch, rows, heads, width in ((1, 7, 1, 8), (1, 65, 8, 32), (3, 128, 4, 64)):
         size = heads * width
@@ -319,7 +322,9 @@ def projected() -> Iterator[SweepCase]:
 
 
 def contributed() -> Iterator[SweepCase]:
-    """Products and pictures of com.microsoft that no other family has."""
+    """Cases of com.microsoft's matrix products and image operators that the other functions do not
+    cover.
+    """
     operands: tuple[Operand, ...]
     for m, k, n in PRODUCTS:
         name = text((m, k, n))
@@ -370,7 +375,7 @@ def _quantised_images() -> Iterator[SweepCase]:
 
 
 def losses() -> Iterator[SweepCase]:
-    """Losses, and what reads signals or words."""
+    """Cases of losses, signal processing (STFT) and text (TfIdfVectorizer)."""
     operands: tuple[Operand, ...]
     for rows, classes in ((7, 5), (40000, 3), (3, 40000)):
         name, labels = text((rows, classes)), Given((rows,), f"below {classes}")
@@ -398,9 +403,11 @@ def losses() -> Iterator[SweepCase]:
 def tree_ensemble(
     features: int, trees: int, depth: int, kind: str, *, uneven: bool = False
 ) -> dict[str, Any]:
-    """Attributes of binary trees over normal features: one target, or three classes.
+    """Attributes of a TreeEnsemble operator: random binary trees over normally distributed
+    features.
 
-    The trees are full, or `uneven`: each inner node has a leaf and an inner child.
+    `kind` is "target" for one regression target, or "class" for three classes. The trees are full;
+    if `uneven`, each inner node has a leaf and an inner child.
     """
     random = np.random.default_rng(0)
     inner = depth if uneven else 2**depth - 1
@@ -439,7 +446,7 @@ def tree_ensemble(
 
 
 def cases() -> list[SweepCase]:
-    """All cases of this file."""
+    """All cases of this module."""
     families = (
         *(products, convolutions, pools, norms, recurrence, attention, quantised, classifiers),
         *(projected, contributed, losses),

@@ -1,13 +1,15 @@
-"""Networks of transformers and timm through `torch.compile`: `python -m benchmarks.torch_compile`.
+"""Compare torch.compile backends on networks of transformers and timm: `python -m
+benchmarks.torch_compile`.
 
-Twelve architectures at small sizes with random weights, for inference in float32, with this
-project's backend, with PyTorch's own (inductor, which needs a C++ compiler), with inductor's option
-`freezing`, which makes weights constants as this backend does, and in eager mode. All are in one
-process and take turns in a rotating order; a sample is the wall time of one call of the module.
-Outputs are compared with eager mode: the largest difference over the largest output.
+Twelve architectures at small sizes with random weights run inference in float32. They are compiled
+by this project's backend, by PyTorch's own (inductor, which needs a C++ compiler), and by inductor
+with the option `freezing`, which makes weights constants as this backend does; eager mode is
+measured too. All run in one process, alternately in a rotating order. A sample is the wall time of
+one call of the module. Outputs are compared with eager mode: the largest difference, relative to
+the largest output.
 
-A run keeps the rows of other models in benchmarks/results/torch-compile.json.gz, so that a few can
-be run at a time. Needs PyTorch, transformers and timm, which CI has not.
+A run keeps the rows of other models in benchmarks/results/torch-compile.json.gz, so that a few
+models can be run at a time. It needs PyTorch, transformers and timm, which are not installed in CI.
 """
 
 from __future__ import annotations
@@ -49,8 +51,12 @@ WORDS = 5000
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One model. Seconds are medians over the rounds of the rounds' medians; `error` is that of our
-    outputs, `peer_error` of inductor's; `compile_seconds` of the first call."""
+    """Results of one model.
+
+    `seconds` has the time of a call by backend: the median over the rounds of each round's median.
+    `compile_seconds` has the time of the first call. `error` is Tilewright's largest relative
+    difference from eager mode, and `peer_error` inductor's.
+    """
 
     model: str
     parameters: int
@@ -104,8 +110,12 @@ def _images(name: str, size: int = 160, **options: Any) -> Callable[[], tuple[An
 
 
 def _declare_torchvision() -> None:
-    """Declare two operators that torchvision describes at import, where its compiled part does not
-    load: on an index without CPU builds it is linked with CUDA. No model here uses them."""
+    """Declare two torchvision operators, so that torchvision can be imported without its compiled
+    library.
+
+    From a package index without CPU builds, that library is linked with CUDA and fails to load. No
+    model here uses the operators.
+    """
     boxes = "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"
     for name in ("nms", "qnms"):
         try:
@@ -135,7 +145,7 @@ MODELS: Mapping[str, Callable[[], tuple[Any, dict[str, Any]]]] = {
 
 
 def _first(result: Any) -> torch.Tensor:
-    """A module's first output."""
+    """The first output of a module's result, which is a tensor, a mapping or a sequence."""
     if isinstance(result, torch.Tensor):
         return result
     values = result.values() if isinstance(result, Mapping) else result
@@ -143,8 +153,11 @@ def _first(result: Any) -> torch.Tensor:
 
 
 def measure(name: str, rounds: int, turn_seconds: float) -> Row:
-    """Compile and time one model. Raises SystemExit if our outputs are wrong, or a graph was not
-    compiled."""
+    """Compile and time one model in all backends.
+
+    Raises SystemExit if Tilewright's outputs are wrong. A graph that Tilewright does not compile
+    raises a ModelWarning as an error.
+    """
     _declare_torchvision()
     torch.manual_seed(0)
     torch._dynamo.reset()
@@ -187,7 +200,7 @@ def measure(name: str, rounds: int, turn_seconds: float) -> Row:
 def _turns(
     calls: Mapping[str, Callable[[], Any]], rounds: int, seconds: float
 ) -> dict[str, list[float]]:
-    """Of each contender the median seconds of a call, one a round."""
+    """Time the calls alternately; returns, by name, the median seconds of a call in each round."""
     found: dict[str, list[float]] = {name: [] for name in calls}
     names = list(calls)
     for number in range(rounds):
@@ -206,7 +219,7 @@ def _turns(
 
 
 def page(origin: Origin, rows: Sequence[Row], threads: int) -> str:
-    """The rows as Markdown."""
+    """The report in Markdown, with a row per model."""
     header = ["model", "parameters", "eager ms", "inductor ms", "freezing ms", "tilewright ms"]
     header += ["over inductor", "over freezing", "over eager", "difference", "inductor's"]
     header += ["first call s", "inductor's"]
@@ -246,7 +259,7 @@ def page(origin: Origin, rows: Sequence[Row], threads: int) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Race models, and write the report of all raced ones."""
+    """Command line: measure models, and write the report of all measured models."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.torch_compile", description=__doc__)
     parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
     parser.add_argument("--threads", type=int, default=1)

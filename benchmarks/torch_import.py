@@ -1,7 +1,7 @@
-"""ONNX to a torch module, for the operators of the raced models.
+"""Converts ONNX models to torch modules, for the operators of the benchmarked models.
 
-Each node becomes one call of torch: eager mode then runs the model operator by operator, and
-torch.compile sees it whole. Values that depend on constants alone are computed once, on import.
+Each node becomes one torch call: eager mode executes them one by one, and torch.compile compiles
+all together. Values that depend only on constants are computed during conversion.
 """
 
 from __future__ import annotations
@@ -23,10 +23,12 @@ Constants = Sequence[Any]
 
 
 class OnnxModule(nn.Module):  # type: ignore[misc]  # torch is not installed for mypy
-    """Runs an ONNX graph: inputs and outputs are those of the graph, in its order.
+    """A torch module that executes an ONNX graph. Inputs and outputs are positional, in the graph's
+    order.
 
     Raises:
-        NotImplementedError: an operator, or a form of it, that no raced model has had yet.
+        NotImplementedError: an operator, or a variant of it, that the benchmarked models do not
+            use.
     """
 
     def __init__(self, model: Any) -> None:
@@ -144,7 +146,10 @@ def _gemm(attributes: Attributes, constants: Constants) -> Kernel:
 
 
 def _lstm(attributes: Attributes, constants: Constants) -> Kernel:
-    """Y of a forward LSTM without initial states; ONNX orders gates iofc, torch ifco."""
+    """Kernel for a forward LSTM without initial states; it returns the output Y only.
+
+    The gates are reordered, because ONNX stores them in the order iofc and torch in the order ifco.
+    """
     _, weight, states, bias = constants
     hidden = attributes["hidden_size"]
     if weight.shape[0] != 1 or attributes.keys() - {"hidden_size"}:
@@ -177,7 +182,7 @@ def _reshape(attributes: Attributes, constants: Constants) -> Kernel:
 
 
 def _axes(attributes: Attributes, constants: Constants) -> list[int]:
-    """Axes as an attribute, or as the second input that they became with opset 13."""
+    """The axes of a node: an attribute or, since opset 13, its second input."""
     axes: list[int] = attributes["axes"] if "axes" in attributes else constants[1].tolist()
     return axes
 
@@ -242,7 +247,9 @@ def _concat(attributes: Attributes, constants: Constants) -> Kernel:
 
 
 def _arithmetic(kernel: Kernel) -> Callable[[Attributes, Constants], Kernel]:
-    """Of two operands; a constant with one value becomes a number, as a person would write it."""
+    """Builder of a kernel for a binary operator; a scalar constant operand becomes a Python
+    number.
+    """
 
     def make(attributes: Attributes, constants: Constants) -> Kernel:
         if all(constant is not None for constant in constants):

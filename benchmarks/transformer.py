@@ -1,4 +1,6 @@
-"""Transformers with seeded random parameters, in the operators that exporters write."""
+"""Transformers in ONNX with seeded random parameters, built from the operators that exporters
+write.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,7 @@ GPT2_VOCABULARY = 50257
 
 
 class Blocks:
-    """Common layers of transformers; values are (1, tokens, hidden)."""
+    """Builds common transformer layers for values of shape (1, tokens, hidden)."""
 
     def __init__(self, writer: OnnxWriter, hidden: int, heads: int) -> None:
         self.writer = writer
@@ -31,7 +33,9 @@ class Blocks:
         return self.writer.node("Transpose", reshaped, perm=permutation)
 
     def attend(self, query: str, key: str, value: str, tokens: int, mask: str = "") -> str:
-        """Attention over heads, and the heads joined; operands as those of `weighted`."""
+        """Add multi-head attention and merge the heads to (1, tokens, hidden); operands are as in
+        `weighted`.
+        """
         writer = self.writer
         return writer.node(
             "Reshape",
@@ -40,9 +44,11 @@ class Blocks:
         )
 
     def weighted(self, query: str, key: str, value: str, mask: str = "") -> str:
-        """Scaled dot products, an optional mask that is added, softmax, and the values' sums.
+        """Add scaled dot-product attention with an optional additive mask; returns (batch, heads,
+        tokens, head).
 
-        query, value: (batch, heads, tokens, head); key: (batch, heads, head, tokens).
+        `query` and `value` have shape (batch, heads, tokens, head); `key` has shape (batch, heads,
+        head, tokens).
         """
         writer = self.writer
         scores = writer.node(
@@ -53,9 +59,10 @@ class Blocks:
         return writer.node("MatMul", writer.node("Softmax", scores, axis=-1), value)
 
     def self_attend(self, x: str, tokens: int, keys: str = "", count: int = 0) -> str:
-        """Attention with three projections and no mask, before the output's projection.
+        """Add attention with projections of queries, keys and values, without a mask or an output
+        projection.
 
-        `keys` (1, count, hidden) are what keys and values are projected from, if not from x.
+        Keys and values are projected from `keys` (1, count, hidden) if given, and otherwise from x.
         """
         linear, keys, count = self.writer.linear, keys or x, count or tokens
         query = self.split_heads(linear(x, self.hidden, self.hidden), tokens, [0, 2, 1, 3])
@@ -75,8 +82,8 @@ def bert(
 ) -> Any:
     """The BERT encoder (Devlin et al. 2018) with its embeddings.
 
-    MiniLM-L6 (Wang et al. 2020) is one with 6 layers of 384. input_ids: int64 (1, tokens), below
-    `vocabulary`; output: float32 (1, tokens, hidden).
+    With 6 layers and a hidden size of 384 it is MiniLM-L6 (Wang et al. 2020). The input `input_ids`
+    is int64 (1, tokens), below `vocabulary`; the output is float32 (1, tokens, hidden).
     """
     writer = OnnxWriter("bert", seed)
     blocks = Blocks(writer, hidden, heads)
@@ -103,9 +110,10 @@ def deit(
     heads: int = 6,
     classes: int = 1000,
 ) -> Any:
-    """DeiT (Touvron et al. 2020), small by default: a vision transformer with a class token.
+    """DeiT (Touvron et al. 2020), a vision transformer with a class token; by default DeiT-small.
 
-    Input: (1, 3, size, size), size a multiple of `patch`.
+    The input is (1, 3, size, size), and `size` is a multiple of `patch`. The output is (1,
+    classes).
     """
     writer = OnnxWriter("deit", seed)
     blocks = Blocks(writer, hidden, heads)
@@ -137,9 +145,10 @@ def whisper_encoder(
     hidden: int = 384,
     heads: int = 6,
 ) -> Any:
-    """The encoder of Whisper (Radford et al. 2022), tiny by default: attention over 1,500 tokens.
+    """The encoder of Whisper (Radford et al. 2022); by default Whisper-tiny with attention over
+    1,500 tokens.
 
-    Input: (1, features, frames), a spectrogram; output: (1, frames / 2, hidden).
+    The input is a spectrogram (1, features, frames), and the output (1, frames / 2, hidden).
     """
     writer = OnnxWriter("whisper_encoder", seed)
     blocks = Blocks(writer, hidden, heads)
@@ -172,11 +181,12 @@ def gpt2(
     heads: int = 12,
     vocabulary: int = GPT2_VOCABULARY,
 ) -> Any:
-    """GPT-2 (Radford et al. 2019), small by default: logits of every token.
+    """GPT-2 (Radford et al. 2019), by default GPT-2 small, with logits for every token.
 
-    With `past`, the inputs past_key_0, past_value_0, ... hold (1, heads, past, head) of earlier
-    tokens, and the outputs present_key_0, present_value_0, ... are those of all; the logits come
-    last. input_ids: int64 (1, tokens), below `vocabulary`.
+    The input `input_ids` is int64 (1, tokens), below `vocabulary`. If `past` is positive, the
+    inputs past_key_0, past_value_0, ... have shape (1, heads, past, head) and cache earlier tokens,
+    and the outputs present_key_0, present_value_0, ... cover all tokens. The last output is
+    `logits`, (1, tokens, vocabulary).
     """
     writer = OnnxWriter("gpt2", seed)
     blocks = Blocks(writer, hidden, heads)

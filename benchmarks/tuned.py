@@ -1,12 +1,14 @@
-"""How fast models are tuned: `python -m benchmarks.tuned tune`, then `report`.
+"""Measure how fast models are tuned, and what tuning gains: `python -m benchmarks.tuned tune`, then
+`report`.
 
-`tune` tunes models one after the other, each for so many seconds, into a folder's database, as
-`tilewright tune` does, and keeps a line about each run there. `report` writes them as a table:
-candidates a second, tasks, how many of them were searched (one of each family), and what tuning
-gained, by kernels and end to end. `benchmarks.race --schedules FOLDER` races what was tuned. So a
-machine that others use may be taken for a slice at a time. With `--target`, the code is for another
-processor, whose instructions this one has too; each model's artifact is in the folder, which
-`benchmarks.race --schedules FOLDER/MODEL-PRECISION-TARGET` races with untuned code for the same.
+`tune` tunes models one after the other, each for a number of seconds, into a database in a folder,
+like `tilewright tune`, and appends a line about each run to a file there. `report` writes a table:
+candidates per second, tasks, how many of them were searched (one of each family), and the gain of
+tuning, by kernels and end to end. `benchmarks.race --schedules FOLDER` races the tuned models. The
+steps are separate, so that a shared machine is needed only for short periods. With `--target`, the
+code is for another processor, whose instructions this one supports too. The folder then has an
+artifact per model, which `benchmarks.race --schedules FOLDER/MODEL-PRECISION-TARGET` races with
+untuned code for the same target.
 """
 
 from __future__ import annotations
@@ -30,10 +32,11 @@ LINES = "tuned.jsonl"
 
 @dataclass(frozen=True, slots=True)
 class TunedRun:
-    """Cost and gain of a run. Seconds of kernels are those of one inference.
+    """Cost and gain of tuning one model. Seconds of kernels are sums over one inference.
 
-    `searched` of the `tasks` were searched; the others took over their relatives' records. `ratio`
-    is tuned over untuned, end to end, and `served` its verdict. `target` is the code's target.
+    `searched` of the `tasks` were searched; the others reused records of their relatives. `ratio`
+    is the time of the tuned program over that of the untuned one, and `served` says which of them
+    is served. `target` is the target of the code.
     """
 
     model: str
@@ -55,17 +58,18 @@ class TunedRun:
 
     @property
     def rate(self) -> float:
-        """Candidates a second, while candidates were screened."""
+        """Candidates per second of screening."""
         return self.candidates / self.screening_seconds if self.screening_seconds else 0.0
 
 
 def tune(
     name: str, folder: Path, seconds: float, threads: int, precision: str, target: str = "host"
 ) -> TunedRun:
-    """Tune a model into the folder's database; with a target, also make an artifact for it there.
+    """Tune a model into the database in `folder`, for `seconds`. For a target other than "host",
+    also write an artifact there.
 
     Raises:
-        CompilerError: if the model or the budget is wrong.
+        CompilerError: if the model or the budget is invalid.
     """
     from tilewright.service.jobs.device.local_device import LocalDevice
     from tilewright.service.jobs.pipeline.job_spec import JobSpec
@@ -125,7 +129,7 @@ def tune(
 
 
 def report(origin: Origin, runs: Sequence[TunedRun]) -> str:
-    """The runs as Markdown."""
+    """The report in Markdown, with a row per run."""
     header = [
         "model", "precision", "target", "threads", "seconds", "tasks", "searched", "trials",
         "failed", "candidates a second", "kernels untuned, ms", "tuned, ms", "tuned over untuned",
@@ -170,7 +174,7 @@ def _ms(seconds: float | None) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Tune models, or write the report of tuned ones."""
+    """Command line: `tune` models, or write the `report` of the tuned models."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("step", choices=["tune", "report"])
     parser.add_argument("--folder", type=Path, required=True, help="where the database lies")

@@ -1,12 +1,13 @@
-"""Is a tuned range as good as tuned sizes? `python -m benchmarks.tuned_ranges tune`, then `race`.
+"""Compare a model tuned for a range of sizes with the model tuned for single sizes.
 
-`tune` tunes a model for a range and for several single sizes, on a target for which the defaults
-were not optimised, into a folder's database. The range, which is cut into intervals, has as many
-trials as all sizes together. `race` compiles four programs for each size (of the range and of the
-size alone, untuned and tuned) and runs them in turns on one thread. The gain of tuning is the
-untuned program's time over the tuned one's: the range's gain is to be at least 0.8 of the size's
-own. The range was not measured at any of these sizes. The clock is the process's CPU time, to which
-other processes do not add.
+`python -m benchmarks.tuned_ranges tune` tunes a model for a range and for several single sizes,
+into a database in a folder, on a target for which the defaults were not optimised. The range, which
+is divided into intervals, has as many trials as all sizes together. `python -m
+benchmarks.tuned_ranges race` compiles four programs for each size (for the range and for the size
+alone, each untuned and tuned) and runs them alternately on one thread. The gain of tuning is the
+untuned program's time over the tuned program's. The range should gain at least 0.8 of what the size
+gains on its own. The range was not measured at any of these sizes. The clock is the process's CPU
+time, which excludes other processes.
 """
 
 from __future__ import annotations
@@ -34,7 +35,10 @@ ASKED = 0.8
 
 @dataclass(frozen=True, slots=True)
 class RangeCase:
-    """A model, its range, and the sizes that are tuned separately; `others` are fixed."""
+    """A model with one dynamic dimension, its range, and the sizes that are tuned separately.
+
+    `others` fixes the sizes of other dimensions, and `feeds` makes inputs for given sizes.
+    """
 
     build: Callable[[], Any]
     dimension: str
@@ -54,7 +58,9 @@ CASES: Mapping[str, RangeCase] = {
 
 @dataclass(frozen=True, slots=True)
 class SizeResult:
-    """Seconds of the fastest run at one size: untuned and tuned, of the range and of the size."""
+    """Seconds of the fastest run at one size, for the programs of the range and of the size alone,
+    untuned and tuned.
+    """
 
     size: int
     range_untuned: float
@@ -73,7 +79,7 @@ class SizeResult:
 
 @dataclass(frozen=True, slots=True)
 class RangeResult:
-    """All sizes of a model."""
+    """Results of one model at all sizes; gains are geometric means over them."""
 
     model: str
     sizes: tuple[SizeResult, ...]
@@ -88,12 +94,17 @@ class RangeResult:
 
     @property
     def share(self) -> float:
-        """The range's gain as a share of that of sizes: of logarithms, so that no gain is none."""
+        """The range's gain as a fraction of the single sizes' gain, in logarithms, so that 0 means
+        no gain.
+        """
         return math.log(self.range_gain) / math.log(self.own_gain)
 
 
 def tune(name: str, folder: Path, trials: int) -> None:
-    """Tune a model for its range and for each size, into the folder's database."""
+    """Tune a model for its range and for each size, into the database in `folder`.
+
+    Each size has `trials` trials, and the range as many as all sizes together.
+    """
     from tilewright.service.cli import run
 
     case = CASES[name]
@@ -109,7 +120,9 @@ def tune(name: str, folder: Path, trials: int) -> None:
 
 
 def race(name: str, folder: Path, samples: int) -> RangeResult:
-    """The programs of each size in turns; the fastest of `samples` turns counts."""
+    """Compile the four programs of each size and time them alternately; the fastest of `samples`
+    runs counts.
+    """
     from tilewright.service.settings import Settings
     from tilewright.service.storage import open_storage
 
@@ -137,7 +150,7 @@ def race(name: str, folder: Path, samples: int) -> RangeResult:
 
 
 def report(origin: Origin, results: Sequence[RangeResult]) -> str:
-    """The results as Markdown."""
+    """The report in Markdown: a sentence per model, and a row per size."""
     header = [
         "model", "size", "range untuned, ms", "tuned, ms", "gain",
         "size alone untuned, ms", "tuned, ms", "gain", "range tuned over size tuned",
@@ -165,7 +178,7 @@ def report(origin: Origin, results: Sequence[RangeResult]) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Tune, or race what was tuned and write the report."""
+    """Command line: `tune` models, or `race` the tuned models and write the report."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("step", choices=["tune", "race"])
     parser.add_argument("--models", nargs="+", choices=CASES, default=["minilm"])

@@ -1,8 +1,9 @@
-"""Unseen shapes: `python -m benchmarks.unseen_shapes --family conv --count 200`.
+"""Compare operators at random shapes with ONNX Runtime: `python -m benchmarks.unseen_shapes
+--family conv --count 200`.
 
-It samples shapes of an operator family with a seed, including odd sizes, and compares untuned
-Tilewright with ONNX Runtime. It exposes default schedules that were fitted to well-known networks.
-Shapes are so large that the call of an engine is a small part of the time.
+Shapes of a family of operators are sampled with a seed, including odd sizes, and run in untuned
+Tilewright and in ONNX Runtime. This reveals default schedules that are overfitted to well-known
+networks. Shapes are large enough that the overhead of a call is a small part of the time.
 
 Rows are written as they are measured. `--resume` continues a run of the same commit and seed.
 """
@@ -37,20 +38,24 @@ WORST = 10
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """A random operator: its name in a table, and its model."""
+    """A random operator: its name in the report, and a function that builds its model."""
 
     name: str
     build: Callable[[], Any]
 
 
 class Draw:
-    """Random extents; every shape has a generator of its own, so that any can be made alone."""
+    """Random sizes for one shape. Each shape has its own generator, so that it can be reproduced
+    alone.
+    """
 
     def __init__(self, seed: int, family: str, number: int) -> None:
         self._random = np.random.default_rng([seed, *family.encode(), number])
 
     def size(self, low: int, high: int) -> int:
-        """Log-uniform from `low` to `high`, both included: small sizes are as likely as large."""
+        """A random size in `low`..`high`, log-uniform, so that small sizes are as likely as large
+        ones.
+        """
         return int(math.exp(self._random.uniform(math.log(low), math.log(high + 1))))
 
     def pick(self, *choices: Any) -> Any:
@@ -186,15 +191,17 @@ FAMILIES: dict[str, Callable[[Draw], Shape]] = {
 
 
 def draw_shape(family: str, seed: int, number: int) -> Shape:
-    """Shape `number` of a family: the same for the same arguments, independent of other shapes."""
+    """Generate shape `number` of a family. It depends only on the arguments, not on earlier
+    calls.
+    """
     return FAMILIES[family](Draw(seed, family, number))
 
 
 @dataclass(frozen=True, slots=True)
 class ShapeRow:
-    """A shape as measured; speeds are ONNX Runtime's time over the engine's.
+    """Measurements of one shape. `speed` is ONNX Runtime's time over the engine's.
 
-    `call_share` is the part of ONNX Runtime's time that a call of an empty model takes.
+    `call_share` is the fraction of ONNX Runtime's time that calling a nearly empty model takes.
     """
 
     family: str
@@ -207,14 +214,14 @@ class ShapeRow:
 
 
 def call_seconds() -> dict[str, float]:
-    """Seconds of a call of each engine with next to nothing to compute."""
+    """Seconds per call of each engine for a model with almost no work: the overhead of a call."""
     writer = OnnxWriter("call", 0)
     model = writer.finish([(writer.node("Relu", writer.input("x", (16,))), (16,))])
     return compare_engines(model, random_feeds(model, 0), Sampling()).seconds
 
 
 def measure(wanted: Sequence[tuple[str, int]], seed: int, sampling: Sampling) -> Iterator[ShapeRow]:
-    """Rows as they are measured, in the order of `wanted`: family and number."""
+    """Measure the shapes `wanted`, each a family and a number, and yield a row for each."""
     calls = call_seconds()
     for family, number in wanted:
         shape = draw_shape(family, seed, number)
@@ -233,7 +240,7 @@ def measure(wanted: Sequence[tuple[str, int]], seed: int, sampling: Sampling) ->
 
 
 def report(rows: Sequence[ShapeRow], origin: Origin, how: str) -> str:
-    """Per family the geometric mean, the spread and the worst shapes."""
+    """The report in Markdown: per family the geometric mean, the spread and the worst shapes."""
     summary = []
     families = [family for family in FAMILIES if any(row.family == family for row in rows)]
     for family in families:
@@ -292,7 +299,7 @@ def report(rows: Sequence[ShapeRow], origin: Origin, how: str) -> str:
 
 
 def _earlier(path: Path, seed: int, parser: argparse.ArgumentParser) -> list[ShapeRow]:
-    """The rows of an earlier run, which must be of the same seed, commit and CPU."""
+    """Rows of an earlier run to resume. Exits with an error if its seed, commit or CPU differs."""
     if not path.exists():
         return []
     document = read_data(path)

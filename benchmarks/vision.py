@@ -1,7 +1,8 @@
-"""Networks between convolutions and attention, with seeded random parameters.
+"""Vision networks that combine convolutions and attention or layer norms, with seeded random
+parameters.
 
-Their layer norms run along channels that convolutions see as planes, so that values change between
-the two orders; exporters write each change as Transpose and Reshape, and so is it written here.
+Their layer norms run along the channels, but convolutions store each channel as a plane. Values are
+therefore converted between the two layouts by Transpose and Reshape, as exporters write it.
 """
 
 from __future__ import annotations
@@ -25,14 +26,15 @@ def convnext(
     widths: tuple[int, ...] = (96, 192, 384, 768),
     classes: int = 1000,
 ) -> Any:
-    """ConvNeXt (Liu et al. 2022), tiny by default: 7x7 depthwise windows under a layer norm.
+    """ConvNeXt (Liu et al. 2022), by default ConvNeXt-T, with 7x7 depthwise convolutions and layer
+    norms.
 
-    Input: (1, 3, size, size), size a multiple of 32.
+    The input is (1, 3, size, size), and `size` is a multiple of 32. The output is (1, classes).
     """
     writer = OnnxWriter("convnext", seed)
 
     def normalise(x: str, channels: int) -> str:
-        """x: (1, channels, H, W), normalised along its channels."""
+        """Apply layer normalisation along the channels of x (1, channels, H, W)."""
         rows = writer.node("Transpose", x, perm=[0, 2, 3, 1])
         rows = Blocks(writer, channels, 1).normalise(rows, 1e-6)
         return writer.node("Transpose", rows, perm=[0, 3, 1, 2])
@@ -61,23 +63,29 @@ def convnext(
 
 
 class _Pyramid:
-    """Common block of PVT and SegFormer; `x` is (1, side * side, width), `side` its pixel rows."""
+    """Builds attention blocks of PVT and SegFormer.
+
+    `x` has shape (1, side * side, width): one row for each pixel of a square image with `side` rows
+    of pixels.
+    """
 
     def __init__(self, writer: OnnxWriter) -> None:
         self.writer = writer
 
     def rows(self, x: str, side: int, width: int) -> str:
-        """(1, width, side, side) -> (1, side * side, width)."""
+        """Convert planes (1, width, side, side) to rows (1, side * side, width)."""
         shape = self.writer.constant(np.array([1, width, side * side], np.int64))
         return self.writer.node("Transpose", self.writer.node("Reshape", x, shape), perm=[0, 2, 1])
 
     def planes(self, x: str, side: int, width: int) -> str:
-        """(1, side * side, width) -> (1, width, side, side)."""
+        """Convert rows (1, side * side, width) to planes (1, width, side, side)."""
         shape = self.writer.constant(np.array([1, width, side, side], np.int64))
         return self.writer.node("Reshape", self.writer.node("Transpose", x, perm=[0, 2, 1]), shape)
 
     def attend(self, x: str, side: int, width: int, heads: int, reduction: int) -> str:
-        """Attention whose keys and values are of the image `reduction` times smaller each way."""
+        """Add attention whose keys and values come from the image reduced by the factor `reduction`
+        per side.
+        """
         writer, blocks = self.writer, Blocks(self.writer, width, heads)
         keys, count = x, side * side
         if reduction > 1:
@@ -96,9 +104,10 @@ def pvt(
     widths: tuple[int, ...] = (64, 128, 320, 512),
     classes: int = 1000,
 ) -> Any:
-    """The Pyramid Vision Transformer (Wang et al. 2021), tiny by default, with a mean for its head.
+    """Pyramid Vision Transformer (Wang et al. 2021), by default PVT-Tiny, with mean pooling before
+    the classifier.
 
-    Input: (1, 3, size, size), size a multiple of 32.
+    The input is (1, 3, size, size), and `size` is a multiple of 32. The output is (1, classes).
     """
     writer = OnnxWriter("pvt", seed)
     pyramid = _Pyramid(writer)
@@ -133,9 +142,11 @@ def segformer(
     decoded: int = 256,
     classes: int = 150,
 ) -> Any:
-    """SegFormer (Xie et al. 2021), B0 by default: four stages, resized bilinearly and joined.
+    """SegFormer (Xie et al. 2021), by default B0; the four stages are resized bilinearly and
+    concatenated.
 
-    Input: (1, 3, size, size), size a multiple of 32; output: (1, classes, size / 4, size / 4).
+    The input is (1, 3, size, size), and `size` is a multiple of 32. The output is (1, classes, size
+    / 4, size / 4).
     """
     writer = OnnxWriter("segformer", seed)
     pyramid = _Pyramid(writer)

@@ -1,7 +1,7 @@
-"""Quality of a warm database's picks for an unseen workload.
+"""Quality of the first choice of a cost model that was trained on other workloads.
 
-A base model is trained on the candidates that `benchmarks.cost_model collect` measured for other
-tasks. Tasks that do about as much work as an unseen one are left out: to a cost model, a
+The base model is trained on candidates that `benchmarks.cost_model collect` measured for other
+tasks. Tasks with about as much work as an unseen one are excluded, because for a cost model, a
 convolution with another activation is the same task.
 """
 
@@ -33,10 +33,11 @@ STOPPING = 5
 
 
 def base_model(folder: Path, unseen: Sequence[Table]) -> bytes:
-    """A model in XGBoost's JSON, trained on what was collected of other tasks.
+    """Train a base model on all collected tasks that are unlike the `unseen` ones; returns
+    XGBoost's JSON.
 
     Raises:
-        SystemExit: if nothing was collected.
+        SystemExit: if too few tasks were collected.
     """
     work = [costs.flops(table.task.workload) for table in unseen]
     left_out = {
@@ -69,8 +70,11 @@ REFUSED = frozenset({Status.BUILD_ERROR, Status.BUILD_TIMEOUT, Status.SPILLS})
 
 @dataclass(frozen=True, slots=True)
 class FirstPicks:
-    """Regrets without a trial: of the base model's first choice that builds, of the estimate's,
-    of the default. `refused` is how many choices of the model the builder refused before."""
+    """Regrets of the schedules that are chosen before any trial.
+
+    They are the base model's first choice that builds, the estimate's first choice, and the
+    default. `refused` is the number of the model's better choices that the builder rejected.
+    """
 
     model: float
     refused: int
@@ -79,8 +83,9 @@ class FirstPicks:
 
 
 def first_picks(table: Table, base: bytes) -> FirstPicks:
-    """The pick from a table before any of it is measured; infinite for a failure that only a device
-    shows."""
+    """Evaluate the first choices for a table; a choice that fails on the device has an infinite
+    regret.
+    """
     task = restricted(table.task, list(table.known))
     features = FeatureExtractor(
         task.lower,
@@ -93,7 +98,9 @@ def first_picks(table: Table, base: bytes) -> FirstPicks:
     estimates = [features.estimated_seconds(schedule) or float("inf") for schedule in schedules]
 
     def first(costs: Sequence[float] | np.ndarray) -> tuple[float, int]:
-        """The regret of the cheapest that builds, and how many were refused before it."""
+        """The regret of the candidate with the lowest cost that builds, and the number of cheaper
+        ones that do not.
+        """
         order = [table.known[schedules[n]] for n in np.argsort(costs, kind="stable")]
         built = [measured for measured in order if measured.status not in REFUSED]
         seconds = built[0].run_seconds

@@ -1,14 +1,15 @@
-"""Race in Node or in a browser: `python -m benchmarks.web --models mobilenetv2 squeezenet`.
+"""Benchmark WebAssembly modules in Node or in a browser: `python -m benchmarks.web --models
+mobilenetv2 squeezenet`.
 
-Models compiled to WebAssembly against onnxruntime-web, in one process of Node that runs one model,
-or with `--browser chromium` in one page, one thread, engines in rotating order within each round.
-`--packages` is a folder with onnxruntime-web in its node_modules (`npm install onnxruntime-web`),
-`--node` a Node that knows relaxed SIMD (24 does without an option). With `--tensorflow`, models of
-images run in TensorFlow.js, too, on its XNNPACK back end
-(`npm install @tensorflow/tfjs-core @tensorflow/tfjs-backend-wasm`), by calls that
-`web_tensorflow.py` generates from the ONNX model. With `--tuned` the same targets are raced with
-records, too, such as a worker in Node makes (docs/browser.md). Results go to benchmarks/results/ as
-JSON and Markdown.
+Models compiled to WebAssembly race against onnxruntime-web on one thread, in one Node process per
+model or, with `--browser chromium`, in one page per model. Engines run in rotating order within
+each round. `--packages` is a folder with onnxruntime-web in its node_modules (`npm install
+onnxruntime-web`), and `--node` a Node that supports relaxed SIMD (24 does without an option). With
+`--tensorflow`, image models also run in TensorFlow.js with its XNNPACK back end (`npm install
+@tensorflow/tfjs-core @tensorflow/tfjs-backend-wasm`), by calls that `web_tensorflow.py` generates
+from the ONNX model. With `--tuned`, modules compiled with tuning records are raced too; a worker in
+Node can make such records (docs/browser.md). Results go to benchmarks/results/ as JSON and
+Markdown.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ SCRIPT = Path(__file__).with_name("web_node.mjs")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Race models, write the report after each."""
+    """Command line: race the models, and write the report after each."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.web", description=__doc__)
     parser.add_argument("--models", nargs="+", default=list(MODELS))
     parser.add_argument("--targets", nargs="+", default=list(TARGETS), choices=TARGETS)
@@ -73,7 +74,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def race(model: str, options: argparse.Namespace) -> list[dict[str, Any]]:
-    """A row for each engine: milliseconds of its rounds, ratio and error against the peer."""
+    """Race all engines on one model. Returns a row per engine: times in ms, and ratio and error
+    relative to onnxruntime-web.
+    """
     with tempfile.TemporaryDirectory() as work:
         folder = Path(work)
         proto = build(model)
@@ -122,7 +125,7 @@ def race(model: str, options: argparse.Namespace) -> list[dict[str, Any]]:
 def _write_for_tensorflow(
     proto: onnx.ModelProto, given: Mapping[str, NDArray[Any]], folder: Path
 ) -> bool:
-    """Whether TensorFlow.js can run the model."""
+    """Write the calls and weights for TensorFlow.js; false if the model cannot be translated."""
     try:
         write_calls(proto, next(iter(given.values())), folder)
     except NoCallError as error:
@@ -144,7 +147,7 @@ def _race_in_node(model: str, folder: Path, options: argparse.Namespace) -> None
 
 
 def _module(folder: Path, target_name: str) -> str:
-    """The path of a module in the folder of the race."""
+    """Compile the untuned module for a target; returns its path relative to `folder`."""
     target = resolve_target(target_name)
     graph = driver.optimise(driver.load_graph(folder / "model.onnx"), Mode(target))
     compiled = build_program(driver.make_plan(graph, Mode(target)), None, Mode(target))
@@ -153,7 +156,11 @@ def _module(folder: Path, target_name: str) -> str:
 
 
 def _tuned_module(folder: Path, target_name: str, records: Path) -> str:
-    """As a user has it made, with the records in the data folder of a service."""
+    """Compile the module for a target with the records in a service's data folder, by the command
+    that users run.
+
+    Returns its path relative to `folder`.
+    """
     made = folder / f"{target_name}{TUNED}"
     command = [
         sys.executable,
@@ -179,12 +186,12 @@ def _input(folder: Path, name: str, array: NDArray[Any]) -> dict[str, Any]:
 
 
 def _outputs(folder: Path, engine: Mapping[str, Any]) -> NDArray[np.float32]:
-    """The first output, flat."""
+    """The first output of an engine as a flat array."""
     return np.fromfile(folder / next(iter(engine["outputs"].values())), np.float32)
 
 
 def write(origin: Origin, rows: list[dict[str, Any]], name: str) -> None:
-    """NAME.json.gz and NAME.md."""
+    """Write the rows to `name`.json.gz and `name`.md in the results folder."""
     write_data(RESULTS_FOLDER / f"{name}.json.gz", rows_json(asdict(origin), rows))
     others = sorted({row["engine"] for row in rows} - {PEER})
     means = {
@@ -214,7 +221,9 @@ def write(origin: Origin, rows: list[dict[str, Any]], name: str) -> None:
 
 
 def _beside_tensorflow(rows: Sequence[Mapping[str, Any]]) -> str:
-    """How many times as fast as it each engine of ours is, over the models that it runs; or ""."""
+    """A sentence with each engine's geometric-mean speed-up over TensorFlow.js; empty if that was
+    not raced.
+    """
     theirs = {row["model"]: row["ratio"] for row in rows if row["engine"] == TENSORFLOW}
     if not theirs:
         return ""

@@ -1,4 +1,4 @@
-"""A race in a page of headless Chromium: the files that it asks for, and what it says."""
+"""Runs a race in a page of headless Chromium: serves the page's files, and receives its results."""
 
 from __future__ import annotations
 
@@ -22,7 +22,10 @@ ISOLATED = {
 
 
 class Handler(SimpleHTTPRequestHandler):
-    """Files of the race's folder, where what is put goes; of this folder and of node_modules."""
+    """HTTP server of a race: serves files of the race's folder, of benchmarks/ and of node_modules.
+
+    The page uploads its results to the race's folder by PUT; a file named "ended" ends the race.
+    """
 
     def __init__(
         self, *given: Any, folder: Path, packages: Path, ended: threading.Event, **named: Any
@@ -52,14 +55,15 @@ class Handler(SimpleHTTPRequestHandler):
             self.ended.set()
 
     def log_message(self, *given: object) -> None:
-        """Nothing."""
+        """Discard the log of requests."""
 
 
 def race_in_page(folder: Path, packages: Path, browser: str) -> None:
-    """Open the page until it says that it ended: found.json is in the folder then.
+    """Open the race's page in a browser, and wait until it has ended; found.json is then in
+    `folder`.
 
     Raises:
-        SystemExit: if it fails, or does not end in ten minutes.
+        SystemExit: if the page fails, or does not end within ten minutes.
     """
     ended = threading.Event()
     handler = partial(Handler, folder=folder, packages=packages, ended=ended)

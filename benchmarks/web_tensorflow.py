@@ -1,7 +1,8 @@
-"""Models of images for TensorFlow.js, which reads no ONNX: the calls of its functions, and weights.
+"""Translates ONNX image models to sequences of TensorFlow.js calls with weights, as TensorFlow.js
+cannot read ONNX.
 
-Convolutions take their batch normalisation, bias and activation into one call, as TensorFlow.js'
-own converter has them; images are NHWC. `web_tensorflow.mjs` makes the calls.
+Batch normalisation, bias and activation are fused into the call of a convolution, as by
+TensorFlow.js' own converter; images are NHWC. `web_tensorflow.mjs` executes the calls.
 """
 
 from __future__ import annotations
@@ -23,11 +24,11 @@ _WHOLE = {"GlobalAveragePool", "AveragePool"}
 
 
 class NoCallError(Exception):
-    """A model has what is not translated."""
+    """A model contains something that has no translation to TensorFlow.js."""
 
 
 class _Calls:
-    """Of a graph, in its order."""
+    """Translates the nodes of a graph to calls, in order."""
 
     def __init__(self, graph: onnx.GraphProto) -> None:
         self.graph = graph
@@ -53,7 +54,11 @@ class _Calls:
         self.last[output] = call
 
     def into_convolution(self, value: str) -> dict[str, Any] | None:
-        """The convolution that makes a value, if nothing else reads it and it may take more."""
+        """The call of the convolution that computes a value, if a following operation can be fused
+        into it.
+
+        None if the value has other uses, or the convolution already has an activation.
+        """
         found = self.last.get(value)
         if found is None or self.uses[value] > 1 or "filter" not in found:
             return None
@@ -152,13 +157,14 @@ def _window(attributes: dict[str, Any]) -> dict[str, Any]:
 
 
 def write_calls(proto: onnx.ModelProto, image: Array, folder: Path) -> None:
-    """tensorflow.json, tensorflow.bin and tensorflow-input.bin for `web_tensorflow.mjs`.
+    """Translate a model, and write tensorflow.json, tensorflow.bin and tensorflow-input.bin for
+    `web_tensorflow.mjs`.
 
     Args:
         image: the model's only input, (1, C, H, W).
 
     Raises:
-        NoCallError: if the model is none of images, or has what is not translated.
+        NoCallError: if the input is not an image, or an operator has no translation.
     """
     (name, *others) = (each.name for each in proto.graph.input)
     if others or image.ndim != 4:

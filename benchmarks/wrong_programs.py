@@ -1,9 +1,10 @@
-"""Does the verification catch wrong programs? `python -m benchmarks.wrong_programs MODEL...`.
+"""Test whether the verification detects wrong programs: `python -m benchmarks.wrong_programs
+MODEL...`.
 
-One operator of a model's imported graph is changed at a time: what a wrong pass, layout or kernel
-would compute. The program of the changed graph is compared with the graph as it was: as a whole,
-and step by step (`service.jobs.evidence.certificate`). A change that hardly moves an
-output is left out.
+In the imported graph of a model, one operator is changed at a time, as a wrong pass, layout or
+kernel would change it. The program compiled from the changed graph is compared with the original
+graph: as a whole, and step by step (`service.jobs.evidence.certificate`). Changes that hardly
+affect any output are not counted.
 """
 
 from __future__ import annotations
@@ -44,15 +45,15 @@ as much. By precision."""
 
 @dataclass(frozen=True, slots=True)
 class Wrong:
-    """A change, and who noticed it.
+    """A change to a graph, and which checks detected it.
 
     Attributes:
-        moved: how far it moves the outputs as a whole.
-        whole: whether that is more than a whole model may differ.
-        steps: whether the certificate refuses the program.
-        named: whether that names the operator.
-        refused: whether the verification refuses it: by steps, or as a whole where the model
-            neither rounds nor chooses.
+        moved: the largest difference of the outputs, relative to the largest output.
+        whole: whether that exceeds the tolerance for a whole model.
+        steps: whether the certificate rejects the program.
+        named: whether the certificate's error names the changed operator.
+        refused: whether the verification rejects the program: by the certificate or, for models
+            without rounding or selection, as a whole.
     """
 
     model: str
@@ -70,7 +71,7 @@ Changed = tuple[str, str, Graph]
 
 
 def changes(graph: Graph) -> Iterator[Changed]:
-    """Every change that fits an operator of a graph."""
+    """Yield all changes that are possible for the operators of a graph."""
     for number, node in enumerate(graph.nodes):
         for kind, change in _NODES.items():
             other = change(graph, node)
@@ -99,7 +100,9 @@ def _attribute(node: Node, name: str, value: object) -> Node:
 
 
 def _window(graph: Graph, node: Node) -> Node | None:
-    """One step to the side."""
+    """Shift the window of a convolution or pooling by one row, by changing its padding; None if
+    impossible.
+    """
     pads = node.attr("pads")
     if node.op not in ("conv", "max_pool", "avg_pool") or not isinstance(pads, tuple):
         return None
@@ -110,7 +113,7 @@ def _window(graph: Graph, node: Node) -> Node | None:
 
 
 def _dropped(graph: Graph, node: Node) -> Node | None:
-    """The first operand instead of the result."""
+    """Replace an operator by its first operand; None if the types differ."""
     same = node.inputs and graph.types[node.inputs[0]] == graph.types[node.output]
     if not same or node.bodies or node.inputs[0] in graph.constants:
         return None
@@ -134,7 +137,7 @@ def _rounding_mode(op: str) -> Callable[[Graph, Node], Node | None]:
 
 
 def _layout(graph: Graph, node: Node) -> Node | None:
-    """Two axes of one extent in each other's place."""
+    """Exchange two adjacent axes of equal extent in a Transpose; None for other operators."""
     axes = node.attr("perm")
     shape = graph.types[node.output].shape
     if node.op != "transpose" or not isinstance(axes, tuple):
@@ -148,7 +151,11 @@ def _layout(graph: Graph, node: Node) -> Node | None:
 
 
 def _turned(graph: Graph, node: Node) -> tuple[Node, Node] | None:
-    """The result as it would be read in another layout: two axes of one extent exchanged."""
+    """Transpose two adjacent axes of equal extent in an operator's result, as if it were read in
+    another layout.
+
+    Returns the operator with a new output, and the Transpose; None if the result has no such axes.
+    """
     shape = graph.types[node.output].shape
     if node.bodies or node.op == "transpose" or ops.get(node.op).kind not in _COMPUTING:
         return None
@@ -171,7 +178,7 @@ def _scale(array: np.ndarray, node: Node) -> np.ndarray | None:
 
 
 def _channel(array: np.ndarray, node: Node) -> np.ndarray | None:
-    """One column of a product's weights, or one filter, by a thousandth."""
+    """Multiply the weights of one output column or filter by 1.001; None for other constants."""
     if array.dtype != np.float32 or array.ndim < 2:
         return None
     changed = array.copy()
@@ -181,7 +188,9 @@ def _channel(array: np.ndarray, node: Node) -> np.ndarray | None:
 
 
 def _weight(array: np.ndarray, node: Node) -> np.ndarray | None:
-    """One weight, by a quarter of the largest."""
+    """Increase one weight by a quarter of the largest absolute weight; None for constants of less
+    than two dimensions.
+    """
     if array.ndim < 2:
         return None
     changed = array.copy()
@@ -216,14 +225,25 @@ _CONSTANTS: Mapping[str, Callable[[np.ndarray, Node], np.ndarray | None]] = {
 
 
 def name_of(model: Path) -> str:
-    """The name of a file, or of its folder if every file is called model.onnx."""
+    """The name of a model: its file's name without suffix, or its folder's name if the file is
+    called model.onnx.
+    """
     return model.parent.name if model.stem == "model" else model.stem
 
 
 def judge(
     model: Path, dims: Mapping[str, int], count: int, seed: int, precision: str = DType.FLOAT32
 ) -> Iterator[Wrong]:
-    """Change a model this number of times, spread evenly over the possible ways."""
+    """Change a model about `count` times, spread evenly over the kinds of changes, and yield what
+    the checks detected.
+
+    Args:
+        model: the path of the ONNX file.
+        dims: sizes of its dynamic dimensions, by name.
+        count: the approximate number of changes.
+        seed: the seed of their random choice.
+        precision: the precision in which the model is compiled.
+    """
     request = ModelRequest(model, Mode(precision=precision, in_place=False), dims=dims or None)
     planned = plan_model(request)
     kinds: dict[str, list[Changed]] = {}
@@ -256,7 +276,11 @@ def judge(
 
 @dataclass(frozen=True, slots=True)
 class Observed:
-    """The program of a possibly wrong graph, and the graph that it should compute."""
+    """The program compiled from a possibly wrong graph, with the inputs and observed values of its
+    run.
+
+    `planned` has the right graph, which the program is checked against.
+    """
 
     planned: Planned
     seen: Observation
@@ -277,7 +301,9 @@ class Observed:
         )
 
     def certified(self) -> WrongProgramError | None:
-        """Why the certificate refuses the program."""
+        """The error by which the certificate rejects the program; None if the certificate accepts
+        it.
+        """
         try:
             certify(self.planned.graph, self.inputs, self.seen, self.ports)
         except WrongProgramError as error:
@@ -285,7 +311,9 @@ class Observed:
         return None
 
     def apart(self, right: Observed) -> float:
-        """How far the outputs are from those of the right program."""
+        """The largest relative difference of the outputs from those of the right program, without
+        bfloat16 outputs.
+        """
         types = self.planned.graph.types
         pairs = [
             (name, self.seen.output(port), right.seen.output(right.ports[name]))
@@ -296,7 +324,7 @@ class Observed:
 
 
 def report(rows: Sequence[Wrong], origin: Origin, precision: DType) -> str:
-    """Markdown: by model and by kind of change."""
+    """The report in Markdown: detected changes by model and by kind, and the missed ones."""
 
     def lines(key: Callable[[Wrong], str]) -> list[list[str]]:
         groups: dict[str, list[Wrong]] = {}
