@@ -1,3 +1,4 @@
-"""Benchmarks that compare Tilewright with other inference engines. They write reports and are not
-part of the test suite.
+"""Benchmarks of Tilewright, most of them in comparison with other inference engines.
+
+They write reports to benchmarks/results, and are not part of the test suite.
 """

@@ -71,7 +71,8 @@ class KernelError:
 def model_errors(name: str) -> list[ModelError]:
     """Compare the outputs of a compiled model with a float64 evaluation, once per mode of numerics.
 
-    `name` is a key of `models.MODELS`. The inputs are the seeded random ones of the model.
+    `name` is a key of `benchmarks.models.MODELS`. The inputs are the seeded random ones of the
+    model.
     """
     model = models.build(name)
     feeds = models.feeds(name, model)
@@ -156,8 +157,9 @@ def _onnxruntime(model: Any, feeds: Arrays) -> list[np.ndarray]:
 
 
 def markdown(origin: str, rows: list[ModelError], kernels: list[KernelError]) -> str:
-    """The report in Markdown: `origin` (date, machine, versions), then the tables of models and of
-    kernels.
+    """The report in Markdown: `origin`, then the tables of models and of kernels.
+
+    `origin` is a sentence with the date, the machine and the versions.
     """
     lines = ["# Errors against float64", "", origin, ""]
     lines += [

@@ -1,6 +1,4 @@
-"""Protocol of an engine that runs in a separate process: each line is a JSON request or a JSON
-answer.
-"""
+"""Line protocol of an engine in a separate process: JSON requests in, JSON answers out."""
 
 from __future__ import annotations
 

@@ -71,8 +71,9 @@ class Latency:
 
 
 def prepare(name: str, folder: Path) -> None:
-    """Write the model, its inputs, its artifact and its C library to `folder`, and build the C
-    program there.
+    """Write a model, its inputs, its artifact and its C library to `folder`.
+
+    The C program is built there, too.
     """
     folder.mkdir(parents=True)
     proto, target = models.build(name), host_target()

@@ -171,7 +171,7 @@ class Chaos:
     def _live_leases(self) -> list[tuple[str, str]]:
         """Identifiers of all live leases with their workers, read from the database.
 
-        A liar uses them to answer leases of other workers, which the API would not tell it. The
+        A liar attacks other workers' leases with them; the API would not reveal them to it. The
         list is empty while the database is down.
         """
         query = sa.select(LeaseRow.id, LeaseRow.worker_id).where(LeaseRow.ended_at.is_(None))
@@ -182,8 +182,10 @@ class Chaos:
             return []
 
     def play(self) -> Outcome:
-        """Run the plan: start all processes, kill some of them, wait for the jobs to end, and check
-        the database.
+        """Run the plan, and return what happened.
+
+        All processes are started, and some of them killed. When all jobs have ended, the database
+        is checked.
         """
         began = time.monotonic()
         self.fleet.start("web")
@@ -291,10 +293,9 @@ class Chaos:
             self._pause(1.0)
 
     def _settle(self) -> None:
-        """Wait until every job has ended and no worker's spool holds results that the service
-        lacks.
+        """Wait until every job has ended and every worker's results have reached the service.
 
-        It gives up after `end_seconds` of the plan.
+        The wait ends after `end_seconds` of the plan in any case.
         """
         ends = time.monotonic() + self.plan.end_seconds
         while time.monotonic() < ends:
@@ -342,7 +343,7 @@ def prepared(plan: Plan, folder: Path) -> Iterator[Chaos]:
 
 
 def options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
-    """Parse the options of a run."""
+    """Parse the command-line options of the chaos test."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--kills", type=int, default=200)
     parser.add_argument("--database", choices=["sqlite", "postgresql"], default="postgresql")
@@ -380,7 +381,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def report(origin: Origin, outcome: Outcome) -> str:
-    """The report in Markdown."""
+    """The report in Markdown: counts of events, the broken guarantees, and the errors of jobs."""
     found = outcome.found
     counted: dict[str, Counter[str]] = {
         "killed with `kill -9`": outcome.kills,

@@ -82,11 +82,10 @@ def check(
 def _of_job(
     storage: Storage, job_id: str, requests: Sequence[RequestStatus], found: Found
 ) -> Iterator[str]:
-    """Compare the stored trials of a job with the results of its requests; yield a sentence per
-    fault.
+    """Compare the stored trials of a job with the results of its requests.
 
-    A trial may be missing, differ from the reported samples, or have implausible samples, or a
-    schedule may have been measured twice.
+    Yields a sentence for each fault: a trial is missing or differs from the reported samples,
+    samples are implausible, or a schedule was measured twice.
     """
     trials = {trial.id: trial for trial in storage.records.trials_of_job(job_id)}
     found.trials += len(trials)
@@ -124,9 +123,7 @@ def _lost(
     leases: Mapping[str, Sequence[LeaseStatus]],
     found: Found,
 ) -> Iterator[str]:
-    """Yield a sentence for each result of an honest worker that the service lost or measured
-    twice.
-    """
+    """Yield a sentence for each result of an honest worker that was lost or measured twice."""
     for worker_id, names in finished.items():
         for name, count in names.items():
             found.measured += 1

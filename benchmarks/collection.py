@@ -49,7 +49,9 @@ KILLED = "killed: it went on and on"
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """Result of the command on one model. If the model could not be fetched, `problem` says why."""
+    """Result of `tilewright tune` on one model. If the model could not be fetched, `problem` says
+    why.
+    """
 
     identity: str
     commit: str
@@ -70,8 +72,7 @@ class Row:
     too_scalar: bool = False
 
     def faults(self, seconds: float) -> list[str]:
-        """The requirements that the command violated, as short texts such as `exit 1` or `not
-        verified`.
+        """The requirements that `tilewright tune` violated, such as `exit 1` or `not verified`.
 
         `seconds` is the tuning budget.
         """
@@ -112,15 +113,14 @@ class Row:
 
 
 def memory_limit(model_bytes: int) -> int:
-    """Limit in bytes for the memory of all of a command's processes, for a model of
-    `model_bytes`.
-    """
+    """Limit in bytes for the total memory of a command's processes, for this size of model."""
     return MEMORY_BYTES + MEMORY_SHARE * model_bytes
 
 
 def cell_text(text: str) -> str:
-    """Make a text fit into a cell of a Markdown table: one line, `|` escaped, at most 200
-    characters.
+    """Make a text fit into a cell of a Markdown table.
+
+    The result is one line of at most 200 characters, in which `|` is escaped.
     """
     return " ".join(text.split()).replace("|", "\\|")[:200]
 
@@ -173,11 +173,10 @@ def tried(model: Collected, options: argparse.Namespace) -> Row:
 
 
 def scalar_share(file: Path, options: argparse.Namespace) -> dict[str, Any]:
-    """Estimate with `benchmarks.scalar_share` how much time of a tuned model is scalar code, and
-    return the fields `scalar` and `too_scalar` of its row.
+    """Estimate how much of a tuned model's time is scalar code, by `benchmarks.scalar_share`.
 
-    If that command fails, `too_scalar` is true: a model that was tuned must have a plan to
-    estimate.
+    Returns the fields `scalar` and `too_scalar` of the model's row. If the estimate fails,
+    `too_scalar` is true, because a model that was tuned must have a plan to estimate.
     """
     command = [sys.executable, "-m", "benchmarks.scalar_share", "--json", str(file)]
     done = run(command, os.environ, options.memory_gb, options.limit_seconds)
@@ -189,8 +188,9 @@ def scalar_share(file: Path, options: argparse.Namespace) -> dict[str, Any]:
 
 
 def facts(printed: str) -> dict[str, Any]:
-    """Fields of a row from the JSON that `tilewright tune --json` printed; empty if the text is not
-    JSON.
+    """Fields of a row from the JSON that `tilewright tune --json` printed.
+
+    The result is empty if the text is not JSON.
     """
     from tilewright.service.show.messages import phases_text, result_lines
 
@@ -232,8 +232,9 @@ class Done:
 
     @property
     def last_line(self) -> str:
-        """The last line of a failed command's standard error. After a traceback, this is the
-        exception and the line that raised it. Empty if the command succeeded.
+        """The last line of a failed command's standard error, or "" if the command succeeded.
+
+        After a traceback, it is the exception and the line that raised it.
         """
         if self.traceback:
             lines = self.said.rpartition(TRACEBACK)[2].strip("\n").splitlines()
@@ -245,8 +246,9 @@ class Done:
 def run(
     command: Sequence[str], environment: Mapping[str, str], memory_gb: float, seconds: float
 ) -> Done:
-    """Run a command in a new session, with limits of memory (GiB per process) and wall time, and
-    kill all that remains of the session at the end.
+    """Run a command in a new session, with limits of memory (GiB per process) and wall time.
+
+    All processes of the session are killed at the end.
     """
     with tempfile.TemporaryFile("w+") as printed, tempfile.TemporaryFile("w+") as said:
         began, before = time.monotonic(), _waited_seconds()
@@ -281,8 +283,8 @@ def _waited_seconds() -> float:
 
 
 def limited(memory_gb: float) -> Callable[[], None]:
-    """A `preexec_fn` for `subprocess.Popen` that limits the address space of the child to
-    `memory_gb` GiB.
+    """A `preexec_fn` for `subprocess.Popen` that limits the child's address space to this
+    many GiB.
     """
 
     def limit() -> None:
@@ -293,8 +295,9 @@ def limited(memory_gb: float) -> Callable[[], None]:
 
 
 def report(rows: Sequence[Row], origin: Origin, seconds: float) -> str:
-    """The report in Markdown: a summary sentence, then a row per model. `seconds` is the tuning
-    budget.
+    """The report in Markdown: a summary sentence, then a row per model.
+
+    `seconds` is the tuning budget.
     """
     tried_ = [row for row in rows if not row.problem]
     good = sum(not row.faults(seconds) for row in tried_)
@@ -311,8 +314,9 @@ def report(rows: Sequence[Row], origin: Origin, seconds: float) -> str:
 
 
 def written(path: Path, any_commit: bool = False) -> list[dict[str, Any]]:
-    """Read the rows that an earlier run wrote to `path`: those of the current commit, or of all
-    commits if `any_commit` is set.
+    """Read the rows that an earlier run wrote to `path`.
+
+    Only rows of the current commit are returned, unless `any_commit` is set.
     """
     try:
         lines = path.read_text().splitlines()

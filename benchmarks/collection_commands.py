@@ -1,5 +1,4 @@
-"""`make collection-commands`: run every command except `tune` on real models, and check its time
-and memory.
+"""`make collection-commands`: run all commands but `tune` on real models, within time and memory.
 
 Each command of COMMANDS runs in its own process with default options and 8 GiB of memory. The
 commands of a model run in order, because some need the result of an earlier one: an artifact, a
@@ -113,9 +112,7 @@ class CommandRow:
     last_line: str = ""
 
     def faults(self) -> list[str]:
-        """The requirements that the command violated, as short texts such as `exit 1` or
-        `traceback`.
-        """
+        """The requirements that the command violated, such as `exit 1` or `traceback`."""
         if self.problem:
             return [f"not tried: {self.problem}"]
         if self.exit_code is None:
@@ -132,8 +129,10 @@ class CommandRow:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Environment shared by all commands: the work folder, the URL and process id of the service,
-    and the limits of a command (GiB per process, seconds).
+    """Environment shared by all commands of a run.
+
+    It has the work folder, the URL and process id of the service, and the limits of a command: GiB
+    per process and seconds.
     """
 
     folder: Path
@@ -149,8 +148,8 @@ class Place:
     def run(self, words: Sequence[str]) -> Done:
         """Run `tilewright` with these arguments.
 
-        For `record find`, the peak memory includes that of the service, which does part of the
-        work.
+        For `record find`, the peak memory includes the service's memory, because the service does
+        part of the work.
         """
         command = [sys.executable, "-m", "tilewright.service.cli", *words]
         with MemoryWatch(lambda: self.service, LOOK_SECONDS) as watch:
@@ -163,10 +162,10 @@ class Place:
 
 @contextmanager
 def serving(folder: Path, memory_gb: float, limit_seconds: float) -> Iterator[Place]:
-    """Context with a running service that has no tuner and no worker; the service is stopped at the
-    end.
+    """Context with a running service that has no tuner and no worker.
 
-    Its data are in `folder`, and the limits are those of the commands.
+    The service is stopped at the end. Its data are in `folder`, and the limits are those of the
+    commands.
     """
     port = free_port()
     place = Place(folder, f"http://127.0.0.1:{port}", 0, memory_gb, limit_seconds)
@@ -247,9 +246,7 @@ def tried(
 
 
 def _needs(name: str) -> list[str]:
-    """The placeholders (`artifact`, `tuned`, `run`) in a command that are results of other
-    commands.
-    """
+    """Placeholders (`artifact`, `tuned`, `run`) in a command for results of other commands."""
     return [made for made in _MADE_BY if f"{{{made}}}" in COMMANDS[name]]
 
 

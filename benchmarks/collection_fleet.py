@@ -1,8 +1,7 @@
-"""A service with one tuner and one worker, for tests that observe the tuner's memory and child
-processes.
+"""A service with one tuner and one worker, whose tuner process can be observed.
 
-A child that computes for a job (`compiler.process.bounded`) is distinguished from a builder process
-by its command line.
+Observed are its memory and its child processes. A child that computes for a job
+(`compiler.process.bounded`) is distinguished from a builder process by its command line.
 """
 
 from __future__ import annotations
@@ -41,9 +40,7 @@ JOB_LEASE_SECONDS = 4.0
 
 
 class ObservedService:
-    """The API, a tuner and a worker as processes, with access to their database and a client with
-    the owner's token.
-    """
+    """The API, a tuner and a worker as processes, with their database and the owner's client."""
 
     def __init__(self, folder: Path, stack: ExitStack) -> None:
         settings = Settings(data_folder=folder / "data")
@@ -92,8 +89,8 @@ class ObservedService:
         return self.fleet.pid(TUNER) if self.fleet.runs(TUNER) else None
 
     def submit(self, file: Path, seconds: float) -> str:
-        """Upload a model and submit a job with a tuning budget of `seconds`; return the id of the
-        job.
+        """Upload a model, submit a job with a tuning budget of `seconds`, and return the
+        job's id.
         """
         digest = self.client.upload(file).digest
         return self.client.submit(JobRequest(model=digest, seconds=seconds)).id
@@ -125,8 +122,8 @@ class ObservedService:
         return any(each["event"] in LEFT for each in said)
 
     def broken_promises(self, job_id: str) -> list[str]:
-        """One sentence per finished measurement of a job that the service lost or counted twice, or
-        other broken guarantee.
+        """One sentence for each broken guarantee of a job, such as a measurement lost or counted
+        twice.
         """
         (worker,) = self.storage.workers.list()
         mine = {status.request_id for status in self.storage.leases.of_job(job_id)}
@@ -148,8 +145,9 @@ def _command_line(process: int) -> bytes:
 
 
 def lives(process: int) -> bool:
-    """Whether a process is running. A zombie (ended, but not waited for) does not count as
-    running.
+    """Whether a process is running.
+
+    A zombie (ended, but not waited for) does not count as running.
     """
     try:
         text = Path(f"/proc/{process}/stat").read_text()

@@ -1,6 +1,4 @@
-"""The models of `benchmarks.collection`, with a function for each that builds or fetches its
-file.
-"""
+"""The models of `benchmarks.collection`, and functions that build or fetch their files."""
 
 from __future__ import annotations
 

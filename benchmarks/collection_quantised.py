@@ -19,8 +19,7 @@ SIDE, CLASSES, WIDTH = 24, 10, 64
 
 
 def network(opset: int) -> Any:
-    """A small float32 convolutional network as an ONNX model: convolutions, pooling and a matrix
-    product.
+    """A small float32 convolutional network in ONNX with pooling and a final matrix product.
 
     `opset` is 13 to 21. The input has shape (1, 3, 24, 24).
     """
@@ -36,8 +35,9 @@ def network(opset: int) -> Any:
 
 
 def products(opset: int) -> Any:
-    """A float32 ONNX model with two matrix products, each followed by a softmax; the input has
-    shape (8, 64).
+    """A float32 ONNX model with two matrix products, each followed by a softmax.
+
+    The input has shape (8, 64).
     """
     writer = OnnxWriter("products", 0, opset)
     x = writer.input("x", (8, WIDTH))

@@ -1,6 +1,4 @@
-"""Scenarios of collection_service: cancel a job, kill its tuner, or run it together with jobs of
-large models.
-"""
+"""Scenarios of collection_service: cancelled jobs, killed tuners, and jobs at the same time."""
 
 from __future__ import annotations
 
@@ -38,9 +36,9 @@ def reached(moment: Moment, phase: str, children: int, trials: int) -> bool:
     Args:
         moment: the phase to test for.
         phase: the current phase, from the job's progress.
-        children: the number of processes that compute for the job. Some phases count only if it is
-            positive.
-        trials: the number of trials measured so far. The tuning phase counts only after five.
+        children: the number of processes that compute for the job. Phases whose work is done by a
+            child process are reached only if it is positive.
+        trials: the number of trials measured so far. The tuning phase is reached after five.
     """
     wanted = "tuning" if moment is Moment.REFERENCES else moment.value
     if ORDER.index(phase) != ORDER.index(wanted):
@@ -59,11 +57,13 @@ class Cancelled:
     """Observations after a job was cancelled in one of its phases.
 
     Attributes:
+        moment: the phase in which it was to be cancelled.
         phase: the phase in the job's progress when it was cancelled.
         processes: the number of processes that computed for the job.
         gone_seconds: time from the cancellation to the end of the last such process; None if one
             outlived the waiting time.
-        left_seconds: time from the cancellation until the tuner logged that it left the job.
+        left_seconds: time from the cancellation until the tuner logged that it no longer works on
+            the job.
         state: the final state of the job.
     """
 
@@ -200,10 +200,9 @@ class Beside:
 
 
 def alone(service: ObservedService, file: Path, seconds: float, patience: float) -> float | None:
-    """Duration in seconds of a model's job that runs alone; None if it does not end within
-    `patience` seconds.
+    """Duration in seconds of a model's job that runs alone.
 
-    `seconds` is the tuning budget.
+    The result is None if it does not end within `patience` seconds. `seconds` is the tuning budget.
     """
     job_id = service.submit(file, seconds)
     service.ended(job_id, patience)
@@ -241,9 +240,7 @@ def beside(
 
 
 def come_to(service: ObservedService, job_id: str, moment: Moment, patience: float) -> None:
-    """Wait at most `patience` seconds until a job is in phase `moment`, is past it, or has
-    ended.
-    """
+    """Wait at most `patience` seconds until a job has reached phase `moment` or has ended."""
 
     def there() -> bool:
         job = service.job(job_id)

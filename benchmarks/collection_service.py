@@ -73,8 +73,9 @@ class ModelRow:
     after_bytes: int = 0
 
     def faults(self, seconds: float) -> list[str]:
-        """The requirements that the job violated, as short texts such as `not verified`. `seconds`
-        is its tuning budget.
+        """The requirements that the job violated, as short texts such as `not verified`.
+
+        `seconds` is its tuning budget.
         """
         if self.problem:
             return [f"not tried: {self.problem}"]
@@ -87,8 +88,9 @@ class ModelRow:
         return [fault for fault, wrong in checks.items() if wrong]
 
     def cells(self, seconds: float) -> list[str]:
-        """The cells of the model's row in the table. `seconds` is the tuning budget, which the
-        verdict depends on.
+        """The cells of the model's row in the table.
+
+        `seconds` is the tuning budget, by which the verdict is computed.
         """
         return [
             self.identity,
@@ -186,7 +188,9 @@ Keep = Callable[[str, Any], None]
 def run_models(
     service: ObservedService, chosen: Sequence[Collected], options: argparse.Namespace, keep: Keep
 ) -> None:
-    """Tune the models one after the other; pass the rows and the tuner's memory to `keep`."""
+    """Tune the models one after the other; pass the rows and the tuner's memory to the callback
+    `keep`.
+    """
     new = first = service.tuner_bytes()
     rows: list[ModelRow] = []
     for model in chosen:
@@ -206,10 +210,10 @@ def run_moments(
     options: argparse.Namespace,
     keep: Keep,
 ) -> None:
-    """Cancel a job (`part` "cancel") or kill its tuner (`part` "kill") in each phase, and pass the
-    results to `keep`.
+    """Cancel a job (`part` "cancel") or kill its tuner (`part` "kill") in each phase.
 
-    Each phase has another model if `chosen` has enough.
+    Each phase uses a different model if `chosen` contains enough. The results are passed to the
+    callback `keep`.
     """
     rows: list[Cancelled | Killed] = []
     play: Callable[..., Cancelled | Killed] = cancel if part == "cancel" else kill
@@ -225,11 +229,10 @@ def run_moments(
 def run_beside(
     service: ObservedService, chosen: Sequence[Collected], options: argparse.Namespace, keep: Keep
 ) -> None:
-    """Tune the first, small model at the same time as the other models, and pass the result to
-    `keep`.
+    """Tune the first, small model at the same time as the other models.
 
     The small model is tuned alone beforehand. That job has a service of its own, because a second
-    job of the same model would reuse its records.
+    job of the same model would reuse its records. The result is passed to the callback `keep`.
     """
     files = [(model.identity, model.file(options.folder)) for model in chosen]
     limits = options.seconds, options.limit_seconds
@@ -321,8 +324,7 @@ def _cells(part: str, row: Mapping[str, Any], limit: float) -> list[str]:
 
 
 def _table(header: Sequence[str], rows: Sequence[Sequence[str]], text: int) -> str:
-    """A Markdown table with cells of one line, at most 160 characters each, in which `|` is
-    escaped.
+    """A Markdown table whose cells have one line of at most 160 characters, with `|` escaped.
 
     The first `text` columns are left-aligned.
     """
@@ -369,8 +371,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 def small_first(models: Sequence[Collected], options: argparse.Namespace) -> list[Collected]:
-    """The models for the part `models`: those that `--only` and `--limit` select, by increasing
-    file size.
+    """The models of the part `models` that `--only` and `--limit` select, by increasing file size.
 
     Models without a file come last.
     """
@@ -394,7 +395,7 @@ def named(names: Sequence[str], options: argparse.Namespace) -> list[Collected]:
 
 
 def play(part: str, service: ObservedService, options: argparse.Namespace, keep: Keep) -> None:
-    """Run one part on a running service, and pass its results to `keep`."""
+    """Run one part on a running service, and pass its results to the callback `keep`."""
     match part:
         case "models":
             models = collected(options.groups, options.fetch_seconds)

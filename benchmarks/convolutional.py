@@ -1,5 +1,6 @@
-"""Convolutional networks in ONNX with seeded random parameters and, as in exported models, folded
-batch normalisation.
+"""Convolutional networks in ONNX with seeded random parameters.
+
+Batch normalisation is folded into the convolutions, as in exported models.
 """
 
 from __future__ import annotations
@@ -93,8 +94,9 @@ def efficientnet_b0(seed: int = 0, size: int = 224, classes: int = 1000) -> Any:
 
 
 def efficientnet_lite0(seed: int = 0, size: int = 224, classes: int = 1000) -> Any:
-    """EfficientNet-Lite0 (Liu 2020): EfficientNet-B0 with ReLU6 instead of SiLU, and without
-    squeeze-and-excitation; input (1, 3, size, size).
+    """EfficientNet-Lite0 (Liu 2020), which is EfficientNet-B0 for quantisation.
+
+    It has ReLU6 instead of SiLU, and no squeeze-and-excitation. The input is (1, 3, size, size).
     """
     writer = OnnxWriter("efficientnet_lite0", seed)
     zero, six = writer.constant(np.float32(0)), writer.constant(np.float32(6))
@@ -122,20 +124,20 @@ def efficientnet_lite0(seed: int = 0, size: int = 224, classes: int = 1000) -> A
 
 
 def yolo_nano(seed: int = 0, size: int = 320, classes: int = 80) -> Any:
-    """A detector with the structure of YOLOv5n (Jocher 2020); input (1, 3, size, size), size a
-    multiple of 32.
+    """A detector with the structure of YOLOv5n (Jocher 2020).
 
-    It has cross-stage blocks, spatial pyramid pooling, a top-down path with nearest-neighbour
-    upsampling, a bottom-up path, and three heads. Each head returns sigmoids of shape (1, 3 (5 +
-    classes), side, side).
+    The input is (1, 3, size, size), and `size` is a multiple of 32. It has cross-stage blocks,
+    spatial pyramid pooling, a top-down path with nearest-neighbour upsampling, a bottom-up path,
+    and three heads. Each head returns sigmoids of shape (1, 3 (5 + classes), side, side).
     """
     writer = OnnxWriter("yolo_nano", seed)
 
     def conv(
         x: str, channels: int, filters: int, kernel: int = 1, stride: int = 1, square: float = 1.0
     ) -> str:
-        """A convolution and SiLU. The weights are scaled for an input `x` whose mean square is
-        `square`.
+        """A convolution and SiLU.
+
+        The weights are scaled for an input `x` whose mean square is `square`.
         """
         y = writer.conv(x, channels, filters, kernel, stride, gain=_DETECTOR_GAIN / square)
         return writer.node("Mul", y, writer.node("Sigmoid", y))
@@ -191,8 +193,9 @@ def yolo_nano(seed: int = 0, size: int = 320, classes: int = 80) -> Any:
 
 
 def vgg16_features(seed: int = 0, height: int = 224, width: int = 224) -> Any:
-    """VGG-16 (Simonyan and Zisserman 2014) without its fully connected layers; input (1, 3, height,
-    width).
+    """VGG-16 (Simonyan and Zisserman 2014) without its fully connected layers.
+
+    The input is (1, 3, height, width).
     """
     writer = OnnxWriter("vgg16_features", seed)
     x, channels = writer.input("x", (1, 3, height, width)), 3

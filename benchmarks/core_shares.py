@@ -1,5 +1,4 @@
-"""Simulated share of peak performance that innermost loops reach on cores that are not available
-here.
+"""Simulated share of peak performance of innermost loops, for cores that are not available here.
 
 `python -m benchmarks.core_shares` compiles models untuned for each core. For each kernel with
 multiply-adds, it takes the statement that executes most of them, and simulates its innermost loop
@@ -55,9 +54,9 @@ _CYCLES = re.compile(r"^Total Cycles:\s+(\d+)$", re.MULTILINE)
 class Share:
     """Simulation of one kernel's innermost loop on one core.
 
-    `macs` is the number of vector multiply-adds that a run of the model executes in the loop.
-    `cycles` is the simulated time of one iteration, and `peak` the time of its multiply-adds at the
-    core's peak rate. `spills` counts moves of vector registers to or from the stack per iteration.
+    `macs` is the number of vector multiply-adds that a run of the model executes in the loop. Of
+    one iteration, `cycles` are the simulated cycles, `peak` the cycles of its multiply-adds at the
+    core's peak rate, and `spills` the moves of vector registers to or from the stack.
     """
 
     model: str
@@ -81,7 +80,7 @@ class Share:
 
 
 class Simulator:
-    """llvm-mca from a Debian release, run with that release's loader and libraries."""
+    """Runs llvm-mca from a Debian release, with that release's loader and libraries."""
 
     def __init__(self) -> None:
         root = debian("amd64", "trixie", [f"llvm-{LLVM}"])
@@ -91,8 +90,8 @@ class Simulator:
         self._command = [str(loader), "--library-path", str(libraries), str(program)]
 
     def cycles(self, instructions: Sequence[str], target: Target) -> float:
-        """Simulated steady-state cycles of one iteration of a loop with these assembly
-        instructions.
+        """Simulated cycles of one iteration of a loop of these assembly instructions, in steady
+        state.
         """
         short, long = (self._cycles(instructions, target, turns) for turns in (100, 300))
         return (long - short) / 200
@@ -126,7 +125,7 @@ class MainLoop:
 
 
 def main_loops(model: Any, target: Target) -> Iterator[MainLoop]:
-    """Yield the main loop of each kernel that has multiply-adds in a reduction.
+    """Yield the main loop (`MainLoop`) of each kernel that has multiply-adds in a reduction.
 
     The loop is recognised in the assembly by its number of multiply-adds, which equals that of the
     statement's register tile. Loops for remainders have fewer.
@@ -166,14 +165,12 @@ def measure(model: str, core: str, simulator: Simulator) -> list[Share]:
 
 
 def joined(shares: Sequence[Share]) -> float:
-    """Combined share of peak of several loops, each weighted by the multiply-adds that a run
-    executes in it.
-    """
+    """Combined share of peak of several loops, weighted by the multiply-adds executed in each."""
     return sum(s.macs for s in shares) / sum(s.macs / s.share for s in shares)
 
 
 def page(origin: Origin, shares: Sequence[Share]) -> str:
-    """The report in Markdown: combined shares by algorithm, then the loops that lose the most
+    """The report in Markdown: combined shares by algorithm, then the loops that lose most
     cycles.
     """
     algorithms = sorted({each.algorithm for each in shares})

@@ -1,5 +1,4 @@
-"""Measure how well cost models rank the candidates of tasks that were absent from their training
-data.
+"""Measure how well cost models rank candidates of tasks that are not in their training data.
 
 `python -m benchmarks.cost_model collect FOLDER --seconds 170` measures random candidates of tasks
 of eleven networks and of six operators with random sizes. It stores them as trials in databases in
@@ -63,8 +62,9 @@ FOLDS = 6
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """Ranking scores of one cost model, or of a baseline such as random order, on the held-out
-    tasks of one family.
+    """Ranking scores of a cost model on the held-out tasks of one family.
+
+    `model` may also name a baseline, such as the random order.
     """
 
     model: str
@@ -73,10 +73,10 @@ class Row:
 
 
 def read_samples(folder: Path, unconstrained: bool) -> dict[str, list[Sample]]:
-    """Read the samples of each family from the databases of all turns in `folder`.
+    """Read the samples of each family from the databases of all turns (repetitions) in `folder`.
 
-    A family without collected samples has an empty list. `unconstrained` selects the databases of
-    unconstrained schedule spaces.
+    `unconstrained` selects the databases of unconstrained schedule spaces. The result is empty if
+    nothing was collected.
     """
     target = resolve_target("host")
     trials: dict[str, list[Trial]] = {}
@@ -102,8 +102,9 @@ Folds = Sequence[Collection[str]]
 
 
 def folds_of_tasks(samples: Mapping[str, Sequence[Sample]]) -> Folds:
-    """Divide the tasks into FOLDS folds, each with tasks of every family, so that similar tasks are
-    in the training data.
+    """Divide the tasks into FOLDS folds, each with tasks of every family.
+
+    For a held-out task, similar tasks of its family are therefore in the training data.
     """
     folds: list[set[str]] = [set() for _ in range(FOLDS)]
     dealt = 0
@@ -117,8 +118,9 @@ def folds_of_tasks(samples: Mapping[str, Sequence[Sample]]) -> Folds:
 
 
 def folds_of_families(samples: Mapping[str, Sequence[Sample]]) -> Folds:
-    """Divide the families into FOLDS folds, so that no task of a held-out network or operator is in
-    the training data.
+    """Divide the families into FOLDS folds.
+
+    For a held-out network or operator, none of its tasks is in the training data.
     """
     names = list(samples)
     return [
@@ -134,8 +136,7 @@ def score_part(
     objectives: Sequence[Objective],
     seed: int,
 ) -> list[Row]:
-    """Train a model per objective on all tasks outside the fold `part`, and score its ranking of
-    that fold's candidates.
+    """Train a model per objective on other folds, and score its ranking of the fold `part`.
 
     The tasks of the fold `following` are used for early stopping. If there are several objectives,
     the default one is also scored after training on a few samples of each held-out task.
@@ -169,17 +170,17 @@ def _says_something(samples: Sequence[Sample]) -> bool:
 
 
 def _estimate(rows: np.ndarray) -> np.ndarray:
-    """Scores of candidates by the analytic estimate, which is not trained; a larger score is
-    better.
+    """Scores of candidates by the analytic estimate, which is not trained.
+
+    A larger score is better.
     """
     return -rows[:, COLUMNS.index("estimate")]
 
 
 def _corrected(family: str, own: Sequence[Sample], base: XGBoostModel, seed: int) -> list[Row]:
-    """Score rankings after training on 8 or 24 samples of each held-out task, with and without the
-    base model.
+    """Score rankings of held-out tasks after training on 8 or 24 of their own samples.
 
-    The remaining samples of the task are ranked.
+    Both a corrected base model and a model without a base rank the remaining samples of each task.
     """
     rows = []
     saved = base.save()
@@ -259,9 +260,7 @@ def _line(name: str, scores: Scores) -> str:
 
 
 def report(folder: Path, objectives: Sequence[Objective], seed: int, processes: int) -> None:
-    """Score the objectives on unconstrained and constrained spaces in parallel processes, and write
-    the results.
-    """
+    """Score the objectives in parallel processes, and write the results."""
     free, constrained = (read_samples(folder, unconstrained) for unconstrained in (True, False))
     rows: dict[str, list[Row]] = {}
     counts: dict[str, int] = {}

@@ -51,11 +51,11 @@ class _Building:
 def collect(
     folder: Path, seconds: float, trials: int, unconstrained: bool, turn: int, seed: int
 ) -> None:
-    """Measure `trials` random candidates of each task for about `seconds`, and store them in a
-    database in `folder`.
+    """Measure `trials` random candidates of each task, for about `seconds` in total.
 
-    The first task of each family is measured first, then the second of each, and so on. Tasks that
-    the database of this turn already contains are skipped.
+    The trials are stored in the database of this turn (repetition) in `folder`. Tasks that the
+    database already contains are skipped. The first task of each family is measured first, then the
+    second of each, and so on.
     """
     target = resolve_target("host")
     stop = time.monotonic() + seconds
@@ -91,8 +91,9 @@ def collect(
 
 
 def database(unconstrained: bool, turn: int | str) -> str:
-    """File name of the database of one turn. With the turn "*", it is a pattern that matches all
-    turns.
+    """File name of the database of one turn, that is one repetition of all measurements.
+
+    With the turn "*", it is a pattern that matches all turns.
     """
     return f"{'unconstrained' if unconstrained else 'constrained'}-{turn}.db"
 
@@ -100,8 +101,9 @@ def database(unconstrained: bool, turn: int | str) -> str:
 def _waiting(
     folder: Path, target: Target, records: SqlRecordStore, unconstrained: bool
 ) -> Iterator[tuple[str, Task]]:
-    """Yield the tasks without trials in `records`, with their families: the first task of each
-    family, then the second of each, and so on.
+    """Yield the tasks that have no trials in `records`, with their families.
+
+    The order is the first task of each family, then the second of each family, and so on.
     """
     found = families(folder, target)
     for number in range(max(map(len, found.values()))):
@@ -128,10 +130,10 @@ def _candidates(task: Task, trials: int, seed: int) -> list[Schedule]:
 
 
 def _measure(done: _Building, runner: Runner, references: ReferenceCache, job: str) -> list[Trial]:
-    """Measure the candidates of a task that were built, and return a trial for each, including the
-    failed ones.
+    """Measure the built candidates of a task, and return a trial for each candidate.
 
-    Candidates with the same object code are measured once.
+    Candidates that failed to build have trials, too. Candidates with the same object code are
+    measured once.
     """
     key, failed = done.task.key, list[Trial]()
     default = done.task.space.default()

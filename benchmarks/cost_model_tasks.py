@@ -1,6 +1,4 @@
-"""The tasks on which cost models are evaluated: from networks, and from single operators with
-random sizes.
-"""
+"""Tasks on which cost models are evaluated: of networks, and of operators with random sizes."""
 
 from __future__ import annotations
 
@@ -54,8 +52,9 @@ LEAST_SCHEDULES = 24
 
 
 def families(folder: Path, target: Target) -> dict[str, list[Workload]]:
-    """The distinct workloads of each family, computed once and then stored in
-    `folder`/workloads.json.
+    """The distinct workloads of each family.
+
+    They are computed once, and then read from workloads.json in `folder`.
     """
     kept = folder / "workloads.json"
     if not kept.exists():
@@ -89,8 +88,9 @@ def _drawn(name: str, draw: Callable[[random.Random], Any], target: Target) -> l
 
 
 def _size(rng: random.Random, least: int, most: int) -> int:
-    """A random size in `least`..`most` with a uniform distribution of its logarithm; half of the
-    sizes are rounded down to a multiple of 16.
+    """A random size in `least`..`most` with a uniform distribution of its logarithm.
+
+    Half of the sizes are rounded down to a multiple of 16.
     """
     size = round(math.exp(rng.uniform(math.log(least), math.log(most))))
     return max(least, size // 16 * 16) if rng.random() < 0.5 else size
@@ -160,8 +160,8 @@ def _is_fit(workload: Workload, target: Target) -> bool:
 
 
 def _various(workloads: Sequence[Workload]) -> list[Workload]:
-    """Choose TASKS of the workloads, so that as many different combinations of operators as
-    possible occur.
+    """Choose TASKS of the workloads, with as many different combinations of operators as
+    possible.
     """
     groups: dict[tuple[str, ...], dict[str, Workload]] = {}
     for workload in workloads:

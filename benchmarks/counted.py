@@ -118,8 +118,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def kept(name: str, models: Sequence[str], machines: Sequence[str]) -> list[Count]:
-    """Rows of the earlier run in `name`.json.gz, except those for any of these models on any of
-    these machines.
+    """Rows of the earlier run in `name`.json.gz that are not counted again.
+
+    Rows for any of `models` on any of `machines` are omitted.
     """
     stored = read_data(RESULTS_FOLDER / f"{name}.json.gz")
     rows = [Count(**{"commit": stored["commit"], **row}) for row in stored["rows"]]
@@ -127,10 +128,10 @@ def kept(name: str, models: Sequence[str], machines: Sequence[str]) -> list[Coun
 
 
 def count(model: str, machine: Machine, emulated: Emulated, plugin: Path) -> list[Count]:
-    """Count the instructions of our code for a model on a machine, and of ONNX Runtime if the
-    machine is AArch64.
+    """Count the instructions of our code for a model on a machine.
 
-    Exits with an error if the outputs of the two differ too much.
+    If the machine is AArch64, ONNX Runtime is counted too. Exits with an error if the outputs of
+    both differ too much.
     """
     with tempfile.TemporaryDirectory() as work:
         folder = Path(work)
@@ -197,9 +198,7 @@ def _plugin(folder: Path) -> Path:
 
 
 def _fetch_peer(folder: Path) -> None:
-    """Download ONNX Runtime for AArch64 and its dependencies, and unpack the wheels into
-    `folder`.
-    """
+    """Download ONNX Runtime for AArch64 and its dependencies, and unpack them into `folder`."""
     pip = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--no-compile"]
     kind = ["--only-binary=:all:", "--python-version", "3.11"]
     kind += [f"--platform=manylinux_2_{glibc}_aarch64" for glibc in (17, 27, 28)]
@@ -264,9 +263,7 @@ def table(counts: Sequence[Count]) -> tuple[list[str], list[list[str]]]:
 
 
 def _place(count: Count) -> tuple[int, bool, bool]:
-    """Sort key of a count: by model, then AArch64 before other machines, then ONNX Runtime before
-    ours.
-    """
+    """Sort key of a count: the model, then AArch64 before others, then ONNX Runtime before ours."""
     known = MODELS.index(count.model) if count.model in MODELS else len(MODELS)
     return known, count.machine != NEOVERSE_N1.name, count.engine != PEER
 

@@ -1,5 +1,6 @@
-"""Plots and CSV files of results over many seeds: medians with quartiles as PNG, and the raw values
-as CSV.
+"""Plots and CSV files of results over many seeds.
+
+A plot shows medians and quartiles as PNG, and the CSV file has all values.
 """
 
 from __future__ import annotations
@@ -16,8 +17,9 @@ from typing import Any
 
 @contextmanager
 def figure(path: Path, rows: int = 1, columns: int = 1) -> Iterator[list[Any]]:
-    """Context with the axes of a new figure, in row-major order. The figure is written to `path` as
-    PNG at the end.
+    """Context with the axes of a new figure, in row-major order.
+
+    The figure is written to `path` as PNG at the end.
     """
     import matplotlib
 

@@ -36,9 +36,7 @@ BUILDS = 28
 
 
 def product() -> Task:
-    """A matrix product of (96, 64) and (64, 192), whose schedule space is large enough for the
-    builds.
-    """
+    """A matrix product of (96, 64) and (64, 192), whose schedule space is large enough."""
     text = (
         "graph product\n"
         "input %a: float32[96, 64]\n"
@@ -52,17 +50,16 @@ def product() -> Task:
 
 
 def check_built(built: Sequence[Built]) -> None:
-    """Raise RuntimeError if any build failed, because failed builds would distort the measured
-    time.
-    """
+    """Raise RuntimeError if any build failed, because that would distort the measured time."""
     failed = [each.error for each in built if each.status is not Status.OK]
     if failed:
         raise RuntimeError(f"{len(failed)} of {len(built)} builds failed: {failed[0]}")
 
 
 def measure(workers: int) -> float:
-    """Builds per second on a Dask cluster with this number of workers, from the first request to
-    the last result.
+    """Builds per second on a Dask cluster with this number of workers.
+
+    The time is from the first request to the last result.
     """
     task = product()
     schedules = list(islice(iter(task.space), BUILDS))

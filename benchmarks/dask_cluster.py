@@ -1,5 +1,6 @@
-"""Local Dask clusters for tests and benchmarks: a scheduler and workers as processes, and a slow
-build function for them.
+"""Local Dask clusters for tests and benchmarks, with scheduler and workers as processes.
+
+It also has a slow build function for the workers.
 """
 
 from __future__ import annotations
@@ -21,8 +22,9 @@ ROOT = Path(__file__).parents[1]
 
 
 def until(true: Callable[[], bool], what: str) -> None:
-    """Wait until the condition is true. Raises AssertionError with `what` in its message after 120
-    s.
+    """Wait until the condition is true.
+
+    Raises AssertionError with `what` in its message after 120 s.
     """
     ends = time.monotonic() + PATIENCE_SECONDS
     while not true():
@@ -43,8 +45,8 @@ class Cluster:
         return f"tcp://127.0.0.1:{self.port}"
 
     def scheduler(self) -> subprocess.Popen[bytes]:
-        """Start the scheduler on a free port, wait until it accepts connections, and return its
-        process.
+        """Start the scheduler on a free port, and return its process once it accepts
+        connections.
         """
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))

@@ -28,9 +28,7 @@ GPT2_POSITIONS = 1024
 
 
 def state_names(model: Any) -> dict[str, str]:
-    """Map the name of each output that is a cache to the name of the input that receives it in the
-    next step.
-    """
+    """Map the name of each cache output to the input that receives it in the next step."""
     return {
         output.name: output.name.replace("present", "past")
         for output in model.graph.output
@@ -39,8 +37,9 @@ def state_names(model: Any) -> dict[str, str]:
 
 
 def first_states(model: Any) -> dict[str, NDArray[np.float32]]:
-    """The caches for the first step, by input name: zeros if fixed, arrays without rows if
-    growing.
+    """The caches before the first step, by input name.
+
+    Fixed caches are zeros, and growing ones have no rows.
     """
     states = set(state_names(model).values())
     shapes = {
@@ -70,7 +69,7 @@ def read_bytes(model: Any) -> tuple[int, int]:
 class _Attention:
     """Attention layers of a decoder and their shared inputs (caches, positions, mask).
 
-    Queries have shape (1, tokens, heads * size); keys and values have shape (1, tokens, groups *
+    Queries have shape (1, tokens, heads * size). Keys and values have shape (1, tokens, groups *
     size).
     """
 
@@ -119,8 +118,7 @@ class _Attention:
             self._mask = self._hidden()
 
     def attend(self, layer: int, query: str, key: str, value: str) -> str:
-        """Add the attention of one layer, and declare the layer's caches as inputs and outputs of
-        the model.
+        """Add the attention of one layer, with its caches as inputs and outputs of the model.
 
         Returns the name of the result, of shape (1, tokens, heads * size).
         """
@@ -174,8 +172,7 @@ class _Attention:
         return self.writer.node("Transpose", split, perm=[0, 2, 1, 3])
 
     def _rotated(self, x: str) -> str:
-        """Apply rotary position embedding along the last axis: x cos + (-second half, first half)
-        sin.
+        """Apply rotary position embedding to the last axis: x cos + (-second half, first half) sin.
 
         Without tables of cosines and sines, `x` is returned unchanged.
         """
@@ -208,8 +205,9 @@ class _Attention:
         return writer.node("Reshape", full, self._integers(1, self.heads, -1, self.size))
 
     def _hidden(self) -> str:
-        """Causal mask (1, 1, tokens, all): 0 where a query may read a key, and the lowest float32
-        elsewhere.
+        """Add the causal mask (1, 1, tokens, all).
+
+        It is 0 where a query may read a key, and the lowest float32 elsewhere.
         """
         writer, zero, one = self.writer, self._integers(0), self._integers(1)
         count = writer.node("Squeeze", self._all)
@@ -273,10 +271,10 @@ def llama_decoder(
     intermediate: int = 5632,
     vocabulary: int = LLAMA_VOCABULARY,
 ) -> Any:
-    """Llama (Touvron et al. 2023) for up to `length` tokens; by default four layers of TinyLlama's
-    size.
+    """Llama (Touvron et al. 2023) for up to `length` tokens.
 
-    `cache` is "fixed" or "growing", and `groups` is the number of cached heads.
+    By default it has four layers of TinyLlama's size. `cache` is "fixed" or "growing", and `groups`
+    is the number of cached heads.
     """
     writer = OnnxWriter("llama-decoder", seed)
     size = hidden // heads

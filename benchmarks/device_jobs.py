@@ -1,11 +1,11 @@
 """Tuning jobs over HTTP for emulated machines: `python -m benchmarks.device_jobs`.
 
-For each machine, a service starts on this host and a harness under qemu-user, and one job is
-submitted: a convolution with bias and ReLU, a pooling and a matrix product. The harness measures
-and certifies the candidates, compares the whole model with the reference, and races the tuned
-program against the untuned one. Emulated times are meaningless and therefore not reported, but
-races still have outcomes. The tests in tests/devices run the same jobs with fewer trials. Results
-go to benchmarks/results/device-jobs.json.gz and .md after each job.
+For each machine, a service starts on this host, and the worker's C program (the harness) under
+qemu-user. One job is submitted: a convolution with bias and ReLU, a pooling and a matrix product.
+The harness measures and certifies the candidates, compares the whole model with the reference, and
+races the tuned program against the untuned one. Emulated times are meaningless and therefore not
+reported, but races still have outcomes. The tests in tests/devices run the same jobs with fewer
+trials. Results go to benchmarks/results/device-jobs.json.gz and .md after each job.
 """
 
 from __future__ import annotations
@@ -62,8 +62,8 @@ class DeviceJob:
 
     @property
     def right(self) -> bool:
-        """Whether the model was verified, candidates were certified, and all measurements come from
-        the machine.
+        """Whether the model was verified, candidates were certified, and the machine measured them
+        all.
         """
         agrees = self.error is not None and self.error <= LARGEST_ERROR
         return agrees and self.certified > 0 and not self.elsewhere

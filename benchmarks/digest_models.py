@@ -1,5 +1,6 @@
-"""The models of `benchmarks.digests`, built locally without downloads or calibration, so that they
-are reproducible.
+"""The models of `benchmarks.digests`, which can be built reproducibly on any machine.
+
+Building them needs no downloads and no calibration.
 """
 
 from __future__ import annotations
@@ -53,11 +54,11 @@ from tests.integration.test_segments import branches, chosen_rows, computed_shap
 
 @dataclass(frozen=True, slots=True)
 class DigestModel:
-    """A line of the digests file: one or more models, and the sizes or ranges of their dimensions
-    by name.
+    """A line of the digests file: one or more models, and sizes or ranges of their dimensions.
 
     Attributes:
         builds: functions that build the models, by name; several small models may share a line.
+        dims: sizes or ranges of dynamic dimensions, by dimension name.
         share: the model is compiled for one in `share` targets on average; large models have a
             share above 1 to save time.
     """
@@ -82,9 +83,7 @@ WIDE, NARROW = 4096, 256
 
 
 def _narrow(build: Callable[[], Any]) -> Any:
-    """Build a model and reduce its layers of 4096 features to 256, because most of its weights are
-    there.
-    """
+    """Build a model and reduce its layers of 4096 features, which have most weights, to 256."""
     model = build()
     for tensor in model.graph.initializer:
         array = numpy_helper.to_array(tensor)
@@ -102,10 +101,10 @@ def _quantised(
     *,
     per_channel: bool = True,
 ) -> Any:
-    """Build a model and quantise it with onnxruntime.quantization, with ranges derived from the
-    names of values.
+    """Build a model and quantise it with onnxruntime.quantization.
 
-    Calibrated ranges would differ between CPUs, because each CPU rounds differently.
+    The ranges are derived from the names of values. Calibrated ranges would differ between CPUs,
+    because each CPU rounds differently.
     """
     model = build()
     if model.opset_import[0].version < LEAST_OPSET:
@@ -129,8 +128,9 @@ def _quantised(
 
 
 def _ranges(graph: Any) -> dict[str, Any]:
-    """A pseudo-random range for each value of a graph. It starts at 0 after operators with
-    nonnegative results.
+    """A pseudo-random range for each value of a graph.
+
+    It starts at 0 after operators with nonnegative results.
     """
     made = {value: node.op_type for node in graph.node for value in node.output}
     found = {}
@@ -157,9 +157,7 @@ def dead_taps() -> Any:
 
 
 def layer_norm() -> Any:
-    """A layer normalisation that is decomposed into primitive operators, for
-    `compiler.passes.layer_norm`.
-    """
+    """A layer normalisation in primitive operators, for `compiler.passes.layer_norm`."""
     writer = OnnxWriter("layer_norm", 0)
     x = writer.input("x", (6, 48))
     centred = writer.node("Sub", x, writer.node("ReduceMean", x, axes=[-1]))
@@ -173,9 +171,7 @@ def layer_norm() -> Any:
 
 
 def byte_pairs() -> Any:
-    """A MatMulInteger of two inputs that are not constant, for
-    `compiler.passes.integer_activation_products`.
-    """
+    """A MatMulInteger of two inputs, for `compiler.passes.integer_activation_products`."""
     writer = OnnxWriter("byte_pairs", 0)
     left = writer.input("left", (6, 48), TensorProto.UINT8)
     right = writer.input("right", (48, 20), TensorProto.UINT8)
@@ -189,8 +185,9 @@ def _named(prefix: str, builds: Mapping[str, Callable[[], Any]]) -> dict[str, Di
 
 
 def _nodes() -> dict[str, DigestModel]:
-    """Models with a single node each (`benchmarks.sweep_cases`), grouped into lines by the first
-    letter of the operator.
+    """Models with a single node each (`benchmarks.sweep_cases`).
+
+    They are grouped into lines of the digests file by the first letter of the operator.
     """
     found: dict[str, dict[str, Callable[[], Any]]] = {}
     for case in sweep_cases.cases():

@@ -106,8 +106,9 @@ Digests = Mapping[str, str]
 
 @dataclass(slots=True)
 class Found:
-    """The texts to digest for one model and target, by part, and the features (such as passes) that
-    occurred.
+    """The texts to digest for one model and target, by part, such as "plan".
+
+    `occurred` has the features that occurred, such as passes and algorithms.
     """
 
     texts: dict[str, list[str]] = field(default_factory=lambda: {part: [] for part in PARTS})
@@ -129,8 +130,9 @@ def _json(data: object) -> str:
 
 
 def mode_of(model: str, target: str) -> str:
-    """The name of the mode of MODES in which a model is compiled for a target, selected by a hash
-    of both names.
+    """The name of the mode in MODES in which a model is compiled for a target.
+
+    A hash of both names selects it.
     """
     return list(MODES)[int(_short(model, target), 16) % len(MODES)]
 
@@ -186,9 +188,7 @@ def _digest_program(model: str, planned: Planned, found: Found) -> None:
 
 
 def _cuts(cut: SegmentBoundary[int]) -> dict[str, Any]:
-    """The segments of a model as JSON, without the reasons for the boundaries, which are texts for
-    people.
-    """
+    """The segments of a model as JSON, without the texts that give reasons for the boundaries."""
 
     def bare(data: dict[str, Any]) -> dict[str, Any]:
         stages = [
@@ -202,9 +202,7 @@ def _cuts(cut: SegmentBoundary[int]) -> dict[str, Any]:
 
 @contextmanager
 def _without_llvm() -> Iterator[None]:
-    """Context in which kernels are not compiled by LLVM, because the digests cover only its
-    input.
-    """
+    """Context in which LLVM does not compile kernels, because only its input is digested."""
 
     def uncompiled(
         lowered: LoweredKernel, target: Target, timings: Timings | None = None
@@ -239,10 +237,9 @@ def _passes_seen(found: Found) -> Iterator[None]:
 
 
 class SampledSchedules:
-    """A schedule source that gives every piece of a divided range a random schedule, as after
-    tuning.
+    """A schedule source that gives every piece of a divided range its own random schedule.
 
-    The piece's workload key is the seed.
+    Tuning would do the same. The piece's workload key is the seed.
     """
 
     def __init__(self, planned: Planned) -> None:
@@ -251,8 +248,9 @@ class SampledSchedules:
         self._mode = planned.mode
 
     def best(self, workload_key: str, mode: Mode) -> Schedule | None:
-        """The first of SAMPLES random schedules that can be lowered; None if the workload is not
-        such a piece.
+        """The first of SAMPLES random schedules that can be lowered.
+
+        The result is None if the workload is not a piece of a divided range.
         """
         workload = self._pieces.get(workload_key)
         if workload is None:
@@ -264,8 +262,9 @@ class SampledSchedules:
 
 
 class PlacedWeights(PackedWeights):
-    """Computes the offsets of packed weights without packing them. Equal weights share an
-    offset.
+    """Computes the offsets of packed weights without packing them.
+
+    Equal weights share an offset.
     """
 
     def __init__(self) -> None:
@@ -390,8 +389,9 @@ def canonical_graph(graph: Graph, *, inner: bool = False) -> tuple[Graph, dict[s
 
 
 def _values(planned: Planned, compiled: CompiledProgram, names: Mapping[str, str]) -> str:
-    """JSON text of the imported graph's values that can be reconstructed from the program's
-    buffers, with their placements.
+    """JSON text of the imported graph's values that the program's buffers contain.
+
+    It includes the placement of each value, and the nodes that reconstruct it.
     """
     program = compiled.program if planned.open is None else compiled.program.at(dict(planned.sizes))
     observed = written(planned.plan, program)
@@ -420,8 +420,7 @@ def _values(planned: Planned, compiled: CompiledProgram, names: Mapping[str, str
 
 
 def _moves(shown: Shown, names: Mapping[str, str]) -> list[object]:
-    """JSON of the nodes that reconstruct a value of the imported graph from values that kernels
-    write.
+    """JSON of the nodes that reconstruct a value of the imported graph from stored values.
 
     Values that only these nodes use get new names.
     """
@@ -454,8 +453,9 @@ def _targets(model: str, name: str) -> list[str]:
 
 
 def _chosen(key: str, targets: Iterable[str]) -> str:
-    """Select a target for a key by rendezvous hashing: a new target takes over some keys, and
-    leaves the others unchanged.
+    """Select a target for a key by rendezvous hashing.
+
+    A new target takes over some keys, and leaves all others unchanged.
     """
     return max(targets, key=lambda name: _short(key, name))
 
@@ -467,9 +467,7 @@ def _home(workload: Workload, model: str) -> str:
 
 
 def _space(workload: Workload, planned: Planned, found: Found) -> str:
-    """Text of a workload's schedule space: its knobs and points, and the code of some random
-    points.
-    """
+    """Text of a workload's schedule space: knobs, points, and the code of some random points."""
     space = schedule_space(workload, planned.mode)
     lines = [workload.key]
     for each in space.subspaces:
@@ -482,8 +480,9 @@ def _space(workload: Workload, planned: Planned, found: Found) -> str:
 
 
 def _samples(workload: Workload, mode: Mode) -> list[Schedule]:
-    """At most SAMPLES random points of a workload's schedule space; the workload's key is
-    the seed.
+    """At most SAMPLES random points of a workload's schedule space.
+
+    The workload's key is the seed.
     """
     points = schedule_space(workload, mode).points
     return Random(workload.key).sample(points, min(SAMPLES, len(points)))
@@ -501,8 +500,7 @@ def _code(workload: Workload, schedule: Schedule, mode: Mode) -> str:
 
 
 def required() -> set[str]:
-    """Names of the features that must occur in some model: passes, algorithms, kinds of steps and
-    of instructions.
+    """Names of the features that must occur in some model, such as passes and algorithms.
 
     The pass `dead_code` is exempt: the importer creates no dead nodes, and the other passes remove
     their own.
@@ -563,8 +561,9 @@ def _lines(model: str, targets: Sequence[str]) -> tuple[str, dict[str, Digests],
 
 
 def read_file(path: Path = FILE) -> tuple[dict[tuple[str, str], Digests], set[str]]:
-    """Read the digests file: the digests of each model and target, and the features that occur in
-    some model.
+    """Read the digests file.
+
+    Returns the digests of each model and target, and the features that occur in some model.
     """
     digests: dict[tuple[str, str], Digests] = {}
     occurred = set()
@@ -580,8 +579,9 @@ def read_file(path: Path = FILE) -> tuple[dict[tuple[str, str], Digests], set[st
 def differences(
     expected: Mapping[tuple[str, str], Digests], found: Mapping[tuple[str, str], Digests]
 ) -> list[str]:
-    """One line for each model and target whose digests differ from the expected ones, with the
-    names of the differing parts.
+    """One line for each model and target whose digests differ from the expected ones.
+
+    It names the parts that differ.
     """
     differing = []
     for (model, target), digests in found.items():

@@ -1,6 +1,4 @@
-"""Models with dynamic dimensions, whose shapes are computed by Shape nodes as in exported
-models.
-"""
+"""Models with dynamic dimensions, whose shapes are computed by Shape nodes, as exporters do."""
 
 from __future__ import annotations
 
@@ -20,11 +18,10 @@ LOWEST = np.finfo(np.float32).min
 
 
 def opened(model: Any, inputs: Mapping[str, Sequence[int | str]]) -> Any:
-    """Copy a model and change the shapes of its inputs. A text in a shape names a dynamic
-    dimension.
+    """Copy a model and change the shapes of its inputs.
 
-    Reshapes to a constant shape that starts with 1 keep the first dimension of their operand
-    instead.
+    A text in a shape names a dynamic dimension. Reshapes to a constant shape that starts with 1
+    keep the first dimension of their operand instead.
 
     Raises:
         ValueError: if the model has no input of a given name.
@@ -50,23 +47,23 @@ def opened(model: Any, inputs: Mapping[str, Sequence[int | str]]) -> Any:
 
 
 class _Shapes:
-    """Shape arithmetic as PyTorch's exporter writes it: a Shape and a Gather node for each
-    extent.
-    """
+    """Shape arithmetic as PyTorch's exporter writes it: Shape and Gather nodes for each extent."""
 
     def __init__(self, writer: OnnxWriter) -> None:
         self._writer = writer
 
     def extent(self, value: str, dim: int) -> str:
-        """Add nodes for the extent of dimension `dim` of a value; returns the name of the
-        scalar.
+        """Add nodes for the extent of dimension `dim` of a value.
+
+        Returns the name of the scalar.
         """
         shape = self._writer.node("Shape", value)
         return self._writer.node("Gather", shape, self._writer.constant(np.int64(dim)), axis=0)
 
     def joined(self, *extents: str | int) -> str:
-        """Add nodes that join extents (names of scalars, or integers) to a shape; returns the
-        shape's name.
+        """Add nodes that join extents (names of scalars, or integers) to a shape.
+
+        Returns the shape's name.
         """
         writer = self._writer
         zero = writer.constant(np.array([0], np.int64))
@@ -90,9 +87,7 @@ class _Shapes:
 
 
 class _DynamicBlocks(Blocks):
-    """`Blocks` for values of shape (batch, sequence, hidden) with dynamic `batch` and
-    `sequence`.
-    """
+    """`Blocks` for values of shape (batch, sequence, hidden), of which two are dynamic."""
 
     def __init__(self, writer: OnnxWriter, hidden: int, heads: int) -> None:
         super().__init__(writer, hidden, heads)
@@ -104,10 +99,10 @@ class _DynamicBlocks(Blocks):
         return self.writer.node("Transpose", split, perm=list(permutation))
 
     def mixed(self, query: str, key: str, value: str, mask: str) -> str:
-        """Add multi-head attention with an additive mask; `key` has shape (batch, heads, head,
-        keys).
+        """Add multi-head attention with an additive mask.
 
-        Returns a value of shape (batch, sequence, hidden).
+        `key` has shape (batch, heads, head, keys). Returns a value of shape (batch, sequence,
+        hidden).
         """
         mixed = self.weighted(query, key, value, mask)
         turned = self.writer.node("Transpose", mixed, perm=[0, 2, 1, 3])
@@ -241,10 +236,9 @@ def open_llama(
     intermediate: int = 5632,
     vocabulary: int = 32000,
 ) -> Any:
-    """A Llama-shaped decoder with `cached` heads in its cache and dynamic dimensions `sequence` and
-    `past`.
+    """A Llama-shaped decoder with a cache and dynamic dimensions `sequence` and `past`.
 
-    Inputs and outputs are those of `open_gpt2`.
+    The cache has `cached` heads. Inputs and outputs are those of `open_gpt2`.
     """
     writer = OnnxWriter("open_llama", seed)
     blocks = _DynamicBlocks(writer, hidden, heads)

@@ -68,16 +68,12 @@ class DynamicResult:
 
     @property
     def total_ratio(self) -> float:
-        """Speed-up over ONNX Runtime in total time over all sizes, without the first run of each
-        engine.
-        """
+        """Speed-up over ONNX Runtime in the total time of all sizes but each engine's first run."""
         return sum(r[1] for r in self.runs[1:]) / sum(r[0] for r in self.runs[1:])
 
     @property
     def beside_fixed(self) -> float:
-        """Time of the program for the ranges over that of programs for a single size: the geometric
-        mean.
-        """
+        """Time of the ranges' program over that of a single size's program, as geometric mean."""
         return geometric_mean([ranged / fixed for ranged, fixed, _ in self.apart])
 
     @property
@@ -146,8 +142,9 @@ def seconds_of(run: Callable[[], Any]) -> tuple[float, Any]:
 
 
 def measure(name: str, count: int, samples: int, seed: int = 0) -> DynamicResult:
-    """Measure a case at `count` random sizes. At each compared size, the fastest of `samples` runs
-    counts.
+    """Measure a case at `count` random sizes.
+
+    At each compared size, the fastest of `samples` runs counts.
     """
     case = CASES[name]
     model = case.build()

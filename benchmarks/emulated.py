@@ -80,8 +80,9 @@ Run = Callable[[Path, GraphPlan, Mapping[str, NDArray[Any]]], list[NDArray[Any]]
 
 @dataclass(frozen=True, slots=True)
 class Agreement:
-    """The error of a model on a machine. If it did not run, `error` is None and `reason`
-    says why.
+    """The error of a model on a machine.
+
+    If it did not run, `error` is None and `reason` says why.
     """
 
     model: str
@@ -107,9 +108,7 @@ class Place:
 
 
 def agreement(model: str, proto: Any, wanted: Sequence[NDArray[Any]], place: Place) -> Agreement:
-    """Compile a model for a place, run it there, and compare all outputs with the expected ones
-    (`wanted`).
-    """
+    """Compile a model for a place, run it there, and compare the outputs with `wanted`."""
     limit = case(model).largest_error
     limit = LARGEST_ERROR if limit == 1e-3 else limit  # what engines of float32 may differ by
     found = partial(Agreement, model, place.name, place.target.name, limit=limit)
@@ -144,8 +143,9 @@ def emulated_place(emulated: Emulated) -> Place:
 
 
 def node_place(name: str, node: str) -> Place:
-    """A place that runs WebAssembly modules in Node. `name` is the target, and `node` the command
-    of Node.
+    """A place that runs WebAssembly modules in Node.
+
+    `name` is the target, and `node` the command of Node.
     """
     target = resolve_target(name)
 
@@ -200,8 +200,9 @@ def page(origin: Origin, found: Sequence[Agreement]) -> str:
 
 
 def stored(name: str) -> list[Agreement]:
-    """The successful results in an earlier report, or in the report of another process that runs at
-    the same time.
+    """The successful results in an earlier report.
+
+    With several processes, the report may also be that of another process that still runs.
     """
     path = RESULTS_FOLDER / f"{name}.json.gz"
     rows = read_data(path)["rows"] if path.exists() else []

@@ -1,5 +1,4 @@
-"""The inference engines of a race. Each runs in a separate process: `python -m benchmarks.engines
-NAME`.
+"""The inference engines of a race, one per process: `python -m benchmarks.engines NAME`.
 
 The child reads one JSON object per line from standard input, and answers each with one line:
 
@@ -37,12 +36,12 @@ from tilewright.compiler.mode import Mode
 
 @dataclass(frozen=True, slots=True)
 class Engine:
-    """An inference engine. `load(model, feeds, threads, schedules)` returns a function that runs
-    the model once.
+    """An inference engine.
 
-    `package` is the distribution whose version is reported, and `modules` must be importable.
-    `largest_error` is the accepted error of an engine that computes in a narrower type; an engine
-    that sets it races only if it is named explicitly.
+    `load(model, feeds, threads, schedules)` returns a function that runs the model once. `package`
+    is the distribution whose version is reported, and `modules` must be importable. `largest_error`
+    is the accepted error of an engine that computes in a narrower type; an engine that sets it
+    races only if it is named explicitly.
     """
 
     name: str
@@ -57,8 +56,9 @@ class Engine:
 
 
 def load_onnxruntime(model: Any, feeds: Arrays, threads: int, schedules: str) -> Run:
-    """Load a model in ONNX Runtime's CPU provider. Inputs and outputs are bound once, so that no
-    copy is timed.
+    """Load a model in ONNX Runtime's CPU provider.
+
+    Inputs and outputs are bound once, so that no copy is timed.
     """
     import onnxruntime
 
@@ -131,7 +131,8 @@ def load_untuned(
 ) -> Run:
     """Compile a model in Tilewright with every workload's default schedule.
 
-    If `schedules` is the folder of an artifact, the model is compiled for its target.
+    If `schedules` is the folder of an artifact, the model is compiled for the artifact's target,
+    otherwise for this host.
     """
     import tilewright
     from tilewright.compiler.targets.host import host_target
@@ -148,8 +149,9 @@ def load_untuned(
 def load_tuned(
     model: Any, feeds: Arrays, threads: int, schedules: str, precision: str = "float32"
 ) -> Run:
-    """Load a tuned model in Tilewright. `schedules` is the folder of an artifact or the service's
-    data folder.
+    """Load a tuned model in Tilewright.
+
+    `schedules` is the folder of an artifact or the service's data folder.
     """
     from tilewright.compiler.runtime.artifact import load_artifact
 

@@ -109,8 +109,9 @@ class FaultyProxy:
             writer.close()
 
     async def _hand_on(self, request: bytes, answer_to: asyncio.StreamWriter | None) -> None:
-        """Forward a request to the next server, and pass the response to `answer_to`, or discard it
-        if that is None.
+        """Forward a request to the next server.
+
+        The response is passed to `answer_to`, or discarded if that is None.
         """
         self._turn += 1
         port = self._servers[self._turn % len(self._servers)]

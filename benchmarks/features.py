@@ -60,9 +60,7 @@ class Line:
 
 
 def workloads() -> Iterator[Workload]:
-    """Yield workloads of NETWORKS, at most ALIKE per network of those that have the same
-    algorithms.
-    """
+    """Yield workloads of NETWORKS, at most ALIKE per network with the same set of algorithms."""
     target = resolve_target("host")
     for name in NETWORKS:
         taken: Counter[frozenset[str]] = Counter()
@@ -76,8 +74,9 @@ def workloads() -> Iterator[Workload]:
 
 
 def kind_of(workload: Workload) -> str:
-    """The kind of a workload by its anchor operator, such as "depthwise conv"; "elementwise"
-    without an anchor.
+    """The kind of a workload by its anchor operator, such as "depthwise conv" or "matmul".
+
+    The result is "elementwise" if the workload has no anchor.
     """
     node = anchor(workload)
     if node is None:

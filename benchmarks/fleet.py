@@ -27,8 +27,9 @@ def free_port() -> int:
 
 
 def until(condition: Callable[[], bool], what: str, seconds: float = PATIENCE_SECONDS) -> None:
-    """Wait until a condition holds. Raises AssertionError with `what` in its message after
-    `seconds`.
+    """Wait until a condition holds.
+
+    Raises AssertionError with `what` in its message after `seconds`.
     """
     ends = time.monotonic() + seconds
     while not condition():
@@ -97,8 +98,8 @@ class Fleet:
         return ended
 
     def kill(self, name: str) -> None:
-        """Kill one process by SIGKILL without its children, as the kernel does if memory is
-        exhausted.
+        """Kill one process by SIGKILL without its children, as the kernel does if memory
+        runs out.
         """
         process = self._running.pop(name)
         assert process.poll() is None, f"{name} ended by itself: {self.log(name).read_text()}"
@@ -124,8 +125,6 @@ class Fleet:
         self._running.clear()
 
     def measured(self, worker: str) -> Counter[str]:
-        """How often a worker finished each request, by request id, according to the
-        worker's log.
-        """
+        """How often a worker finished each request, by request id, according to its log."""
         log = self.log(worker)
         return Counter(re.findall(r"measured (\w+)", log.read_text() if log.exists() else ""))

@@ -78,10 +78,10 @@ class Result:
         return median(len(each[1:]) / sum(each[1:]) for each in self.rounds)
 
     def share(self) -> float | None:
-        """Share of the memory bandwidth that generation uses: the bytes per second that its steps
-        must read, divided by the rate of the memory-reading loop; the median over the rounds.
+        """Share of the memory bandwidth that generation uses, as the median over the rounds.
 
-        None with several threads, because the loop has only one.
+        It is the number of bytes per second that the steps must read, divided by the rate of the
+        memory-reading loop. It is None with several threads, because the loop has only one.
         """
         if not self.memory:
             return None
@@ -90,8 +90,7 @@ class Result:
         return median(self.step_bytes * often / rate for often, rate in steps)
 
     def over(self, other: Result) -> tuple[float, float]:
-        """Speed-up over another engine's result: in the steps after the prompt, and in the time to
-        the first token.
+        """Speed-up over another engine: in the steps after the prompt, and to the first token.
 
         Both are medians over the rounds of the ratios within a round.
         """
@@ -197,8 +196,9 @@ HEADER = [
 
 
 def cells(result: Result, reference: Result | None) -> list[str]:
-    """The cells of a result's row in the table. `reference` is ONNX Runtime's result for the same
-    model.
+    """The cells of a result's row in the table.
+
+    `reference` is ONNX Runtime's result for the same model.
     """
     if result.error or reference is None or reference.error:
         reason = result.error or "no reference to compare with"

@@ -50,13 +50,14 @@ class Generator(Protocol):
         """Clear the caches, so that a new text can begin."""
 
     def step(self, ids: Sequence[int], past: int) -> NDArray[np.float32]:
-        """Process further tokens after `past` earlier ones; returns the logits (vocabulary,) of the
-        last token.
+        """Process further tokens after `past` earlier ones.
+
+        Returns the logits (vocabulary,) of the last token.
         """
 
 
 class OnnxRuntime:
-    """Decoder in ONNX Runtime with IOBinding: each cache is one buffer, bound as both input and
+    """Decoder in ONNX Runtime with IOBinding, by which each cache is both an input and an
     output.
     """
 
@@ -97,8 +98,9 @@ class OnnxRuntime:
 
 
 class OpenVino:
-    """Decoder in OpenVINO in float32 with its caches as model state, as OpenVINO's own tools export
-    decoders.
+    """Decoder in OpenVINO in float32, with its caches as model state.
+
+    OpenVINO's own tools export decoders in this form.
     """
 
     def __init__(self, model: Any, threads: int, reach: Reach) -> None:
@@ -138,7 +140,7 @@ class Reach(NamedTuple):
 
 
 def tilewright(model: Any, threads: int, reach: Reach) -> Generator:
-    """Load a decoder in Tilewright by the class of examples/generate.py."""
+    """Load a decoder in Tilewright by the class `Decoder` of examples/generate.py."""
     from examples.generate import Decoder
 
     return Decoder(model, threads, reach)
@@ -146,10 +148,10 @@ def tilewright(model: Any, threads: int, reach: Reach) -> Generator:
 
 @dataclass(frozen=True, slots=True)
 class Engine:
-    """A text-generation engine. `load(model, threads, reach)` loads a decoder whose caches are of
-    kind `cache`.
+    """A text-generation engine.
 
-    `package` is the distribution whose version is reported, and `module` must be importable.
+    `load(model, threads, reach)` loads a decoder whose caches are of kind `cache`. `package` is the
+    distribution whose version is reported, and `module` must be importable.
     """
 
     name: str
@@ -175,10 +177,9 @@ ENGINES = {
 
 
 def decoder(model: str, reach: Reach, cache: str, *, small: bool = False) -> Any:
-    """Build a decoder model for texts of at most `reach.length` tokens; `small` selects tiny sizes
-    for tests.
+    """Build a decoder model for texts of at most `reach.length` tokens.
 
-    `cache` is "fixed" or "growing".
+    `small` selects tiny sizes for tests. `cache` is "fixed" or "growing".
     """
     return DECODERS[model](length=reach.length, cache=cache, **(SMALL[model] if small else {}))
 

@@ -58,8 +58,9 @@ LEAST_SECONDS, MOST_SECONDS = 2e-6, 2e-2
 
 
 class SideProcess:
-    """Child process that measures with one checkout's harness. As a context manager, it ends the
-    process.
+    """Child process that measures with one checkout's harness.
+
+    As a context manager, it ends the process.
     """
 
     def __init__(self, checkout: Path) -> None:
@@ -202,8 +203,9 @@ def requests(
 
 
 def summary(found: Sequence[Paired], what: str) -> str:
-    """A sentence for the report about the ratios and verdicts; `what` is "kernels" or
-    "programs".
+    """A sentence for the report about the ratios and verdicts.
+
+    `what` is "kernels" or "programs".
     """
     ratios = [each.ratio for each in found]
     control = [median(each.control) for each in found]

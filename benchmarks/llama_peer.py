@@ -52,10 +52,10 @@ class LlamaShape:
 
 
 def load_llama_cpp(model: Any, feeds: Arrays, threads: int, schedules: str) -> Run:
-    """Load a model in llama.cpp; the returned function decodes the tokens in `feeds` after the
-    given cache.
+    """Load a model in llama.cpp.
 
-    Each run first removes the previous run's tokens from the cache.
+    The returned function decodes the tokens in `feeds` after the given cache. Each run first
+    removes the previous run's tokens from the cache.
     """
     import llama_cpp as api
 
@@ -194,8 +194,9 @@ class _Decoder:
         self._batch = api.llama_batch_init(256, 0, 1)
 
     def decode(self, tokens: list[int], first: int) -> None:
-        """Decode tokens from position `first` on, with logits for all of them. Raises RuntimeError
-        on failure.
+        """Decode tokens from position `first` on, with logits for all of them.
+
+        Raises RuntimeError on failure.
         """
         batch = self._batch
         batch.n_tokens = len(tokens)

@@ -61,8 +61,9 @@ class Bench:
     tvm: str
 
     def run(self, name: str, engine: Engine, seed: int, budget: Budget) -> Run:
-        """Return the stored run if it had the same budget and did not fail; otherwise make a new
-        run.
+        """Return the stored run if it had the same budget and did not fail.
+
+        Otherwise make a new run.
         """
         folder = self._of(name, engine, seed)
 
@@ -115,8 +116,9 @@ class Bench:
         return report
 
     def raced(self, name: str, runs: Sequence[Run]) -> Raced:
-        """Race the best run of each engine against the other; the result is stored, so that it is
-        not repeated.
+        """Race the best run of each engine against the other.
+
+        The result is stored, so that it is not repeated.
         """
         ours, theirs = (_best([r for r in runs if r.engine is engine]) for engine in Engine)
         path = self.folder / name / "raced.json"

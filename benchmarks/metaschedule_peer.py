@@ -84,8 +84,9 @@ class Session:
         self._measuring.acquire()
 
     def end_batch(self) -> None:
-        """Called after a batch is recorded. Releases the lock that prevents the process from
-        exiting.
+        """Called after a batch is recorded.
+
+        Releases the lock that prevents the process from exiting.
         """
         self._measuring.release()
 
@@ -173,11 +174,10 @@ class Runner(meta_schedule.runner.PyRunner):  # type: ignore[misc]  # as above
 
 
 def cpu_seconds(module: Any, arguments_info: list[Any]) -> list[float]:
-    """Time a kernel on random arguments; each of the samples, in seconds, is a mean over several
-    runs.
+    """Time a kernel on random arguments.
 
-    The clock is the process's CPU time, which excludes other processes, as in our own runner for
-    one thread.
+    Each of the samples, in seconds, is a mean over several runs. The clock is the process's CPU
+    time, which excludes other processes, as in our own runner for one thread.
     """
     rng = np.random.default_rng(0)
     arguments = []

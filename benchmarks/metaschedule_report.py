@@ -111,8 +111,9 @@ class Comparison:
         return [factor for factor in found if factor is not None]
 
     def passed(self, axis: Axis) -> float | None:
-        """The first point of the axis at which our time is at most TVM's final time; None if it
-        never is.
+        """The first point of the axis at which our time is at most TVM's final time.
+
+        The result is None if it never is.
         """
         last = _side(self.of(Engine.TVM), Axis.SECONDS, self.seconds)
         for at in [0.0, *self.points(axis)]:
@@ -130,8 +131,9 @@ def _side(runs: Sequence[Run], axis: Axis, at: float) -> Side | None:
 
 
 def _points(runs: Sequence[Run], axis: Axis, at: float) -> list[tuple[float, int]]:
-    """Each run's best time in seconds and number of untuned kernels at a point; empty unless all
-    runs reached it.
+    """Each run's best time in seconds and number of untuned kernels at a point.
+
+    The result is empty unless all runs reached it.
     """
     found = []
     for run in runs:

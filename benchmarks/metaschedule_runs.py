@@ -117,11 +117,10 @@ class Run:
         return Point(number, at, total, measured.count(False))
 
     def after_trials(self, trials: int) -> Point | None:
-        """The best time after this many trials; None if the run ended before, for lack of time or
-        trials.
+        """The best time after this many trials.
 
-        If a run had time and trials left, it had exhausted its schedule spaces, and its last value
-        is returned.
+        The result is None if the run ended before, for lack of time or trials. If a run had time
+        and trials left, it had exhausted its schedule spaces, and its last value is returned.
         """
         points = self.curve
         if trials >= len(points) and (self.out_of_time or trials > self.trials):
@@ -214,8 +213,9 @@ def samples_of(lines: Iterable[Mapping[str, Any]]) -> tuple[Sample, ...]:
 
 
 def defaults_of(lines: Iterable[Mapping[str, Any]], tasks: int) -> tuple[float | None, ...]:
-    """The untuned time of each task from a child's JSON lines; None for tasks that it did not
-    report.
+    """The untuned time of each task from a child's JSON lines.
+
+    The result is None for tasks that it did not report.
     """
     found: dict[int, float | None] = {
         line["task"]: line["seconds"] for line in lines if line["kind"] == "default"

@@ -56,8 +56,9 @@ class ModelCase:
     largest_error: float = 1e-3  # float32 engines differ by 1e-5 at most, 16-bit ones by 1e-2
 
     def feeds(self, model: Any, seed: int = 1) -> dict[str, NDArray[Any]]:
-        """Seeded random inputs: standard normal floats, and integers uniform in [0, bound). The
-        default bound is 2.
+        """Seeded random inputs: standard normal floats, and integers uniform in [0, bound).
+
+        The default bound is 2.
         """
         random = np.random.default_rng(seed)
         bounds = self.integer_bounds

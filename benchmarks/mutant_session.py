@@ -1,11 +1,10 @@
-"""Runs tests on one mutant after the other, each in a forked process. `benchmarks.mutants` starts
-this program.
+"""Runs tests on one mutant after the other, each in a forked process.
 
-It works in a copy of the project. There are two kinds of sessions. A warm session has collected the
-tests, and therefore imported the project. Its forks replace the functions that differ
-(`mutant_swap.py`) and can start testing at once. A fresh session has imported only third-party
-libraries. Its forks import the mutant, which takes seconds. After each fork, its remaining
-processes and files are removed.
+`benchmarks.mutants` starts this program. It works in a copy of the project. There are two kinds of
+sessions. A warm session has collected the tests, and therefore imported the project. Its forks
+replace the functions that differ (`mutant_swap.py`) and can start testing at once. A fresh session
+has imported only third-party libraries. Its forks import the mutant, which takes seconds. After
+each fork, its remaining processes and files are removed.
 
 Standard input has one JSON request per line, and standard output one reply per line. A warm session
 first prints a line with the collected tests and the lines that were executed at import.
@@ -69,11 +68,11 @@ do not count there, and more of the clock's, for tests that wait. An import take
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """Request to run `tests` in order until one fails; `seconds` is the known processor time of
-    each.
+    """Request to run `tests` in order until one fails.
 
-    During the run, the file at `path` contains `text`; an empty path leaves all files unchanged.
-    With `record`, all tests run, and the reply contains the lines that each executed.
+    `seconds` is the known processor time of each. During the run, the file at `path` contains
+    `text`; an empty path leaves all files unchanged. With `record`, all tests run, and the reply
+    contains the lines that each executed.
     """
 
     tests: tuple[str, ...]
@@ -200,8 +199,9 @@ def as_imported(path: Path) -> str:
 
 
 def mutated(request: Request, work: Callable[[Callable[[int], None]], int]) -> Reply:
-    """Call `work` in a forked process while the request's file contains the mutant; then restore
-    the file.
+    """Call `work` in a forked process while the request's file contains the mutant.
+
+    Then restore the file.
     """
     if not request.path:
         return _forked(request, work)

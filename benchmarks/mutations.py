@@ -109,11 +109,10 @@ OPERATORS: tuple[tuple[type, Callable[[Any], Iterable[cst.CSTNode]]], ...] = (
 
 
 def sample(root: Path, package: str, count: int, seed: int) -> tuple[list[Mutant], int]:
-    """Sample `count` mutants of a package without replacement; also returns the number of places
-    for mistakes.
+    """Sample `count` mutants of a package without replacement.
 
-    The rank of a mutant depends only on the seed and its own text. If the sources change elsewhere,
-    the same mutants are therefore sampled again.
+    Also returns the number of places for mistakes. The rank of a mutant depends only on the seed
+    and its own text. If the sources change elsewhere, the same mutants are therefore sampled again.
     """
     files = sorted(
         file for file in (root / package).rglob("*.py") if root / MIGRATIONS not in file.parents

@@ -92,8 +92,9 @@ STEPS = (
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """Outcome of a step: its number of commands, duration and exit status. `skipped` says why it
-    was not tried.
+    """Outcome of a step: its number of commands, duration and exit status.
+
+    `skipped` says why it was not tried.
     """
 
     name: str
@@ -181,8 +182,9 @@ class Shells:
         self._groups: list[int] = []
 
     def type(self, text: str) -> int:
-        """Run commands in a shell; returns the exit status of the first command that fails,
-        or 0.
+        """Run commands in a shell.
+
+        Returns the exit status of the first command that fails, or 0.
         """
         with self._log.open("ab") as output:
             shell = subprocess.Popen(
@@ -213,8 +215,9 @@ def commands(text: str) -> int:
 
 
 def take(step: Step, shells: Shells, documents: Path, port: int, wheel: str = ".") -> Outcome:
-    """Execute a step. Port 8080 becomes `port`, and `wheel` replaces the source tree in the
-    installation.
+    """Execute a step.
+
+    Port 8080 becomes `port`, and `wheel` replaces the source tree in the installation.
     """
     missing = [name for name, _ in step.sections if not (documents / name).exists()]
     if missing:
@@ -240,11 +243,10 @@ def built_wheel(source: Path, folder: Path) -> Path:
 
 
 def walk(steps: Sequence[Step], folder: Path, log: Path, package: str = "") -> list[Outcome]:
-    """Execute the steps in order in a new home below `folder`; a failed step does not stop the
-    others.
+    """Execute the steps in order in a new home below `folder`.
 
-    `package` is installed before a step that needs a module; the installation is not part of the
-    step's time.
+    A failed step does not stop the others. `package` is installed before a step that needs a
+    module; the installation is not part of the step's time.
     """
     wheel, home, empty, port = (
         built_wheel(ROOT, folder),

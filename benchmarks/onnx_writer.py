@@ -16,8 +16,9 @@ from onnx import TensorProto, helper, numpy_helper
 
 
 class OnnxWriter:
-    """Collects nodes and initializers of an ONNX model; methods return the names of the values that
-    they add.
+    """Collects nodes and initializers of an ONNX model.
+
+    Methods return the names of the values that they add.
     """
 
     def __init__(self, name: str, seed: int, opset: int = 17) -> None:
@@ -42,8 +43,9 @@ class OnnxWriter:
         return name
 
     def node(self, operator: str, *inputs: str, output: str = "", **attributes: Any) -> str:
-        """Add a node with one output, and return the output's name; the default is operator and
-        number.
+        """Add a node with one output, and return the output's name.
+
+        The default is operator and number.
         """
         self._count += 1
         output = output or f"{operator}_{self._count}"
@@ -53,8 +55,9 @@ class OnnxWriter:
     def nodes(
         self, operator: str, inputs: Sequence[str], outputs: Sequence[str], **attributes: Any
     ) -> list[str]:
-        """Add a node with several outputs, and return their names. Empty names become operator and
-        number.
+        """Add a node with several outputs, and return their names.
+
+        Empty names become operator and number.
         """
         self._count += 1
         named = [name or f"{operator}_{self._count}_{k}" for k, name in enumerate(outputs)]
@@ -81,11 +84,11 @@ class OnnxWriter:
         gain: float = 2.0,
         padding: int | None = None,
     ) -> str:
-        """Add a 2-D convolution with bias of `x` (N, channels, H, W); returns the name of the
-        result.
+        """Add a 2-D convolution with bias of `x` (N, channels, H, W).
 
-        By default it is padded so that stride 1 keeps the size. The weights have the standard
-        deviation sqrt(gain / fan-in); a gain of 2 is for convolutions before a ReLU.
+        Returns the name of the result. By default it is padded so that stride 1 keeps the size. The
+        weights have the standard deviation sqrt(gain / fan-in); a gain of 2 is for convolutions
+        before a ReLU.
         """
         fan_in = channels // group * kernel * kernel
         weight = self.normal((filters, channels // group, kernel, kernel), (gain / fan_in) ** 0.5)
@@ -107,8 +110,9 @@ class OnnxWriter:
         return self.node("Add", product, self.constant(self.normal((outputs,), 0.05), "bias"))
 
     def gemm(self, x: str, features: int, outputs: int, gain: float = 1.0) -> str:
-        """Add a dense layer as Gemm: (rows, features) to (rows, outputs). The weight is transposed,
-        as exporters store it.
+        """Add a dense layer as Gemm: (rows, features) to (rows, outputs).
+
+        The weight is transposed, as exporters store it.
         """
         weight = self.normal((outputs, features), (gain / features) ** 0.5)
         bias = self.constant(self.normal((outputs,), 0.05), "bias")

@@ -58,8 +58,9 @@ def extent(size: int, kernel: int, stride: int, padding: int, dilation: int = 1)
 
 
 def matmul(rows: int, columns: int, depth: int, batch: int = 0) -> Any:
-    """A MatMul of (rows, depth) and a constant (depth, columns); if `batch` is positive, of two
-    batched inputs.
+    """A MatMul of (rows, depth) and a constant (depth, columns).
+
+    If `batch` is positive, of two batched inputs.
     """
     writer = OnnxWriter("matmul", 0)
     if batch:
@@ -79,8 +80,9 @@ def pool(
     stride: Pair,
     pads: tuple[int, int, int, int] = (0, 0, 0, 0),
 ) -> Any:
-    """MaxPool or AveragePool of an input (1, channels, *size); `pads` is (top, left, bottom,
-    right).
+    """MaxPool or AveragePool of an input (1, channels, *size).
+
+    `pads` is (top, left, bottom, right).
     """
     writer = OnnxWriter("pool", 0)
     x = writer.input("x", (1, channels, *size))

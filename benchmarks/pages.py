@@ -244,8 +244,9 @@ def options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Command line: measure and write the report. The exit code is 1 if a page is too slow or has
-    an error status.
+    """Command line: measure and write the report.
+
+    The exit code is 1 if a page is too slow or has an error status.
     """
     asked = options(arguments)
     size = Size(**{name: getattr(asked, name) for name in asdict(Size())})
@@ -292,8 +293,9 @@ def report(
     results: Sequence[Timed],
     left: Mapping[str, str],
 ) -> str:
-    """The report in Markdown. `seconds` has the time to fill each database, and `left` the routes
-    that were not requested.
+    """The report in Markdown.
+
+    `seconds` has the time to fill each database, and `left` the routes that were not requested.
     """
     numbers = ", ".join(f"{value:,} {name}" for name, value in asdict(size).items())
     fills = ", ".join(f"{name} in {each:.0f} s" for name, each in seconds.items())

@@ -1,9 +1,8 @@
-"""Fills a database as large as a team's after a year, for `benchmarks.pages`; all sizes are options
-there.
+"""Fills a database as large as a team's after a year, for `benchmarks.pages`.
 
-Values whose structure matters are realistic: texts of workloads, schedules, the facts of this
-machine, and samples of a trial. The rest is random with a fixed seed. A thousand trials are written
-by the store, and then copied repeatedly inside the database.
+All sizes are options there. Values whose structure matters are realistic: texts of workloads,
+schedules, the facts of this machine, and samples of a trial. The rest is random with a fixed seed.
+A thousand trials are written by the store, and then copied repeatedly inside the database.
 """
 
 from __future__ import annotations
@@ -168,8 +167,9 @@ class _Filling:
         )
 
     def _write(self, row: type[Any], rows: Sequence[Mapping[str, Any]]) -> None:
-        """Insert rows; missing columns become NULL, or an empty value if the column is not
-        nullable.
+        """Insert rows.
+
+        Missing columns become NULL, or an empty value if the column is not nullable.
         """
         table = table_of(row)
         blank = {c.name: _blank(c) for c in table.columns if c.autoincrement is not True}
@@ -230,8 +230,9 @@ class _Filling:
         return [_name("workload", model, number) for number in range(WORKLOADS)]
 
     def _workloads(self) -> None:
-        """Write the workloads and their shapes. Thousands have the same structure, that of a real
-        workload.
+        """Write the workloads and their shapes.
+
+        Thousands have the same structure, that of a real workload.
         """
         real = {workload.key: workload.text() for workload in self._real}
         self._storage.workloads.put_workloads(real)

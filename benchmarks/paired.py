@@ -40,8 +40,9 @@ class PairedResult:
     errors: dict[str, float] = field(default_factory=dict)
 
     def speed(self, engine: str) -> float | None:
-        """Speed-up of an engine over the reference (above 1 is faster); None if either has
-        no time.
+        """Speed-up of an engine over the reference (above 1 is faster).
+
+        The result is None if either has no time.
         """
         if engine not in self.seconds or REFERENCE not in self.seconds:
             return None
@@ -50,8 +51,9 @@ class PairedResult:
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """Number of samples per engine, and approximate duration of each; a sample has at least one
-    run.
+    """Number of samples per engine, and approximate duration of each.
+
+    A sample has at least one run.
     """
 
     samples: int = 20

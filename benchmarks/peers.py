@@ -65,8 +65,9 @@ def _torch_run(function: Callable[..., Any], inputs: list[Any]) -> Run:
 
 
 def load_iree(model: Any, feeds: Arrays, threads: int, schedules: str) -> Run:
-    """Compile a model by IREE's LLVM backend for this CPU; with one thread, it runs without IREE's
-    task system.
+    """Compile a model by IREE's LLVM backend for this CPU.
+
+    With one thread, it runs without IREE's task system.
     """
     import iree.compiler
     import iree.runtime

@@ -113,8 +113,9 @@ def _fold_transposes(graph: Any) -> None:
 
 @contextmanager
 def _files(model: Any) -> Iterator[tuple[Path, Path]]:
-    """Save a preprocessed model to a temporary file; yield its path, and the path for the quantised
-    model.
+    """Save a preprocessed model to a temporary file.
+
+    Yield its path, and the path for the quantised model.
     """
     from onnxruntime.quantization.shape_inference import quant_pre_process
 

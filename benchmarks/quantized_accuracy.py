@@ -81,13 +81,13 @@ Run = Callable[[Any, Sequence[Mapping[str, np.ndarray]]], Outputs]
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """Result of quantising one model by one method; decibels refer to the output with the most
-    noise.
+    """Result of quantising one model by one method.
 
-    `plain` compares with ONNX Runtime node by node, `fused` with its optimised graph. `reached_db`,
-    `kept` (the number of `layers` left in float32) and `kept_ms` describe the model with the
-    required quality `stated_db`. They are None if no choice of layers reached it, or if none was
-    required. Without a requirement, no times are measured.
+    Decibels refer to the output with the most noise. `plain` compares with ONNX Runtime node by
+    node, `fused` with its optimised graph. `reached_db`, `kept` (the number of `layers` left in
+    float32) and `kept_ms` describe the model with the required quality `stated_db`. They are None
+    if no choice of layers reached it, or if none was required. Without a requirement, no times are
+    measured.
     """
 
     model: str
@@ -174,8 +174,9 @@ def least(found: Noise) -> float:
 
 
 def peer(ours: Noise, theirs: Noise) -> Peer:
-    """Compare the noise of two engines; the standard error of the difference is estimated by the
-    jackknife.
+    """Compare the noise of two engines.
+
+    The standard error of the difference is estimated by the jackknife.
     """
     whole, count = least(theirs), len(ours)
     left = [

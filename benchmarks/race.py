@@ -103,8 +103,9 @@ class Racer:
 
 @dataclass(slots=True)
 class EngineResult:
-    """Measurements of one engine on one model. Each list in `rounds` has the seconds of all samples
-    of a round.
+    """Measurements of one engine on one model.
+
+    Each list in `rounds` has the seconds of all samples of a round.
     """
 
     version: str = ""

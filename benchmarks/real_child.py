@@ -56,8 +56,9 @@ class Answer:
 
     @property
     def ratio(self) -> float | None:
-        """Speed-up over ONNX Runtime, the median over the rounds (above 1, Tilewright is faster);
-        None without rounds.
+        """Speed-up over ONNX Runtime, the median over the rounds (above 1, Tilewright is faster).
+
+        The result is None without rounds.
         """
         return median(theirs / ours for ours, theirs in self.rounds) if self.rounds else None
 
@@ -89,10 +90,10 @@ def _of_tilewright(path: Path) -> Run:
 
 
 def difference(ours: Any, theirs: Any) -> float:
-    """Difference of two outputs, as by `compare`; the largest difference of the elements for
-    dictionaries and sequences.
+    """Difference of two outputs, as by `compare`.
 
-    Different integers, texts, types or structures have an infinite difference.
+    The largest difference of the elements for dictionaries and sequences. Different integers,
+    texts, types or structures have an infinite difference.
     """
     if isinstance(ours, np.ndarray) and ours.dtype == object:
         ours = ours.tolist()
@@ -142,8 +143,9 @@ def _error(error: Exception) -> str:
 
 
 def examine(folder: Path, rounds: int, turn_seconds: float) -> Answer:
-    """Compile, compare and time the model in `folder`. The answer includes failures of either
-    engine.
+    """Compile, compare and time the model in `folder`.
+
+    The answer includes failures of either engine.
     """
     answer = Answer()
     path = folder / "model.onnx"

@@ -36,10 +36,9 @@ class FetchError(Exception):
 
 
 def fetch_shipped(models: Sequence[Shipped], folder: Path, seconds: float) -> Mapping[str, str]:
-    """Download packages and extract the missing models. Returns the reason for each failed model,
-    by name.
+    """Download packages and extract the missing models.
 
-    One download may take at most `seconds`.
+    Returns the reason for each failed model, by name. One download may take at most `seconds`.
     """
     failed: dict[str, str] = {}
     missing = [model for model in models if not (folder / model.name / "feeds.npz").exists()]
@@ -88,8 +87,9 @@ class Archive:
 
 @contextmanager
 def archive_of(package: str, seconds: float) -> Iterator[Archive]:
-    """Context with the archive of a package, downloaded by pip without dependencies. Raises
-    FetchError.
+    """Context with the archive of a package, downloaded by pip without dependencies.
+
+    Raises FetchError.
     """
     with tempfile.TemporaryDirectory() as folder:
         options = ["--quiet", "--no-deps", "--no-cache-dir", "--disable-pip-version-check"]
@@ -150,8 +150,9 @@ def export(
 
 
 def _environment(folder: Path, packages: Sequence[str], seconds: float) -> str:
-    """Create a virtual environment with these packages, unless it exists; returns the path of its
-    interpreter.
+    """Create a virtual environment with these packages, unless it exists.
+
+    Returns the path of its interpreter.
     """
     python = folder / "bin" / "python"
     ready = folder / "ready"
@@ -164,8 +165,9 @@ def _environment(folder: Path, packages: Sequence[str], seconds: float) -> str:
 
 
 def call(command: Sequence[str], seconds: float) -> None:
-    """Run a command in the repository's root. Raises FetchError with its last line of output if it
-    fails or takes longer than `seconds`.
+    """Run a command in the repository's root.
+
+    Raises FetchError with its last line of output if it fails or takes longer than `seconds`.
     """
     environment = dict(os.environ, OMP_NUM_THREADS="1", PYTHONPATH=str(REPOSITORY))
     try:

@@ -103,8 +103,9 @@ HEADER = [
 
 
 def examine(folder: Path, options: argparse.Namespace) -> tuple[Answer, str]:
-    """Examine the model in `folder` in a child process; returns its answer, and the problem if it
-    has none.
+    """Examine the model in `folder` in a child process.
+
+    Returns its answer, and the problem if it has none.
     """
 
     def limit() -> None:
@@ -234,8 +235,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _written(name: str, now: Origin) -> tuple[Origin, list[Row]]:
-    """The origin and rows in the results file, if the same commit wrote them; otherwise `now` and
-    no rows.
+    """The origin and rows in the results file, if the same commit wrote them.
+
+    Otherwise `now` and no rows.
     """
     try:
         data = read_data(RESULTS / f"{name}.json.gz")

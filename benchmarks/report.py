@@ -86,10 +86,10 @@ def _listed(options: Mapping[str, Any]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class RaceRow:
-    """Result of one engine on one model; ratios are to ONNX Runtime, and `rounds` has the seconds
-    of each run.
+    """Result of one engine on one model.
 
-    `speedup` is the speed-up over the same engine on one thread.
+    Ratios are to ONNX Runtime, and `rounds` has the seconds of each run. `speedup` is the speed-up
+    over the same engine on one thread.
     """
 
     model: str
@@ -135,8 +135,9 @@ HEADER = [
 
 @dataclass(slots=True)
 class RaceReport:
-    """Collects the rows of a race report. With `scaling`, tables have a column for the speed-up
-    over one thread.
+    """Collects the rows of a race report.
+
+    With `scaling`, tables have a column for the speed-up over one thread.
     """
 
     threads: int
@@ -244,8 +245,9 @@ def markdown_table(header: list[str], rows: list[list[str]], text: int) -> str:
 
 
 def write_report(report: RaceReport, folder: Path, name: str) -> None:
-    """Write `name`.json.gz and `name`.md. Called after each model, so that an abort loses at most
-    one result.
+    """Write `name`.json.gz and `name`.md.
+
+    Called after each model, so that an abort loses at most one result.
     """
     folder.mkdir(parents=True, exist_ok=True)
     write_data(folder / f"{name}.json.gz", _json(report))
@@ -297,10 +299,10 @@ def cpu_name() -> str:
 
 
 def commit(root: Path = ROOT) -> str:
-    """Short hash of the checkout's commit, followed by "+" if files are modified; "unknown" without
-    git.
+    """Short hash of the checkout's commit, followed by "+" if files are modified.
 
-    Modified files in benchmarks/results are ignored, because a benchmark may write several reports.
+    "unknown" without git. Modified files in benchmarks/results are ignored, because a benchmark may
+    write several reports.
     """
     git = ["git", "-C", str(root)]
     others = ["--", ".", ":(exclude)benchmarks/results"]

@@ -138,8 +138,9 @@ def _send(
 
 
 def _request(case: Any, header: Mapping[str, str]) -> dict[str, Any]:
-    """Convert a generated case to arguments of the test client; `header` replaces its
-    authorisation.
+    """Convert a generated case to arguments of the test client.
+
+    `header` replaces its authorisation.
     """
     sent = case.as_transport_kwargs(base_url="http://testserver")
     own = {k: v for k, v in dict(case.headers or {}).items() if k.lower() != "authorization"}

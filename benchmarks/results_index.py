@@ -155,8 +155,9 @@ class Entry:
 
 
 def entry(stem: str, question: str, text: str) -> Entry:
-    """Make the index entry of a report from its text. If the report has several runs, the newest
-    counts.
+    """Make the index entry of a report from its text.
+
+    If the report has several runs, the newest counts.
 
     Raises:
         ValueError: if the report lacks its date and CPU, or no command is known.

@@ -87,8 +87,9 @@ UNCONSTRAINED = Question(
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One search of one table. `regrets` has, for each trial, the best time so far over the table's
-    best, minus 1.
+    """One search of one table.
+
+    `regrets` has, for each trial, the best time so far over the table's best, minus 1.
     """
 
     method: str
@@ -110,10 +111,10 @@ class Run:
 
 
 def search(table: Table, method: str, seed: int, trials: int, base: bytes = b"") -> Run:
-    """Search a table without a device. `method` is STRATEGY+MODEL, STRATEGY+MODEL-estimate, or
-    WARM.
+    """Search a table without a device.
 
-    WARM starts from the base model `base`.
+    `method` is STRATEGY+MODEL, STRATEGY+MODEL-estimate, or WARM. WARM starts from the base model
+    `base`.
     """
     strategy, model = method.removesuffix(WITHOUT_ESTIMATES).split("+")[:2]
     task = restricted(table.task, list(table.known))
@@ -207,8 +208,9 @@ def report(runs: Sequence[Run], origin: Origin, how: str, question: Question) ->
 
 
 def _without_trials(picks: Mapping[str, FirstPicks]) -> str:
-    """Table of the candidates that are chosen before any measurement, per workload; empty without a
-    base model.
+    """Table of the candidates that are chosen before any measurement, per workload.
+
+    The result is empty without a base model.
     """
     if not picks:
         return ""
@@ -261,8 +263,9 @@ def _to_near(runs: Sequence[Run], methods: Sequence[str], near: float) -> list[s
 
 
 def _needed(runs: Sequence[Run], method: str, regret: float) -> float:
-    """The median over a method's runs of the trials to reach a regret; infinite if most runs never
-    reached it.
+    """The median over a method's runs of the trials to reach a regret.
+
+    The result is infinite if most runs never reached it.
     """
     return median(run.until(regret) for run in runs if run.method == method)
 

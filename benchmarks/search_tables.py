@@ -138,10 +138,9 @@ class TableFile(MemoryStore):
 def record(
     path: Path, task: Task, builder: Builder, runner: Runner, trials: int, seed: int = 0
 ) -> int:
-    """Measure random candidates and the default until the table has `trials` of them; returns the
-    number of all trials.
+    """Measure random candidates and the default until the table has `trials` of them.
 
-    A table that is complete is not changed.
+    Returns the number of all trials. A table that is complete is not changed.
     """
     store = TableFile(path, task)
     if not any(trial.phase is Phase.FINAL for trial in store.trials(task.key)):
@@ -160,16 +159,19 @@ def record(
 
 
 def make_tables_task(name: str, target: Target, unconstrained: bool) -> Task:
-    """The task of a table for a workload in WORKLOADS; `unconstrained` removes the constraints of
-    its space.
+    """The task of a table for a workload in WORKLOADS.
+
+    `unconstrained` removes the constraints of its space.
     """
     task = make_task(workload_of(name), Mode(target), name=name)
     return replace(task, space=task.space.unconstrained()) if unconstrained else task
 
 
 def read_table(path: Path, name: str) -> Table:
-    """Read a table. Candidates that were measured in pairs have these times; those of all others
-    are their screening times, scaled by the median ratio between both kinds of times.
+    """Read a table.
+
+    Candidates that were measured in pairs have these times; those of all others are their screening
+    times, scaled by the median ratio between both kinds of times.
     """
     head, trials = read_trials(path)
     task = make_task(Workload.parse(head["workload"]), Mode(), name=name)

@@ -69,8 +69,9 @@ class Result:
     def of(
         cls, database: str, beside: str, kind: str, rounds: Sequence[Mapping[str, Answered]]
     ) -> Result:
-        """Medians over the rounds for one kind of request. Each round has the answers of all kinds,
-        including "bare".
+        """Medians over the rounds for one kind of request.
+
+        Each round has the answers of all kinds, including "bare".
         """
         mine = [each[kind] for each in rounds]
         p99 = [one.quantile(0.99) for one in mine]
@@ -124,8 +125,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 @contextmanager
 def database_url(database: str, folder: Path) -> Iterator[str]:
-    """Context with the URL of a new database, "sqlite" or "postgresql"; the PostgreSQL server comes
-    from a pip package.
+    """Context with the URL of a new database, "sqlite" or "postgresql".
+
+    The PostgreSQL server comes from a pip package.
     """
     if database == "sqlite":
         yield f"sqlite:///{folder}/load.db"

@@ -47,8 +47,9 @@ _jobs = table_of(JobRow)
 
 
 def queue_jobs(storage: Storage, count: int) -> None:
-    """Insert `count` queued jobs. The first is created by the store, and the others are copies of
-    it.
+    """Insert `count` queued jobs.
+
+    The first is created by the store, and the others are copies of it.
     """
     model = storage.models.add(b"a model that nobody reads", "simulated.onnx")
     first = storage.jobs.create(model.digest, TARGET, target_key=TARGET)
@@ -95,8 +96,9 @@ def _tune(url: str, folder: str, at_a_time: int, batches: int) -> None:
 
 
 def _work(storage: Storage, name: str, left: int, batches: int) -> None:
-    """Work on one job after the other until the process ends. Only `left` batches of the first job
-    are measured.
+    """Work on one job after the other until the process ends.
+
+    Only `left` batches of the first job are measured.
     """
     while True:
         try:

@@ -61,8 +61,9 @@ class _Connection:
         self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
 
     async def post(self, path: str, body: Mapping[str, Any]) -> tuple[int, Any]:
-        """Send a POST request; returns the status and the decoded answer. Raises OSError, also
-        after 60 s.
+        """Send a POST request; returns the status and the decoded answer.
+
+        Raises OSError, also after 60 s.
         """
         data = json.dumps(body).encode()
         head = (
@@ -164,8 +165,9 @@ class Crowd:
         self._batch_seconds = batch_seconds
 
     async def enter(self) -> Sequence[asyncio.Task[None]]:
-        """Register all workers, at most 32 at a time, and start them. Returns their asyncio
-        tasks.
+        """Register all workers, at most 32 at a time, and start them.
+
+        Returns their asyncio tasks.
         """
         turn = asyncio.Semaphore(32)
 
@@ -267,8 +269,10 @@ class Crowd:
             await asyncio.sleep(pause)
 
     async def _post(self, connection: _Connection, path: str, body: Mapping[str, Any]) -> Any:
-        """Send a request. Returns the answer, or None after a failure, which is counted and
-        followed by a pause of 1 s.
+        """Send a request.
+
+        Returns the answer, or None after a failure, which is counted and followed by a pause of 1
+        s.
         """
         try:
             status, answer = await connection.post(path, body)

@@ -38,8 +38,9 @@ TIMES = 100
 
 @dataclass(frozen=True, slots=True)
 class RowsResult:
-    """Milliseconds of an operation in the empty and the full database; `ratio` (full over empty) is
-    the median over rounds.
+    """Milliseconds of an operation in the empty and the full database.
+
+    `ratio` (full over empty) is the median over rounds.
     """
 
     database: str
@@ -96,8 +97,9 @@ def workload(number: int) -> str:
 
 
 def fill_rows(storage: Storage, trials: int, records: int) -> None:
-    """Fill a database with copies of one record and of one trial; there are ten trials per
-    workload.
+    """Fill a database with copies of one record and of one trial.
+
+    There are ten trials per workload.
     """
     values = record_values(record_of_load(workload(0)), storage.clock())
     with writing(storage.engine) as connection:
@@ -115,8 +117,9 @@ def fill_rows(storage: Storage, trials: int, records: int) -> None:
 
 
 def _copy(connection: sa.Connection, table: sa.Table, count: int, of_each: int) -> None:
-    """Copy the only row of a table until it has `count` rows. Each copy has its own id, and
-    `of_each` copies share a workload.
+    """Copy the only row of a table until it has `count` rows.
+
+    Each copy has its own id, and `of_each` copies share a workload.
     """
     number = sa.literal_column("n", sa.Integer)
     digits = {"sqlite": "printf('%064d', n / {})", "postgresql": "lpad((n / {})::text, 64, '0')"}

@@ -100,8 +100,9 @@ class SweepCase:
 
     @property
     def largest_error(self) -> float:
-        """Accepted difference of outputs, relative to the largest; 8-bit results may differ by one
-        quantisation step.
+        """Accepted difference of outputs, relative to the largest.
+
+        8-bit results may differ by one quantisation step.
         """
         quantised = "Dynamic" in self.operator or {INT8, UINT8} & set(self.results)
         return ONE_STEP if quantised else LARGEST_ERROR

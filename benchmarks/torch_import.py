@@ -23,8 +23,9 @@ Constants = Sequence[Any]
 
 
 class OnnxModule(nn.Module):  # type: ignore[misc]  # torch is not installed for mypy
-    """A torch module that executes an ONNX graph. Inputs and outputs are positional, in the graph's
-    order.
+    """A torch module that executes an ONNX graph.
+
+    Inputs and outputs are positional, in the graph's order.
 
     Raises:
         NotImplementedError: an operator, or a variant of it, that the benchmarked models do not
@@ -247,8 +248,9 @@ def _concat(attributes: Attributes, constants: Constants) -> Kernel:
 
 
 def _arithmetic(kernel: Kernel) -> Callable[[Attributes, Constants], Kernel]:
-    """Builder of a kernel for a binary operator; a scalar constant operand becomes a Python
-    number.
+    """Builder of a kernel for a binary operator.
+
+    A scalar constant operand becomes a Python number.
     """
 
     def make(attributes: Attributes, constants: Constants) -> Kernel:

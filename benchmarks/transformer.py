@@ -33,8 +33,9 @@ class Blocks:
         return self.writer.node("Transpose", reshaped, perm=permutation)
 
     def attend(self, query: str, key: str, value: str, tokens: int, mask: str = "") -> str:
-        """Add multi-head attention and merge the heads to (1, tokens, hidden); operands are as in
-        `weighted`.
+        """Add multi-head attention and merge the heads to (1, tokens, hidden).
+
+        Operands are as in `weighted`.
         """
         writer = self.writer
         return writer.node(
@@ -44,11 +45,10 @@ class Blocks:
         )
 
     def weighted(self, query: str, key: str, value: str, mask: str = "") -> str:
-        """Add scaled dot-product attention with an optional additive mask; returns (batch, heads,
-        tokens, head).
+        """Add scaled dot-product attention with an optional additive mask.
 
-        `query` and `value` have shape (batch, heads, tokens, head); `key` has shape (batch, heads,
-        head, tokens).
+        Returns (batch, heads, tokens, head). `query` and `value` have shape (batch, heads, tokens,
+        head); `key` has shape (batch, heads, head, tokens).
         """
         writer = self.writer
         scores = writer.node(
@@ -145,10 +145,10 @@ def whisper_encoder(
     hidden: int = 384,
     heads: int = 6,
 ) -> Any:
-    """The encoder of Whisper (Radford et al. 2022); by default Whisper-tiny with attention over
-    1,500 tokens.
+    """The encoder of Whisper (Radford et al. 2022).
 
-    The input is a spectrogram (1, features, frames), and the output (1, frames / 2, hidden).
+    By default Whisper-tiny with attention over 1,500 tokens. The input is a spectrogram (1,
+    features, frames), and the output (1, frames / 2, hidden).
     """
     writer = OnnxWriter("whisper_encoder", seed)
     blocks = Blocks(writer, hidden, heads)

@@ -65,8 +65,9 @@ class TunedRun:
 def tune(
     name: str, folder: Path, seconds: float, threads: int, precision: str, target: str = "host"
 ) -> TunedRun:
-    """Tune a model into the database in `folder`, for `seconds`. For a target other than "host",
-    also write an artifact there.
+    """Tune a model into the database in `folder`, for `seconds`.
+
+    For a target other than "host", also write an artifact there.
 
     Raises:
         CompilerError: if the model or the budget is invalid.

@@ -120,8 +120,9 @@ def tune(name: str, folder: Path, trials: int) -> None:
 
 
 def race(name: str, folder: Path, samples: int) -> RangeResult:
-    """Compile the four programs of each size and time them alternately; the fastest of `samples`
-    runs counts.
+    """Compile the four programs of each size and time them alternately.
+
+    The fastest of `samples` runs counts.
     """
     from tilewright.service.settings import Settings
     from tilewright.service.storage import open_storage

@@ -45,8 +45,9 @@ class Shape:
 
 
 class Draw:
-    """Random sizes for one shape. Each shape has its own generator, so that it can be reproduced
-    alone.
+    """Random sizes for one shape.
+
+    Each shape has its own generator, so that it can be reproduced alone.
     """
 
     def __init__(self, seed: int, family: str, number: int) -> None:
@@ -191,8 +192,9 @@ FAMILIES: dict[str, Callable[[Draw], Shape]] = {
 
 
 def draw_shape(family: str, seed: int, number: int) -> Shape:
-    """Generate shape `number` of a family. It depends only on the arguments, not on earlier
-    calls.
+    """Generate shape `number` of a family.
+
+    It depends only on the arguments, not on earlier calls.
     """
     return FAMILIES[family](Draw(seed, family, number))
 

@@ -142,11 +142,10 @@ def segformer(
     decoded: int = 256,
     classes: int = 150,
 ) -> Any:
-    """SegFormer (Xie et al. 2021), by default B0; the four stages are resized bilinearly and
-    concatenated.
+    """SegFormer (Xie et al. 2021), by default B0.
 
-    The input is (1, 3, size, size), and `size` is a multiple of 32. The output is (1, classes, size
-    / 4, size / 4).
+    The four stages are resized bilinearly and concatenated. The input is (1, 3, size, size), and
+    `size` is a multiple of 32. The output is (1, classes, size / 4, size / 4).
     """
     writer = OnnxWriter("segformer", seed)
     pyramid = _Pyramid(writer)

@@ -33,8 +33,9 @@ STOPPING = 5
 
 
 def base_model(folder: Path, unseen: Sequence[Table]) -> bytes:
-    """Train a base model on all collected tasks that are unlike the `unseen` ones; returns
-    XGBoost's JSON.
+    """Train a base model on all collected tasks that are unlike the `unseen` ones.
+
+    Returns XGBoost's JSON.
 
     Raises:
         SystemExit: if too few tasks were collected.
@@ -83,8 +84,9 @@ class FirstPicks:
 
 
 def first_picks(table: Table, base: bytes) -> FirstPicks:
-    """Evaluate the first choices for a table; a choice that fails on the device has an infinite
-    regret.
+    """Evaluate the first choices for a table.
+
+    A choice that fails on the device has an infinite regret.
     """
     task = restricted(table.task, list(table.known))
     features = FeatureExtractor(

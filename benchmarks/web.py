@@ -74,8 +74,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def race(model: str, options: argparse.Namespace) -> list[dict[str, Any]]:
-    """Race all engines on one model. Returns a row per engine: times in ms, and ratio and error
-    relative to onnxruntime-web.
+    """Race all engines on one model.
+
+    Returns a row per engine: times in ms, and ratio and error relative to onnxruntime-web.
     """
     with tempfile.TemporaryDirectory() as work:
         folder = Path(work)
@@ -221,8 +222,9 @@ def write(origin: Origin, rows: list[dict[str, Any]], name: str) -> None:
 
 
 def _beside_tensorflow(rows: Sequence[Mapping[str, Any]]) -> str:
-    """A sentence with each engine's geometric-mean speed-up over TensorFlow.js; empty if that was
-    not raced.
+    """A sentence with each engine's geometric-mean speed-up over TensorFlow.js.
+
+    The result is empty if that was not raced.
     """
     theirs = {row["model"]: row["ratio"] for row in rows if row["engine"] == TENSORFLOW}
     if not theirs:

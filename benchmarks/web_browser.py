@@ -59,8 +59,9 @@ class Handler(SimpleHTTPRequestHandler):
 
 
 def race_in_page(folder: Path, packages: Path, browser: str) -> None:
-    """Open the race's page in a browser, and wait until it has ended; found.json is then in
-    `folder`.
+    """Open the race's page in a browser, and wait until it has ended.
+
+    Found.json is then in `folder`.
 
     Raises:
         SystemExit: if the page fails, or does not end within ten minutes.

@@ -100,8 +100,9 @@ def _attribute(node: Node, name: str, value: object) -> Node:
 
 
 def _window(graph: Graph, node: Node) -> Node | None:
-    """Shift the window of a convolution or pooling by one row, by changing its padding; None if
-    impossible.
+    """Shift the window of a convolution or pooling by one row, by changing its padding.
+
+    The result is None if impossible.
     """
     pads = node.attr("pads")
     if node.op not in ("conv", "max_pool", "avg_pool") or not isinstance(pads, tuple):
@@ -188,8 +189,9 @@ def _channel(array: np.ndarray, node: Node) -> np.ndarray | None:
 
 
 def _weight(array: np.ndarray, node: Node) -> np.ndarray | None:
-    """Increase one weight by a quarter of the largest absolute weight; None for constants of less
-    than two dimensions.
+    """Increase one weight by a quarter of the largest absolute weight.
+
+    The result is None for constants of less than two dimensions.
     """
     if array.ndim < 2:
         return None
@@ -301,8 +303,9 @@ class Observed:
         )
 
     def certified(self) -> WrongProgramError | None:
-        """The error by which the certificate rejects the program; None if the certificate accepts
-        it.
+        """The error by which the certificate rejects the program.
+
+        The result is None if the certificate accepts it.
         """
         try:
             certify(self.planned.graph, self.inputs, self.seen, self.ports)

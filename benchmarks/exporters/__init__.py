@@ -1,5 +1,4 @@
-"""Programs that make ONNX models with the exporters of other libraries, one file per group of
-libraries.
+"""Programs that make ONNX models with other libraries' exporters, one per group of libraries.
 
 Each file runs in an environment with its libraries: `python -m benchmarks.exporters.classic FOLDER
 NAME...` writes FOLDER/NAME/model.onnx, and next to it feeds.npz with the inputs of a few runs (keys

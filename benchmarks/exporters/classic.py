@@ -1,5 +1,6 @@
-"""Classic machine-learning models: scikit-learn, LightGBM and XGBoost, exported by skl2onnx and
-onnxmltools.
+"""Classic machine-learning models, exported by skl2onnx and onnxmltools.
+
+The libraries are scikit-learn, LightGBM and XGBoost.
 """
 
 from __future__ import annotations
@@ -44,9 +45,7 @@ Floats = NDArray[np.float32]
 
 
 def data(rows: int, classes: int, seed: int = 0) -> tuple[Floats, NDArray[Any], Floats]:
-    """Seeded random points (rows, 12), their class labels, and a numeric target that depends on
-    them.
-    """
+    """Seeded random points (rows, 12), their class labels, and a numeric regression target."""
     random = np.random.default_rng(seed)
     x = random.standard_normal((rows, FEATURES)).astype(np.float32)
     score = x @ random.standard_normal((FEATURES, classes)) + 0.3 * x[:, :classes] ** 2
@@ -67,11 +66,11 @@ def fitted(
     text: bool = False,
     **options: Any,
 ) -> Sequence[Feeds]:
-    """Fit a scikit-learn estimator to seeded data, export it to `path`, and return the inputs of
-    two runs.
+    """Fit a scikit-learn estimator to seeded data, and export it to `path`.
 
     It is fitted as a classifier with `classes` classes, or as a regressor if `classes` is 0. With
-    `text`, class labels are strings. `options` are passed to `to_onnx`.
+    `text`, class labels are strings. `options` are passed to `to_onnx`. Returns the inputs of two
+    runs.
     """
     x, labels, target = data(400, max(classes, 2))
     kept: Any = labels if classes else target
@@ -85,10 +84,10 @@ def fitted(
 def boosted(
     estimator: Any, convert: Callable[..., Any], path: Path, *, classes: int = 3
 ) -> Sequence[Feeds]:
-    """Fit a LightGBM or XGBoost estimator, export it to `path` by onnxmltools, and return the
-    inputs of two runs.
+    """Fit a LightGBM or XGBoost estimator to seeded data, and export it to `path`.
 
-    `convert` is the converter for the library. A regressor is fitted if `classes` is 0.
+    `convert` is onnxmltools' converter for the library. A regressor is fitted if `classes` is 0.
+    Returns the inputs of two runs.
     """
     x, labels, target = data(400, max(classes, 2))
     model = estimator.fit(x, labels if classes else target)
@@ -98,8 +97,9 @@ def boosted(
 
 
 def mixed(path: Path) -> Sequence[Feeds]:
-    """Export a pipeline: a union of scaled and polynomial features, feature selection, then
-    logistic regression.
+    """Export a pipeline of feature union, feature selection and logistic regression.
+
+    The union has scaled and polynomial features. Returns the inputs of two runs.
     """
     both = pipeline.make_union(
         preprocessing.StandardScaler(), preprocessing.PolynomialFeatures(degree=2)

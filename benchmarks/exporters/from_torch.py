@@ -1,5 +1,6 @@
-"""Export of PyTorch models by both methods of torch.onnx.export: the tracer (TorchScript) and
-torch.export (dynamo).
+"""Export of PyTorch models by torch.onnx.export, with either of its two methods.
+
+These are the tracer (TorchScript) and torch.export (dynamo).
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ EXPORTED_OPSET = 18
 
 
 def randomise(model: nn.Module) -> None:
-    """Give batch normalisations random parameters and statistics, because their initial ones
-    compute the identity.
+    """Give batch normalisations random parameters, because their initial ones compute the
+    identity.
     """
     for module in model.modules():
         if isinstance(module, nn.BatchNorm1d | nn.BatchNorm2d):
@@ -79,9 +80,7 @@ def write(
 
 
 class Keywords(nn.Module):  # type: ignore[misc]  # torch is not installed for mypy
-    """Wraps a model so that its inputs are positional and its result is a tensor or a tuple of
-    tensors.
-    """
+    """Wraps a model so that its inputs are positional and its result is tensors only."""
 
     def __init__(self, model: nn.Module, names: Sequence[str]) -> None:
         super().__init__()
@@ -93,8 +92,9 @@ class Keywords(nn.Module):  # type: ignore[misc]  # torch is not installed for m
 
 
 def _tensors(result: Any) -> Any:
-    """The tensors in a model's result. Of a mapping, as transformers models return, it is the first
-    value.
+    """The tensors in a model's result.
+
+    If the result is a mapping, as transformers models return it, the first value is taken.
     """
     if isinstance(result, torch.Tensor):
         return result

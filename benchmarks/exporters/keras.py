@@ -1,6 +1,4 @@
-"""Keras networks with random parameters, exported by tf2onnx in opsets of several years (7
-to 15).
-"""
+"""Keras networks with random parameters, exported by tf2onnx in opsets 7 to 15."""
 
 from __future__ import annotations
 
@@ -22,10 +20,10 @@ VOCABULARY = 500
 def converted(
     build: Callable[[], Any], path: Path, *, opset: int, runs: Sequence[Mapping[str, Any]]
 ) -> Sequence[Feeds]:
-    """Build a Keras model with a dynamic batch, export it to `path`, and return the inputs of the
-    runs.
+    """Build a Keras model with a dynamic batch, and export it to `path`.
 
-    A run maps each input to a shape, for random float32 values, or to an array.
+    A run maps each input to a shape, for random float32 values, or to an array. Returns the inputs
+    of all runs.
     """
     tf.keras.utils.set_random_seed(0)
     random = np.random.default_rng(0)
@@ -69,8 +67,9 @@ def images(name: str, path: Path, *, opset: int, size: int = 96, **options: Any)
 
 
 def recurrent(kind: str, path: Path, *, opset: int) -> Sequence[Feeds]:
-    """Export two layers of `kind` ("LSTM" or "GRU"), the first bidirectional; the input is (batch,
-    20, 16).
+    """Export two layers of `kind` ("LSTM" or "GRU"), the first bidirectional.
+
+    The input is (batch, 20, 16).
     """
 
     def build() -> Any:
@@ -87,8 +86,9 @@ def tokens(rows: int) -> np.ndarray:
 
 
 def text_cnn() -> Any:
-    """A text classifier: token embeddings, parallel 1-D convolutions with windows of 2, 3 and 5,
-    and a dense layer.
+    """A text classifier with parallel 1-D convolutions over token embeddings.
+
+    Their windows are 2, 3 and 5 tokens wide.
     """
     inputs = layers.Input((32,), dtype="int32", name="tokens")
     x = layers.Embedding(VOCABULARY, 48)(inputs)
@@ -124,9 +124,7 @@ def autoencoder() -> Any:
 
 
 def unet() -> Any:
-    """A U-Net for segmentation, with pooling, nearest and bilinear upsampling, and skip
-    connections.
-    """
+    """A U-Net for segmentation, with nearest and bilinear upsampling."""
     inputs = layers.Input((48, 64, 3), name="images")
     a = layers.SeparableConv2D(16, 3, padding="same", activation="relu")(inputs)
     b = layers.Conv2D(32, 3, padding="same", activation="swish")(layers.MaxPool2D()(a))

@@ -32,8 +32,9 @@ NO_CACHE = {"use_cache": False}
 
 
 def _model(name: str, config: str, **options: Any) -> Any:
-    """Build a transformers model. `name` and `config` are class names; `options` are fields of the
-    configuration.
+    """Build a transformers model.
+
+    `name` and `config` are class names; `options` are fields of the configuration.
     """
     torch.manual_seed(0)
     made = getattr(transformers, config)(attn_implementation="eager", **options)
@@ -49,11 +50,11 @@ def text(
     options: Mapping[str, Any],
     **more: Any,
 ) -> Sequence[Feeds]:
-    """Export a text model that maps tokens (batch, tokens) and an optional attention mask to hidden
-    states.
+    """Export a text model that maps tokens (batch, tokens) to hidden states.
 
-    Both dimensions are dynamic. `options` are fields of the configuration; `more` can override the
-    names of the classes (`model`, `config`).
+    A second input is the attention mask, if `mask` is set. Both dimensions are dynamic. `options`
+    are fields of the configuration; `more` can override the names of the classes (`model`,
+    `config`).
     """
     config = more.get("config", f"{family}Config")
     model = _model(more.get("model", f"{family}Model"), config, **options)
@@ -79,11 +80,10 @@ def vision(
     options: Mapping[str, Any],
     **more: Any,
 ) -> Sequence[Feeds]:
-    """Export a vision model that maps images (batch, 3, size, size), with a dynamic batch, to its
-    first output.
+    """Export a vision model that maps images (batch, 3, size, size) to its first output.
 
-    `options` are fields of the configuration; `more` can override the names of the classes
-    (`model`, `config`).
+    The batch is dynamic. `options` are fields of the configuration; `more` can override the names
+    of the classes (`model`, `config`).
     """
     config = more.get("config", f"{family}Config")
     model = _model(more.get("model", f"{family}Model"), config, **options)
@@ -92,9 +92,7 @@ def vision(
 
 
 def speech(family: str, path: Path, *, dynamo: bool, options: Mapping[str, Any]) -> Sequence[Feeds]:
-    """Export a speech model that maps audio samples (1, samples), of dynamic length, to hidden
-    states.
-    """
+    """Export a speech model that maps audio (1, samples), of dynamic length, to hidden states."""
     model = _model(f"{family}Model", f"{family}Config", **options)
     runs = [{"input_values": torch.randn(1, samples)} for samples in (4000, 2345)]
     return write(model, runs, path, {"input_values": {1: "samples"}}, dynamo)
@@ -103,10 +101,9 @@ def speech(family: str, path: Path, *, dynamo: bool, options: Mapping[str, Any])
 def encoder_decoder(
     family: str, path: Path, *, dynamo: bool, options: Mapping[str, Any]
 ) -> Sequence[Feeds]:
-    """Export an encoder-decoder model that maps input tokens and decoder tokens to the decoder's
-    hidden states.
+    """Export an encoder-decoder model that returns the decoder's hidden states.
 
-    Both lengths are dynamic.
+    The inputs are the encoder's and the decoder's tokens, both of dynamic length.
     """
     model = _model(f"{family}Model", f"{family}Config", **options)
     runs = [

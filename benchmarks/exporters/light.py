@@ -1,6 +1,4 @@
-"""Networks in the form that the Caffe2 model zoo's exporter wrote: opset 9, with random
-parameters.
-"""
+"""Networks as the Caffe2 model zoo's exporter wrote them: opset 9, with random parameters."""
 
 from __future__ import annotations
 

@@ -27,8 +27,9 @@ engine takes."""
 
 
 def make(network: str, path: Path) -> Sequence[Feeds]:
-    """Export a network of the model zoo with random parameters by the installed MXNet release, and
-    return its inputs.
+    """Export a network of the model zoo by the installed MXNet release, and return its inputs.
+
+    The parameters are random.
     """
     onnx.defs.onnx_opset_version = lambda: OPSET
     onnx.checker.DEFAULT_CONTEXT.opset_imports = {"": OPSET}

@@ -24,10 +24,9 @@ def exported(
     opset: int = 11,
     integers: int = 0,
 ) -> Sequence[Feeds]:
-    """Build and export a network with one input `x` and a dynamic batch, and return the inputs of
-    the runs.
+    """Build and export a network with one input `x` and a dynamic batch.
 
-    There is a run for each of `shapes`. Inputs are random float32, or random int64 in [0,
+    Returns an input for each of `shapes`. Inputs are random float32, or random int64 in [0,
     `integers`) if `integers` is positive.
     """
     paddle.seed(0)
@@ -56,8 +55,9 @@ def exported(
 
 
 class Tagger(nn.Layer):  # type: ignore[misc]  # paddle is not installed for mypy
-    """A token classifier: embeddings, two bidirectional recurrent layers of `kind` ("LSTM" or
-    "GRU"), and nine classes per token.
+    """A token classifier with nine classes and two bidirectional recurrent layers.
+
+    `kind` is "LSTM" or "GRU".
     """
 
     def __init__(self, kind: str) -> None:

@@ -27,8 +27,7 @@ OPSET = 17
 
 
 class Network(nn.Module):  # type: ignore[misc]  # torch has no types here
-    """A small network with convolutions (one of them depthwise), a residual, a parallel pool,
-    attention, and a mean.
+    """A small network with convolutions, a residual, a parallel pool and attention.
 
     With `plain`, it contains only what PyTorch's quantiser can convert: Relu as the only
     activation, no scaling of attention scores, and no concatenation.
@@ -72,9 +71,7 @@ def write(model: nn.Module, path: Path) -> None:
 
 
 class Samples:
-    """Calibration inputs, with the interface of onnxruntime.quantization's
-    CalibrationDataReader.
-    """
+    """Calibration inputs with onnxruntime.quantization's interface CalibrationDataReader."""
 
     def __init__(self) -> None:
         self._left: Iterator[Mapping[str, Floats]] = iter(

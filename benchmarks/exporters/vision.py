@@ -35,8 +35,10 @@ def classifier(
 
 
 def segmenter(build: Callable[..., nn.Module], path: Path, *, dynamo: bool) -> Sequence[Feeds]:
-    """Export a segmentation network that maps images (1, 3, height, width) of dynamic size to class
-    scores per pixel.
+    """Export a segmentation network that maps images (1, 3, height, width) to class scores per
+    pixel.
+
+    Height and width are dynamic.
     """
     torch.manual_seed(0)
     model = build(weights=None, weights_backbone=None)
@@ -47,13 +49,12 @@ def segmenter(build: Callable[..., nn.Module], path: Path, *, dynamo: bool) -> S
 
 
 def detector(build: Callable[..., nn.Module], path: Path) -> Sequence[Feeds]:
-    """Export a detector that maps one image to its boxes, labels and scores after non-maximum
-    suppression.
+    """Export a detector that maps one image to boxes, labels and scores.
 
-    The number of boxes depends on the image. Batch normalisations are fitted to random images, and
-    the weights of the score layers have a larger deviation than by default. Otherwise features
-    would hardly differ between positions, and rounding errors would determine the order of the
-    boxes.
+    The boxes are those after non-maximum suppression; their number depends on the image. Batch
+    normalisations are fitted to random images, and the weights of the score layers have a larger
+    deviation than by default. Otherwise features would hardly differ between positions, and
+    rounding errors would determine the order of the boxes.
     """
     torch.manual_seed(0)
     model = build(weights=None, weights_backbone=None, num_classes=5)

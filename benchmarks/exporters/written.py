@@ -1,6 +1,4 @@
-"""Shared code of the exporters: writing inputs to a file, and a command that makes several
-models.
-"""
+"""Shared code of the exporters: files with inputs, and a command that makes several models."""
 
 from __future__ import annotations
 
@@ -19,8 +17,9 @@ Maker = Callable[[Path], Sequence[Feeds]]
 
 
 def write_feeds(path: Path, runs: Sequence[Feeds]) -> None:
-    """Write the inputs of several runs to one .npz file with keys RUN/INPUT, which
-    `benchmarks.real_child` reads.
+    """Write the inputs of several runs to one .npz file with keys RUN/INPUT.
+
+    `benchmarks.real_child` reads it.
     """
     arrays: dict[str, Any] = {
         f"{n}/{name}": array for n, run in enumerate(runs) for name, array in run.items()
