@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 DIGEST = "[0-9a-f]{64}"
-"""A SHA-256 in hexadecimal."""
+"""Regular expression of a SHA-256 digest in hexadecimal."""
 
 DAY = 86400
 
@@ -214,7 +214,7 @@ def _with_form(what: str) -> Callable[[type[T]], type[T]]:
 Digest = Annotated[str, Matching(DIGEST)]
 Size = Annotated[int, Between(1, LARGEST_SIZE)]
 SizeText = Annotated[str, Length(most=400)]
-"""A range of sizes and size hints, which `size_choices` reads."""
+"""Text with a range of sizes and size hints, as `size_choices` parses it."""
 
 SHARE_TEXT = TextForm("SHARE", parse_share, share_text)
 
@@ -262,22 +262,28 @@ class ModeOptions(JsonValue):
 
 
 FIXED_SECONDS = 9.0
-"""The time of the phases before the first trial and after the last one that is not counted against
-a budget. A command may take 1.25 times its budget and 10 s; its process takes one to start."""
+"""Seconds of the phases before the first trial and after the last one that do not count towards the
+budget.
+
+A command may take 1.25 times its budget and 10 s in total. Starting its process takes one second.
+"""
 
 LATE_SHARE, LATE_SECONDS = 1.25, 5.0
-"""A command is late after 1.25 times its budget and 5 s."""
+"""Factor of the budget and additional seconds. A command that has taken longer than `LATE_SHARE *
+budget + LATE_SECONDS` is late."""
 
 MORE_SECONDS = (2.0, 10.0)
-"""Limits of the time for verifying a program for ranges at sizes other than its hints."""
+"""Smallest and largest time in seconds for verifying a program for ranges at sizes other than the
+hints."""
 
 STOP_GAIN = 0.005
-"""The default of `stop_gain`. A gain of 0.5 % is not noticeable, and most runs
-reach it long before their trials are spent."""
+"""Default of `stop_gain`: tuning ends if a further minute is expected to gain less. A gain of 0.5 %
+is not noticeable, and most runs reach this limit long before their trials are spent."""
 
 
 LEAST_BUDGET_SECONDS, LEAST_TARGET_MS, MOST_STOP_GAIN = 0.001, 1e-6, 0.99
-"""Bounds of the job budget. Earlier releases accepted any positive time, and any share below 1."""
+"""Smallest time budget, smallest target time and largest `stop_gain` of a job. Earlier releases
+accepted any positive time, and any `stop_gain` below 1."""
 
 
 @_with_form("job budget")

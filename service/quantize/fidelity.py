@@ -177,7 +177,7 @@ class OutputFidelity:
 
 
 Outputs = tuple[OutputFidelity, ...]
-"""All outputs of a model."""
+"""The fidelity of each output of a model."""
 
 
 def added(first: Outputs, second: Outputs) -> Outputs:

@@ -13,7 +13,7 @@ from tilewright.compiler.runtime.ports import Dims, dims_text
 from tilewright.service.quantize.errors import QuantizeError, require
 
 SUFFIXES = frozenset({".bmp", ".gif", ".jpeg", ".jpg", ".png", ".ppm", ".tif", ".tiff", ".webp"})
-"""The suffixes of image files."""
+"""File name suffixes of images."""
 
 
 class ImageLayout(StrEnum):

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 log = logging.getLogger("tilewright.quantize")
 
 _THEIRS = ("root", "onnxruntime")
-"""The loggers that onnxruntime's Python writes to."""
+"""Names of the loggers to which the Python code of onnxruntime writes."""
 
 
 class _Forwarder(logging.Handler):

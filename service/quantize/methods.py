@@ -23,13 +23,14 @@ from tilewright.service.quantize.messages import kept_in_log, log
 from tilewright.service.quantize.names import fresh, graphs, rename, temporary_names
 
 LEAST_OPSET = 13
-"""The first opset with a scale per channel."""
+"""The first ONNX opset in which a quantised tensor can have a scale per channel."""
 
 FIRST_SEPARATE_IR = 4
-"""The first IR version whose initializers need not be graph inputs."""
+"""The first ONNX IR version in which initializers need not be graph inputs."""
 
 LARGEST_BYTES = 1 << 31
-"""The limit of one protobuf message: the quantiser passes models around as messages."""
+"""Size in bytes that models for the quantiser must not reach: the limit of one protobuf message, as
+which onnxruntime stores a model."""
 
 QUANTISED = frozenset(
     {
@@ -39,11 +40,13 @@ QUANTISED = frozenset(
         *("MatMulNBits", "GatherBlockQuantized", "QLinearAdd", "QLinearMul", "QLinearConcat"),
     }
 )
-"""Operators that only a quantised model has."""
+"""ONNX operators that occur only in quantised models."""
 
 DYNAMIC_OPERATORS = ("Conv", "Gather", "MatMul")
-"""Operators that the dynamic method quantises. Attention and LSTM are left out, because they would
-become operators that only onnxruntime has."""
+"""ONNX operators that the dynamic method quantises.
+
+Attention and LSTM are left out, because they would become operators that only onnxruntime has.
+"""
 
 
 class Ranges(StrEnum):
@@ -141,9 +144,9 @@ class Quantiser:
     enclosed: int = field(init=False)
     wild: frozenset[str] = field(init=False, default=frozenset())
     _left: frozenset[str] = field(init=False)
-    """The nodes that stay in float32 with every method."""
+    """Names of the nodes that stay in float32 with every method."""
     _source: onnx.ModelProto = field(init=False)
-    """The model with temporary names."""
+    """The model with temporary names, which is quantised."""
     _stand_ins: Mapping[str, str] = field(init=False)
 
     def __post_init__(self) -> None:

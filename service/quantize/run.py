@@ -32,16 +32,18 @@ from tilewright.service.quantize.selection import PartNoise, Selection, select
 from tilewright.service.quantize.switched import flags, switched_model
 
 LAYER_SAMPLES = 8
-"""Most samples on which layers are compared: all their values are kept at once."""
+"""Limit of the samples on which layers are compared. The values of all these samples are in memory
+at the same time."""
 
 ALONE_SAMPLES = 4
-"""Most samples on which each part is quantised alone."""
+"""Limit of the samples on which a model with a single quantised part is evaluated."""
 
 SelectSchedules: TypeAlias = Callable[[Planned], tuple[Planned, ScheduleSource | None]]
-"""The plan of a model and the schedules of its kernels."""
+"""A function that returns the plan and the tuned schedules with which a planned model is timed, or
+None for default schedules."""
 
 Tell: TypeAlias = Callable[[str], None]
-"""Reports the current step in a few words."""
+"""A function that reports the current step to the user in a few words."""
 
 
 def by_rule(planned: Planned) -> tuple[Planned, ScheduleSource | None]:

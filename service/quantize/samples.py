@@ -27,7 +27,7 @@ RANDOM_SAMPLES = 16
 _NUMBERED = re.compile(r"\d+/")
 
 HELD_OUT = 4
-"""One sample out of this number is held out."""
+"""Of every four samples, one is held out from calibration and used for the report."""
 
 InputArrays = Mapping[str, Array]
 

@@ -18,7 +18,7 @@ from typing import Any
 from tilewright.service.show.units import finite
 
 ROUNDS = 10
-"""Most models that are quantised anew."""
+"""Limit of the models that are quantised while the parts to keep in float32 are selected."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,11 +16,11 @@ from tilewright.service.show.table import Cell, CellKind, Column, Table, table
 from tilewright.service.show.units import finite
 
 SMALLEST, LARGEST = 1e-12, 1e12
-"""Limits of the plotted numbers. Devices may report absurd times, and uPlot does not finish the
-ticks of a logarithmic axis that begins below 1e-16."""
+"""Smallest and largest plotted number. Devices may report absurd times, and uPlot does not finish
+the ticks of a logarithmic axis that begins below 1e-16."""
 
 MOST_ROWS = 50
-"""Limit of the rows of a chart's table."""
+"""Limit of the rows of the table below a chart."""
 
 
 class Mark(StrEnum):

@@ -9,7 +9,7 @@ from tilewright.service.show.chart import Chart, ChartAxis, ChartPoint, Mark, Se
 from tilewright.service.show.units import finite, milliseconds, percent
 
 OVER = {"trials": ChartAxis("trials", whole=True), "seconds": ChartAxis("time", "s")}
-"""The axes of a curve, by the name of the quantity."""
+"""The x axes of a progress curve, by the name of the quantity."""
 
 
 def curve_chart(

@@ -16,15 +16,15 @@ from tilewright.service.show.table import Column, Table
 from tilewright.service.show.text import one_sentence
 
 MOST_LINES = 400
-"""Limit of the lines of a listing. A last line counts the rest."""
+"""Limit of the lines of a code listing. A last line states how many lines are omitted."""
 
 MOST_ROWS = 50
-"""Limit of the rows of a table. A line below the table counts the rest."""
+"""Limit of the rows of a table. A line below the table states how many rows are omitted."""
 
 MOST_INDENTED = 80
 
 WIDTH, HEIGHT, MARGIN = 420, 200, 4
-"""Size of a chart, in pixels."""
+"""Width, height and margin of a chart, in pixels."""
 
 DOT = "fill='#2a78d6' fill-opacity='0.6'"
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 LIMIT = 1000
-"""Limit of a message, in characters. A name in a model can be a megabyte long."""
+"""Limit of the characters of a message. A name in a model can be a megabyte long."""
 
 
 def one_sentence(text: str, limit: int = LIMIT) -> str:

@@ -25,17 +25,19 @@ from tilewright.tuner.measure.harness.build import HarnessError
 from tilewright.tuner.measure.speed import ARITHMETIC_LIMIT, MEMORY_LIMIT, Speed
 
 LEAST_BYTES = 128 << 20
-"""A worker and its sandbox with NumPy take 90 MB; candidates and their buffers come on top."""
+"""Free memory in bytes below which a worker cannot work. A worker and its sandbox with NumPy take
+90 MB; candidates and their buffers need additional memory."""
 
 ENOUGH_BYTES = 512 << 20
-"""Most models of a phone, with their weights and expected outputs."""
+"""Free memory in bytes that suffices for most models of a phone, with their weights and expected
+outputs."""
 
 PROBES = 40
 QUIET_LOAD = 0.5
-"""The average number of runnable processes, in addition to the worker's."""
+"""Largest average number of other runnable processes at which a device counts as idle."""
 
 HOT_CELSIUS = 75.0
-"""Many boards slow down from 80 degrees on."""
+"""Temperature from which a device counts as hot. Many boards slow down from 80 degrees on."""
 
 CPUS = "sys/devices/system/cpu"
 
@@ -45,11 +47,11 @@ class Grade(StrEnum):
 
     FINE = "fine"
     UNKNOWN = "unknown"
-    """The operating system does not report it."""
+    """The operating system does not report the property."""
     POOR = "poor"
-    """The worker works, but its times are less reliable."""
+    """The worker can run, but its times are less reliable."""
     WRONG = "wrong"
-    """The worker cannot work."""
+    """The worker cannot run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,8 +72,8 @@ class DeviceFinding:
 
 
 Probe = Callable[[int], Sequence[Speed]]
-"""Times the reference kernel the given number of times, where candidates run. Raises HarnessError,
-OSError, RuntimeError."""
+"""A function that times the reference kernel the given number of times, in the process that runs
+candidates. It raises HarnessError, OSError or RuntimeError."""
 
 
 def check_device(root: Path, cores: Sequence[int], probe: Probe) -> list[DeviceFinding]:

@@ -33,14 +33,14 @@ from tilewright.tuner.protocol.measurement import RecordKey, TuningRecord
 from tilewright.tuner.tasks import Task
 
 MEMBERS_AT_ONCE = 50
-"""Number of members of a family whose records are read together."""
+"""Number of workloads of a family whose records are read in one query."""
 
 MOST_MEMBERS = 500
-"""Limit of the members of a family that are considered: a network with many scales may have
-thousands."""
+"""Limit of the workloads of a family whose records are considered. A network with many scales may
+have thousands."""
 
 MOST_RELATIVES = 60
-"""Number of nearest shapes that are considered."""
+"""Limit of the similar workloads that are considered, nearest sizes first."""
 
 
 class Match(StrEnum):
@@ -70,7 +70,8 @@ class LadderStep:
 
 
 Near = Sequence[tuple[float, Relative]]
-"""Workloads of one structure that have a served record, with their distances, the nearest first."""
+"""Pairs of distance and workload, nearest first. All workloads have the same structure and a served
+record."""
 
 _Usable = Callable[[RecordKey, StoredRecord], bool]
 

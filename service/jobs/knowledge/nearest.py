@@ -32,15 +32,16 @@ from tilewright.service.jobs.knowledge.ladder import (
 from tilewright.tuner.protocol.measurement import RecordKey
 
 LIKE = 1.5
-"""A pair of shapes is evidence for a distance if the pair's distance is at most this multiple of
-it."""
+"""Largest distance between two measured workloads, as a multiple of the requested distance, at
+which the pair is used to estimate a slowdown."""
 
 LEAST_DISTANCE = 0.1
-"""Distances below this count as equal: a tenth of a doubling of every size."""
+"""Smallest distinguished distance between the sizes of two workloads: a tenth of a doubling of
+every size. Smaller distances count as equal to it."""
 
 MOST_RECORDS = 500
-"""The most records of another target, newest first, from which the loss of its schedules here is
-estimated."""
+"""Limit of the records of another target, newest first, from which the slowdown of its schedules on
+the present target is estimated."""
 
 
 @dataclass(frozen=True, slots=True)

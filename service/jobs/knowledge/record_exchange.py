@@ -28,10 +28,10 @@ from tilewright.tuner.protocol.measurement import Phase, Trial, TuningRecord
 PAGE = 500
 
 LONGEST_WORKER = 200
-"""Characters of the name of a foreign worker that are kept."""
+"""Limit of the characters of an imported worker's name. The rest is cut off."""
 
 PORTION = 200
-"""Lines imported per transaction: on SQLite, a transaction blocks all other writers."""
+"""Number of lines imported per transaction. On SQLite, a transaction blocks all other writers."""
 
 
 @dataclass(slots=True)

@@ -27,7 +27,7 @@ from tilewright.tuner.random_sizes import points_at
 FORMAT = 1
 
 LONGEST_LINE = 4 << 20
-"""Largest accepted length of a line, in characters."""
+"""Largest accepted length of one line of an imported file, in characters."""
 
 
 class RecordLineError(CompilerError):

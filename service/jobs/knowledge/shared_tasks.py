@@ -27,15 +27,15 @@ from tilewright.tuner.events import Finished
 from tilewright.tuner.tasks import Task
 
 LOOK_SECONDS = 1.0
-"""Seconds between two checks whether the other jobs have ended."""
+"""Interval in seconds at which a waiting job checks whether the other jobs have ended."""
 
 PATIENCE = 2
-"""A job waits until others have made this multiple of the trials that it may spend: a job with the
+"""A job stops waiting when other jobs have made this multiple of its trial budget. A job with the
 same budget ends before that."""
 
 QUIET_SECONDS = 300.0
-"""Seconds without a new measurement after which a job no longer waits for others. Their second
-measurements and races take less."""
+"""Seconds without a new measurement after which a job no longer waits for other jobs. Their second
+measurements and races take less time."""
 
 Tune = Callable[[list[Task], JobBudget], Finished]
 

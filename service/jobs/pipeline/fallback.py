@@ -26,8 +26,8 @@ from tilewright.service.jobs.evidence.withdrawal import withdraw_records
 from tilewright.service.jobs.plan.planning import Planned
 
 Deliver = Callable[[SelectedSchedules, Callable[[LoadableOf], object]], None]
-"""Compiles the served schedules, calls the check with the program, and delivers the program if the
-check does not raise."""
+"""A function that compiles the served schedules, calls the given check with the program, and
+delivers the program if the check does not raise."""
 
 
 def deliver_verified(

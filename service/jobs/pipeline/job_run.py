@@ -44,10 +44,11 @@ from tilewright.tuner.events import Ended, Event, Finished, Recorded
 log = structlog.get_logger("tilewright.tuner")
 
 PROGRESS_SECONDS = 0.25
-"""Shortest time between two progress events of a job."""
+"""Minimum interval in seconds between two progress events of a job."""
 
 AWAY_SECONDS = 10.0
-"""The absence of a job's last worker after which the job is given back, to wait for a worker."""
+"""Seconds without a live worker after which a tuner releases the job, which then waits for a
+worker."""
 
 
 class JobRun:

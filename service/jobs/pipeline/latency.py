@@ -20,7 +20,7 @@ from tilewright.tuner.protocol.measurement import Sizes
 log = structlog.get_logger("tilewright.latency")
 
 MOST_TIMED = 4
-"""Limit of the sizes that are timed one by one, because a race takes seconds."""
+"""Limit of the sizes that are timed one by one. The race of each size takes seconds."""
 
 
 @dataclass(frozen=True, slots=True)

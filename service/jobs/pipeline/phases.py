@@ -28,13 +28,14 @@ OF_STAGE: Mapping[str, str] = {
         ("schedules", "memory plan", "pack weights", "wait for LLVM", "link", "write"), "artifact"
     ),
 }
-"""The phase of each stage of a job; all others belong to planning."""
+"""The reported phase of each timed step of a job. Steps that are not listed belong to planning."""
 
 BESIDE: Mapping[str, str] = {
     **dict.fromkeys(("lower", "emit LLVM IR", "LLVM parse", "LLVM codegen", "spills"), "build"),
     "references": "references",
 }
-"""The stages that run in a job's builders, concurrently with tuning."""
+"""The reported phase of each timed step in a job's builder processes, which run concurrently with
+tuning."""
 
 
 def phase_seconds(timings: Timings, beside: Timings | None = None) -> dict[str, float]:

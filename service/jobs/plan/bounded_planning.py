@@ -29,10 +29,11 @@ if TYPE_CHECKING:
     from tilewright.service.settings import Settings
 
 SHARE = 2
-"""Reading and planning one model may take this fraction of the machine's memory: 1 / SHARE."""
+"""Divisor of the machine's memory: reading and planning one model may take at most 1 / SHARE of
+it."""
 
 UNKNOWN_BYTES = 8 << 30
-"""The limit on a machine that does not report its memory."""
+"""Memory limit in bytes for planning a model on a machine that does not report its memory."""
 
 
 def memory_limit(settings: Settings) -> int:

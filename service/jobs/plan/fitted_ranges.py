@@ -28,11 +28,11 @@ from tilewright.compiler.sizes.invalid_ranges import (
 from tilewright.compiler.sizes.ranges import MOST_NARROWINGS, attempted, refinements
 
 FACTORS = 6
-"""A refused hint is doubled and halved so often."""
+"""Number of times that a rejected size hint is doubled, and halved, to find an accepted size."""
 
 
 Attempt = Callable[[Mapping[str, int | Dimension]], object]
-"""Imports the model at sizes and at ranges."""
+"""A function that imports the model with the given sizes and ranges of its dimensions."""
 
 
 @dataclass(slots=True)

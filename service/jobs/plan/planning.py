@@ -34,10 +34,10 @@ from tilewright.service.jobs.plan.fitted_ranges import FittedRanges
 from tilewright.tuner.random_sizes import SampledSizes, sample_sizes
 
 SizeChoice = int | str
-"""A size of a dimension, or a range of them as text."""
+"""A size of a dimension, or a range of sizes as text."""
 
 COMBINATIONS = 64
-"""Limit of the combinations of sizes in one artifact."""
+"""Limit of the combinations of sizes of several dimensions in one artifact."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,7 @@ class ModelRequest:
     dims: Mapping[str, int] | None = None
     digest: str = ""
     given: GivenInputs = field(default=NONE_GIVEN, compare=False, repr=False)
-    """Real inputs, on which programs are verified, and whose sizes are hints."""
+    """Input values from the user. Programs are verified on them, and their sizes are hints."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,14 +128,15 @@ class Planned:
     graph: Graph
     plan: GraphPlan
     sizes: Sizes = ()
-    """The sizes of the dimensions for which the request gives several, or a range."""
+    """The sizes of `graph` and `plan` in the dimensions that have several sizes or a range."""
     open: DynamicPlan | None = None
     stages: SegmentBoundary[int] | None = field(default=None, repr=False, compare=False)
-    """The sequence of stages of a staged model, of which this plan is the `stage`-th."""
+    """The tree of segments of a model whose sizes depend on data. This plan is for segment number
+    `stage`."""
     stage: int = 0
     notes: tuple[str, ...] = ()
-    """Sentences for the user about dimensions that were given a size, since no program serves a
-    range of them."""
+    """Sentences for the user about dimensions that were fixed to a size, because no program
+    supports a range of sizes."""
 
     @property
     def mode(self) -> Mode:

@@ -20,7 +20,8 @@ from tilewright.tuner.cancel import AnyToken, CancelToken
 log = structlog.get_logger("tilewright.tuner")
 
 RENEW_SECONDS = 0.5
-"""Longest time between two renewals, and so until the tuner releases a stopped job."""
+"""Longest time in seconds between two renewals of a job's lease. A stopped job is therefore
+released within this time."""
 
 
 class JobLease:

@@ -37,10 +37,10 @@ from tilewright.tuner.measure.references import ReferenceCache
 log = structlog.get_logger("tilewright.tuner")
 
 RETRY_SECONDS = 2.0
-"""Pause after the database did not answer."""
+"""Pause in seconds after the database did not answer."""
 
 KEEP_SECONDS = TERM_SECONDS / 3
-"""Longest time between two renewals of a turn."""
+"""Longest time in seconds between two renewals of the lock for claiming jobs."""
 
 
 class TunerProcess:

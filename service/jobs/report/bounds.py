@@ -20,8 +20,11 @@ from tilewright.tuner.measure.roofline import Speeds, bound
 from tilewright.tuner.tasks import Task
 
 LEAST_BUDGET_SECONDS = 15.0
-"""The smallest budget from which the machine's peaks are measured. That takes about a second, or
-three next to busy builders; a smaller budget is better spent on trials."""
+"""Smallest time budget in seconds for which the machine's peak rates are measured.
+
+The measurement takes about a second, or three next to busy builders. A smaller budget is better
+spent on trials.
+"""
 
 
 def bounds_within(

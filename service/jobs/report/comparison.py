@@ -49,17 +49,17 @@ class Timing:
 
 
 SAMPLE_SECONDS = 5e-3
-"""The total time of the runs of one sample, so that cold caches after the other engine hardly
-count."""
+"""Total time in seconds of the runs in one sample. It is long enough that the caches, cold after
+the other engine's runs, hardly matter."""
 
 MOST_RUNS = 1000
-"""Limit of the runs in one sample, for very short runs."""
+"""Limit of the runs in one sample, which applies to very short runs."""
 
 LEAST_SAMPLES = 3
-"""The samples of each engine in a round."""
+"""Minimum number of samples of each engine per round."""
 
 TICK_SECONDS = 1e-9
-"""The least time of a run, since a coarse clock may not advance during it."""
+"""Lower bound of a run's time in seconds, because a coarse clock may not advance during a run."""
 
 
 def race(
@@ -215,4 +215,5 @@ def _check_inputs(model: Path, named: Sequence[str], feeds: Mapping[str, np.ndar
 
 
 PEERS = {"onnxruntime": onnxruntime_run, "openvino": openvino_run}
-"""Engines to compare with: a function that gives a run on the same inputs, and the version."""
+"""Functions that prepare another engine, by the engine's name. Each returns a function that runs
+the model on the given inputs, and the engine's version."""

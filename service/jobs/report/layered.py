@@ -15,19 +15,20 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 GAP = 24.0
-"""The distance between neighbouring boxes of a layer."""
+"""Horizontal distance between neighbouring boxes of a layer of the drawing."""
 
 BEND_GAP = 12.0
-"""The distance between a passing edge and its neighbours."""
+"""Horizontal distance between an edge that passes through a layer and its neighbours."""
 
 LONGEST = 400
-"""The most layers that an edge crosses with bends; a longer edge runs straight, behind boxes."""
+"""Largest number of layers that an edge may cross with bends. A longer edge is straight and runs
+behind boxes."""
 
 MOST_BENDS = 20_000
 
 PULL = 0.98
-"""Weight of a pull towards the middle, per layer. Without it, residual edges shift a deep model
-more and more to one side."""
+"""Factor that pulls positions towards the middle in each layer. Without it, residual edges shift a
+deep model more and more to one side."""
 
 SWEEPS = 6
 

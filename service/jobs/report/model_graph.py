@@ -40,24 +40,24 @@ from tilewright.service.jobs.report.layered import Point, layered
 from tilewright.service.jobs.report.workload_facts import workload_name
 
 MOST_STEPS = 6000
-"""Limit of the steps in a drawing; a larger drawing would be unreadable."""
+"""Limit of the steps in the drawing of a model. A larger drawing would be unreadable."""
 
 MOST_NODES = 200
 """Limit of the ONNX nodes that are named for one step. Further nodes are only counted."""
 
 MOST_NAMED = 100_000
-"""Limit of the ONNX nodes that are named for all steps together: one node may belong to thousands
+"""Limit of the ONNX nodes that are named for all steps together. One node may belong to thousands
 of steps."""
 
 MOST_EDGES = 100_000
 
 LONGEST_NODE_NAME = 200
-"""Characters of an ONNX node's name. A longer name is shortened in the middle."""
+"""Limit of the characters of an ONNX node's name. A longer name is shortened in the middle."""
 
 BOX_HEIGHT = 44.0
 LAYER_DISTANCE = 78.0
 LONGEST_NAME = 30
-"""Characters of a name in a box."""
+"""Limit of the characters of a name in a box of the drawing."""
 
 
 class GraphStepKind(StrEnum):

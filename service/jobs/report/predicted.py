@@ -28,8 +28,8 @@ class Predicted:
 
 
 LONGEST_SECONDS = 5.0
-"""The most CPU time of predictions. A trial of a large nest, or of a range, may take many
-milliseconds, and other users' models wait meanwhile."""
+"""Limit of the CPU time of predictions, in seconds. A trial of a large loop nest, or of a range of
+sizes, may take many milliseconds, while other users' models wait."""
 
 
 def predicted(

@@ -24,7 +24,7 @@ from tilewright.compiler.runtime.program import (
 from tilewright.service.show.units import threads_text
 
 SAMPLES = 9
-"""Number of runs of the whole model. The fastest time of each instruction counts."""
+"""Number of runs of the whole model. The fastest time of each instruction is reported."""
 
 
 class StepKind(StrEnum):

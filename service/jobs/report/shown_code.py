@@ -27,10 +27,11 @@ from tilewright.compiler.schedule.select import untuned_schedule
 
 MOST_NEST = 60_000
 MOST_ASSEMBLY = 200_000
-"""Limit of the characters of each text, in complete lines: unrolled code may have megabytes."""
+"""Limit of the characters of each text, cut at the end of a line. Unrolled code may have
+megabytes."""
 
 MOST_LOOPS = 20
-"""The most innermost loops in a result: the ones with the most multiply-adds."""
+"""Limit of the innermost loops in a result, those with the most multiply-adds first."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,15 +14,15 @@ from tilewright.service.jobs.plan.planning import Planned
 from tilewright.tuner.random_sizes import sample_sizes
 
 LONG_RUN = 10**11
-"""The cost of a run (`compiler.plan.costs.cost`) that is short enough to wait for: a second or two
-of one core."""
+"""Cost of a run (`compiler.plan.costs.cost`) for which a user can wait: a second or two on one
+core."""
 
 TIMES = 8
-"""The cost that the largest sizes may have, as a multiple of the cost at the hints, if that exceeds
-`LONG_RUN`."""
+"""Limit of the cost of the largest sizes, as a multiple of the cost at the size hints, if that
+exceeds `LONG_RUN`."""
 
 FIRST_STAGE = "the data decide sizes; the figures are those of the first stage"
-"""A remark for the user if only one stage of a model is shown."""
+"""Remark for the user if only the first stage of a model with data-dependent sizes is shown."""
 
 
 def shown_sizes(planned: Planned) -> list[dict[str, int]]:

@@ -55,7 +55,8 @@ def workload_name(workload: Workload) -> str:
 
 
 _MAIN = (OpKind.GATHER, OpKind.PIECES)
-"""Operators that name a workload without an anchor, in preference to elementwise ones."""
+"""Kinds of operators that name a workload without an anchor, in preference to elementwise
+operators."""
 
 
 def task_facts(task: Task) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from tilewright.service.show.table import Cell, CellKind, Column
 from tilewright.service.show.units import duration, gain, milliseconds, moment
 
 SHORT = 30
-"""Limit of the characters of names in a line of a terminal."""
+"""Limit of the characters of a name in a terminal line."""
 
 JobColumn = Column[JobView]
 

@@ -39,7 +39,7 @@ FACTS = (
     Column[tuple[str, str, str]]("A", lambda fact: fact[1], CellKind.TEXT),
     Column[tuple[str, str, str]]("B", lambda fact: fact[2], CellKind.TEXT),
 )
-"""Columns of a comparison's facts (`ModelDifference.facts`)."""
+"""Columns of the table of properties in which two models are compared (`ModelDifference.facts`)."""
 
 LOOPS = (
     Column[Any]("innermost loop", lambda loop: loop.label, CellKind.NAME),

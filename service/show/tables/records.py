@@ -66,10 +66,12 @@ TRIALS = (
     Column[Any]("phase", lambda trial: trial.phase, CellKind.TEXT),
     Column[Any]("schedule", lambda trial: schedule_text(trial.schedule), CellKind.CODE),
 )
-"""Columns of trials: of views of the REST interface, and of outlines of the database."""
+"""Columns of a table of trials, both for views of the REST interface and for outlines of the
+database."""
 
 HELD_OUT = "tasks"
-"""Key of the number of held-out tasks over which scores are averaged. It is not a score itself."""
+"""Key of the number of held-out tasks over which scores are averaged. The number is not a score
+itself."""
 
 MEANINGS = {
     "pairwise": "share of pairs of candidates that it puts in order",
