@@ -19,19 +19,20 @@ class Ended(StrEnum):
     """Why a tuning run stopped making trials."""
 
     KNOWN = "known"
-    """Every task had a record already."""
+    """Every task already had a record, so nothing was tuned."""
     TRIALS = "trials"
     TIME = "time"
     GAIN = "gain"
-    """Another minute was expected to gain less than `stop_gain`."""
+    """Tuning for another minute was expected to gain less than `stop_gain`."""
     TARGET = "target"
-    """The kernels together take at most `target_seconds`."""
+    """The kernels of one inference together take at most `target_seconds`."""
     SPACES = "spaces"
-    """Every task has no candidates left, is at the bound of the machine, or always fails."""
+    """No task can improve: each one has no candidates left, has reached the machine's bound, or
+    always fails."""
     DEVICE = "device"
-    """The device was lost repeatedly."""
+    """The device was lost in several consecutive batches."""
     ABSENT = "absent"
-    """No device that runs the target became available."""
+    """A device that can run the target's code did not become available."""
     CANCELLED = "cancelled"
 
 

@@ -28,14 +28,15 @@ from tilewright.tuner.store import RecordStore
 from tilewright.tuner.tasks import Task
 
 AHEAD = 8
-"""Number of builds under way while the runner measures."""
+"""Limit of the builds in progress while the runner measures."""
 
 WAITING = 6
-"""Requests beyond the runner's capacity. These measurements do not depend on earlier results. So
-the device never waits for a build, and takes as many requests at a time as it can."""
+"""Number of requests that are sent beyond the runner's capacity, so that the device never waits for
+a build and takes as many requests at a time as it can. These measurements do not depend on earlier
+results."""
 
 POLL_SECONDS = 0.05
-"""How long to wait for a result before `stopped` is asked again."""
+"""Longest time in seconds to wait for a result before `stopped` is called again."""
 
 
 @dataclass(frozen=True, slots=True)

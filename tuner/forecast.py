@@ -22,38 +22,45 @@ from math import log, sqrt
 from statistics import fmean
 
 WINDOW_SECONDS = 60.0
-"""The time that a forecast looks ahead."""
+"""Default duration of the additional tuning that a forecast is for, in seconds."""
 
 NEIGHBOURS = 2
-"""Number of distances between the fastest times that estimate the scale. Further distances belong
-to the slow end of the distribution, which is much longer."""
+"""Number of differences between the fastest times from which the scale is estimated. Further
+differences belong to the slow end of the distribution, which is much longer."""
 
 NEAR_SHARE = 0.25
-"""Fraction of the sorted times that estimates the scale, if it has more times than NEIGHBOURS.
-Several schedules may differ in form alone, and such a cluster at the fast end is not informative
-about other times."""
+"""Fraction of the sorted times from which the scale is estimated, if that is more than `NEIGHBOURS`
+times.
+
+Several schedules may differ only in form. A cluster of such schedules at the fast end says little
+about the other times.
+"""
 
 UNKNOWN_SCALE = 0.06
-"""Scale of a task without any evidence, as a share of its time: 6 % to gain after one trial.
+"""Scale of a task without measurements, as a fraction of its time: the expected gain after one
+trial is 6 %.
 
-On 153 tasks, 22 trials after the first two (the untuned default and the estimate's best) gained
-2.8 %, which is this scale."""
+On 153 tasks, 22 trials after the first two (the untuned default and the estimate's best) gained 2.8
+%, which corresponds to this scale.
+"""
 
 VOICES = 4
-"""Weight of the scale of similar tasks, as a number of distances between the task's own times."""
+"""Weight of the scale of similar tasks, in units of one difference between the task's own times."""
 
 MOST_SCALE = 1.0
-"""Largest scale: after n trials, at most 1 / n of the time is left to gain. Slow candidates with
-large distances would suggest a larger one, but are hardly informative about the fast end."""
+"""Upper bound of the scale: after n trials, at most 1 / n of the time is left to gain. Slow
+candidates with large differences suggest a larger scale, but say little about the fast end."""
 
 DOUBT = 0.02
-"""Prior of `trust`: a gain, as a fraction, that counts as both expected and achieved."""
+"""Gain, as a fraction, that is added to both the expected and the achieved gains, so that `trust`
+starts at 1."""
 
 MOST_TRUST = 3.0
 """Largest factor for the expected gain, so that a lucky start does not count too much."""
 
 STEPS = 48
-"""Number of parts of a window's trials; each part goes to one task."""
+"""Number of equal parts into which the trials of a forecast are divided. Each part is assigned to
+one task."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,16 +107,16 @@ class History:
     """The times of one task's trials, from which the gain of further trials is estimated."""
 
     trials: int = 0
-    """Schedules with a result, working or not, of this job and of others."""
+    """Number of schedules with a result, successful or failed, from this job and others."""
     fastest: list[float] = field(default_factory=list)
-    """Times of distinct code, sorted."""
+    """Times of the trials in seconds, sorted, with one time per distinct object code."""
     codes: set[str] = field(default_factory=set)
     expected: float = 0.0
-    """Sum of the gains expected of the batches, as shares."""
+    """Sum of the gains that were expected of the batches, as fractions of the task's time."""
     gained: float = 0.0
-    """Sum of the gains that the batches brought, as shares."""
+    """Sum of the gains that the batches achieved, as fractions of the task's time."""
     record_at: int = 0
-    """Number of the fastest trial so far, from 1."""
+    """Number of the trial that found the fastest time so far, counted from 1."""
 
     @property
     def best_seconds(self) -> float | None:
@@ -196,9 +203,10 @@ class Forecast:
     gain: float
     seconds: float
     trials: int
-    """Candidates for which the time is expected to suffice."""
+    """Number of candidates that can be measured in `seconds`, as expected."""
     model_seconds: float
-    """Sum of the best times of all tasks, each as often as the model runs it."""
+    """Time of one inference with the best kernels so far: the sum of all tasks' best times, each
+    multiplied by the number of its runs."""
 
     @property
     def gain_per_minute(self) -> float:
@@ -220,11 +228,11 @@ class ForecastError:
 
     checks: int
     expected: float
-    """Mean forecast for the trials that did follow."""
+    """Mean gain that was forecast for the trials that then took place."""
     gained: float
-    """Mean gain of these trials."""
+    """Mean actual gain of the trials that then took place."""
     absolute_error: float
-    """Mean absolute difference of the two."""
+    """Mean absolute difference of forecast and actual gain."""
 
 
 def seconds_of(curves: Sequence[Curve]) -> float:

@@ -17,22 +17,24 @@ from tilewright.tuner.options import TuneOptions
 from tilewright.tuner.protocol.measurement import Status, Trial
 
 FINALS_SHARE = 0.2
-"""Share of the time budget kept for comparing finalists."""
+"""Fraction of the time budget that is reserved for comparing finalists, at most."""
 
 FINALS_SECONDS_PER_TASK = 0.5
-"""The most time kept for the finalists of one task."""
+"""Upper bound in seconds of the time per task that is reserved for comparing its finalists."""
 
 SEARCH_SHARE = 0.25
-"""Share of the time budget for ranking the first candidates of all tasks."""
+"""Fraction of the time budget that is available for ranking the first candidates of all tasks."""
 
 RANKING_SECONDS = 0.5
-"""Seconds to rank the candidates of one task, at one point of its sizes."""
+"""Expected time in seconds to rank the candidates of one task at one point, that is, for one choice
+of its sizes."""
 
 LEAST_EFFORT = 0.125
-"""Least share of a task's candidates that are ranked: fewer would be a random choice."""
+"""Minimum fraction of a task's candidates that are ranked. Ranking fewer would be close to a random
+choice."""
 
 LOST_BATCHES = 5
-"""Number of batches in a row that lose the device before the run ends."""
+"""Number of consecutive batches in which the device is lost, after which the run ends."""
 
 
 def search_effort(seconds: float | None, tasks: int, points: int) -> float:
@@ -67,9 +69,10 @@ class RunLimits:
         self._losses: list[str] = []
         self._log = ForecastLog()
         self.ended: Ended | None = None
-        """Why no more candidates are tried; None while the run goes on."""
+        """Reason why no more candidates are tried. None while the run continues."""
         self.forecast: Forecast | None = None
-        """The expected gain of more trials, as of the last batch."""
+        """The expected gain of more trials, computed after the latest batch. None before the first
+        forecast."""
 
     @property
     def elapsed(self) -> float:

@@ -31,7 +31,8 @@ from tilewright.tuner.task_state import TaskState
 from tilewright.tuner.tasks import Task
 
 POLL_SECONDS = 0.02
-"""How long to wait for a result before the loop looks at builds and the cancellation token."""
+"""Longest time in seconds to wait for a finished batch before the loop checks builds and the
+cancellation token."""
 
 CANCEL_SECONDS = 5.0
 """How long the run still takes results and compares finalists after a cancellation."""

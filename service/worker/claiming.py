@@ -22,8 +22,8 @@ _REQUEST_ID = re.compile(r"\w[\w.-]{0,199}", re.ASCII)
 _LEASE_ID = re.compile(r"[0-9a-f]{32}")
 
 MOST_DAMAGED = 4
-"""The number of damaged downloads of a blob after which its lease is given up. Each download costs
-as much as the first, and if the service's own copy is damaged, retries would never end."""
+"""Number of damaged downloads of one blob after which the lease fails. If the service's own copy is
+damaged, retries would never end."""
 
 
 class Claimer:

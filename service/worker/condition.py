@@ -9,7 +9,8 @@ from typing import Any
 Reading = float | None
 
 MOST_CELSIUS, MOST_LOAD, MOST_CLOCK_RATIO = 300.0, 1e6, 10.0
-"""As in `service.api.schemas.workers`: larger readings, from broken sensors, are dropped."""
+"""Limits above which readings of temperature, load and clock ratio are dropped, since they come
+from broken sensors. `service.api.schemas.workers` has the same limits."""
 
 LONGEST_GOVERNOR = 100
 

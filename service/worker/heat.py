@@ -12,17 +12,19 @@ from pathlib import Path
 from tilewright.compiler.targets.core_kinds import read_integer, read_text
 
 FULL_CLOCK = 0.95
-"""A processor set to its highest clock is throttled if it runs below this share of it."""
+"""Fraction of the highest clock rate below which a processor counts as throttled, if it is set to
+its highest clock rate."""
 
 _COOLING = re.compile(r"^(thermal-cpufreq|cpufreq-|thermal-idle)|^Processor$")
-"""Kinds of cooling that slow a processor down, by the names that Linux's drivers give them."""
+"""Matches the kinds of cooling devices that slow a processor down, by their names in Linux."""
 
 _OWN_CLOCK = ("pstate", "cppc")
-"""Parts of the names of drivers with which processors choose their clocks themselves. Their idle
-cores are slow with any governor."""
+"""Substrings of the names of drivers with which processors choose their clock rates themselves.
+Idle cores of such processors are slow with any governor."""
 
 _FIRMWARE = "sys/devices/platform/soc/soc:firmware/get_throttled"
-"""The throttling bits of a Raspberry Pi: the present state, and from bit 16 on past events."""
+"""File with the throttling bits of a Raspberry Pi. Bits 0 to 15 are the present state, the bits
+from 16 on are past events."""
 
 _FIRMWARE_BITS = (
     "its power supply is too weak",

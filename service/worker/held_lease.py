@@ -12,7 +12,8 @@ from tilewright.tuner.protocol.batches import MeasureRequest
 from tilewright.tuner.protocol.messages import Request
 
 PREFETCHED = 4
-"""The most in-flight leases: some are measured, interleaved, and the next ones are ready."""
+"""Limit of the leases that a worker holds. Some are measured, interleaved, while the next ones are
+ready."""
 
 
 @dataclass(slots=True)

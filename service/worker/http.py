@@ -22,15 +22,16 @@ FIRST_PAUSE_SECONDS, LAST_PAUSE_SECONDS = 0.1, 5.0
 
 
 PROBLEM_TYPE, PROBLEM_PREFIX = "application/problem+json", "urn:tilewright:problem:"
-"""As in `service.api.errors`: they distinguish a refusal of the service from a proxy's."""
+"""Media type, and prefix of the problem type, of the service's error responses. They distinguish
+these from a proxy's error responses. `service.api.errors` defines the same values."""
 
 TRY_AGAIN = frozenset({HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.TOO_MANY_REQUESTS})
 
 MOST_ANSWER_BYTES = 1 << 30
-"""The limit of a JSON answer: the payloads of a few leases."""
+"""Limit of a JSON response in bytes. It suffices for the payloads of a few leases."""
 
 LONGEST_SECONDS = 3600.0
-"""The upper limit of an interval that the service sets."""
+"""Upper limit in seconds of an interval that the service sets."""
 
 
 class Unreachable(Exception):

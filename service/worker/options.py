@@ -58,10 +58,11 @@ class WorkerOptions:
 
 
 LEAST_SANDBOX_MIB = 64
-"""The harness, a pool of threads and the buffers of a small batch."""
+"""Smallest memory limit of the sandbox in MiB: the harness, a thread pool and the buffers of a
+small batch."""
 
 KEY_BYTES = 32
-"""The length of a public key."""
+"""Length of a public key in bytes."""
 
 
 class _Parser(argparse.ArgumentParser):

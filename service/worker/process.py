@@ -43,7 +43,7 @@ from tilewright.tuner.measure.harness.driver import Harness, HarnessLimits
 from tilewright.tuner.measure.harness.local import HERE
 
 END_SECONDS = 10.0
-"""How long the worker's end waits for its threads."""
+"""Longest time in seconds that the worker waits for its threads when it ends."""
 
 
 class Worker:

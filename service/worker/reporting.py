@@ -20,7 +20,8 @@ from tilewright.tuner.protocol.batches import MeasureResult
 from tilewright.tuner.protocol.run_results import RunResult
 
 KILLED, WORKER, SERVICE = "killed", "worker", "service"
-"""Why a lease failed: the worker died with it, this device cannot run it, or no device could."""
+"""Cause of a failed lease. `KILLED`: the worker was killed during the lease. `WORKER`: this device
+cannot execute the request. `SERVICE`: no device can."""
 
 
 class Reporter:

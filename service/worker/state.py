@@ -25,11 +25,12 @@ from pathlib import Path
 from typing import Any
 
 MAX_WORKERS = 256
-"""Worker processes of one user for one service on one machine."""
+"""Limit of the worker processes of one user for one service on one machine."""
 
 
 ASIDE_RESULTS = 64
-"""Largest number of kept results that the service rejected."""
+"""Limit of the stored results that the service rejected. The oldest are deleted beyond this
+limit."""
 
 
 @dataclass(frozen=True, slots=True)

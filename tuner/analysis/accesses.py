@@ -16,7 +16,7 @@ from tilewright.compiler.loops.index import Axis, FloorDiv
 from tilewright.compiler.memo import memo
 
 LINE_BYTES = 64
-"""Bytes of a cache line, the same on all described CPUs."""
+"""Size of a cache line in bytes, which is the same on all supported CPUs."""
 
 
 class OperationKind(StrEnum):
@@ -55,14 +55,16 @@ _KINDS: Mapping[Operation, OperationKind] = {
     Operation.NOT: OperationKind.COMPARE,
     Operation.SELECT: OperationKind.COMPARE,
 }
-"""The kind of each operation on floats; ADD for all others."""
+"""The kind as which each floating-point operation is counted. Operations that are not listed count
+as ADD."""
 
 _COSTS: Mapping[Operation, float] = {
     Operation.DIV: 8.0,
     Operation.REM: 12.0,
     Operation.SQRT: 10.0,
 }
-"""Cost of an operation in additions, from throughput tables of CPUs; 1 for all others."""
+"""Cost of an operation relative to an addition, from throughput tables of CPUs. Operations that are
+not listed cost 1."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,8 +108,8 @@ def expression_facts(expr: Expr) -> ExprFacts:
 
 
 FormTerm = tuple[int, int, int]
-"""An index term: the position of its axis in `Form.order`, the divisor, the absolute
-coefficient."""
+"""A term of an index expression: position of its axis in `Form.order`, divisor, and absolute value
+of the coefficient."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -294,7 +296,7 @@ def access(load: Load) -> MemoryAccess | None:
 
 
 _form = memo(16384)(Form)
-"""Creates a form; equal arguments give the same object."""
+"""Returns the form for the given arguments. Equal arguments give the same object."""
 
 
 @memo(16384)

@@ -135,7 +135,7 @@ class ComputeCosts:
     parallel_tiles: int
     uses: tuple[Use, ...] = field(repr=False)
     tensors: tuple[tuple[Form, ...], ...] = field(repr=False)
-    """The distinct forms of its loads and stores, grouped by tensor."""
+    """The distinct access forms of the statement's loads and stores, grouped by tensor."""
     loop_counts: LoopCounts = field(repr=False)
     depth_groups: int = 0
 
@@ -270,7 +270,8 @@ def _visit(node: Node, path: tuple[int, ...], loops: EnclosingLoops) -> tuple[Pl
 
 
 _remembered = memo(1024)(_visit)
-"""Candidates of one workload share many nodes, such as those that fill halos."""
+"""`_visit` with a cache. Candidates of one workload share many nodes, such as those that fill
+halos."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -28,18 +28,24 @@ from tilewright.tuner.protocol.batches import COLD_BYTES
 
 _BESIDE_LEVEL1 = 4.0
 _BESIDE_OTHERS = 2.0
-"""Exponents of norms that combine overlapping times. `_BESIDE_LEVEL1` combines the core's time with
-the traffic behind the first cache, which is nearly always prefetched. `_BESIDE_OTHERS` combines
-both with the traffic from further away. With an exponent of 1 the times add up; with infinity only
-the longer one counts."""
+"""Exponent of the norm that combines the time of the core and its first cache with the time of the
+traffic behind the further caches.
+
+`_BESIDE_LEVEL1` is the exponent for the core's time and the traffic behind the first cache, which
+is nearly always prefetched. With an exponent of 1, overlapping times add up; with infinity, only
+the longer one counts.
+"""
 
 _BURST_LINES = 250.0
-"""Cache lines in a register tile with which memory takes twice as long: it gets all requests at
-once, and waits while the tile is computed and stored. In pools that copy, tiles of 16 outputs take
-a quarter longer than tiles of one."""
+"""Number of cache lines in a register tile with which memory traffic takes twice as long.
+
+Memory gets all requests of the tile at once, and then waits while the tile is computed and stored.
+In pools that copy, tiles of 16 outputs take a quarter longer than tiles of one.
+"""
 
 PARTS = (*CORE_PARTS, "behind_level1", "behind_level2", "behind_level3")
-"""The parts into which cycles are divided: the core's, then the traffic behind each cache."""
+"""Names of the components of a cycle estimate: the core's components, then the traffic behind each
+cache."""
 
 _CORE = slice(PARTS.index("busiest"), len(CORE_PARTS))
 _BEHIND_CACHES = slice(len(CORE_PARTS), len(PARTS))

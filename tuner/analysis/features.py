@@ -34,20 +34,26 @@ from tilewright.tuner.analysis.machine import describe
 from tilewright.tuner.measure.points import ITSELF, SizePoint
 
 FEATURE_VERSION = 5
-"""Raise it if a column's meaning changes: models saved with another version are refused."""
+"""Version of the meaning of the feature columns. Increase it if the meaning of a column changes:
+models saved with another version are rejected."""
 
 CACHE_BYTES = (32 << 10, 256 << 10, 1 << 20, 8 << 20)
-"""Cache sizes for which traffic is counted. They bracket the caches of common CPUs, so that one set
-of columns serves all devices; the model learns which of them matter."""
+"""Cache sizes in bytes for which memory traffic is counted.
+
+They span the cache sizes of common CPUs, so that one set of columns serves all devices. The model
+learns which of them matter.
+"""
 
 BUFFERS = 3
-"""Number of described tensors of a statement: the ones with the most traffic."""
+"""Number of tensors per statement that have feature columns: those with the most traffic."""
 
 CURVE = 8
-"""Points at which the curve of arithmetic intensity is sampled, from the tile to all loops."""
+"""Number of points at which the curve of arithmetic intensity is sampled, from the register tile
+alone to all loops around it."""
 
 ALGORITHM_BITS = 8
-"""Columns into which an algorithm's name is hashed, so that new templates need no new columns."""
+"""Number of columns into which an algorithm's name is hashed, so that new templates need no new
+columns."""
 
 STATEMENT_COLUMNS = (
     "vector_operations",
@@ -147,7 +153,7 @@ COLUMNS: tuple[str, ...] = (
 """Names of the columns of a feature row, in order."""
 
 _LEAST_PART = 2.0**-8
-"""Parts of the estimate below this fraction of the default's cycles are not distinguished."""
+"""Fraction of the default's cycles below which components of an estimate are not distinguished."""
 
 _WIDTH = len(STATEMENT_COLUMNS) + BUFFERS * len(BUFFER_COLUMNS)
 _NO_BUFFER = [0.0] * len(BUFFER_COLUMNS)

@@ -34,8 +34,8 @@ class EnclosingLoop:
     trips: int
     extent: int
     sizes: tuple[tuple[Axis, int], ...] = field(init=False)
-    """The size of each of `axes` in the whole loop: `extent` for `axis`, otherwise the axis's
-    extent."""
+    """The size of each axis of `axes` in the whole loop. It is `extent` for `axis`, and the full
+    extent for other axes."""
 
     def __post_init__(self) -> None:
         own = self.axis
@@ -63,7 +63,7 @@ class EnclosingLoops:
 
 
 OUTSIDE = EnclosingLoops()
-"""The loops around a node outside of all loops: none."""
+"""The surrounding loops of a node that is outside of all loops."""
 
 
 @memo(4096)

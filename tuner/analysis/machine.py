@@ -12,7 +12,8 @@ if TYPE_CHECKING:
     from tilewright.tuner.analysis.features import TargetFacts
 
 CYCLES_PER_SECOND = 3.5e9
-"""An assumed clock rate: only ratios of estimates are used."""
+"""Assumed clock rate in cycles per second. It need not be exact, because only ratios of estimates
+are used."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,15 +61,15 @@ class Machine:
 
 
 _OURS = (1.0, 1.0, 0.5)
-"""The share of each cache that one core can count on: cores share the third level."""
+"""Fraction of each cache level that is available to one core. Cores share the third level."""
 
 PAGE_BYTES = 4096
-"""Rows whose addresses differ by a multiple of this share the same sets of an L1 cache
-(`ComputeCosts.aliased_rows`)."""
+"""Size of a memory page in bytes. Rows whose addresses differ by a multiple of it share the same
+sets of an L1 cache (`ComputeCosts.aliased_rows`)."""
 
 _LOOKED_AHEAD = 0.5
-"""The share of the reorder buffer for the operations of a sum. Addresses, loops and operations that
-wait to retire take the rest."""
+"""Fraction of the reorder buffer that holds operations of a sum. Addresses, loops, and operations
+that wait to retire take the rest."""
 
 
 @memo(64)

@@ -28,12 +28,12 @@ CORE_PARTS = (
     "joins",
     "spills",
 )
-"""The parts of the core's cycles. `busiest` is the time of the first three together; the core's
-time is the sum of `busiest` and the parts after it."""
+"""Names of the components of the core's cycles. `busiest` is the combined time of the first three.
+The core's time is the sum of `busiest` and the components after it."""
 
 _TOGETHER = 6.0
-"""Exponent of the norm that joins operations, loads and chains: a part that is nearly as long as
-the longest is not hidden completely."""
+"""Exponent of the norm that combines operations, loads and chains into `busiest`. A component that
+is nearly as long as the longest is not hidden completely."""
 
 
 @dataclass(frozen=True, slots=True)

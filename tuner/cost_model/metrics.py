@@ -16,12 +16,13 @@ from tilewright.compiler.runtime.codec import JsonValue
 from tilewright.tuner.cost_model.protocol import Sample
 
 SAME = 0.03
-"""Times that differ by a smaller share count as equal: measurements hardly distinguish them."""
+"""Relative difference of two times up to which they count as equal, because measurements hardly
+distinguish them."""
 
 RECALL = 30
 
 LEAST_SAMPLES = 4
-"""Tasks with fewer measured candidates are left out."""
+"""Minimum number of successful measurements per task. Tasks with fewer are not evaluated."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +52,8 @@ class Scores(JsonValue):
 
 
 Predict = Callable[[np.ndarray], np.ndarray]
-"""Rows (number, columns) to scores (number,), higher is better."""
+"""A function from feature rows of shape (number, columns) to scores of shape (number,). Higher
+scores mean faster candidates."""
 
 
 def evaluate(samples: Sequence[Sample], predict: Predict) -> Scores:

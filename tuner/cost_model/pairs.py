@@ -15,16 +15,17 @@ from typing import Any
 import numpy as np
 
 NOISE = 0.05
-"""Deviation of a time, as a logarithm: smaller differences are hardly measurable."""
+"""Standard deviation of the logarithm of a measured time. Smaller differences are hardly
+measurable."""
 
 FAILURE = 0.05
-"""A failure counts as a candidate with this share of the best throughput."""
+"""Throughput that a failed candidate counts with, as a fraction of the task's best throughput."""
 
 PARTNERS = 64
-"""Most other candidates of its task with which a candidate is compared."""
+"""Number of other candidates of its task with which each candidate is compared, at most."""
 
 _LEAST = 1e-6
-"""The least second derivative, for candidates without pairs."""
+"""Lower bound of the second derivative of the loss, for candidates without pairs."""
 
 
 class AllPairs:

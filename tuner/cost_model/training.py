@@ -14,11 +14,12 @@ from tilewright.tuner.cost_model.protocol import Sample
 from tilewright.tuner.cost_model.xgboost import DEFAULT_OBJECTIVE, Objective, XGBoostModel
 
 HELD_OUT = 5
-"""One workload in this many is held out from training, to compare versions of the model."""
+"""One of so many workloads is held out from training, to compare versions of the model."""
 
 LEAST_HELD_OUT = 2
 LEAST_TASKS = 6
-"""Minimum numbers of held-out tasks and of training tasks."""
+"""Minimum number of tasks for training a base model. `LEAST_HELD_OUT` is the minimum number of
+held-out tasks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +55,7 @@ class BaseModel:
     tasks: int
     scores: Scores
     chance: Scores
-    """The scores of a random order of the same candidates."""
+    """The scores of a random order of the held-out candidates, for comparison with `scores`."""
 
 
 def split(samples: Sequence[Sample], target_key: str) -> Split:

@@ -20,46 +20,55 @@ from tilewright.tuner.cost_model.pairs import AllPairs
 from tilewright.tuner.cost_model.protocol import CostModel, Sample, normalised_throughput
 
 ROUNDS = 60
-"""Rounds of a model trained from scratch, which happens some twenty times in a run: 80 rounds took
-0.1 s of CPU time with 100 samples, and 0.3 s with 800."""
+"""Number of boosting rounds of a model that is trained from scratch.
+
+A tuning run trains such a model about twenty times. With 80 rounds, this took 0.1 s of CPU time
+with 100 samples, and 0.3 s with 800.
+"""
 
 LOCAL_ROUNDS = 30
-"""Rounds that correct a base model."""
+"""Number of boosting rounds in which a tuning run corrects a base model."""
 
 MOST_ROUNDS = 400
 PATIENCE = 60
-"""Largest number of rounds of a base model, and the number of rounds without a gain on the stopping
-samples after which training ends."""
+"""Number of boosting rounds without a gain on the stopping samples after which the training of a
+base model ends. `MOST_ROUNDS` limits its rounds in all."""
 
 FOREST = 4
-"""Trees in a round of a base model. On 153 unseen tasks, single trees of different seeds put 0.838
-to 0.853 of the pairs in order, and a forest of four 0.858."""
+"""Number of trees per boosting round of a base model. On 153 unseen tasks, single trees of
+different seeds put 0.838 to 0.853 of the pairs in order, and a forest of four 0.858."""
 
 MINIMUM_SAMPLES = 8
-"""Minimum number of samples: a model trained on fewer ranks worse than the order of a knob's
-values."""
+"""Minimum number of samples for training. A model trained on fewer samples ranks worse than the
+order of a knob's values."""
 
 
 class Objective(StrEnum):
     """The loss function that training minimises."""
 
     THROUGHPUT = "throughput"
-    """Squared error of the throughput, as a share of the task's best; the fast end weighs more."""
+    """Squared error of the throughput, as a fraction of the task's best. Fast candidates have a
+    larger weight."""
     NDCG = "ndcg"
-    """Discounted cumulative gain of each task's order (LambdaMART, Burges 2010)."""
+    """Normalised discounted cumulative gain of each task's order (LambdaMART, Burges 2010)."""
     PAIRWISE = "pairwise"
-    """Sampled pairs of a task in the wrong order (RankNet, as in XGBoost)."""
+    """Loss over sampled pairs of a task's candidates that are in the wrong order (RankNet, as in
+    XGBoost)."""
     ALL_PAIRS = "all-pairs"
-    """All pairs of a task in the wrong order, each as certain as its times (`AllPairs`)."""
+    """Loss over all pairs of a task's candidates that are in the wrong order. Pairs whose times
+    differ more clearly have a larger weight (`AllPairs`)."""
 
 
 DEFAULT_OBJECTIVE = Objective.ALL_PAIRS
 """Default training objective.
 
-On 633 tasks, judged on families left out of training, 150 rounds put 0.901 of the pairs in order,
-and the first pick is at 0.970 of the best; with `throughput`, 0.840 and 0.963. Trained on eight of
-a task's own samples alone: 0.861 and 0.963; with `throughput`, 0.767 and 0.949. Averages of the
-ranks of several objectives were not better."""
+On 633 tasks of families that were not in the training data, 150 rounds ordered 0.901 of the pairs
+correctly. The first pick reached 0.970 of the best throughput. With `throughput`, the figures are
+0.840 and 0.963.
+
+With eight of a task's own samples as the only training data, the figures are 0.861 and 0.963; with
+`throughput`, 0.767 and 0.949. Averages of the ranks of several objectives were not better.
+"""
 
 _PARAMETERS: dict[Objective, dict[str, Any]] = {
     Objective.THROUGHPUT: {"objective": "reg:squarederror"},
@@ -83,18 +92,24 @@ _PARAMETERS: dict[Objective, dict[str, Any]] = {
 }
 
 _MONOTONE = tuple(-int(column in ESTIMATE_COLUMNS) for column in COLUMNS)
-"""A monotonicity constraint: of two candidates that differ in only one part of the estimate, the
-one with more cycles is never predicted to be faster. The measured times of a few tasks contradict
-it, and a run's own samples must be able to override it, so only base models are constrained. Of the
-objectives, only `all-pairs` is, whose scores have no absolute scale within a task: with
-`throughput`, the constraint cost 2 of 100 pairs."""
+"""Monotonicity constraints of the feature columns, as XGBoost expects them.
+
+Of two candidates that differ in only one component of the estimate, the one with more cycles is
+never predicted to be faster. The measured times of a few tasks contradict this, and a run's own
+samples must be able to override it. Therefore only base models are constrained.
+
+The constraint applies only to the objective `all-pairs`, whose scores do not have an absolute scale
+within a task. With `throughput`, it cost 2 of 100 pairs.
+"""
 
 _ESTIMATE = COLUMNS.index("estimate")
 _TRUST = 2.0
-"""Scores for `all-pairs` start from the estimate, and fall by this for each doubling of its time: a
-candidate estimated twice as fast is the faster one with a probability of 0.88. This raised the
-share of pairs in order from 0.893 to 0.901, and from 0.960 to 0.985 on rows of an operator that was
-left out of training."""
+"""Decrease of the initial score for `all-pairs` per doubling of the estimated time.
+
+A candidate estimated twice as fast then is the faster one with a probability of 0.88. These initial
+scores raised the fraction of pairs in the correct order from 0.893 to 0.901. On rows of an operator
+that was not in the training data, they raised it from 0.960 to 0.985.
+"""
 
 
 class XGBoostModel:
