@@ -35,17 +35,17 @@ POLL_SECONDS = 0.02
 cancellation token."""
 
 CANCEL_SECONDS = 5.0
-"""How long the run still takes results and compares finalists after a cancellation."""
+"""Seconds for which the run still collects results and compares finalists after a cancellation."""
 
 LAST_SECONDS, LAST_SHARE = 1.0, 0.1
-"""Wait for comparisons in flight after the time budget: in seconds, and as a fraction of the
-budget."""
+"""Longest wait for comparisons in flight after the end of the time budget: `LAST_SECONDS` plus the
+fraction `LAST_SHARE` of the budget."""
 
 LEAST_BATCH = 2
-"""Batch size that is allowed even with a small budget, or with few results of the task."""
+"""Batch size that is permitted even if the budget is small, or if the task has few results."""
 
 RETRAIN_SHARE = 0.1
-"""Fraction of new samples at which the cost model is trained again."""
+"""Fraction of all samples that must be new before the cost model is trained again."""
 
 
 def tune(

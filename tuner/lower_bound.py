@@ -7,16 +7,16 @@ from tilewright.compiler.plan.workload import Workload
 from tilewright.tuner.protocol.batches import LEAST_SECONDS
 
 OPERATIONS_PER_SECOND = 1e13
-"""Bound for one thread: 25 times the float32 rate of the fastest cores of 2026, and more than the
-int8 rate of their matrix units."""
+"""Upper bound of the operations per second of one thread. It is 25 times the float32 rate of the
+fastest cores of 2026, and more than the int8 rate of their matrix units."""
 
 BYTES_PER_SECOND = 1e13
-"""Bound for the bytes that one thread writes: ten times the rate of the fastest first-level
-caches."""
+"""Upper bound of the bytes per second that one thread writes: ten times the rate of the fastest
+first-level caches."""
 
 SAVING = 8.0
-"""Largest factor by which an algorithm saves operations over the direct one (Winograd and Strassen
-together: 5)."""
+"""Upper bound of the factor by which an algorithm reduces the number of operations of the direct
+algorithm. Winograd and Strassen together reach 5."""
 
 
 def least_seconds(workload: Workload, threads: int) -> float:

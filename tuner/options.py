@@ -48,30 +48,31 @@ class TuneOptions:
     strategy: str = "portfolio"
     model: str = "xgboost"
     base_model: bytes = field(default=b"", repr=False)
-    """A saved cost model that this run starts from and corrects; empty: none."""
+    """A saved cost model that the run starts from and corrects. Empty without one."""
     seed: int = 0
     unconstrained: bool = False
-    """Search every schedule that lowers, whether or not it suits the target's registers and caches:
-    for devices that differ from their target."""
+    """Search all schedules that can be lowered, also those that do not suit the target's registers
+    and caches. Use it for devices that differ from their target."""
     estimates: bool = True
-    """Rank candidates by estimated times until measurements exist. If off, only the run's own
-    measurements rank, and decide how far estimates can be trusted: for devices that differ from
-    their target."""
+    """Rank candidates by estimated times until measurements exist. If false, only the run's own
+    measurements rank candidates, and determine how far estimates are trusted. Use false for devices
+    that differ from their target."""
     finalists: int = 3
     screen_samples: int = 5
     final_samples: int = 15
     sample_seconds: float = 0.002
     limit_seconds: float = 10.0
     device: DeviceFacts | None = field(default=None, repr=False)
-    """The measuring machine, if known: estimates and features depend on its caches."""
+    """The machine that measures, or None if it is unknown. Estimates and features depend on its
+    caches."""
     job_id: str = ""
     codegen_version: str = ""
     compiler_version: str = ""
     reuse_records: bool = True
-    """Skip tasks that have a record of this codegen version."""
+    """Skip tasks that already have a record of the present `codegen_version`."""
     in_order: bool = True
-    """Learn from batches in the order in which they were proposed, so that a run can be repeated.
-    Off for fleets, where one slow worker would hold up the others."""
+    """Process results in the order in which their batches were proposed, so that a run can be
+    repeated. Use false for fleets, where one slow worker would delay the others."""
 
     def __post_init__(self) -> None:
         positive = ("batch_size", "screen_samples", "final_samples")

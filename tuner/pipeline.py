@@ -28,15 +28,15 @@ from tilewright.tuner.protocol.measurement import Measurement, Phase, Status, Tr
 from tilewright.tuner.task_state import TaskState
 
 SCREEN_SENT, FINAL_SENT = -1, -2
-"""Entries of a journal: a batch of this phase was sent."""
+"""Journal entries for a batch that was sent, in the screening phase and in the final phase."""
 
 AHEAD = 2
-"""Batches beyond the runner's capacity: one that is built, and one that waits for the builders, so
-that they have work while the loop takes a batch and proposes another."""
+"""Number of batches in the pipeline beyond the runner's capacity. One is being built, and one waits
+for the builders, so that they have work while the loop takes a batch and proposes another."""
 
 PATIENCE_SECONDS = 2.0
-"""Seconds that a built batch waits for its expected output before other tasks go on without it.
-Most expected outputs take less time, so the order of a run does not depend on it."""
+"""Seconds that a built batch waits for its expected output before the run continues with other
+tasks. Most expected outputs take less time, so this limit does not change the order of a run."""
 
 
 @dataclass(slots=True, eq=False)
@@ -65,7 +65,8 @@ class Batch:
     ticket: Ticket | None = None
     prepared: Prepared | None = None
     built_at: float = 0.0
-    """Time at which the batch was found built while its expected output was missing."""
+    """Time at which the batch was first found built while its expected output was missing. 0
+    before."""
     request: MeasureRequest | None = None
     trials: list[Trial] = field(default_factory=list)
     duplicates: dict[str, list[BuiltCandidate]] = field(default_factory=dict)

@@ -30,14 +30,15 @@ from tilewright.tuner.measure.reference_cost import ReferenceLimit, affordable
 from tilewright.tuner.protocol.measurement import Sizes, SizeWeights
 
 DRAWN = 4
-"""Number of sizes of a dimension without stated sizes, if its range is not cut."""
+"""Number of sampled sizes of a dimension whose sizes the user did not state, if its range is not
+divided into intervals."""
 
 DRAWN_OF_INTERVAL = 3
-"""Sizes of an interval that a range is cut into (`compiler.plan.intervals`), at most: one for each
-time that it doubles. Where few rows are, each has its own best tile."""
+"""Largest number of sampled sizes in an interval of a divided range (`compiler.plan.intervals`):
+one for each doubling within the interval. Small numbers of rows each have their own best tile."""
 
 LONG = 512
-"""Largest sampled size of a range without an end."""
+"""Largest sampled size of a range without an upper end."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,8 @@ from tilewright.tuner.protocol.batches import MeasureRequest
 from tilewright.tuner.protocol.measurement import Measurement, RecordKey, Trial, TuningRecord
 
 _STORED = {"estimates": "draft"}
-"""Options stored under another name, so that recordings of earlier releases can be read."""
+"""Stored name of each option whose stored name differs, so that recordings of earlier releases can
+be read."""
 
 
 class ReplayError(CompilerError):

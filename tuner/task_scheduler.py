@@ -15,11 +15,12 @@ from typing import Generic, Protocol, TypeVar
 from tilewright.tuner.forecast import UNKNOWN_SCALE, VOICES, Curve, History
 
 AT_BOUND = 0.02
-"""A task is done if it is within this share of its bound, the resolution of measurements."""
+"""Relative distance of a task's time to its lower bound at which the task is finished. It is the
+resolution of measurements."""
 
 MOST_FAILURES = 64
-"""Failed trials, without a working one, after which a task gets no more: the fault lies with the
-task, not with its candidates."""
+"""Number of failed trials, without a successful one, after which a task gets no more trials. The
+fault then lies with the task, not with its candidates."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,14 +57,14 @@ class TaskProgress:
     history: History = field(default_factory=History)
     batches: int = 0
     in_flight: int = 0
-    """Number of candidates in flight."""
+    """Number of candidates that are being built or measured."""
     exhausted: bool = False
-    """No candidate is left to try, or the task is finished."""
+    """Whether no candidate is left to try, or the task is finished."""
     waits: bool = False
-    """Its candidates are built, and wait for their expected output; other tasks get their turns
-    meanwhile."""
+    """Whether the task's candidates are built, but wait for their expected output. The scheduler
+    chooses other tasks meanwhile."""
     promised: list[float] = field(default_factory=list)
-    """The expected gain of each batch in flight, as a fraction; oldest first."""
+    """The expected gain of each batch in flight, as a fraction of the task's time, oldest first."""
 
     @property
     def best_seconds(self) -> float | None:

@@ -34,7 +34,8 @@ from tilewright.tuner.task_scheduler import Profile, TaskProgress
 from tilewright.tuner.tasks import Task
 
 MAX_RETRIES = 2
-"""How often a candidate is sent again after a worker was lost with it."""
+"""Number of times that a candidate is sent again after a worker was lost while it held the
+candidate."""
 
 
 @dataclass(slots=True, eq=False)
@@ -57,44 +58,50 @@ class TaskState:
     search: SearchStrategy
     options: TuneOptions
     progress: TaskProgress
-    """Input of the task scheduler's choice: times, batches in flight, expected gains."""
+    """Inputs of the task scheduler: times, batches in flight and expected gains."""
     incumbent: TuningRecord | None = None
-    """The record in the store at the start of the run, which finalists have to beat."""
+    """The stored record at the start of the run, which finalists must beat. None without one."""
     record: TuningRecord | None = None
-    """The record as it is now."""
+    """The present record of the task. The run may replace it."""
     relative: TuningRecord | None = None
-    """A record of its family (`Task.family`) from before the run, in place of a search."""
+    """A record from before the run, of another workload of the task's family (`Task.family`). With
+    it, the task needs no search."""
     lead: TaskState | None = None
-    """The task of its family that is searched in its place; None if it is searched itself."""
+    """The task of the same family whose search also serves this task. None if this task is
+    searched."""
     others: float = 0.0
-    """Sum of the weights of the tasks of its family that are not searched."""
+    """Sum of the weights of the family's tasks that are not searched."""
     decided: bool = False
-    """Its finalists were compared, and no other comparison will be made."""
+    """Whether the finalists were compared. They are not compared again."""
     finals_adopted: bool = False
-    """An earlier process sent its finalists, and this one waits for their results."""
+    """Whether an earlier process sent the finalists, so that this process waits for their
+    results."""
     finished: bool = False
-    """It has its record: nothing is left to do."""
+    """Whether the task has its final record, so that nothing is left to do."""
     from_store: bool = False
-    """The record is another job's: this job spends no trial."""
+    """Whether the record comes from another job, so that this job spends no trials on the task."""
     trials: int = 0
-    """Number of this job's candidates that used device time; the budget limits them."""
+    """Number of this job's candidates that used device time. They count towards the budget of
+    trials."""
     failures: int = 0
     """Number of this job's candidates that failed."""
     measured: dict[Schedule, Measurement] = field(default_factory=dict)
     by_object: dict[str, Measurement] = field(default_factory=dict)
     origins: dict[Schedule, str] = field(default_factory=dict)
-    """First origin of a schedule: "default", or the origin that the search names."""
+    """First origin of each schedule: "default", or a name from the search strategy."""
     suggested: Counter[str] = field(default_factory=Counter)
-    """Origin -> number of this job's candidates."""
+    """Number of this job's candidates, by their origin."""
     retries: list[Schedule] = field(default_factory=list)
     serials: dict[tuple[Schedule, Phase], int] = field(default_factory=dict)
     requested: set[Schedule] = field(default_factory=set)
     losses: Counter[Schedule] = field(default_factory=Counter)
-    """How often a device was lost with a schedule, over all jobs."""
+    """Number of times that a device was lost while it held a schedule, by schedule, over all
+    jobs."""
     known: set[str] = field(default_factory=set)
     finals: list[Trial] = field(default_factory=list)
     compared: dict[Schedule, Measurement] = field(default_factory=dict)
-    """Results of the comparison of finalists: of one race, so that their times are comparable."""
+    """Measurements of the finalists, by schedule. They come from one race, so that their times are
+    comparable."""
 
     @classmethod
     def start(cls, task: Task, model: CostModel, options: TuneOptions) -> TaskState:

@@ -22,7 +22,8 @@ from tilewright.tuner.protocol.blobs import digest_bytes
 from tilewright.tuner.protocol.measurement import Phase, RecordKey, Trial
 
 Link = Callable[[Sequence[bytes]], bytes]
-"""Links objects into a shared object, and returns its bytes."""
+"""A function that links object files, given as bytes, into a shared object and returns its
+bytes."""
 
 
 @dataclass(frozen=True, slots=True)

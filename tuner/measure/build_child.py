@@ -22,7 +22,8 @@ from tilewright.tuner.measure.builder import (
 )
 
 START_SECONDS = 120.0
-"""How long a child may take to load the compiler, on a machine that is busy."""
+"""Time limit in seconds for a child process to load the compiler, which suffices on a busy
+machine."""
 
 
 class BuildChild:

@@ -35,15 +35,17 @@ if TYPE_CHECKING:
     from tilewright.tuner.tasks import Task
 
 CACHE_ENTRIES = 4096
-"""Number of cached objects; the fastest of a task are linked again for the final comparison."""
+"""Number of cached builds. The fastest candidates of a task are linked again for the final
+comparison."""
 
 
 _LOOK_SECONDS = 1.0
-"""Interval between checks whether the pool of an awaited build still works."""
+"""Interval in seconds at which a thread that waits for a build checks whether the process pool
+still works."""
 
 
 _PARENT_SECONDS = 0.2
-"""Interval between a builder's checks whether its parent lives."""
+"""Interval in seconds at which a builder process checks whether its parent process still runs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,11 +73,13 @@ class Built:
 
 
 Compile = Callable[[str, Mapping[str, Any], Mapping[str, Any]], Mapping[str, Any]]
-"""(workload text, schedule JSON, mode JSON) -> {object, spec, digest, spills, stages}.
+"""A function that compiles a candidate, given the workload's text, the schedule as JSON and the
+mode as JSON.
 
-`spills` is that of `Built`, `stages` the seconds of each step by its name; both may be left out.
-
-Picklable, since it runs in another process. Raises CompilerError for a candidate to refuse."""
+It returns a dict with the keys `object`, `spec`, `digest`, and optionally `spills` (as in `Built`)
+and `stages` (the seconds of each compilation step by name). It raises CompilerError for a candidate
+that cannot be compiled. It must be picklable, because it runs in another process.
+"""
 
 
 class Ticket(Protocol):

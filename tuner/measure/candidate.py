@@ -19,8 +19,8 @@ from tilewright.compiler.targets.target import Target
 from tilewright.compiler.timings import Timings
 
 KEPT_OBJECTS = 64
-"""Number of objects that a process caches: other schedules of a batch may lower to the
-same code."""
+"""Number of object files that a process caches. Other schedules of a batch may lower to the same
+code."""
 
 
 def warm_up() -> None:
@@ -79,7 +79,7 @@ def _compile(lowered: LoweredKernel, target: Target, timings: Timings) -> Mappin
 
 
 _objects: OrderedDict[str, Mapping[str, Any]] = OrderedDict()
-"""The objects that this process compiled last, by the digest of their LLVM IR."""
+"""The object files that this process compiled last, by the digest of their LLVM IR."""
 
 
 @memo(64)

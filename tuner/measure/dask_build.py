@@ -88,8 +88,8 @@ def versions_differ(theirs: Versions, ours: Versions) -> str:
 
 
 _idle: SimpleQueue[BuildChild] = SimpleQueue()
-"""Idle child processes of this Dask worker; at most one per thread that was busy at the
-same time."""
+"""Idle child processes of this Dask worker. There are at most as many as threads that were busy at
+the same time."""
 
 
 @atexit.register

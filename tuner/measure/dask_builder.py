@@ -30,16 +30,16 @@ if TYPE_CHECKING:
     from distributed import Client
 
 CONNECT_SECONDS = 10.0
-"""How long the scheduler may take to answer."""
+"""Time limit in seconds for the Dask scheduler to answer."""
 
 AGAIN_SECONDS = 30.0
-"""The pause before the next connection to a scheduler that did not answer."""
+"""Pause in seconds before the next attempt to connect to a Dask scheduler that did not answer."""
 
 ABSENT_SECONDS = 10.0
-"""Time without Dask workers after which this machine builds."""
+"""Seconds without Dask workers after which this machine builds the candidates."""
 
 LOOK_SECONDS = 1.0
-"""Interval between checks whether the scheduler has workers."""
+"""Interval in seconds between two checks whether the Dask scheduler has workers."""
 
 
 class BuilderError(CompilerError):

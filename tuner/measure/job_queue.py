@@ -16,7 +16,8 @@ from tilewright.tuner.protocol.messages import Request
 from tilewright.tuner.protocol.runs import RunRequest
 
 MOST_TOGETHER = 4
-"""Limit of the requests in a job: the first request waits for the results of the last."""
+"""Limit of the requests that the sandbox processes together. The result of the first request waits
+for the result of the last."""
 
 Item = TypeVar("Item")
 

@@ -30,38 +30,43 @@ from tilewright.tuner.protocol.blobs import array_to_bytes, digest_bytes
 from tilewright.tuner.protocol.measurement import Sizes
 
 BASE_SEED = 20_240_229
-"""Inputs are the same in every job, so that errors of different jobs can be compared."""
+"""Seed of the first set of random inputs. It is the same in every job, so that errors of different
+jobs can be compared."""
 
 SEED_STEP = 1000
-"""The distance between the seeds of two sets of inputs: no workload has so many inputs."""
+"""Difference between the seeds of two sets of random inputs. No workload has so many inputs."""
 
 DRAWS = (Distribution.NORMAL, Distribution.NORMAL, Distribution.WIDE)
-"""The distribution of floats in each set of random inputs; the first set is for screening and
+"""Distribution of floats in each set of random inputs. The first set is for screening and
 timing."""
 
 WIDE_SCALE = math.sqrt(4 * math.log(10) / (1e4 - 1e-4))
-"""Brings `Distribution.WIDE` to a root mean square of 1. Its magnitudes still differ by decades,
-but sums of products keep their size. If sums were thousands, a ReLU6 would give 0 or 6, and their
-rounding errors, compared with 6, would refuse any kernel."""
+"""Factor that scales `Distribution.WIDE` to a root mean square of 1. Its magnitudes still differ by
+decades, but sums of products keep their size.
+
+If sums were in the thousands, a ReLU6 would return only 0 or 6. Their rounding errors, relative to
+6, would then reject any kernel.
+"""
 
 BYTE_PRODUCT = 1.1e4
-"""Root mean square of the product of a uniform uint8 and a uniform int8 value."""
+"""Root mean square of the product of a uniform uint8 value and a uniform int8 value."""
 
 WORD_PRODUCT = 3.6e8
-"""Root mean square of the product of two uniform 16-bit integers; their int32 sums wrap around."""
+"""Root mean square of the product of two uniform 16-bit integers. Their int32 sums wrap around."""
 
 WRAPPED_SUM = 1.2e9
-"""Root mean square of a uniform int32 value, the limit for sums that wrap around."""
+"""Root mean square of a uniform int32 value, which is the limit for sums that wrap around."""
 
 SCALED_SUM = 8.0
-"""Root mean square of the scaled sums of products. Models scale them once more, to int8."""
+"""Root mean square to which sums of integer products are scaled. Models scale them once more, to
+int8."""
 
 NEAR_TIE = 2.0**-18
-"""Distance to a rounding tie, as a fraction of the largest operand, at which float32 arithmetic may
-round either way."""
+"""Distance to a rounding tie, as a fraction of the largest operand, within which float32 arithmetic
+may round up or down."""
 
 INTEGERS_IN_FLOATS = (-128, 128)
-"""The range of random inputs that hold integers as floats."""
+"""Range of the random inputs that are floats with integer values. The upper end is excluded."""
 
 MOVING = (OpKind.MOVEMENT, OpKind.PIECES, OpKind.VIEW, OpKind.GATHER)
 """Kinds of operators whose results are elements of their operands."""

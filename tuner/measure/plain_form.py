@@ -34,11 +34,12 @@ from tilewright.tuner.protocol.runs import SpeedsWork
 _log = logging.getLogger(__name__)
 
 MOST_ELEMENTS = 1 << 28
-"""The most elements of random arrays that a device holds at a time, if its memory is unknown: 1 GiB
-of float32."""
+"""Limit of the elements of random arrays that a device holds at the same time, if its memory is
+unknown: 1 GiB of float32."""
 
 KEPT_BYTES = 256 << 20
-"""Arrays that are kept for further batches of the same workloads."""
+"""Limit of the cached arrays in bytes. Further batches of the same workloads use these arrays
+again."""
 
 
 class PlainForms:

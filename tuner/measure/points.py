@@ -32,4 +32,4 @@ class SizePoint:
 
 
 ITSELF = (SizePoint(),)
-"""The points of a workload without dynamic sizes, with the default weight."""
+"""The size points of a workload without dynamic sizes: a single point with the default weight."""

@@ -19,38 +19,43 @@ from tilewright.compiler.sizes import Dimension
 from tilewright.tuner.protocol.measurement import Sizes
 
 FLOAT64_BYTES = 8
-"""References compute in float64."""
+"""Size in bytes of an element of a reference, which is computed in float64."""
 
 COPIES = 4
-"""Largest number of arrays, of the size of its operands and its result, that a NumPy expression
+"""Largest number of copies of its operands and result that the NumPy implementation of an operator
 holds."""
 
 NOT_COPIED = (OpKind.CONTRACTION, OpKind.GATHER)
 """Kinds of operators whose NumPy implementation does not copy its operands."""
 
 SHARE = 4
-"""An expected output may take 1 / SHARE of the memory of the machine or its container."""
+"""Divisor of the memory of the machine or its container: computing an expected output may take at
+most 1 / SHARE of it."""
 
 MOST_BYTES = 4 << 30
-"""Limit of memory on any machine, because other jobs compute expected outputs, too."""
+"""Memory limit in bytes for computing an expected output on any machine, because other jobs compute
+expected outputs, too."""
 
 MOST_OPERATIONS = 10**12
-"""Number of operations for which NumPy takes one to several minutes on one core."""
+"""Limit of the operations of an expected output. NumPy takes one to several minutes for so many on
+one core."""
 
 SMALLER = 0.75
-"""Factor by which `affordable` reduces sizes in each step."""
+"""Factor by which `affordable` reduces all sizes in each step."""
 
 STEPS = 64
-"""Number of steps after which every size is the smallest one."""
+"""Number of steps of `affordable`. After so many steps, every size is the smallest one."""
 
 MOST_SECONDS = 120.0
-"""The longest time of one reference. Most references take milliseconds."""
+"""Time limit in seconds for computing one expected output. Most take milliseconds."""
 
 QUICK_BYTES = 256 << 20
-"""Memory up to which an expected output is quick to compute, unless it takes many operations."""
+"""Memory in bytes up to which an expected output counts as quick to compute, unless it takes many
+operations."""
 
 QUICK_OPERATIONS = 4 * 10**9
-"""Number of operations for which NumPy takes at most a second on one core."""
+"""Number of operations up to which an expected output counts as quick to compute. NumPy takes at
+most a second for so many on one core."""
 
 GIB = 1 << 30
 

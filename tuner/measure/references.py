@@ -68,7 +68,7 @@ class Prepared:
     """
 
     asked: tuple[tuple[SizePoint, int], ...]
-    """The size point of each reference, and the index of its random inputs in DRAWS."""
+    """The size point of each requested reference, and the index of its random inputs in `DRAWS`."""
     made: tuple[Future[ExpectedOutput | NoReference], ...]
 
     def done(self) -> bool:

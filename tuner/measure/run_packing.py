@@ -23,14 +23,14 @@ from tilewright.tuner.protocol.blobs import array_to_bytes, digest_bytes
 from tilewright.tuner.protocol.runs import Part, ProgramParts, RunRequest, Work
 
 PART_BYTES = 8 << 20
-"""Larger weights are split, from their own start on, into blobs of this size."""
+"""Limit of a blob with weights, in bytes. A larger weight is split into several blobs."""
 
 SMALL_BYTES = 32 << 10
-"""Weights below this size are joined into common blobs."""
+"""Size in bytes below which weights are joined into common blobs."""
 
 PROCESS_BYTES = 16 << 20
-"""Memory for loading a program in addition to its buffers: its code, its JSON, the lists
-of both."""
+"""Memory in bytes for loading a program, in addition to its buffers. It holds the program's code
+and JSON, and the lists that are built from both."""
 
 Blobs = Mapping[str, memoryview]
 

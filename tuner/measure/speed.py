@@ -15,20 +15,25 @@ from tilewright.compiler.runtime.codec import JsonValue
 from tilewright.compiler.runtime.json_form import Between, JsonForm
 
 ARITHMETIC_LIMIT = 1.1
-"""Limit of the arithmetic ratio. Arithmetic needs no memory, and a processor at a constant clock
-rate repeats it within 1 %."""
+"""Ratio of the present arithmetic time to the best one above which a device counts as disturbed.
+
+Arithmetic needs no memory, and a processor at a constant clock rate repeats it within 1 %.
+"""
 
 MEMORY_LIMIT = 1.5
-"""Limit of the memory ratio. Caches are shared: other processes that do not affect kernels often
-make this part a tenth slower."""
+"""Ratio of the present memory access time to the best one above which a device counts as disturbed.
+
+Caches are shared. Other processes that do not affect kernels often make memory access a tenth
+slower.
+"""
 
 THROTTLED_SECONDS = 30.0
-"""A device that has been disturbed for this time is throttled: repeating a measurement is
-useless."""
+"""Seconds of uninterrupted disturbance after which a device counts as throttled. Repeating a
+measurement is then useless."""
 
 MOST_READINGS, BEST_SHARE = 4096, 0.1
-"""The readings that a harness keeps. Their best is this quantile, because a single lucky reading
-must not define it."""
+"""Number of speed readings that a harness keeps, and the quantile that counts as the best reading.
+The minimum is not used, because it may be a single lucky reading."""
 
 _NotNegative = Annotated[float, Between(0.0, math.inf)]
 

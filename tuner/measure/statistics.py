@@ -34,20 +34,24 @@ from tilewright.compiler.runtime.codec import JsonValue
 from tilewright.compiler.runtime.json_form import JsonForm, Length
 
 MOST_SAMPLES = 10_000
-"""Limit of the samples or ratios of one candidate in a message."""
+"""Limit of the samples, or of the ratios, of one candidate in a message."""
 
 CONFIDENCE = 0.95
 
 TIE_MARGIN = 0.005
-"""A smaller gain, as a fraction, counts as a tie."""
+"""Relative difference of two times up to which they count as a tie."""
 
 PRIOR_EXCESS = 0.05
 PRIOR_SAMPLES = 4
-"""Prior of the mean excess over the undisturbed time, and its weight as a number of samples."""
+"""Weight of the prior `PRIOR_EXCESS`, as a number of samples. The prior is the mean excess of a
+time over the undisturbed time, as a fraction."""
 
 LEAST_RACED = 3
-"""Samples before a kernel may be dropped. For candidates that left after one sample, a second
-measurement differed by 8 % (median); for those with five, by 1 %."""
+"""Minimum number of samples of a candidate before a race may drop it.
+
+For candidates that were dropped after one sample, a second measurement differed by 8 % (median).
+For candidates with five samples, it differed by 1 %.
+"""
 
 
 class Outcome(StrEnum):
@@ -56,7 +60,7 @@ class Outcome(StrEnum):
     FASTER = "faster"
     SLOWER = "slower"
     TIE = "tie"
-    """No difference could be shown: the incumbent stays."""
+    """No difference could be shown, so the incumbent is kept."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,26 +24,27 @@ from tilewright.tuner.protocol.measurement import Measurement, Phase, Positive, 
 from tilewright.tuner.protocol.version import PROTOCOL, ProtocolError, RequestKind, check_protocol
 
 LEAST_SECONDS = 5e-10
-"""Lower bound of the time of any kernel: a call and a return."""
+"""Lower bound of the time of any kernel, in seconds: a call and a return."""
 
 
 COLD_BYTES = 1 << 20
-"""A kernel with weights of at least this size finds them in no cache when its model runs, so they
-are evicted before each timed run."""
+"""Size of a kernel's weights in bytes from which they are evicted from the caches before each timed
+run. When a model runs, such weights are not in the caches either."""
 
 
 class Distribution(StrEnum):
     """The probability distribution of the elements of a random input."""
 
     NORMAL = "normal"
-    """Standard normal."""
+    """Standard normal distribution."""
     POSITIVE = "positive"
-    """Uniform in [0.25, 1.25): for workloads that are not defined on negative numbers."""
+    """Uniform distribution on [0.25, 1.25), for workloads that are not defined on negative
+    numbers."""
     WIDE = "wide"
-    """Standard normal times 10^u, u uniform in [-2, 2): magnitudes that differ by four decades. A
-    few terms dominate each sum."""
+    """Standard normal numbers times 10^u, with u uniform in [-2, 2). The magnitudes differ by four
+    decades, so that a few terms dominate each sum."""
     INTEGERS = "integers"
-    """Uniform integers in [low, high)."""
+    """Integers from a uniform distribution on [low, high)."""
 
 
 @dataclass(frozen=True, slots=True)

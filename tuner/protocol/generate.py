@@ -46,7 +46,8 @@ SHARED: Mapping[str, tuple[str, ...]] = {
         "DOTS",
     ),
 }
-"""The shared names of each module: numbers, numbers by name, and enumerations of words."""
+"""Names of the constants and string enumerations that C and JavaScript share with Python, by the
+path of the Python module."""
 
 Definition = int | float | Mapping[str, int] | Mapping[str, str]
 

@@ -35,35 +35,40 @@ from tilewright.tuner.protocol.runs import (
 OF_DEVICES = frozenset(
     {Status.OK, Status.CRASH, Status.RUN_ERROR, Status.RUN_TIMEOUT, Status.WRONG_ANSWER}
 )
-"""The statuses that a device can report; all others come from the builder or the tuner."""
+"""The statuses that a device can report. The builder or the tuner sets all other statuses."""
 
 LIMIT_SLACK = 2.0
-"""Factor on time limits: a step may be reported that was running when its time limit ended."""
+"""Factor by which a reported time may exceed its limit. A step may still run when its time limit
+ends."""
 
 MOST_RATIO = 1e6
-"""Largest time ratio of two raced programs, in either direction."""
+"""Largest accepted time ratio of two raced programs. The reciprocal is the smallest accepted
+ratio."""
 
 MOST_RATE = 1e16
-"""Upper bound of the operations or bytes per second of any core."""
+"""Upper bound of the rate of any core, in operations or bytes per second."""
 
 BASE_BYTES, TRIAL_BYTES = 1 << 16, 1 << 16
-"""Bytes of JSON of a result without its parts, and of a trial with its device's facts but without
-its times."""
+"""Upper bounds of JSON bytes: of a result without its trials, and of a trial with the facts about
+its device but without its times."""
 
 SAME_SUM = 1e-9
-"""The largest relative difference between two sums of the same numbers."""
+"""Largest accepted relative difference between two sums of the same numbers."""
 
 NUMBER_BYTES = 32
-"""Bytes of JSON of a number and its separator."""
+"""Upper bound of the JSON bytes of a number and its separator."""
 
 _SAMPLES_A_ROUND = 4
-"""The numbers per round of one candidate: its samples, its incumbent's samples, and their ratio."""
+"""Upper bound of the numbers that a result has per round of one candidate: its samples, the
+incumbent's samples, and their ratio."""
 
 _MOST_RACED = RACE_PAIRS + 1
-"""The most ratios of a challenger. Pairs come in twos, and one of the two may give none."""
+"""Limit of the time ratios per challenger. Pairs are measured two at a time, and one of the two may
+give no ratio, so the limit is one more than `RACE_PAIRS`."""
 
 _INSTRUCTION_BYTES = 16
-"""Lower bound of the JSON bytes per instruction of a program."""
+"""Lower bound of the JSON bytes per instruction of a program. It limits the number of
+instructions."""
 
 
 class ImplausibleError(ValueError):

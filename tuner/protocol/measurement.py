@@ -35,7 +35,8 @@ MOST_ERROR = 4000
 LONGEST_SECONDS = 1e9
 
 CERTIFICATE_CHECKS = 3
-"""Number of sets of random inputs on which a schedule's output must be correct for a record."""
+"""Number of sets of random inputs on which a schedule's output must be correct before it becomes a
+record."""
 
 
 class Status(StrEnum):
@@ -45,14 +46,14 @@ class Status(StrEnum):
     BUILD_ERROR = "build_error"
     BUILD_TIMEOUT = "build_timeout"
     SPILLS = "spills"
-    """Not measured, because its code spills too many vectors to the stack."""
+    """Not measured, because the candidate's code spills too many vectors to the stack."""
     CRASH = "crash"
     RUN_ERROR = "run_error"
-    """The candidate could not be run: its library or its buffers did not fit the device."""
+    """The candidate could not be run, because its library or its buffers did not fit the device."""
     RUN_TIMEOUT = "run_timeout"
     WRONG_ANSWER = "wrong_answer"
     NO_REFERENCE = "no_reference"
-    """Its expected output is missing: it was not run, and another job may try it."""
+    """Not measured, because the expected output is missing. Another job may try the candidate."""
     WORKER_LOST = "worker_lost"
     CANCELLED = "cancelled"
 
@@ -98,16 +99,17 @@ class RecordKey(JsonValue):
 Sizes = Annotated[
     tuple[tuple[str, int], ...], pairs(Mapping[str, Annotated[int, Between(0, LARGEST_SIZE)]])
 ]
-"""Sizes of dynamic dimensions, by name."""
+"""Sizes of dynamic dimensions, as pairs of name and size."""
 
 SizeWeights = tuple[tuple[Sizes, float], ...]
-"""The sizes at which a range is measured, each with the weight of a second at these sizes."""
+"""The sizes at which a workload with dynamic dimensions is measured, each with the weight of its
+time."""
 
 
 Positive = Annotated[float, Between(0.0, math.inf, above=True)]
 AnyNumber = Annotated[float, Between(-math.inf, math.inf, finite=False)]
-"""A number that a faulty kernel or device may have reported. It is stored unchanged; its readers
-check it."""
+"""A number that a faulty kernel or device may have reported, possibly infinite or NaN. It is stored
+unchanged, so code that reads it must check it."""
 
 ErrorText = Annotated[
     str,
@@ -117,11 +119,11 @@ ErrorText = Annotated[
         lambda text: text[:MOST_ERROR],
     ),
 ]
-"""An error's text; only its start is written."""
+"""The text of an error. Messages contain only its first `MOST_ERROR` characters."""
 
 Seconds = Annotated[float, Between(0.0, LONGEST_SECONDS)]
 UnixTime = Annotated[float, Between(0.0, 1e11)]
-"""A time before the year 5138: a board without a clock reports 1970."""
+"""Unix time in seconds, before the year 5138. A board without a clock reports 1970."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ from tilewright.tuner.protocol.measurement import ErrorText
 from tilewright.tuner.protocol.version import PROTOCOL, ProtocolError, RequestKind, check_protocol
 
 FETCH_BYTES = 16 << 20
-"""Limit of the outputs in one result, in bytes."""
+"""Limit of the output arrays in one result, in bytes."""
 
 
 class RunStatus(StrEnum):
@@ -32,7 +32,8 @@ class RunStatus(StrEnum):
     TIMED_OUT = "timed_out"
     OUT_OF_MEMORY = "out_of_memory"
     REFUSED = "refused"
-    """The device did not begin: it lacks the space for the blobs, or the memory for the run."""
+    """The device did not start the run, because it lacks disk space for the blobs or memory for the
+    run."""
     CANCELLED = "cancelled"
 
 

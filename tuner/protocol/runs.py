@@ -27,25 +27,26 @@ SECONDS_LIMIT = 86_400.0
 SAMPLES_LIMIT = 100_000
 
 RACE_PAIRS, RACE_LEAST_PAIRS = 16, 8
-"""Largest number of pairs per challenger, and smallest number before its time limit applies."""
+"""Largest number of pairs of samples per challenger, and the number of pairs that are measured even
+after the time limit has passed."""
 
 RACE_SECONDS, RACE_SAMPLE_SECONDS = 4.0, 0.005
-"""Time limit for a challenger's pairs, and minimum time of one sample. A sample of a small model
-has as many runs as necessary."""
+"""Time limit in seconds for all pairs of a challenger, and minimum duration in seconds of one
+sample. A sample of a small model has as many runs as necessary."""
 
 RACE_RUNS = 5
-"""Number of runs of the incumbent alone; the fastest is its time."""
+"""Number of runs of the incumbent alone. The fastest run is reported as its time."""
 
 INPUT_SEED = 7
-"""Seed of the inputs that models are raced and timed on, and of the first that they are verified
-on."""
+"""Seed of the random inputs on which models are raced and timed, and of the first random inputs on
+which they are verified."""
 
 Digest = Annotated[str, Matching("[0-9a-f]{64}")]
 Bytes = Annotated[int, Between(0, BYTES_LIMIT)]
 ItemNumber = Annotated[int, Between(0, ITEMS_LIMIT)]
 Seed = Annotated[int, Between(0, 1 << 31)]
 Files = Mapping[str, Digest]
-"""Digests of files by the name of the input or output that the file contains."""
+"""Digest of each file, by the name of the input or output that the file contains."""
 
 
 class WorkKind(StrEnum):

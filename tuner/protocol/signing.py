@@ -18,7 +18,7 @@ _D = -121665 * pow(121666, -1, _P) % _P
 _ROOT_OF_MINUS_ONE = pow(2, (_P - 1) // 4, _P)
 
 _Point = tuple[int, int, int, int]
-"""Extended coordinates X, Y, Z, T of the point x = X/Z, y = Y/Z, xy = T/Z."""
+"""A curve point (x, y) in extended coordinates X, Y, Z, T: x = X/Z, y = Y/Z, xy = T/Z."""
 
 _ZERO: _Point = (0, 1, 1, 0)
 

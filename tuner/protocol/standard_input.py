@@ -37,6 +37,6 @@ class FailureCause(StrEnum):
     """Whether the device or the request caused a failure: field `cause` of the message FAILED."""
 
     WORKER = "worker"
-    """The device cannot do the work."""
+    """The device cannot execute the request."""
     SERVICE = "service"
-    """The request is malformed."""
+    """The request is malformed, so that no device can execute it."""

@@ -13,9 +13,9 @@ class RequestKind(StrEnum):
     """The kind of a request and of its result."""
 
     MEASURE = "measure"
-    """A batch of candidates of one workload (`batches`)."""
+    """Request to measure a batch of candidates of one workload (`batches`)."""
     RUN = "run"
-    """Whole programs (`runs`)."""
+    """Request to run whole programs (`runs`)."""
 
 
 class ProtocolError(ValueError):

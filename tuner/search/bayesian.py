@@ -23,42 +23,49 @@ from tilewright.tuner.search.protocol import Observed, SearchContext, SearchStra
 from tilewright.tuner.search.ranking import Ranking
 
 REMEMBERED = 200
-"""Number of measurements that the regression uses: the fastest ones."""
+"""Number of measurements that the regression uses, the fastest ones."""
 
 ESTIMATE_SHARE, ESTIMATE_DEVIATION = 0.5, 0.4
-"""Prior of the real fraction of an estimated difference between schedules of one algorithm: mean
-and standard deviation."""
+"""Mean and standard deviation of a prior: the fraction of an estimated difference between schedules
+of one algorithm that is real."""
 
 RULES_SHARE, RULES_DEVIATION = 0.03, 0.03
-"""Prior cost (as a logarithm) of turning a knob through its whole range, away from its value by the
-rules: mean and deviation. In tables of some 35 candidates each, of 153 constrained tasks and 272
-others, a fifth to a quarter of the candidates that turn one or two knobs of the untuned default are
-faster than it, and a tenth of those that turn five."""
+"""Mean and standard deviation of a prior: the increase in log time if a knob moves through its
+whole range, away from the value that the rules choose.
+
+The values come from tables of some 35 measured candidates each, for 153 constrained tasks and 272
+others. Of the candidates that change one or two knobs of the untuned default, a fifth to a quarter
+are faster than the default. Of those that change five knobs, a tenth are faster.
+"""
 
 OTHER_ALGORITHM = 0.3
 LEVEL_SHARE = 0.65
-"""Prior slowdown (as a logarithm) of another algorithm than the one that the rules chose, if their
-estimates are equal; and the real fraction of an estimated difference between the two.
+"""Fraction of an estimated difference between two algorithms that is expected to be real.
+`OTHER_ALGORITHM` is the expected slowdown, in log time, of an algorithm that the rules did not
+choose, if the estimates are equal.
 
-Regression on the 68 algorithms other than the default's in those 153 tasks gives 0.15 and 0.64. But
-with 0.15, candidates that are merely uncertain are tried too early: with 20 seeds on the twelve
-tables, the regret after 8 trials is 0.91 %, and 0.80 % with 0.3. The 153 tasks show the same."""
+Regression on the 68 algorithms other than the default's in the 153 tasks of `RULES_SHARE` gives
+0.64 and 0.15. But with a slowdown of 0.15, candidates that are merely uncertain are tried too
+early. With 20 seeds on twelve tables of measured candidates, the regret after 8 trials is then 0.91
+%, and 0.80 % with 0.3. The 153 tasks show the same.
+"""
 
 UNTRUSTED_DEVIATION = 0.6
-"""Standard deviation of the real fraction for estimates that are not trusted; its mean is 0."""
+"""Standard deviation of the prior for the real fraction of an estimated difference if estimates are
+not trusted. The mean is 0."""
 
 MODEL_SHARE, MODEL_DEVIATION = 0.5, 0.4
-"""Prior of the real fraction of a difference that the model predicts: mean and standard deviation.
-The model's scores are scaled to the estimates."""
+"""Mean and standard deviation of a prior: the fraction of a difference predicted by the cost model
+that is real. The model's scores are scaled to the estimates."""
 
 SLOW = 0.7
-"""Upper limit of measured times relative to the fastest (as a logarithm): the times of slow
-candidates are not informative about fast ones."""
+"""Upper limit of the logarithm of a measured time relative to the fastest. Longer times are
+clipped, because the times of slow candidates are not informative about fast ones."""
 
 
 PATIENCE = 32
-"""Number of suggestions after which a neglected algorithm gets the next: none is ruled out for
-good."""
+"""Number of suggestions after which an algorithm without a suggestion gets the next one. No
+algorithm is ruled out permanently."""
 
 
 class Bayesian:

@@ -23,7 +23,7 @@ ELITES = 12
 """Number of the fastest measured schedules that are parents in every generation."""
 TOURNAMENT = 3
 CROSSOVER = 0.3
-"""Share of children with two parents; the others are mutations of one."""
+"""Fraction of children with two parents. The others are mutations of one parent."""
 EPSILON = 0.15
 """Probability that a candidate of a batch is random, independent of the model."""
 

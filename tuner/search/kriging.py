@@ -24,20 +24,21 @@ from tilewright.compiler.schedule.space import ScheduleSpace
 from tilewright.tuner.search.moves import is_ordered
 
 TASK_DEVIATION = 0.5
-"""Standard deviation of the estimate's error for a task, and for an algorithm, as logarithms."""
+"""Standard deviation, in log time, of the estimate's error that all schedules of a task share.
+`ALGORITHM_DEVIATION` is the same for the schedules of one algorithm."""
 ALGORITHM_DEVIATION = 0.3
 
 KNOB_DEVIATION = 0.1
-"""Standard deviation of the effect of one knob, and of all knobs together, beyond the
-predictors."""
+"""Standard deviation, in log time, of the effect of one knob that the predictors do not explain.
+`SCHEDULE_DEVIATION` is the same for the joint effect of all knobs."""
 SCHEDULE_DEVIATION = 0.1
 
 NOISE = 0.01
-"""Standard deviation of measurements, and of effects that the knobs do not explain."""
+"""Standard deviation, in log time, of measurements and of effects that the knobs do not explain."""
 
 REACH = 0.25
-"""Length scale, as a fraction of a knob's range; also the distance of any two values of a knob that
-are not numbers."""
+"""Length scale of the covariance, as a fraction of a knob's range. It is also the distance between
+any two values of a knob whose values are not ordered."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,8 @@ class Memory:
     def __init__(self, space: ScheduleSpace, rng: random.Random) -> None:
         self.space = space
         self.seconds: dict[Schedule, float] = {}
-        """Seconds measured, of one schedule for each code."""
+        """Measured time in seconds of each schedule. Of several schedules with the same code, it
+        has only one."""
         self._rng = rng
         self._seen: set[Schedule] = set()
         self._codes: dict[str, Schedule] = {}

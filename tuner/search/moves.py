@@ -13,13 +13,15 @@ from tilewright.compiler.schedule.schedule import Choice, Schedule
 from tilewright.compiler.schedule.space import Knob, ScheduleSpace
 
 NEIGHBOUR = 0.7
-"""Share of an ordered knob's steps that go to a neighbouring value; the others go to any."""
+"""Probability that a change of an ordered knob selects a neighbouring value. Otherwise it selects
+any other value."""
 
 TWO_KNOBS = 0.25
-"""Share of mutations that turn two knobs, because constraints tie some knobs together."""
+"""Probability that a mutation changes two knobs instead of one. Some knobs can only change
+together, because of constraints."""
 
 ATTEMPTS = 8
-"""Tries for a schedule inside the space."""
+"""Number of attempts to find a valid schedule by mutation or crossover."""
 
 
 def is_ordered(knob: Knob) -> bool:

@@ -19,10 +19,11 @@ from tilewright.tuner.search.protocol import Observed, SearchContext, SearchStra
 from tilewright.tuner.search.random import RandomSampling
 
 IMPROVED = 0.002
-"""A candidate must be faster than the best by this share to count as an improvement."""
+"""Minimum fraction by which a candidate must be faster than the best one to count as an
+improvement."""
 
 FORGETTING = 0.95
-"""Each result multiplies all earlier counts by this."""
+"""Factor by which each result reduces the weight of all earlier results."""
 
 
 @dataclass(slots=True)

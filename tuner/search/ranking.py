@@ -16,16 +16,18 @@ from tilewright.tuner.search.moves import mutate
 from tilewright.tuner.search.protocol import SearchContext
 
 POOL = 192
-"""New candidates that are ranked. To lower one takes about 1 ms, to measure one 10 ms."""
+"""Number of new candidates that are ranked at a time. Lowering a candidate takes about 1 ms,
+measuring it 10 ms."""
 
 NEAR = 48
-"""Number of these that are mutations of the fastest measured candidates."""
+"""Number of the ranked candidates that are mutations of the fastest measured candidates."""
 
 ELITES = 8
-"""Number of the fastest candidates that are mutated."""
+"""Number of the fastest measured candidates that are mutated."""
 
 DEVIATION = 0.3
-"""Deviation of the times of a task's candidates, as a logarithm, if estimates do not give it."""
+"""Assumed standard deviation of the times of a task's candidates, in log time, if estimates do not
+give it."""
 
 
 class Ranking:

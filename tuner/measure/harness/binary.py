@@ -19,7 +19,7 @@ from tilewright.compiler.runtime.native_build import SOURCES
 FOLDER = Path(__file__).parent
 OPTIMISED = ("-O2", "-s")
 STATIC = (*OPTIMISED, "-static")
-"""Options of a harness that runs on every Linux."""
+"""Compiler options for a harness that runs on every Linux system."""
 
 FLAGS = ("-std=c11", "-D_GNU_SOURCE", "-D_FILE_OFFSET_BITS=64", "-pthread")
 

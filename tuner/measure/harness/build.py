@@ -28,10 +28,10 @@ from tilewright.tuner.measure.harness.binary import (
 )
 
 PACKAGED = FOLDER
-"""The folder of the package's harnesses."""
+"""The folder of the harnesses that are part of the package."""
 
 TARGETS = tuple(family.name for family in families() if not family.modules)
-"""The kinds of devices, by the names of their architectures."""
+"""Names of the architectures for which a harness can be built."""
 
 
 def zig_compiler(target: str, library: str = "musl") -> list[str]:

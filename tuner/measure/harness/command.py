@@ -25,16 +25,16 @@ from tilewright.compiler.targets.families import family_of
 from tilewright.tuner.measure.harness.build import TARGETS, HarnessError, harness, local_harness
 
 START_SECONDS = 60.0
-"""Longest that a command may take to reach its device, and the device to answer."""
+"""Time limit in seconds for a command to reach its device, and for the device to answer."""
 
 END_SECONDS = 5.0
-"""Longest wait for a killed command to end; a command that runs as root may not end."""
+"""Longest wait in seconds for a killed command to end. A command that runs as root may not end."""
 
 UPLOAD_SECONDS = 600.0
-"""Longest that the copy of the harness may take."""
+"""Time limit in seconds for copying the harness to the device."""
 
 LAST_LINES = 5
-"""Number of last lines of a command's standard error that an error message quotes."""
+"""Number of lines from the end of a command's standard error that an error message quotes."""
 
 FOLDER = "{folder}"
 """Placeholder in a harness's arguments for the folder on the device that it may write to."""
@@ -66,10 +66,10 @@ for o in "$d"/harness-*; do test "$o" = "$f" || rm -f "$o"; done
 
 
 LINE_BYTES = 4096
-"""The most bytes of a line of the command before the harness runs, or on standard error."""
+"""Limit in bytes of a line that a command prints before the harness runs, or on standard error."""
 
 MOST_RELAYED = 1000
-"""Lines of a command's standard error that go to the log."""
+"""Limit of the lines of a command's standard error that are copied to the log."""
 
 
 class DeviceLost(OSError):

@@ -39,53 +39,56 @@ from tilewright.tuner.protocol.standard_input import AgentMessage, FailureCause,
 from tilewright.tuner.protocol.version import PROTOCOL, ProtocolError
 
 PROBE_SECONDS = 20.0
-"""Longest time between two readings of a device's speed."""
+"""Longest time in seconds between two measurements of a device's speed."""
 
 Bytes = bytes | memoryview
 Blob = Callable[[str], Bytes]
-"""Returns the bytes of a blob by digest."""
+"""A function that returns the bytes of a blob, given its digest."""
 
 Log = Callable[[str], None]
 
 LINE_BYTES = 128 << 20
-"""Limit of a message, in bytes; the result of a run contains outputs."""
+"""Limit of a message from the harness, in bytes. The result of a run contains output arrays."""
 
 KEPT_BYTES = 256 << 20
-"""Limit of the random arrays that are cached for further requests of the same workloads,
-in bytes."""
+"""Limit of the cached random arrays, in bytes. Further requests for the same workloads use these
+arrays again."""
 
 LOOK_SECONDS = 0.1
-"""How often a wait checks whether its work was cancelled."""
+"""Interval in seconds at which a wait for the harness checks whether its work was cancelled."""
 
 GOODBYE_SECONDS = 5.0
-"""How long a harness may take to exit before it is killed."""
+"""Seconds that a harness may take to exit before it is killed."""
 
 SILENT_SECONDS = 120.0
-"""A harness that sends nothing for this time is lost. It sends its state every five seconds, except
-while it reads one large blob from a slow disk. A harness that reads no piece of a message for this
-time is lost, too, and after `CANCEL_SECONDS` if its work was cancelled."""
+"""Seconds without any message from a harness after which the harness counts as lost and is killed.
+
+A harness sends its state every five seconds, except while it reads one large blob from a slow disk.
+It is also lost if it reads nothing of a message for this time, or for `CANCEL_SECONDS` if its work
+was cancelled.
+"""
 
 PIECE_BYTES = 1 << 18
-"""The most bytes of a message that are written at a time."""
+"""Number of bytes of a message that are written at a time."""
 
 CANCEL_SECONDS = 20.0
-"""Limit in seconds for cancelled work to end."""
+"""Seconds within which cancelled work must end."""
 
 IDLE_LINE_BYTES = 1 << 20
-"""The most bytes of a line while no work is in flight."""
+"""Limit of a line from the harness in bytes while no work is in progress."""
 
 MOST_WAITING = 16
-"""The most unread messages: an honest harness sends each only on request."""
+"""Capacity of the queue of unread messages. A correct harness sends a message only on request."""
 
 MOST_LOGGED = 1000
-"""The most lines of a harness's log; later lines are dropped."""
+"""Limit of the log lines that are accepted from a harness. Further lines are dropped."""
 
 _SAME = ("architecture", "system", "processor", "model", "cores")
-"""Properties by which a device is recognised."""
+"""Names of the properties by which a device is recognised when a harness connects again."""
 
 
 SANDBOX_USERS = (61_000, 61_255)
-"""User ids that no distribution assigns."""
+"""First and last user id that the sandbox uses. No Linux distribution assigns these ids."""
 
 
 def is_complete(result: WorkResult) -> bool:

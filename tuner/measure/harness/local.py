@@ -17,13 +17,14 @@ from tilewright.tuner.measure.harness.driver import Harness, HarnessLimits, Log
 from tilewright.tuner.measure.speed import Speed
 
 SPARE_BYTES = 1 << 30
-"""Free bytes of the disk that blobs never take."""
+"""Number of bytes on the disk that the blob cache leaves free."""
 
 LEAST_CACHE_BYTES = 1 << 30
-"""The size of the cache of blobs on a disk that is almost full."""
+"""Minimum size of the blob cache in bytes, which applies even on an almost full disk."""
 
 HERE = "{}"
-"""The command that starts the harness of this machine."""
+"""Command of the harness on this machine. The placeholder `{}` stands for this machine's
+harness."""
 
 
 @contextmanager
