@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from psycopg import AsyncConnection
 
 KEPT = 10_000
-"""Number of change rows that are kept, the newest ones. A reader that missed more rows treats all
-its cached values as outdated."""
+"""Number of the newest change rows that are kept. A reader that is further behind treats all its
+cached values as outdated."""
 
 _CONNECT_SECONDS = 10
 

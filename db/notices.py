@@ -24,8 +24,8 @@ from tilewright.db.stores.statements import chunks, table_of
 CHANNEL = "tilewright"
 
 KEPT = 1000
-"""Number of rows that `notices` keeps, the newest ones. A reader that missed more rows assumes that
-everything changed."""
+"""Number of the newest rows that the table `notices` keeps. A reader that is further behind assumes
+that everything changed."""
 
 POLL_SECONDS = 0.02
 """Interval in seconds at which the SQLite file is checked for changes."""

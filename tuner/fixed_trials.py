@@ -31,9 +31,11 @@ AHEAD = 8
 """Limit of the builds in progress while the runner measures."""
 
 WAITING = 6
-"""Number of requests that are sent beyond the runner's capacity, so that the device never waits for
-a build and takes as many requests at a time as it can. These measurements do not depend on earlier
-results."""
+"""Number of requests that are sent beyond the runner's capacity. The device then never waits for a
+build, and takes as many requests at a time as it can.
+
+These measurements do not depend on earlier results, so they can be sent in advance.
+"""
 
 POLL_SECONDS = 0.05
 """Longest time in seconds to wait for a result before `stopped` is called again."""

@@ -22,18 +22,18 @@ from math import log, sqrt
 from statistics import fmean
 
 WINDOW_SECONDS = 60.0
-"""Default duration of the additional tuning that a forecast is for, in seconds."""
+"""Default duration in seconds of the tuning whose gain is forecast."""
 
 NEIGHBOURS = 2
-"""Number of differences between the fastest times from which the scale is estimated. Further
-differences belong to the slow end of the distribution, which is much longer."""
+"""Number of differences between the fastest times from which a task's scale (`Curve.scale`) is
+estimated. Further differences belong to the slow end of the distribution, which is much longer."""
 
 NEAR_SHARE = 0.25
-"""Fraction of the sorted times from which the scale is estimated, if that is more than `NEIGHBOURS`
-times.
+"""Fraction of the sorted times from which a task's scale (`Curve.scale`) is estimated, if that is
+more than `NEIGHBOURS` times.
 
-Several schedules may differ only in form. A cluster of such schedules at the fast end says little
-about the other times.
+Several schedules may differ only in form. A cluster of such schedules at the fast end is not
+informative about the other times.
 """
 
 UNKNOWN_SCALE = 0.06
@@ -45,11 +45,13 @@ On 153 tasks, 22 trials after the first two (the untuned default and the estimat
 """
 
 VOICES = 4
-"""Weight of the scale of similar tasks, in units of one difference between the task's own times."""
+"""Weight of the scale of similar tasks in a task's scale (`Curve.scale`), in units of one
+difference between the task's own times."""
 
 MOST_SCALE = 1.0
-"""Upper bound of the scale: after n trials, at most 1 / n of the time is left to gain. Slow
-candidates with large differences suggest a larger scale, but say little about the fast end."""
+"""Upper bound of a task's scale (`Curve.scale`): after n trials, at most 1 / n of the time is left
+to gain. Slow candidates with large differences suggest a larger scale, but are hardly informative
+about the fast end."""
 
 DOUBT = 0.02
 """Gain, as a fraction, that is added to both the expected and the achieved gains, so that `trust`
@@ -203,7 +205,7 @@ class Forecast:
     gain: float
     seconds: float
     trials: int
-    """Number of candidates that can be measured in `seconds`, as expected."""
+    """Expected number of candidates that can be measured in `seconds`."""
     model_seconds: float
     """Time of one inference with the best kernels so far: the sum of all tasks' best times, each
     multiplied by the number of its runs."""

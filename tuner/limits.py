@@ -17,7 +17,7 @@ from tilewright.tuner.options import TuneOptions
 from tilewright.tuner.protocol.measurement import Status, Trial
 
 FINALS_SHARE = 0.2
-"""Fraction of the time budget that is reserved for comparing finalists, at most."""
+"""Largest fraction of the time budget that is reserved for comparing finalists."""
 
 FINALS_SECONDS_PER_TASK = 0.5
 """Upper bound in seconds of the time per task that is reserved for comparing its finalists."""

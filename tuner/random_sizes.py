@@ -35,7 +35,7 @@ divided into intervals."""
 
 DRAWN_OF_INTERVAL = 3
 """Largest number of sampled sizes in an interval of a divided range (`compiler.plan.intervals`):
-one for each doubling within the interval. Small numbers of rows each have their own best tile."""
+one for each doubling within the interval. Each small number of rows has its own best tile."""
 
 LONG = 512
 """Largest sampled size of a range without an upper end."""

@@ -18,8 +18,8 @@ from tilewright.tuner.protocol.batches import MeasureRequest
 from tilewright.tuner.protocol.measurement import Measurement, RecordKey, Trial, TuningRecord
 
 _STORED = {"estimates": "draft"}
-"""Stored name of each option whose stored name differs, so that recordings of earlier releases can
-be read."""
+"""Names of options in recordings, if they differ from the present names, so that recordings of
+earlier releases can be read."""
 
 
 class ReplayError(CompilerError):

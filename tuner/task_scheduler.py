@@ -15,8 +15,8 @@ from typing import Generic, Protocol, TypeVar
 from tilewright.tuner.forecast import UNKNOWN_SCALE, VOICES, Curve, History
 
 AT_BOUND = 0.02
-"""Relative distance of a task's time to its lower bound at which the task is finished. It is the
-resolution of measurements."""
+"""Relative distance of a task's time to its lower bound at which the task is finished. Measurements
+have this resolution."""
 
 MOST_FAILURES = 64
 """Number of failed trials, without a successful one, after which a task gets no more trials. The

@@ -45,10 +45,10 @@ FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 1.0, 60.0
 with each attempt."""
 
 MOST_TURNS = 3
-"""Multiple of a request's attempt limit. A request fails after so many failures of one owner's
-workers, even if other owners' workers have not tried it.
+"""Multiple of a request's attempt limit. If workers of one owner have failed that many times, the
+request fails, even if workers of other owners have not tried it.
 
-One owner reaches this number only if the other workers, though alive, do not take the request.
+Such a count is possible only if the other workers are alive, but do not take the request.
 """
 
 WINDOW_SECONDS = 3600.0

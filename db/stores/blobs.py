@@ -37,15 +37,15 @@ _blobs = table_of(BlobRow)
 _references = table_of(BlobReferenceRow)
 
 TOUCH_SECONDS = 60.0
-"""Minimum age in seconds of a blob's stored time of last use before another use updates it."""
+"""Minimum interval in seconds between two updates of a blob's stored time of last use."""
 
 DOOMED_SECONDS = 300.0
 """Seconds until a blob's mark for deletion expires: longer than any store takes to delete a
 batch."""
 
 WAIT_SECONDS, _POLL_SECONDS = 30.0, 0.05
-"""Time limit and polling interval, in seconds, of a writer that waits for a sweep to delete the
-same blob."""
+"""Longest wait and polling interval, in seconds, of a writer whose blob a sweep is just
+deleting."""
 
 _BATCH = 100
 

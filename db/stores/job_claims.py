@@ -36,8 +36,8 @@ from tilewright.db.stores.job_rows import (
 from tilewright.db.stores.statements import one_at_a_time, table_of
 
 SHARED_ATTEMPTS = 2
-"""Number of consecutively lost tuners after which only a tuner without other jobs may claim a job.
-The job may have crashed these tuners."""
+"""Number of consecutive tuners lost while they held a job, after which only a tuner without other
+jobs may claim the job. The job may have crashed these tuners."""
 
 ALONE_SECONDS = 60.0
 """Seconds that a job with `SHARED_ATTEMPTS` lost tuners waits for a tuner without other jobs. After

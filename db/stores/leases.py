@@ -62,7 +62,8 @@ __all__ = [
 ]
 
 MOST_FAILURES = 5
-"""Number of failures caused by a worker within an hour that put it into quarantine."""
+"""Number of failures within an hour for which a worker is put into quarantine. Only failures that
+the worker caused are counted."""
 
 
 class LeaseStore(MeasureQueue):

@@ -27,8 +27,8 @@ _trials = table_of(TrialRow)
 INDEXED_AT_ONCE = 500
 
 LOOKED_AT = 1000
-"""Number of workloads with the nearest larger extent whose exact distances are computed, and of
-those with the nearest smaller extent."""
+"""Number of workloads with a larger extent, nearest first, whose exact distances are computed. The
+same number applies to workloads with a smaller extent."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,7 @@ CLAIMS = "claims"
 how long no tuner has looked."""
 
 TERM_SECONDS = 6.0
-"""Seconds after which a lock expires that its holder has not renewed."""
+"""Seconds until a lock expires, unless its holder renews it."""
 
 
 @dataclass(frozen=True, slots=True)

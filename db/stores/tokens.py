@@ -25,8 +25,8 @@ _tokens = table_of(TokenRow)
 _oldest_first = PageOrder((_tokens.c.created_at, _tokens.c.id), descending=False)
 
 USED_SECONDS = 60.0
-"""Minimum age in seconds of a token's stored time of last use before another use updates it. Most
-uses therefore write nothing."""
+"""Minimum interval in seconds between two updates of a token's stored time of last use. Most uses
+therefore write nothing."""
 
 
 class Scope(StrEnum):

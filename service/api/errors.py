@@ -48,8 +48,8 @@ MOST_FIELD_ERRORS = 20
 them."""
 
 RETRY_SECONDS = {"storage-unavailable": "1", "wrong-schema-version": "60"}
-"""Seconds in the `Retry-After` header, by kind of storage error: a busy database, or a service that
-needs an update."""
+"""Value of the `Retry-After` header in seconds, by kind of storage error: the database is busy, or
+the service needs an update."""
 
 log = structlog.get_logger("tilewright.web")
 

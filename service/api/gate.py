@@ -43,8 +43,8 @@ sooner."""
 RESULT = "/leases/{lease_id}/result"
 
 LARGE_BYTES = 1 << 16
-"""Size in bytes above which the gate compares the body of a result with the largest result that the
-leased request can have."""
+"""Size in bytes above which the body of a result is limited to the largest result that the leased
+request can have."""
 
 _MOST_KNOWN = 10_000
 

@@ -26,7 +26,7 @@ from tilewright.db.stores.leases import Lease
 from tilewright.service.api.notifier import Notifier
 
 MOST = 64
-"""Limit of worker claims that one transaction looks up."""
+"""Limit of worker claims for which one transaction looks for requests."""
 
 log = structlog.get_logger("tilewright.web")
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 BORDER = 4
-"""Width of the light border around a code, in modules. Cameras need it to find the code."""
+"""Width of the light border around a QR code, in modules, the squares of the code. Cameras need the
+border to find the code."""
 
 
 @dataclass(frozen=True, slots=True)

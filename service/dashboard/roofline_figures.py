@@ -14,7 +14,8 @@ from tilewright.service.show.tables.tasks import TaskLine
 from tilewright.service.show.units import finite, microseconds, percent, ratio
 
 SMALLEST, LARGEST = 3.5, 13.0
-"""Smallest and largest radius of a dot. Its area grows with the share of the model's time."""
+"""Smallest and largest radius of a dot. The area of a dot grows with its fraction of the model's
+time."""
 
 MOST_DOTS = 400
 

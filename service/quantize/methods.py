@@ -29,8 +29,8 @@ FIRST_SEPARATE_IR = 4
 """The first ONNX IR version in which initializers need not be graph inputs."""
 
 LARGEST_BYTES = 1 << 31
-"""Size in bytes that models for the quantiser must not reach: the limit of one protobuf message, as
-which onnxruntime stores a model."""
+"""Size in bytes that the weights of a model for the quantiser must not reach. It is the limit of
+one protobuf message, and onnxruntime stores a model as one message."""
 
 QUANTISED = frozenset(
     {

@@ -39,8 +39,8 @@ ALONE_SAMPLES = 4
 """Limit of the samples on which a model with a single quantised part is evaluated."""
 
 SelectSchedules: TypeAlias = Callable[[Planned], tuple[Planned, ScheduleSource | None]]
-"""A function that returns the plan and the tuned schedules with which a planned model is timed, or
-None for default schedules."""
+"""A function that returns the plan and the tuned schedules with which a planned model is timed. The
+schedules are None if the model is timed with default schedules."""
 
 Tell: TypeAlias = Callable[[str], None]
 """A function that reports the current step to the user in a few words."""

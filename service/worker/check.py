@@ -37,7 +37,8 @@ QUIET_LOAD = 0.5
 """Largest average number of other runnable processes at which a device counts as idle."""
 
 HOT_CELSIUS = 75.0
-"""Temperature from which a device counts as hot. Many boards slow down from 80 degrees on."""
+"""Temperature in degrees Celsius from which a device counts as hot. Many boards slow down from 80
+degrees on."""
 
 CPUS = "sys/devices/system/cpu"
 

@@ -58,8 +58,8 @@ class WorkerOptions:
 
 
 LEAST_SANDBOX_MIB = 64
-"""Smallest memory limit of the sandbox in MiB: the harness, a thread pool and the buffers of a
-small batch."""
+"""Smallest accepted memory limit of the sandbox, in MiB. It suffices for the harness, a thread pool
+and the buffers of a small batch."""
 
 KEY_BYTES = 32
 """Length of a public key in bytes."""

@@ -55,8 +55,8 @@ _KINDS: Mapping[Operation, OperationKind] = {
     Operation.NOT: OperationKind.COMPARE,
     Operation.SELECT: OperationKind.COMPARE,
 }
-"""The kind as which each floating-point operation is counted. Operations that are not listed count
-as ADD."""
+"""The kind under which each floating-point operation is counted. Operations that are not listed are
+counted as ADD."""
 
 _COSTS: Mapping[Operation, float] = {
     Operation.DIV: 8.0,

@@ -37,7 +37,7 @@ the longer one counts.
 """
 
 _BURST_LINES = 250.0
-"""Number of cache lines in a register tile with which memory traffic takes twice as long.
+"""Number of cache lines in a register tile for which memory traffic takes twice as long.
 
 Memory gets all requests of the tile at once, and then waits while the tile is computed and stored.
 In pools that copy, tiles of 16 outputs take a quarter longer than tiles of one.

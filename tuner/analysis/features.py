@@ -153,7 +153,8 @@ COLUMNS: tuple[str, ...] = (
 """Names of the columns of a feature row, in order."""
 
 _LEAST_PART = 2.0**-8
-"""Fraction of the default's cycles below which components of an estimate are not distinguished."""
+"""Fraction of the default schedule's cycles below which components of an estimate are not
+distinguished."""
 
 _WIDTH = len(STATEMENT_COLUMNS) + BUFFERS * len(BUFFER_COLUMNS)
 _NO_BUFFER = [0.0] * len(BUFFER_COLUMNS)

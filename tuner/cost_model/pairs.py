@@ -22,7 +22,7 @@ FAILURE = 0.05
 """Throughput that a failed candidate counts with, as a fraction of the task's best throughput."""
 
 PARTNERS = 64
-"""Number of other candidates of its task with which each candidate is compared, at most."""
+"""Largest number of other candidates of the same task with which a candidate is compared."""
 
 _LEAST = 1e-6
 """Lower bound of the second derivative of the loss, for candidates without pairs."""

@@ -14,7 +14,8 @@ from tilewright.tuner.cost_model.protocol import Sample
 from tilewright.tuner.cost_model.xgboost import DEFAULT_OBJECTIVE, Objective, XGBoostModel
 
 HELD_OUT = 5
-"""One of so many workloads is held out from training, to compare versions of the model."""
+"""One workload in this many is held out from training, and used to compare versions of the
+model."""
 
 LEAST_HELD_OUT = 2
 LEAST_TASKS = 6

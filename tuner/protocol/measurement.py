@@ -123,7 +123,8 @@ ErrorText = Annotated[
 
 Seconds = Annotated[float, Between(0.0, LONGEST_SECONDS)]
 UnixTime = Annotated[float, Between(0.0, 1e11)]
-"""Unix time in seconds, before the year 5138. A board without a clock reports 1970."""
+"""Unix time in seconds, up to the year 5138. A time in 1970 is valid, because a board without a
+clock reports it."""
 
 
 @dataclass(frozen=True, slots=True)

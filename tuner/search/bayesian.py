@@ -26,8 +26,8 @@ REMEMBERED = 200
 """Number of measurements that the regression uses, the fastest ones."""
 
 ESTIMATE_SHARE, ESTIMATE_DEVIATION = 0.5, 0.4
-"""Mean and standard deviation of a prior: the fraction of an estimated difference between schedules
-of one algorithm that is real."""
+"""Mean and standard deviation of a prior: the ratio of the real to the estimated difference in log
+time between schedules of one algorithm."""
 
 RULES_SHARE, RULES_DEVIATION = 0.03, 0.03
 """Mean and standard deviation of a prior: the increase in log time if a knob moves through its
@@ -40,23 +40,23 @@ are faster than the default. Of those that change five knobs, a tenth are faster
 
 OTHER_ALGORITHM = 0.3
 LEVEL_SHARE = 0.65
-"""Fraction of an estimated difference between two algorithms that is expected to be real.
+"""Expected ratio of the real to the estimated difference in log time between two algorithms.
 `OTHER_ALGORITHM` is the expected slowdown, in log time, of an algorithm that the rules did not
 choose, if the estimates are equal.
 
 Regression on the 68 algorithms other than the default's in the 153 tasks of `RULES_SHARE` gives
 0.64 and 0.15. But with a slowdown of 0.15, candidates that are merely uncertain are tried too
-early. With 20 seeds on twelve tables of measured candidates, the regret after 8 trials is then 0.91
-%, and 0.80 % with 0.3. The 153 tasks show the same.
+early. With 20 seeds on twelve tables of measured candidates, a slowdown of 0.15 leads to a regret
+of 0.91 % after 8 trials, and 0.3 to 0.80 %. The 153 tasks show the same.
 """
 
 UNTRUSTED_DEVIATION = 0.6
-"""Standard deviation of the prior for the real fraction of an estimated difference if estimates are
+"""Standard deviation of the prior for the ratio of real to estimated differences, if estimates are
 not trusted. The mean is 0."""
 
 MODEL_SHARE, MODEL_DEVIATION = 0.5, 0.4
-"""Mean and standard deviation of a prior: the fraction of a difference predicted by the cost model
-that is real. The model's scores are scaled to the estimates."""
+"""Mean and standard deviation of a prior: the ratio of the real difference between two schedules to
+the difference that the cost model predicts. The model's scores are scaled to the estimates."""
 
 SLOW = 0.7
 """Upper limit of the logarithm of a measured time relative to the fastest. Longer times are
@@ -64,8 +64,8 @@ clipped, because the times of slow candidates are not informative about fast one
 
 
 PATIENCE = 32
-"""Number of suggestions after which an algorithm without a suggestion gets the next one. No
-algorithm is ruled out permanently."""
+"""Number of suggestions without a certain algorithm after which this algorithm gets the next
+suggestion. No algorithm is ruled out permanently."""
 
 
 class Bayesian:

@@ -33,8 +33,8 @@ from tilewright.tuner.protocol.measurement import RecordKey, Status
 router = APIRouter(tags=["jobs"], route_class=GatedRoute)
 
 MOST_PREDICTED = 400
-"""Limit of the trials per task for which predictions are computed, newest first. The features of
-each trial take milliseconds."""
+"""Limit of the trials per task for which predictions are computed, newest first. Computing the
+features of a trial takes milliseconds."""
 
 
 @router.get("/jobs/{job_id}/tasks/{workload}/code")

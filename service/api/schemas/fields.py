@@ -56,8 +56,8 @@ Threads = Annotated[int, Field(ge=1, le=MAX_THREADS)]
 
 SizeRange = Annotated[str, Field(max_length=400, examples=["1..512@32:0.5,128:0.3"])]
 """Size range of a dimension as text: `1..512`, `32..640:32` (multiples of 32), `1..` (no upper
-bound), `1..512@8,128` (with size hints) or `@128` (size hints alone). `size_choices` parses it, and
-names the dimension in its errors."""
+bound), `1..512@8,128` (with size hints) or `@128` (size hints alone). `size_choices` parses the
+text; its errors name the dimension."""
 
 
 def _name(text: str) -> str:

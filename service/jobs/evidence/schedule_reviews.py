@@ -29,8 +29,8 @@ from tilewright.tuner.store import RecordStore
 from tilewright.tuner.tasks import Task
 
 SLOWER = 2.0
-"""A record is disputed if its second measurement is slower than expected by more than this
-factor."""
+"""Factor by which a second measurement may be slower than expected before the record is
+disputed."""
 
 DEVICES_DIFFER = 8.0
 """Limit of the speed ratio of two devices of one target, which is computed from the times of the

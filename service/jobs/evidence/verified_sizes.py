@@ -33,8 +33,8 @@ MANY = 50_000_000
 hints, because NumPy takes seconds for each operator."""
 
 FEW = 10_000_000
-"""Number of operations that is permitted at any sizes, because the reference computes them in
-negligible time."""
+"""Number of operations that are always permitted at sizes other than the hints, because the
+reference computes them in negligible time."""
 
 STEPS_ELEMENTS = 32_000_000
 """Number of elements of a model's values up to which the model is always verified step by step.

@@ -50,8 +50,8 @@ AGAIN_SECONDS = 3600.0
 repetition."""
 
 MOST_TRIED = 1000
-"""Limit of the records that pause before their next attempt. Beyond it, the earliest are due at
-once."""
+"""Limit of the records that wait for another measurement. If there are more, the earliest are due
+at once."""
 
 AWAY_SECONDS = 10.0
 """Longest time in seconds to wait for an absent worker."""

@@ -30,8 +30,8 @@ LOOK_SECONDS = 1.0
 """Interval in seconds at which a waiting job checks whether the other jobs have ended."""
 
 PATIENCE = 2
-"""A job stops waiting when other jobs have made this multiple of its trial budget. A job with the
-same budget ends before that."""
+"""Multiple of a job's trial budget. The job stops waiting when other jobs have made so many trials.
+A job with the same budget ends before that."""
 
 QUIET_SECONDS = 300.0
 """Seconds without a new measurement after which a job no longer waits for other jobs. Their second

@@ -24,7 +24,7 @@ from tilewright.tuner.options import TuneOptions, TuningError
 from tilewright.tuner.search import strategies
 
 LEAST_SECONDS = 1.0
-"""Lower bound of a job's remaining seconds, so that a job ends normally."""
+"""Lower bound in seconds of the remaining time that a job gets, so that it ends normally."""
 
 
 def tune_options(budget: JobBudget) -> TuneOptions:

@@ -18,7 +18,8 @@ GAP = 24.0
 """Horizontal distance between neighbouring boxes of a layer of the drawing."""
 
 BEND_GAP = 12.0
-"""Horizontal distance between an edge that passes through a layer and its neighbours."""
+"""Horizontal distance between an edge that passes through a layer and the boxes or edges next to
+it."""
 
 LONGEST = 400
 """Largest number of layers that an edge may cross with bends. A longer edge is straight and runs
@@ -27,8 +28,8 @@ behind boxes."""
 MOST_BENDS = 20_000
 
 PULL = 0.98
-"""Factor that pulls positions towards the middle in each layer. Without it, residual edges shift a
-deep model more and more to one side."""
+"""Factor that pulls positions towards the middle in each layer. Without it, residual edges shift
+the drawing of a deep model more and more to one side."""
 
 SWEEPS = 6
 

@@ -18,8 +18,8 @@ LONG_RUN = 10**11
 core."""
 
 TIMES = 8
-"""Limit of the cost of the largest sizes, as a multiple of the cost at the size hints, if that
-exceeds `LONG_RUN`."""
+"""Limit of the cost of the largest sizes, as a multiple of the cost at the size hints. A cost up to
+`LONG_RUN` is always permitted."""
 
 FIRST_STAGE = "the data decide sizes; the figures are those of the first stage"
 """Remark for the user if only the first stage of a model with data-dependent sizes is shown."""
