@@ -20,10 +20,10 @@ from tilewright.service.settings import Settings
 from tilewright.service.worker.check import DeviceFinding, Grade
 
 LEAST_FREE_BYTES = 64 << 20
-"""Free disk space below which databases and artifacts cannot be written, in bytes."""
+"""Free disk space in bytes below which databases and artifacts cannot be written."""
 
 ENOUGH_FREE_BYTES = 2 << 30
-"""Free disk space that suffices for a large model, its artifact and its trials, in bytes."""
+"""Free disk space in bytes that suffices for a large model, its artifact and its trials."""
 
 
 def check_installation(settings: Settings, root: Path = Path("/")) -> list[DeviceFinding]:

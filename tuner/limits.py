@@ -34,7 +34,7 @@ LEAST_EFFORT = 0.125
 choice."""
 
 LOST_BATCHES = 5
-"""Number of consecutive batches in which the device is lost, after which the run ends."""
+"""Number of consecutive batches with a lost device after which the run ends."""
 
 
 def search_effort(seconds: float | None, tasks: int, points: int) -> float:

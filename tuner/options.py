@@ -52,7 +52,7 @@ class TuneOptions:
     seed: int = 0
     unconstrained: bool = False
     """Search all schedules that can be lowered, also those that do not suit the target's registers
-    and caches. Use it for devices that differ from their target."""
+    and caches. Use this option for devices that differ from their target."""
     estimates: bool = True
     """Rank candidates by estimated times until measurements exist. If false, only the run's own
     measurements rank candidates, and determine how far estimates are trusted. Use false for devices

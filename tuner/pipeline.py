@@ -65,7 +65,7 @@ class Batch:
     ticket: Ticket | None = None
     prepared: Prepared | None = None
     built_at: float = 0.0
-    """Time at which the batch was first found built while its expected output was missing. 0
+    """Time of the first check that found the batch built, but its expected output missing. 0
     before."""
     request: MeasureRequest | None = None
     trials: list[Trial] = field(default_factory=list)

@@ -44,8 +44,8 @@ WIDE_SCALE = math.sqrt(4 * math.log(10) / (1e4 - 1e-4))
 """Factor that scales `Distribution.WIDE` to a root mean square of 1. Its magnitudes still differ by
 decades, but sums of products keep their size.
 
-If sums were in the thousands, a ReLU6 would return only 0 or 6. Their rounding errors, relative to
-6, would then reject any kernel.
+If sums were in the thousands, a ReLU6 would return only 0 or 6. The rounding errors of the sums,
+relative to 6, would then reject any kernel.
 """
 
 BYTE_PRODUCT = 1.1e4

@@ -32,8 +32,8 @@ SECOND_SECONDS = 60.0
 """Seconds that a second measurement on another device waits for an absent worker."""
 
 LIMIT_SECONDS = 300.0
-"""Time limit in seconds of one step of a run: loading a program, or running it once. Boards load
-programs from slow memory cards."""
+"""Time limit in seconds of one step of a run: loading a program, or running it once. The limit is
+high because boards load programs from slow memory cards."""
 
 
 class LeasedDevice(ProgramRuns):

@@ -28,7 +28,7 @@ from tilewright.tuner.protocol.run_results import RunResult, RunStatus
 from tilewright.tuner.protocol.runs import RaceWork, RunRequest
 
 LOOK_SECONDS = 1.0
-"""Interval in seconds between two checks which workers are alive."""
+"""Interval in seconds at which the run queue checks which workers are alive."""
 
 TURN_SECONDS = 30.0
 """Seconds that a queued run waits for its worker before another worker gets it."""

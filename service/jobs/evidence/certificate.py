@@ -57,9 +57,9 @@ _ROUNDED = {DType.FLOAT16: 2.0**-10, DType.BFLOAT16: 2.0**-7}
 ROUNDED = 2.0**-20
 """Relative difference up to which an element counts as equal to the reference.
 
-Only elements that differ, also after rounding to their type, determine the magnitude to which the
-errors of their channel are relative. Otherwise a -1e9 in a mask would excuse all errors in its
-channel.
+Errors are relative to the largest element of their channel. Elements that are equal, or become
+equal by rounding to their type, are ignored in this maximum. Otherwise a -1e9 in a mask would
+excuse all errors in its channel.
 """
 
 _LEAST = {DType.FLOAT16: 2.0**-24, DType.FLOAT32: 2.0**-126, DType.BFLOAT16: 2.0**-126}
@@ -70,7 +70,8 @@ TIES = 0.1
 """Largest fraction of an integer tensor's elements that may deviate because of ties in rounding.
 Two elements are always permitted.
 
-A tie in a table of 256 results changes all elements that read the table entry.
+For example, a tie in one entry of a lookup table with 256 entries changes all elements that read
+the entry.
 """
 
 TOLD = 3

@@ -34,7 +34,7 @@ disputed."""
 
 DEVICES_DIFFER = 8.0
 """Limit of the speed ratio of two devices of one target, which is computed from the times of the
-default schedules. It is limited because the first device reports the time of its default itself."""
+default schedules. It is limited because it depends on a time that the reviewed device reports."""
 
 CONFIRM_SECONDS = 120.0
 """Longest time in seconds that a job waits for second measurements."""

@@ -49,7 +49,7 @@ applies to all values that bodies of control flow read, because nothing is pertu
 """
 
 TERMS_MOVED_BY = 2.0**-25
-"""Perturbation of sums of products, as a fraction of the sum of their terms' magnitudes. If
+"""Minimum perturbation of sums of products, as a fraction of the sum of their terms' magnitudes. If
 thousands of terms cancel, the result is small compared with the roundings of the partial sums."""
 
 NEAR_TIE = 2.0**-20

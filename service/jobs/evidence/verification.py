@@ -57,7 +57,7 @@ MODEL_TOLERANCE = 1e-4
 output."""
 
 SHORTEST_SECONDS = 1e-3
-"""Lower bound in seconds of a verification's duration, by which the remaining time is divided."""
+"""Lower bound in seconds of a verification's duration when the remaining time is divided by it."""
 
 HALF_OVERFLOW = 65520.0
 """Smallest float32 number that is rounded to infinity in float16, whose largest number is 65504."""

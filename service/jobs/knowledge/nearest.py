@@ -32,8 +32,8 @@ from tilewright.service.jobs.knowledge.ladder import (
 from tilewright.tuner.protocol.measurement import RecordKey
 
 LIKE = 1.5
-"""Largest distance between two measured workloads, as a multiple of the requested distance, at
-which the pair is used to estimate a slowdown."""
+"""Limit of the distance between two measured workloads, as a multiple of the distance for which a
+slowdown is estimated. Pairs within the limit are evidence for the estimate."""
 
 LEAST_DISTANCE = 0.1
 """Smallest distinguished distance between the sizes of two workloads: a tenth of a doubling of

@@ -27,15 +27,16 @@ from tilewright.tuner.events import Finished
 from tilewright.tuner.tasks import Task
 
 LOOK_SECONDS = 1.0
-"""Interval in seconds at which a waiting job checks whether the other jobs have ended."""
+"""Interval in seconds at which a waiting job checks whether other jobs with the same tasks have
+ended."""
 
 PATIENCE = 2
 """Multiple of a job's trial budget. The job stops waiting when other jobs have made so many trials.
 A job with the same budget ends before that."""
 
 QUIET_SECONDS = 300.0
-"""Seconds without a new measurement after which a job no longer waits for other jobs. Their second
-measurements and races take less time."""
+"""Seconds without a new measurement after which a job no longer waits for other jobs with the same
+tasks. Their second measurements and races take less time."""
 
 Tune = Callable[[list[Task], JobBudget], Finished]
 

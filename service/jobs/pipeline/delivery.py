@@ -21,8 +21,8 @@ from tilewright.service.jobs.pipeline.tuning import build_artifact, build_for_c
 from tilewright.service.jobs.plan.planning import Planned
 
 MODULE_NAME = "model"
-"""Name of the files and functions of the module that a job compiles. A job does not know the name
-of its model."""
+"""Name of the files and functions of the module that a job compiles. It is fixed because a job does
+not have a name for its model."""
 
 
 def check_tools(target: Target) -> None:
