@@ -34,10 +34,10 @@ class GraphChoice:
 
     Attributes:
         without: passes of the pipeline that do not run.
-        including: passes that run although the rule omits them for the target.
-        kept: values that the plan stores, which ends fusion there. If the result of an anchor is
-            kept, its epilogue becomes a separate kernel, or joins the producer of another operand
-            (a residual addition).
+        including: passes that run although the default rules disable them for the target.
+        kept: values that are stored in memory, so that their producer is not fused with their
+            readers. If the result of an anchor is kept, its epilogue becomes a separate kernel. An
+            epilogue that adds the results of two anchors may be fused with the other anchor.
         copied: outputs of concatenations and slices that are copies, not views.
         layouts: by the name of a group's output, the layouts that the group writes and reads.
     """

@@ -74,11 +74,11 @@ def padding_macs(workload: Workload) -> int:
 
 
 def _inside(window: Window, dim: int, extent: int, outputs: int) -> int:
-    """Count the positions at which a convolution's window reads an element, not padding, along one
-    dimension.
+    """Count the pairs of an output and a tap, along one dimension, that read an element of the
+    input.
 
-    The count is summed over the window's taps. `extent` is the input's size along the dimension,
-    `outputs` the output's.
+    All other pairs read padding. `extent` is the input's size along the dimension, `outputs` the
+    output's.
     """
     stride, total = window.strides[dim], 0
     for tap in range(window.kernel[dim]):
@@ -122,7 +122,7 @@ def _node_flops(node: Node, graph: Graph) -> int:
 def bytes_read(workload: Workload) -> int:
     """Return the bytes that a kernel reads: each input once, as stored.
 
-    If only gathers read an input as their table, it counts at most the bytes of the gathered rows.
+    An input that only gathers read, as their table, counts at most the bytes of the gathered rows.
     """
     total = 0
     for name, boundary in zip(workload.graph.inputs, workload.inputs, strict=True):

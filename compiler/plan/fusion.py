@@ -84,7 +84,8 @@ def fuse(graph: Graph, kept: Collection[str] = ()) -> tuple[Group, ...]:
     """Assign the nodes of a graph to groups, one per kernel, in topological order.
 
     A node whose result has no elements is in no group, because there is nothing to compute.
-    Exceptions are `trim`, which also reports an extent, and nodes that declare labels.
+    Exceptions are `trim`, which also reports the actual extent of an output, and nodes that attach
+    labels (such as names of classes) to an output.
 
     Args:
         graph: an optimised graph.
@@ -405,9 +406,8 @@ def _is_cheap(node: Node) -> bool:
 def affine_chain(graph: Graph, value: str) -> list[Node]:
     """Return the producers of a value, nearest first, that only move elements by affine indices.
 
-    Attention kernels vectorise along the two last axes of an operand. The chain therefore ends
-    before a reshape that would split one of these axes, such as the reshape of a bias for each row
-    and column of an image.
+    An attention kernel vectorises along the last two axes of an operand. The chain therefore ends
+    before a reshape that splits one of these axes.
     """
     axes = [Axis(f"d{d}", e) for d, e in enumerate(graph.types[value].shape)]
     index: tuple[Affine, ...] | None
@@ -423,9 +423,7 @@ def affine_chain(graph: Graph, value: str) -> list[Node]:
 
 
 def _cuts(index: Affine, axes: Sequence[Axis]) -> bool:
-    """Whether an index divides one of these axes, so that it depends only on a quotient of the
-    axis.
-    """
+    """Whether an index contains a quotient of one of these axes, such as `d1 // 7`."""
     return any(isinstance(term, FloorDiv) and term.axis in axes for term, _ in index.terms)
 
 

@@ -48,9 +48,9 @@ class MemoryPlan:
         offsets: the start of each value in the arena, in bytes.
         roots: for every value, the value whose buffer contains it (itself if it has its own).
         shared: by the position of a step, the offsets of the buffers that are only used while it
-            runs. For a kernel these are the buffers that its threads share. For a step with bodies
-            they are the arena of the running body and then, for a loop, the outputs of its body,
-            until they become the states of the next step.
+            runs. For a kernel, these are the buffers that its threads share. For a branch, it is
+            the arena of the body that runs. For a loop, these are the arena of its body and the
+            body's outputs, which are copied to the states of the next iteration.
         bodies: by the position of a step, the plans of its bodies, in separate arenas.
     """
 

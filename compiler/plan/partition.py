@@ -336,8 +336,8 @@ class _Partition:
     def _add_native(self, node: Node) -> None:
         """Add a step for a native operator or control flow.
 
-        Its inputs are row-major without a halo, so that copies are added for others. Constants are
-        passed unpacked.
+        Its inputs must be row-major without a halo: any other input is copied. Constants are passed
+        unpacked.
         """
         constants = self._graph.constants
         inputs = tuple(v if v in constants else self._dense_rows(v) for v in node.inputs)

@@ -28,8 +28,8 @@ class Placement:
 def same_storage(shape: tuple[int, ...], first: Placement, second: Placement) -> bool:
     """Whether two placements of a tensor have equal buffer sizes and element offsets.
 
-    For example, NCHW16c and row-major do for an image of one pixel, if the number of channels is a
-    multiple of 16.
+    For example, NCHW16c and row-major are the same storage for an image of one pixel, if the number
+    of channels is a multiple of 16.
     """
     if first == second:
         return True

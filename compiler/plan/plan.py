@@ -259,7 +259,8 @@ class GraphPlan:
     def with_rooms(self, values: Mapping[str, int]) -> dict[str, int]:
         """Return sizes of dimensions by name, with a size for every slack capacity.
 
-        A slack capacity without a size in `values` gets 0, its size in a single run.
+        A slack capacity without a size in `values` gets 0: outside a session, growing caches have
+        no unused rows.
         """
         return {**dict.fromkeys((room.name for room in self.rooms), 0), **values}
 

@@ -56,11 +56,11 @@ def _along(shape: tuple[int, ...], layout: Layout, halo: Halo) -> Sequence[_Alon
 
 
 def _by_index(outer: _Along, inner: _Along, first: int, extent: int) -> int | None:
-    """Return the distance between two addressings of a box along a dimension, compared index by
-    index.
+    """Return the offset between a box in a tensor and a separate tensor, along one dimension.
 
-    The result is in elements. It is None if the distance differs between two of the `extent`
-    indices.
+    `outer` describes how the tensor is addressed along the dimension, `inner` how the separate
+    tensor is, and `first` is the first index of the box. The result is the difference of the
+    addresses, in elements. It is None if the difference is not the same for all `extent` indices.
     """
     if _is_plain(outer) and _is_plain(inner):
         return _by_factors(outer, inner, first, extent)
@@ -84,10 +84,10 @@ def _address(along: _Along, index: int) -> int:
 
 
 def _by_factors(outer: _Along, inner: _Along, first: int, extent: int) -> int | None:
-    """Return the distance between two addressings of a box along a dimension, compared by factors.
+    """Return the offset of `_by_index` for dynamic sizes: compare layout factors, not indices.
 
-    The result is in elements. It is None unless both layouts have the same factors and the box
-    starts at a multiple of each block.
+    The result is None unless both layouts have the same factors and the box starts at a multiple of
+    each block.
     """
     shift = first + outer[1] - inner[1]
     total = 0

@@ -6,8 +6,8 @@ lower one stays below the other for all sizes. A buffer starts where the highest
 below it ends. Buffers that are live at the same time therefore never overlap, whatever the sizes
 are, and at typical sizes the arena is as tight as planned.
 
-The arena of a body is replaced by the buffers of the body, which lie on the buffers below that
-arena.
+The body of a loop or branch has no separate arena here: its buffers are stacked where its arena
+would be.
 """
 
 from __future__ import annotations
@@ -76,8 +76,9 @@ class SymbolicMemory:
     ) -> MemoryPlan:
         """Return a memory plan with the buffers at the given offsets, in an arena of `arena` bytes.
 
-        `number` converts a byte offset in a buffer, which may be a dynamic size, to the type of
-        `offsets`. Plans of bodies use the offsets of the same arena.
+        A byte offset inside a buffer may depend on dynamic sizes (`compiler.sizes.Size`). `number`
+        converts it to the type of `offsets`, for example to a plain integer at fixed sizes. Plans
+        of bodies use the offsets of the same arena.
         """
         shared = {
             step: (*((0,) if step in self.bodies else ()), *(offsets[n] for n in numbers))

@@ -264,8 +264,8 @@ class Views:
         """Return for each piece of a concatenation whether its kernel can write it directly into
         the result.
 
-        A piece that shares a region with other values moves together with them. The region must not
-        overlap other pieces.
+        Writing a piece into the result moves its whole region, if the piece shares memory with
+        other values. The moved region must not overlap other pieces.
         """
         spans = [
             (offset, offset + self._bytes(slot.value, place))

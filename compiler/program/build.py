@@ -134,7 +134,8 @@ def kernel_spec(kernel: Kernel, code: KernelCode, workload: Workload) -> KernelS
     the shapes and layouts in which the kernel reads them packed.
 
     Raises:
-        ScheduleError: if the interface depends on a dynamic size that no loop of the kernel has.
+        ScheduleError: if a size in the interface depends on a dynamic dimension that is in no loop
+            of the kernel.
     """
     sources, transforms = dict(kernel.sources), dict(kernel.transforms)
     buffers = []

@@ -315,9 +315,11 @@ def _weight_bytes(tree: KernelTree) -> int:
 
 
 def _memory(plan: GraphPlan, shared_bytes: SharedBytes) -> tuple[MemoryPlan, tuple[Slot, ...]]:
-    """Plan the memory of a program; return the plan and the slots of its arena.
+    """Plan the memory of a program; return the plan and, for dynamic sizes, the slots of its arena.
 
-    There are slots only for a plan with dynamic sizes; offsets in the plan then refer to them.
+    A slot is a block of the arena whose offset is computed at run time. With slots, the offsets in
+    the plan are formulas over the starts of slots. A plan of fixed sizes has integer offsets and no
+    slots.
     """
     if not plan.dimensions:
         return plan_memory(plan, shared_bytes), ()

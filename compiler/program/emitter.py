@@ -146,8 +146,8 @@ class ProgramEmitter:
                 return places.temporary(position)[sizes.index(own)]
 
     def _native(self, step: NativeStep, places: _Places) -> NativeCall:
-        """Return the call of a native function: its inputs, its output, and the counter of its
-        results if any.
+        """Return the call of a native function: its inputs, its output, and where it stores the
+        number of results if the output is counted.
 
         Constants are stored row-major, not packed.
         """
@@ -248,10 +248,11 @@ def in_graph(
 
     Args:
         step: the step that runs the workload.
-        size: a size in the dimensions of the step's workload, or of `piece`.
+        size: an integer, or a formula (`compiler.sizes.Size`) over the dimensions of the step's
+            workload or of `piece`.
         known: the dimensions of the graph, by name.
-        piece: the piece of the workload, with its own dimensions, that `size` belongs to; None for
-            the whole workload.
+        piece: the piece of the workload whose dimensions `size` contains; None for the whole
+            workload.
     """
     dimensions, names = step.workload.dimensions, step.sizes
     if piece is not None:
@@ -290,9 +291,10 @@ class _Places:
         """Whether a loop's body may write an output directly over the state that the output
         replaces.
 
-        This holds if no step of the body reads the state after the output's first write. The step
-        of that first write may read only the element of the state that it replaces. A negative
-        `state` stands for the loop condition, which no body reads.
+        This holds if no step reads the state after the first step that writes the output. That
+        first step may read the state only if each element of the output needs just the element of
+        the state that it overwrites. A negative `state` stands for the loop condition, which no
+        body reads.
         """
         if state < 0:
             return True

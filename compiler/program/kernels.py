@@ -157,8 +157,8 @@ class KernelCompiler:
         """Lower a workload with a tuned schedule, or with the first default schedule that lowers.
 
         If `cut` is true, a workload with dynamic sizes is divided into pieces
-        (`compiler.plan.intervals`). The result is then a decision tree with a kernel for each run
-        of neighbouring pieces with equal schedules.
+        (`compiler.plan.intervals`). The result is then a decision tree with one kernel for
+        neighbouring pieces that have equal schedules.
 
         Raises:
             CompilerError: if no schedule lowers.

@@ -77,7 +77,10 @@ def _batch(plan: GraphPlan) -> Dimension | None:
 
 
 def _of_one(size: int, batch: Dimension) -> int:
-    """Return a size for a batch of one; other dimensions remain dynamic."""
+    """Return a size with the batch replaced by 1; other dimensions remain dynamic.
+
+    `size` is an integer, or a formula over dynamic dimensions (`compiler.sizes.Size`).
+    """
     return substituted(size, lambda d: 1 if d == batch else dynamic_size(d) // d.multiple)
 
 
@@ -175,9 +178,9 @@ def _depends(indices: Iterable[Affine], axis: Axis | None, batch: Dimension) -> 
 
 
 def _pieces_stay_apart(workload: Workload, batch: Dimension) -> bool:
-    """Whether each element of a concatenation or padding reads only its own batch position.
+    """Whether each output element of a concatenation or padding reads only its own batch position.
 
-    The workload may contain fused elementwise operators. The result is False for all others.
+    The workload may also contain elementwise operators. The result is False for any other operator.
     """
     graph, whole = workload.graph, (0, dynamic_size(batch))
     for node in graph.nodes:

@@ -98,7 +98,8 @@ def factored(matrix: Rational) -> tuple[Rational, Rational]:
     up to signs share two rows of the second factor: one has the columns of equal sign, the other
     the columns of opposite sign.
 
-    Before: r0 = a + b, r1 = a - b (eight operations). After: a, b, then r0 and r1 (six).
+    Before: r0 = x0 + x1 + x2 + x3, r1 = x0 + x1 - x2 - x3 (six additions). After: a = x0 + x1, b =
+    x2 + x3, r0 = a + b, r1 = a - b (four).
     """
     first: list[dict[int, Fraction]] = [{} for _ in matrix]
     second: list[tuple[Fraction, ...]] = []

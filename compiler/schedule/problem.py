@@ -237,7 +237,7 @@ def axes_of(expr: Expr) -> frozenset[Axis]:
 def stored(factor: Expr) -> Expr:
     """Return the load inside a cast of a loaded value; any other factor is returned unchanged.
 
-    The register tile casts the loaded values instead.
+    The register tile loads a factor in its stored type, and casts it before the multiplication.
     """
     match factor:
         case Cast(value=Load() as load):

@@ -27,8 +27,9 @@ def schedule_space(workload: Workload, mode: Mode) -> ScheduleSpace:
     """Return the schedule space of a workload in a mode, with one subspace per algorithm.
 
     If the workload has dynamic sizes, the space is built for its upper hints: the largest sizes, or
-    typical ones for long ranges. For 2 to 16 rows, it includes tiles of up to 16 rows. Some of its
-    schedules may not lower the dynamic workload, but the default of each algorithm does.
+    typical ones for long ranges. For example, a workload for 2 to 16 rows has tiles of up to 16
+    rows. Some schedules of the space may fail to lower a dynamic workload, but the default schedule
+    of each algorithm lowers it.
 
     Raises:
         CompilerError: if no template applies, or no schedule lowers a dynamic workload.
@@ -127,7 +128,8 @@ def _any_rows(workload: Workload, mode: Mode, is_dynamic: bool) -> Schedule | No
     """Return a schedule that serves any number of rows, from the first template that has one, or
     None.
 
-    `is_dynamic` selects the schedule of one kernel with a dynamic number of rows.
+    If `is_dynamic` is true, the schedule is for one kernel with a dynamic number of rows.
+    Otherwise, it is for several kernels, one per number of rows, that share packed weights.
     """
     offered = (each.any_rows_schedule(workload, mode, is_dynamic) for each in templates())
     return next((each for each in offered if each is not None), None)

@@ -2,7 +2,7 @@
 
 Constraints exclude schedules that would be slow on the target, for example because they need too
 many registers. `unconstrained` removes these constraints. The space then has every schedule that
-lowers, for a search on a device without a description.
+lowers, for a search that does not rely on the description of the device.
 """
 
 from __future__ import annotations
@@ -120,9 +120,10 @@ class ScheduleSpace:
     def starting_with(self, default: Schedule) -> ScheduleSpace:
         """Return the space with another default schedule, whose algorithm is added if necessary.
 
-        The knobs of the algorithm also get the default's values. If the default has no value for a
-        knob, it gets the knob's first value. For example, the knob that divides sums exists only
-        for some numbers of rows, and the number of rows may be dynamic.
+        The default's values are added to the knobs of its algorithm. If the default has no value
+        for a knob, it gets the knob's first value. This happens if the default was chosen for other
+        sizes than the space: for example, the knob that divides a sum among threads exists only for
+        few rows.
         """
         own = [s for s in self.subspaces if s.algorithm == default.algorithm]
         others = [s for s in self.subspaces if s.algorithm != default.algorithm]

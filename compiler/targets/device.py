@@ -61,7 +61,8 @@ class DeviceFacts(JsonValue):
 
     Attributes:
         model: a readable name of the CPU or the board.
-        architecture: the operating system's name of it (`x86_64`, `aarch64`, `AMD64`).
+        architecture: the operating system's name of the CPU architecture (`x86_64`, `aarch64`,
+            `AMD64`).
         system: the operating system, such as `Linux` or `Darwin`.
         cores: number of logical cores that this process may run on.
         physical_cores: number of physical cores of the machine.

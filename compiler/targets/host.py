@@ -1,7 +1,7 @@
 """The target of this machine, lookup of targets by name, and whether a target's code runs here.
 
-Only this module compares targets with the host. Service code runs programs on a device
-(`service.jobs.device.device`), which may be another machine.
+Only this module compares targets with the host. A job of the service uses
+`service.jobs.device.device` instead, because its device may be another machine.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Code-generation targets: an instruction set with its vector width and registers.
 
-A target excludes a machine's cores and caches, which `device.DeviceFacts` describes.
+A target does not include a machine's cores and caches, which `device.DeviceFacts` describes.
 Descriptions are in `compiler/targets/families/`, one module per CPU family, and are discovered
 automatically: adding a family means adding a file. `detection.py` finds the target of a device.
 """
@@ -84,9 +84,9 @@ class Target(JsonValue):
 
     @property
     def register_bits(self) -> int:
-        """The minimum length, in bits, of scalable vector registers that code relies on.
+        """The minimum length, in bits, of scalable vector registers that the code requires.
 
-        It is 0 if every device has registers of this length.
+        It is 0 if the code runs with registers of any length.
         """
         return self.family.register_bits(self.features, self.vector_bits)
 
@@ -108,11 +108,11 @@ class Target(JsonValue):
         """Return the average number of loads of scalar factors per reduction step of a register
         tile.
 
-        The tile has `rows` x `vectors` accumulators, and each row has one scalar factor per step.
-        If one load provides `lane_factors` scalars, the other scalars stay in a register for later
-        unrolled steps. This requires a register per row, so that it applies only to as many rows as
-        there are free registers. Accumulators, one row of the panel and one load ahead occupy the
-        others.
+        The tile has `rows` x `vectors` accumulators, and each row has one scalar factor per step. A
+        load may read the scalars of `lane_factors` steps at once; they stay in a register until the
+        last of these unrolled steps. This needs one register per row, and therefore applies only to
+        as many rows as there are free registers. The accumulators, one row of the panel and one
+        load ahead occupy the other registers.
         """
         spare = self.vector_registers - rows * vectors - vectors - 1
         together = self.lane_factors
@@ -248,10 +248,9 @@ class Target(JsonValue):
 
     @property
     def has_scalar_dot(self) -> bool:
-        """Whether dot products of groups of integers are computed with one scalar of the group at a
-        time.
+        """Whether the products in a group of integers are computed one at a time.
 
-        Such a target has an instruction that multiplies a vector of int16 by a scalar.
+        Such a target multiplies a vector of int16 by a scalar in one instruction.
         """
         return self.widening is not None and not self.widening.intrinsic
 
@@ -268,11 +267,12 @@ class Target(JsonValue):
     def factor(self, stored: DType) -> DType | None:
         """Return the type to which stored integers are converted before multiplication.
 
-        8-bit integers are multiplied by int8. The result is `stored` if a dot-product instruction
-        accepts that type, or if no instruction accepts any 8-bit type. Otherwise, it is the 8-bit
-        type that an instruction accepts. 16-bit integers are multiplied as int16. For these, the
-        result is None if no instruction adds the products to int32 sums, because float32 is then as
-        fast.
+        For a stored 8-bit type, the other factor is int8. The result is `stored` if a dot-product
+        instruction multiplies `stored` by int8, or if no dot-product instruction multiplies any
+        8-bit type by int8. Otherwise, it is the 8-bit type that an instruction accepts.
+
+        For a stored 16-bit type, the result is int16 if an instruction adds products of int16 to
+        int32 sums. Otherwise, it is None: float32 is then as fast.
         """
         if stored in (DType.UINT16, DType.INT16):
             pair = self.dot(DType.INT16, DType.INT16, DType.INT32, self.lanes(DType.INT32))

@@ -171,10 +171,10 @@ def window(graph: Graph, node: Node, layout: Layout, lanes: int) -> float:
 
 
 def _two_passes(graph: Graph, node: Node, step: float) -> float:
-    """Return the cost of a pool with a large window, computed in two passes over each line.
+    """Return the cost of a pool with a large window, computed in two passes per row of outputs.
 
-    The first pass combines the elements of the window across the line. The second combines the
-    results along the line. `step` is the slowdown of strided loads along the line.
+    The first pass reduces the window along all dimensions but the last; its results form one line.
+    The second pass reduces along this line. `step` is the slowdown of strided loads along the line.
     """
     *across, along = ints(node.attrs, "kernel")
     outputs = graph.types[node.output]

@@ -3,7 +3,8 @@
 Values of convolutions may be row-major (NCHW) or blocked by channels (NCHW16c). If the last block
 would be partly empty, they may also be in blocks of half a vector (NCHW8c) or channels-last (NHWC).
 Channels-last is also possible for images of four 8-bit channels, and for all images of a graph that
-converts some of them to rows. Matrix products, rows and gathers read and write row-major values.
+transposes some of them to rows of channels (`layout_transposes.py`). Matrix products, rows and
+gathers read and write row-major values.
 """
 
 from __future__ import annotations
@@ -78,9 +79,9 @@ def channels_last(rank: int) -> Layout:
 def fits_block(channels: int, groups: int, block: int) -> bool:
     """Whether channels may be stored in blocks of `block` channels.
 
-    The last block may be partly unused, if that adds at most `PADDING_LIMIT` of the channels. In a
-    grouped convolution the channels of each group must fill whole blocks, unless each group has a
-    single channel.
+    The last block may be partly unused, if the unused part is at most the fraction `PADDING_LIMIT`
+    of the channels. In a grouped convolution the channels of each group must fill whole blocks,
+    unless each group has a single channel.
     """
     each = channels // groups
     if groups > 1 and each > 1:
@@ -426,7 +427,7 @@ def conv_halo(graph: Graph, node: Node) -> Halo:
     read no padding.
 
     Raises:
-        DynamicSizeError: if a width is unbounded.
+        DynamicSizeError: if the number of zeros is unbounded.
     """
     shape = graph.types[node.inputs[0]].shape
     kernel = graph.types[node.inputs[1]].shape[2:]

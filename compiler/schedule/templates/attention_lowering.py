@@ -48,9 +48,15 @@ def lower(found: Attention, schedule: Schedule, mode: Mode) -> Kernel:
 class _Blocks:
     """The segments of an attention, and the scratch memory for the scores of a block of query rows.
 
-    This is the part of the lowering that does not depend on other knobs. The sequences below have
-    one element per segment in `parts`: `scored` is the store of a score, `softmax` has the loop
-    nests between the two products, and `ended` is an output element divided by its row's sum.
+    Schedules with the same segments, tile of rows and block of rows share an instance.
+
+    Attributes:
+        parts: the segments.
+        scores: the scratch memory for the scores.
+        totals: the scratch memory for the sum of each row.
+        scored: for each segment, the store of a score.
+        softmax: for each segment, the loop nests between the two products.
+        ended: for each segment, an output element divided by the sum of its row.
     """
 
     def __init__(self, found: Attention, count: int, tile: int, block: int, lanes: int) -> None:
@@ -281,7 +287,8 @@ class _Lowering:
     def _mixed_width(self) -> int:
         """Return how many elements of a value the register tile covers.
 
-        The number is at most `_width`; all tiles have the same number of vectors.
+        It is at most the width that the knob `vectors` selects; all tiles have the same number of
+        vectors.
         """
         if is_dynamic(extent(self._found.lanes)):
             return self._width

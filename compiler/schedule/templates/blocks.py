@@ -130,9 +130,9 @@ class Blocks:
     def registers(self, tile: int, vectors: int) -> int:
         """Return the number of vector registers for a tile of `tile` rows by `vectors` vectors.
 
-        They hold the sums, unpacked weights or intermediate values, and two further vectors. If
-        several rows share the unpacked weights, these occupy registers during a whole step. A
-        single row uses each weight immediately.
+        They hold the sums, the unpacked weights, and two further vectors. If several rows share the
+        unpacked weights, all weights of a step stay in registers. A single row uses each weight
+        immediately, and needs one register per vector for it.
         """
         shared = self.unpacked if tile > 1 else 0
         return tile * vectors + max(shared, vectors) + 2
@@ -169,7 +169,10 @@ def analyse(workload: Workload) -> Blocks | None:
 
 
 def _counts(body: Expr) -> tuple[int, StepWork]:
-    """Count the operations of a step, and the results of weight-only operations that others use."""
+    """Count the operations of a step; return `Blocks.unpacked` and `Blocks.work`.
+
+    `body` is the expression that is summed.
+    """
     roles = {node: {load.tensor.role for load in loads(node)} for node in walk(body)}
     computed = [node for node in roles if isinstance(node, Op | Cast)]
     alone = [node for node in computed if roles[node] == {Role.WEIGHT}]

@@ -231,9 +231,7 @@ class Contraction:
 
     @property
     def panel(self) -> Load | None:
-        """The load of the streamed operand, which can be packed; None if it is any other
-        expression.
-        """
+        """The load of the streamed operand, which can be packed; None if it is not a load."""
         return self.streamed if isinstance(self.streamed, Load) else None
 
     def rows_in_cache(self, core: CoreModel) -> int:
@@ -418,9 +416,10 @@ def _window(problem: Problem) -> tuple[Axis, ...]:
 def _tile_axis_last(
     problem: Problem, window: tuple[Axis, ...], tile: Axis | None
 ) -> tuple[Axis, ...]:
-    """Return the window axes in loop order; the axis parallel to the tile axis is last.
+    """Return the window axes in loop order; those that share an index with the tile axis are last.
 
-    Only the last axis may be unrolled. This order is usual, except for outputs of one pixel width.
+    Only the last axis may be unrolled. The expression already has this order, except for outputs
+    one pixel wide.
     """
     indices = [index.axes() for load in loads(problem.reduction.body) for index in load.index]
     beside = tuple(a for a in window if any(a in axes and tile in axes for axes in indices))

@@ -63,8 +63,9 @@ def lower(found: Contraction, schedule: Schedule, mode: Mode) -> Kernel:
     """Return the kernel of a product or a convolution.
 
     Raises:
-        ScheduleError: if the sum cannot be divided into the number of parts that the schedule
-            requests, or if the schedule also packs an operand at run time. Both need a shared
+        ScheduleError: if the target lacks the instructions that the schedule selects, or the sum
+            does not divide evenly into the number of parts that the schedule requests. Also if the
+            schedule both divides the sum and packs an operand at run time: each needs a shared
             buffer, and a kernel has only one.
     """
     choices, target = dict(schedule.choices), mode.target
@@ -188,10 +189,12 @@ def _stage(
 
 
 def _joined(found: Contraction, target: Target, vectors: int) -> int:
-    """Return how many adjacent vectors of a tile one instruction processes.
+    """Return how many adjacent vectors of a tile one instruction processes (RISC-V register
+    groups).
 
-    The result is above 1 only for 32-bit sums of ungrouped channels. The number of lanes must also
-    be a multiple of half a vector, because a mask would need a register.
+    The result is above 1 only for 32-bit sums without dot-product groups, and only if the output's
+    extent along the lanes is a multiple of half a vector. Any other extent requires a mask, which
+    would occupy a register.
     """
     extent, half = found.lanes.extent, target.lanes(DType.FLOAT32) // 2
     if found.problem.reduction.dtype.bytes != 4 or found.group > 1:
@@ -202,14 +205,15 @@ def _joined(found: Contraction, target: Target, vectors: int) -> int:
 def weight_prefetch(
     found: Contraction, schedule: Schedule, target: Target, loops: Sequence[LoopSpec]
 ) -> tuple[int, tuple[Tile, ...]]:
-    """Return how far ahead weights are prefetched, in bytes, and the loops that share the
+    """Return the prefetch distance of weights in bytes, and the loops whose tiles divide the
     prefetching.
 
-    The distance is 0 if the operand is not a weight. The loops are only returned if the schedule
-    prefetches the next panel: the tiles that use a panel then prefetch the next one together.
+    The distance is 0 if the streamed operand is not a weight. Loops are returned only if the
+    schedule prefetches the next panel: each tile that reads a panel then prefetches a part of the
+    next one.
 
     Raises:
-        ScheduleError: if the next panel is at a dynamic distance.
+        ScheduleError: if the distance to the next panel depends on dynamic sizes.
     """
     if not is_weight(found.panel):
         return 0, ()

@@ -422,10 +422,10 @@ def default_prefetch(
 ) -> Choice:
     """Return the default value of the knob `prefetch` of a contraction.
 
-    The value is the next panel under three conditions: each panel is used by several register
-    tiles, these are few, and the second-level cache holds two panels. The first of few tiles would
-    otherwise wait for memory for a notable part of the time. In all other cases, the value is a
-    distance in bytes. It is 0 for few rows, which read the weights at the speed of the memory.
+    The value is the next panel if a few register tiles, but more than one, read each panel, and the
+    second-level cache holds two panels. Without this prefetching, the first tile of each panel
+    would wait for memory. In all other cases, the value is a distance in bytes. It is 0 for few
+    rows, because memory bandwidth then limits the speed.
 
     Args:
         found: the contraction.
@@ -462,8 +462,9 @@ def _default_unroll(
     body.
 
     A tile of few vectors is unrolled until it has enough accumulators. If channels are stored in
-    small blocks, a whole block is unrolled, which leaves no loop of a few steps. If the tile uses
-    all registers, the value is 1, because LLVM loads operands early and would spill registers.
+    small blocks, a whole block is unrolled, which leaves no loop of a few steps. If the tile leaves
+    fewer than two registers free (`spare`), the value is 1: LLVM loads the operands of later steps
+    early, and would spill registers.
     """
     size, sums = (tile, vectors), tile * vectors
     if target.family.scalar_factors and found.group == 1:

@@ -124,8 +124,8 @@ def _default(found: Dot, mode: Mode, knobs: tuple[Knob, ...]) -> Schedule:
     multiply-adds.
 
     With one vector, two rows of the matrix are read at a time, as two streams for the hardware
-    prefetcher. With several vectors, there are enough rows to make unrolling unnecessary, because
-    unrolled sums must be added at the end.
+    prefetcher. With several vectors, the tile has enough rows for eight accumulators without
+    unrolling. Unrolled steps would need separate accumulators, which must be added at the end.
     """
     tiles, unrolls = ([int(value) for value in knob.values] for knob in knobs)
     rows = 2 if found.count == 1 else max(2, -(-_ACCUMULATORS // found.count))

@@ -1,4 +1,7 @@
-"""Concatenation and padding: a separate stage copies each piece of the output."""
+"""Concatenation and padding: the output consists of boxes, its pieces, which separate stages write.
+
+A piece is copied from an operand, or filled with a constant.
+"""
 
 from __future__ import annotations
 
@@ -22,9 +25,10 @@ from tilewright.compiler.schedule.templates.map import UNROLLS, map_stage
 
 @memo(256)
 def analyse(workload: Workload) -> tuple[Problem, ...] | None:
-    """Return one problem per piece of a concatenation or padding, in order.
+    """Return one problem per piece of the output of a concatenation or padding, in order.
 
-    The result is None for a workload that is not a single operator of the kind PIECES.
+    A piece is a box of the output, copied from an operand or filled with a constant. The result is
+    None for a workload that is not a single operator of the kind PIECES.
     """
     nodes, graph = workload.graph.nodes, workload.graph
     if len(nodes) != 1 or ops.get(nodes[0].op).kind is not OpKind.PIECES:

@@ -152,10 +152,10 @@ def _along(found: Rows, lanes: int) -> Axis | None:
 
 
 def _expensive_rows(found: Rows) -> bool:
-    """Whether much of the work is done once per row.
+    """Whether much of the work is done once per row, not once per element.
 
-    If lanes run along the row, this work is scalar: a fold combines its lanes in steps, and the
-    expression after the reductions has several operations.
+    This holds if several operations follow the reductions, or if a reduction is a `Fold`, whose
+    lanes are combined in several steps. If lanes run along the row, this work is scalar.
     """
     reductions = found.problem.reductions
     inside = {node for reduction in reductions for node in walk(reduction.body)}
@@ -186,7 +186,7 @@ class _Kept:
     """A reduction whose terms are stored in the output's row, because the last pass needs them
     again.
 
-    `target` is the load that reads a term from the output.
+    `target` is the output element from which the last pass reads a stored term.
     """
 
     reduction: Reduce

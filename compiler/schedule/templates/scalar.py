@@ -50,7 +50,7 @@ from tilewright.compiler.schedule.templates import LAST, Template, pieces
 def analyse(workload: Workload) -> tuple[Problem, ...] | None:
     """Return the expressions that compute the output: one for each piece, or a single one.
 
-    The result is None if the workload has neither form.
+    The result is None if the workload is neither one expression nor a concatenation or padding.
     """
     problem = one_expression(workload)
     return pieces.analyse(workload) if problem is None else (problem,)

@@ -179,7 +179,8 @@ def _at_column(node: Expr, index: Affine, column: Axis) -> Expr | None:
 def _has_lanes(found: Separable) -> bool:
     """Whether both passes can read whole vectors and never leave their tensors along the lanes.
 
-    Elements outside the tensor along other axes must be skipped by the loops of the first pass.
+    A load may leave its tensor only along the axes that the first pass reduces, whose loops skip
+    padding.
     """
     first = found.column if found.lanes == found.along else found.lanes
     for load in loads(found.body):

@@ -153,18 +153,19 @@ def _sums_are_near(found: Strassen, target: Target) -> bool:
 
 
 def _most_rows(found: Strassen, target: Target) -> int:
-    """Return the maximum extent of the axis `rows` in a block whose combinations of A fit the
-    cache.
+    """Return the maximum extent of `Strassen.rows` in a block, so that the combinations of A fit
+    the cache.
 
-    The block contains all values of the other axes.
+    The block contains all values of `Strassen.others`, the other axes of rows.
     """
     each = len(SUMS) * found.depth.extent * DType.FLOAT32.bytes * _other_rows(found)
     return int(target.core.cache_bytes[1] * _BLOCK_SHARE) // each
 
 
 def _other_rows(found: Strassen) -> int:
-    """Return the number of rows per index of the axis `rows`: the product of the other axes'
-    extents.
+    """Return the number of rows per index of `Strassen.rows`.
+
+    It is the product of the extents of `Strassen.others`, the other axes of rows.
     """
     return prod(axis.extent for axis in found.others)
 
@@ -172,8 +173,8 @@ def _other_rows(found: Strassen) -> int:
 def _has_blocks(found: Strassen, target: Target) -> bool:
     """Whether the rows are divided into several blocks, each large enough.
 
-    The result is False if a row may remain after the last block of an odd extent, because every
-    block would add it again.
+    The result is False if the number of rows is dynamic, or if it may be odd. Of an odd number, one
+    row remains after the division into quadrants, and every block would add its products again.
     """
     if found.may_have_last or any(is_dynamic(a.extent) for a in (found.rows, *found.others)):
         return False
@@ -240,11 +241,12 @@ def _lower(found: Strassen, schedule: Schedule, mode: Mode) -> Kernel:
 
 
 def _parts_of_rows(found: Strassen, panels: LoopSpec, tile: int, threads: int) -> list[LoopSpec]:
-    """Return a loop that divides the rows among the threads, if they cannot divide the panels
-    evenly.
+    """Return a loop that divides the rows among the threads; empty if the panels divide evenly
+    among them.
 
-    Otherwise the result is empty. It is also empty if a row may remain after the last block,
-    because every part would add this row again.
+    The result is also empty if the number of rows is dynamic, or if it may be odd. Of an odd
+    number, one row remains after the division into quadrants, and every thread would add its
+    products again.
     """
     if parallel_balance([panels], threads) == 1 or found.may_have_last:
         return []
@@ -430,7 +432,9 @@ def _left(
 ) -> Load:
     """Return the load of a combination of A's quadrants with the coefficients `signs`.
 
-    It reads a computed combination, or a quadrant in place if only one coefficient is not 0.
+    If only one coefficient is not 0, the load reads this quadrant (from `quadrants`) in place.
+    Otherwise, it reads the tensor of computed combinations, at `row` or by default at the loop over
+    rows. `block` is the number of rows in this tensor; None for all rows.
     """
     if signs in SUMS:
         return _sum(found, signs, block, row)

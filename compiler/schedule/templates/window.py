@@ -171,8 +171,11 @@ def _dot(problem: Problem, lanes: Axis | None) -> Axis | None:
 
 
 def _is_depthwise(product: tuple[Expr, Expr], lanes: Axis, outputs: Sequence[Axis]) -> bool:
-    """Whether the output axes of one factor include those of the other, so that tiles share no
-    operands."""
+    """Whether the output axes of one factor include those of the other, as in a depthwise
+    convolution.
+
+    Register tiles of such a product reuse no operands, unlike those of a matrix product.
+    """
     indices = [i for side in product for load in loads(side) for i in load.index]
     if any(isinstance(term, FloorDiv) for index in indices for term, _ in index.terms):
         return False  # a group of several filters

@@ -114,7 +114,10 @@ def _tiles_fill(block: int, tile: int) -> bool:
 
 
 def _spare_registers(target: Target, tile: int, vectors: int) -> int:
-    """Return the number of registers that remain besides the sums, a panel's row and its factor."""
+    """Return the number of registers that a tile leaves free.
+
+    The sums, one row of the panel and the factors of the tile's rows occupy the others.
+    """
     return target.vector_registers - tile_registers(target, tile, vectors)
 
 

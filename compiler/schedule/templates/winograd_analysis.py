@@ -19,7 +19,9 @@ class Side:
     """A dimension of the output along which a window of several taps is transformed.
 
     A window with the stride `stride` is divided into `stride` windows of stride 1, its phases. A
-    phase has at most `reach` taps. Only the first `full` phases have exactly `reach` taps.
+    phase has at most `reach` taps. Only the first `full` phases have exactly `reach` taps. For
+    example, a window of 7 taps with stride 2 has phases of 4 and 3 taps: `reach` is 4, and `full`
+    is 1.
 
     Attributes:
         dim: number of the dimension in the output tensor.

@@ -125,7 +125,11 @@ class _Product:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Panels:
-    """The transformed weights in panels, and the expression of each product that reads them."""
+    """The transformed weights in panels of `width` filters.
+
+    `bodies` has the summed expression of each element of `_Blocks.parts`, which reads these
+    weights.
+    """
 
     width: int
     weights: Tensor
@@ -140,9 +144,9 @@ def _blocks(found: Winograd, outputs: int, lanes: int, room: int) -> _Blocks:
 class _Blocks:
     """The axes, tensors and transforms of blocks of `room` tiles with `outputs` outputs each.
 
-    They depend on no other knob, so that schedules that differ only in other knobs share an
-    instance. If the number of tiles is dynamic and may be small, the last block is partial: one
-    loop counts tiles in steps of a block, and another one counts them within a block. Otherwise,
+    Schedules with the same `outputs` and `room` share an instance. If the number of tiles is
+    dynamic and may be small, the last block is partial and has fewer than `room` tiles. One loop
+    then counts tiles in steps of a block, and another one counts them within a block. Otherwise,
     all blocks are full, which needs less code, and separate axes number the blocks and the tiles of
     a block.
     """
@@ -409,7 +413,8 @@ def _transform(
 
     They compute `write[k, l] = sum over i, j of first[k, i] * second[l, j] * read[i, j]`, one
     dimension after the other. `factors` has the matrix of each dimension as two factors, which are
-    applied one after the other. `value` is the value to store, by default the sum.
+    applied one after the other. `value` returns the value to store, by default the sum. `prefetch`
+    is the distance in bytes at which the tile's elements are prefetched; 0 for none.
     """
     ins = [Axis(f"{prefix}i{n}", len(inner[0])) for n, (_, inner) in enumerate(factors)]
     outs = [Axis(f"{prefix}o{n}", len(outer)) for n, (outer, _) in enumerate(factors)]

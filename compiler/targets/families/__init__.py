@@ -41,11 +41,12 @@ class CoreModel:
             tile.
         iteration_cycles: overhead in cycles per iteration of a reduction loop; most of its work
             overlaps with the multiply-adds.
-        extremum_latency: latency of a maximum (a comparison and a selection), in multiply-adds.
+        extremum_latency: latency of a maximum (a comparison and a selection), relative to that of a
+            multiply-add.
         ending_cycles: latency in cycles of each operation after the last step of a reduction.
         spill_cycles: cycles to store a vector to the stack and load it again.
-        set_miss_cycles: additional cycles of a load, for each row that maps to the same cache sets
-            beyond the associativity plus two.
+        set_miss_cycles: if more rows of a register tile map to the same cache sets than the
+            associativity plus two, the additional cycles of a load for each further row.
         panel_bytes: the largest panel of weights that is assumed to stay in the first-level cache
             while register tiles of successive rows use it. On a core with 48 KiB, 48 instead of 32
             led to tiles 8 % slower.
@@ -406,9 +407,10 @@ class Family:
         vscale_bits: LLVM's unit (`vscale`) for the length of scalable registers, if no feature
             states the length.
         helpers: functions that the architecture's ABI provides for operations without instructions.
-        c_target: zig's name of the target, for a C library named by it.
-        c_processor: zig's name of the weakest CPU among the described targets, if its default
-            differs.
+        c_target: zig's name of the target for C code, in which `{library}` stands for the C
+            library; "" for the default name.
+        c_processor: zig's name of the weakest CPU among the described targets; "" if that is zig's
+            default.
         modules: whether programs are modules that JavaScript runs, and no process loads a library.
         fma_intrinsic: the intrinsic that LLVM lowers to the target's multiply-add.
         holds_sums: whether LLVM moves a sum of products down to its last use, which code generation

@@ -82,7 +82,7 @@ def _target(name: str, cpu: str, *features: str) -> Target:
 
 
 def _sve(target: Target, vector_bits: int) -> Target:
-    """Return a target with SVE registers of a fixed length in addition."""
+    """Return a copy of a target that also has SVE registers, of a fixed length in bits."""
     features = tuple(sorted((*target.features, "+sve")))
     name = f"{target.name}-sve{vector_bits}"
     return replace(target, name=name, features=features, vector_bits=vector_bits)
