@@ -1,1 +1,1 @@
-"""Graph plans: partition of a graph into workloads, layouts of values, and costs."""
+"""Graph plans: how a graph is partitioned into workloads, its values' layouts, and their costs."""

@@ -89,7 +89,7 @@ def _inside(window: Window, dim: int, extent: int, outputs: int) -> int:
 
 
 def flops(workload: Workload) -> int:
-    """Return a workload's arithmetic operations.
+    """Count a workload's arithmetic operations.
 
     A MAC counts as two, a transcendental function as ten.
     """

@@ -378,8 +378,9 @@ class _Fusion:
     def _is_recomputed(self, node: Node, root: Node) -> bool:
         """Whether fusing `node` would compute an expensive operator several times per element.
 
-        This is the case if the result of `node` is broadcast: it has fewer elements than the
-        largest operand or result of `root`, the group's first node.
+        This is the case if `node` is expensive and its result is broadcast. The result counts as
+        broadcast if it has fewer elements than the largest operand or result of `root`, the group's
+        first node.
         """
         if _is_cheap(node):
             return False

@@ -60,8 +60,8 @@ class SizeSplit(Generic[T]):
 
     Attributes:
         position: the position of the tested dimension among the workload's dimensions.
-        last: the largest size that leads to `below`, divided by `Dimension.multiple`.
-        below: the subtree for sizes of at most `last`.
+        last: the largest size for which `below` is selected, in units of `Dimension.multiple`.
+        below: the subtree for sizes up to `last`.
         above: the subtree for larger sizes.
     """
 

@@ -39,7 +39,7 @@ def is_to_image(graph: Graph, node: Node) -> bool:
 
 
 def turns(graph: Graph) -> frozenset[str]:
-    """Return the names of the transposes between images and their rows of channels.
+    """Return the names of the transposes between images (NCHW) and their rows of channels (NHWC).
 
     An image is a value that a convolution, pool or interpolation reads or computes, possibly
     through elementwise operators.

@@ -194,7 +194,9 @@ def _temporary(
 
 
 def value_bytes(plan: GraphPlan, value: str) -> int:
-    """Return the size of a value as stored, including halo and block rounding."""
+    """Return the size of a value as stored, in bytes, including its halo and padding to whole
+    blocks.
+    """
     place = plan.placements[value]
     return stored_bytes(plan.graph.types[value], place.layout, place.halo)
 

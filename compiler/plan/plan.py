@@ -133,8 +133,9 @@ class BranchStep:
 
 @dataclass(frozen=True, slots=True)
 class RefusalStep:
-    """A step that ends the run with the error `message`: the branch that contains it cannot be
-    run."""
+    """A step that ends the run with the error `message`. It is the body of a branch that must not
+    be selected.
+    """
 
     message: str
     output: str

@@ -30,7 +30,8 @@ def open_distance(
     """Return the offset of a box in the buffer of a tensor, in elements, for dynamic sizes.
 
     The result is that of `compiler.plan.placement.distance`. It is None unless the box is proven to
-    be stored like a separate tensor for all sizes.
+    be stored like a separate tensor for all sizes. `whole` and `part` are the layouts and halos of
+    the tensor and of the box.
     """
     total = 0
     outer, inner = _along(whole_shape, *whole), _along(shape, *part)

@@ -175,8 +175,8 @@ def _with_bodies(
 ) -> SymbolicMemory:
     """Replace the arenas of bodies in a memory plan by the bodies' own buffers.
 
-    `arenas` maps the number of a buffer to the position of its step and the plans of the step's
-    bodies.
+    In `memory`, the arena of a step's bodies is a single buffer. `arenas` maps its number to the
+    position of the step and the plans of the bodies.
     """
     if not arenas:
         return memory

@@ -345,8 +345,9 @@ def view_offset(node: Node) -> int:
 
 
 def _fixed(graph: Graph, work: Sequence[tuple[Group, LayoutChoice]]) -> set[str]:
-    """Return the values in the caller's buffers: inputs, outputs, and operands of reshaped
-    outputs."""
+    """Return the values in the caller's buffers: inputs, outputs, and values of which an output is
+    a view.
+    """
     fixed = {*graph.inputs, *graph.outputs}
     for group, _ in reversed(work):
         if group.is_view and group.output in fixed:

@@ -44,7 +44,9 @@ numbers."""
 
 
 def stored_bytes(kind: TensorType, layout: Layout, halo: Halo = ()) -> int:
-    """Return the size of a value as stored, including halo and rounding to whole blocks."""
+    """Return the size of a value as stored, in bytes, including its halo and padding to whole
+    blocks.
+    """
     return strides(kind.shape, layout, halo)[1] * kind.dtype.bytes
 
 
@@ -137,14 +139,14 @@ class Workload:
     def typical(self) -> Workload:
         """Return the workload with each dynamic dimension fixed to its typical size.
 
-        The result determines the knobs, default schedules and records of the dynamic workload.
+        Default schedules are chosen for these sizes.
         """
         return self.at({d.name: typical(dynamic_size(d)) for d in self.dimensions})
 
     def at_upper_hints(self) -> Workload:
         """Return the workload with each dynamic dimension fixed to its upper hint.
 
-        These sizes bound the tile sizes in the schedule space.
+        Schedule spaces are built for these sizes.
         """
         return self.at(upper_hints(*map(dynamic_size, self.dimensions)))
 

@@ -172,8 +172,8 @@ class ProgramEmitter:
         """Return the instructions of a loop.
 
         They copy the initial states to the locations from which the body reads them. After each
-        step, they append the step's rows to the collected outputs, and copy its results to the next
-        states.
+        iteration, they append the rows that it computed to the collected outputs, and copy its new
+        states to the locations of the old ones.
         """
         block = places.value(step.output)
         counter, going, *results = (_after(block, offset) for offset in step.offsets)

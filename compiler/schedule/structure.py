@@ -156,11 +156,10 @@ def _inside(index: Affine, block: int, tiles: Mapping[Axis, int], vector: Tile) 
 
 
 def short_step(load: Load, axis: Axis) -> bool:
-    """Whether consecutive values of an axis address elements at most `MAX_LANE_STEP` elements
-    apart.
+    """Whether adjacent lanes along an axis read elements at most `MAX_LANE_STEP` positions apart.
 
-    The distance counts elements of the innermost dimension of memory. Such elements are loaded as
-    vectors and permuted.
+    The positions count along the innermost dimension of memory. Such elements are loaded as whole
+    vectors, and then permuted.
     """
     factors = load.tensor.layout.resolved(len(load.tensor.shape))
     last = next((f for f in reversed(factors) if load.tensor.shape[f.dim] != 1), factors[-1])
@@ -337,8 +336,7 @@ def add_serial_nests(stage: Stage, nests: Sequence[Node]) -> tuple[Stage, ...]:
 def _halo(output: Tensor, lanes: int) -> tuple[Node, ...]:
     """Return loop nests that write zeros into the halo of an output; empty without a halo.
 
-    They write one slice for each side of each dimension with a halo: the elements before and after
-    it, over all other dimensions.
+    There is one loop nest for each side of each dimension with a halo.
     """
     if not any(output.halo):
         return ()

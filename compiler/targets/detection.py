@@ -91,7 +91,8 @@ def can_run(target: Target, facts: DeviceFacts) -> bool:
 
 
 def best_target(facts: DeviceFacts) -> tuple[Target, str]:
-    """Return the best described target for a device, and a sentence with the reason.
+    """Return the target that suits a device best, of all described targets, and a sentence with the
+    reason.
 
     This is the target that describes the device's CPU. If the device lacks features of that target,
     for example in a virtual machine, it is a target of the same CPU with fewer features, or else

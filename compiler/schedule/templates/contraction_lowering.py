@@ -242,7 +242,7 @@ def _partial(
 def _is_packed(found: Contraction, schedule: Schedule) -> bool:
     """Whether the streamed operand is read from panels.
 
-    An input under a window is always read in place.
+    In a convolution, an operand that is not a weight is always read in place.
     """
     if is_weight(found.panel):
         return True

@@ -186,7 +186,8 @@ def fits(found: Contraction, mode: Mode, choice: Mapping[str, Choice]) -> bool:
     """Whether an assignment suits the target.
 
     Registers must hold the tile, one row of the panel and one broadcast factor. The tile must have
-    enough sums. Partial panels may add at most 30 % to the vectors.
+    enough sums to hide the latency of multiply-adds. Partial panels may add at most 30 % to the
+    vectors.
     """
     tile, vectors, target = int(choice["tile"]), int(choice["vectors"]), mode.target
     if choice.get("products") == TILES:

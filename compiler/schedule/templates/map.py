@@ -144,7 +144,9 @@ def _turned(target: Load, along: Axis, turned: Axis, lanes: int) -> _Tiles:
 
 
 def _plain(problem: Problem, unroll: int, lanes: int) -> _Tiles | None:
-    """Return tiles of vectors along the contiguous axis of the output, or None if it has none."""
+    """Return tiles of vectors along the contiguous axis of the output, or None if the output has no
+    such axis.
+    """
     along = vector_axis(problem.output, problem.axes)
     if along is None:
         return None

@@ -284,7 +284,7 @@ def _sums_tensor(found: Strassen, block: int | None) -> Tensor:
 def _sums_stages(found: Strassen, lanes: int) -> tuple[Stage, ...]:
     """Return a stage that computes all combinations of A's quadrants in one pass.
 
-    It also computes the combination for the row after the last block, if there may be one.
+    If the number of rows may be odd, it also computes the combinations for the row that remains.
     """
     loops = _sums_loops(found, lanes)
     sums = parallel_stage("sums", loops, _sums_map(found, lanes, None))
@@ -368,9 +368,9 @@ def _products(
 ) -> tuple[tuple[Node, ...], ...]:
     """Return, for each of the seven products, its loops for a panel of columns.
 
-    They include the product's contribution to the row after the last block. The products may run in
-    any order. The register tile has `rows` rows of `vectors` vectors. `ahead` is the prefetching of
-    weights, as from `weight_prefetch`.
+    If the number of rows may be odd, they include the product's contribution to the row that
+    remains. The products may run in any order. The register tile has `rows` rows of `vectors`
+    vectors. `ahead` is the prefetching of weights, as from `weight_prefetch`.
     """
     width = vectors * lanes
     steps, points = reduction_tiles(found.quarter, unroll, static_taps=False)

@@ -113,7 +113,7 @@ class _Part:
 class _Product:
     """The products of a range of points: `V[left] * U[right]`, summed and stored in M.
 
-    `loops` are over points, `steps` over phases.
+    `loops` iterate over the points, `steps` over the phases.
     """
 
     loops: tuple[LoopSpec, ...]
@@ -255,7 +255,7 @@ class _Blocks:
     def _tile_loops(self, channel: Axis) -> list[LoopSpec]:
         """Return the loops over channels and over the tiles of a block.
 
-        The lets of the loop over tiles compute at which output a tile starts.
+        At each iteration, the loop over tiles computes (as `Let`s) at which output a tile starts.
         """
         known = Let(self.number, self._number, self.number.extent - 1)
         lets = [] if self.has_partial_block else [known]

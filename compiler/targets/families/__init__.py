@@ -141,8 +141,8 @@ class CoreModel:
 class DotInstruction:
     """A dot-product instruction, such as VNNI's or SDOT: `accumulator + sum(left[i] * right[i])`.
 
-    Each group consists of adjacent elements that fill 32 bits: 4 elements of 8 bits, or 2 of 16
-    bits. There is one accumulator per group.
+    Each sum is over a group of adjacent elements that fill 32 bits: 4 elements of 8 bits, or 2 of
+    16 bits. The instruction has one accumulator per group.
 
     Attributes:
         feature: the LLVM feature that has the instruction; "" if every target of the family does.
@@ -354,8 +354,8 @@ class Family:
         targets: the described targets.
         baselines: names of targets that do not describe a single CPU, the weakest first.
         processors: for each pattern of `DeviceFacts.processor`, the target that describes the CPU.
-        core_names: for each `DeviceFacts.processor`, a readable name of the core; `processors` has
-            the names of LLVM's scheduling models.
+        core_names: for each `DeviceFacts.processor`, a readable name of the core. For a core that
+            is not listed, it is the name of the target in `processors`.
         linux_features: for LLVM's names of features, Linux' names in /proc/cpuinfo; "" if Linux has
             none. Features that are not listed cannot be detected, or do not change kernels.
         known_features: by the name of a target, LLVM's names of features that its CPUs have and
