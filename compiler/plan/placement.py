@@ -49,9 +49,10 @@ def distance(
 
     The result is in elements, from the start of the buffer of `whole_shape` to the first element of
     the box. It is None unless all elements of the box have the same relative addresses as in a
-    separate buffer of `shape`. For example, a range of channels of an NCHW16c value of batch 1 is
-    such a box if it starts at a multiple of 16. Addresses are sums over the dimensions, so each
-    dimension is compared separately.
+    separate buffer of `shape` with the placement `part`. `start` is the index of the box's first
+    element. For example, a range of channels of an NCHW16c value of batch 1 is such a box if it
+    starts at a multiple of 16. Addresses are sums over the dimensions, so each dimension is
+    compared separately.
     """
     if any(map(is_dynamic, (*whole_shape, *shape, *start))):
         return open_distance(

@@ -87,8 +87,8 @@ def _address(along: _Along, index: int) -> int:
 def _by_factors(outer: _Along, inner: _Along, first: int, extent: int) -> int | None:
     """Return the offset of `_by_index` for dynamic sizes: compare layout factors, not indices.
 
-    The result is None unless both layouts have the same factors and the box starts at a multiple of
-    each block.
+    The arguments are those of `_by_index`. The result is None unless both layouts have the same
+    factors and the box starts at a multiple of each block.
     """
     shift = first + outer[1] - inner[1]
     total = 0

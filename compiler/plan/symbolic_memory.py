@@ -34,7 +34,8 @@ class SymbolicBuffer:
 
     Attributes:
         bytes: its size, a multiple of 64.
-        below: numbers of the buffers directly below it; each is less than its own number.
+        below: numbers of the buffers directly below it. Each of them is less than the buffer's own
+            number.
     """
 
     bytes: int

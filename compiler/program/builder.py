@@ -246,8 +246,8 @@ class ProgramBuilder:
 def _errors_with_names(plan: GraphPlan, workload: Workload) -> Iterator[None]:
     """Context manager that rewrites a `CompilerError` of a workload with the graph's names.
 
-    A dimension such as s0 is replaced by its name in the graph, and the message starts with the
-    name of the value that the workload computes.
+    The message then starts with the name of the value that the workload computes. Names of the
+    workload's dimensions, such as s0, are replaced by their names in the graph.
     """
     try:
         yield

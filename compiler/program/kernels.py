@@ -190,9 +190,10 @@ class KernelCompiler:
         """Lower a workload with a default schedule whose packed weights take fewer than `below`
         bytes.
 
-        Algorithms such as Strassen expand the weights. Among those estimated to be faster than the
-        direct algorithm, the one with the largest weights below the limit is used, for example one
-        level of Strassen instead of two. If there is none, the weights are not expanded.
+        Algorithms such as Strassen expand the weights. The method considers the algorithms that are
+        estimated to be faster than the direct one, and uses the one with the largest weights below
+        the limit: for example, one level of Strassen instead of two. If no algorithm remains, the
+        weights are not expanded.
 
         Raises:
             CompilerError: if no schedule lowers.

@@ -56,8 +56,8 @@ def step_loads(
 ) -> float:
     """Return the loads per step of a register tile, weighted by how much they delay multiply-adds.
 
-    If the target has no loads that broadcast, the factor of each row counts as two loads, because
-    the code broadcasts it with another instruction. Loads of the panel's vectors are then free.
+    On a target without loads that broadcast, a second instruction broadcasts the factor of each
+    row. The factor then counts as two loads, and loads of the panel's vectors are free.
 
     Args:
         target: the processor.

@@ -69,9 +69,9 @@ def untuned_schedules(
 ) -> Iterator[Schedule]:
     """Yield the default schedules of a workload that has not been tuned, best guess first.
 
-    There is one per template that applies. The last one is a fallback that lowers any workload.
-    With `any_rows`, or for a workload with dynamic sizes, the first is a schedule that serves any
-    number of rows, if a template has one. A workload with dynamic sizes is analysed at typical
+    There is one per template that applies. The last one is a fallback that lowers any workload. If
+    `any_rows` is true or the workload has dynamic sizes, the first schedule serves any number of
+    rows, if a template has such a schedule. A workload with dynamic sizes is analysed at typical
     sizes.
 
     Raises:

@@ -94,9 +94,9 @@ def best_target(facts: DeviceFacts) -> tuple[Target, str]:
     """Return the target that suits a device best, of all described targets, and a sentence with the
     reason.
 
-    This is the target that describes the device's CPU. If the device lacks features of that target,
-    for example in a virtual machine, it is a target of the same CPU with fewer features, or else
-    the strongest baseline that the device runs.
+    This is the target that describes the device's CPU. A device may lack features of that target,
+    for example in a virtual machine. The result is then a target of the same CPU with fewer
+    features. If no such target is described, it is the strongest baseline that the device runs.
 
     Raises:
         UnknownTargetError: if the device runs no described target.

@@ -12,8 +12,9 @@ from tilewright.compiler.targets.device import available_cores
 def granted_cores(root: Path = Path("/")) -> int:
     """Return the number of cores that this process may keep busy, at least 1.
 
-    It is the number of cores that the process may run on, limited to the CPU quota of its Linux
-    control groups (version 1 or 2) in cores, rounded down.
+    The process may run on a certain number of cores. The result is this number, limited to the CPU
+    quota of its Linux control groups (version 1 or 2), which is converted to cores and rounded
+    down.
     """
     granted = float(len(available_cores()))
     for group in _control_groups(root):

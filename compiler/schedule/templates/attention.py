@@ -2,10 +2,10 @@
 
 For each head, the keys are packed once into panels in the thread's scratch memory. If there are
 many values, they are packed contiguously, too. For each block of rows, the scores (the products of
-queries and keys) are computed and stay in the cache. Then come the largest score of each row, the
-exponentials and their sum (computed once, in place), the products with the values, and one division
-per row. The matrix of all scores is never stored. Kernel fusion as in Dao et al., "FlashAttention"
-(2022), without its rescaling: a whole row of scores fits a core's cache.
+queries and keys) are computed and stay in the cache. The softmax then replaces the scores by their
+exponentials, in place, and adds up each row. The products of exponentials and values follow, and
+one division per row. The matrix of all scores is never stored. Kernel fusion as in Dao et al.,
+"FlashAttention" (2022), without its rescaling: a whole row of scores fits a core's cache.
 
     for head: panels[j, d] = K[head, j, d], values[j, e] = V[head, j, e]
       for a block of rows:

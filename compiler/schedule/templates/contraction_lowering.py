@@ -158,7 +158,10 @@ def _stage(
     tile: int,
     static_taps: bool,
 ) -> Stage:
-    """Return the stage with the loops over register tiles, for factors that are already packed."""
+    """Return the stage with the loops over register tiles, for factors that are already packed.
+
+    `static_taps` unrolls the last axis of the window.
+    """
     problem = found.problem
     lanes = target.lanes(DType.FLOAT32)
     vectors = schedule.integer("vectors")

@@ -250,7 +250,7 @@ def default_schedule(
     *,
     panels_alone: bool = False,
 ) -> Schedule:
-    """Return the schedule of an untuned contraction.
+    """Return the schedule of an untuned contraction for the algorithm `algorithm`.
 
     It has the best score of all valid combinations of tile, vectors, order, split and products. The
     score falls with work in partial tiles, with idle threads, and with loads per multiplication. If
@@ -325,13 +325,12 @@ def default_schedule(
 def rows_schedule(
     found: Contraction, mode: Mode, algorithm: str, order: Choice | None = None
 ) -> Schedule | None:
-    """Return a schedule for any number of rows of a product with weights; None for other
-    contractions.
+    """Return a schedule of `algorithm` for any number of rows of a product with weights.
 
-    The threads divide the rows if there are enough of them, otherwise the panels. `order` overrides
-    this choice. The tile and the panels are chosen for an unlimited number of rows. A schedule for
-    a fixed number of rows is up to a tenth faster: less of its last tile is wasted, and its panels
-    fit a nearer cache.
+    The result is None for other contractions. The threads divide the rows if there are enough of
+    them, otherwise the panels. `order` overrides this choice. The tile and the panels are chosen
+    for an unlimited number of rows. A schedule for a fixed number of rows is up to a tenth faster:
+    less of its last tile is wasted, and its panels fit a nearer cache.
     """
     if found.window or found.outer or found.batch or not is_weight(found.panel):
         return None

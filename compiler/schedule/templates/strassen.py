@@ -469,7 +469,9 @@ def _added(
 ) -> Store:
     """Return the store that adds product `number` to an element of C.
 
-    `users` are the numbers of all products that contribute to this element, in order.
+    The element is in row `row`, in block number `column` along the columns. `sign` is the product's
+    coefficient, and `users` are the numbers of all products that contribute to the element, in
+    order.
     """
     target = found.element(found.whole.problem.output, row, column)
     product = Accumulator(target.dtype)

@@ -143,7 +143,7 @@ class Strassen:
 
     @property
     def last(self) -> Axis:
-        """The axis of the row that remains after the last block of an odd number of rows.
+        """The axis of the row that remains if an odd number of rows is divided into blocks.
 
         Its extent is 1 if a row remains, otherwise 0.
         """
@@ -151,7 +151,7 @@ class Strassen:
 
     @property
     def may_have_last(self) -> bool:
-        """Whether a row remains after the last block, or may remain at run time."""
+        """Whether the division of rows into blocks leaves a row, or may leave one at run time."""
         return self.last.extent != 0
 
     def element(self, load: Load, row: Affine, column: int = 0, depth: int = 0) -> Load:

@@ -105,7 +105,10 @@ class Winograd:
 
     def points(self, outputs: int) -> int:
         """Return the number of points of a transformed tile: the product over the transformed
-        dimensions."""
+        dimensions.
+
+        A tile has `outputs` outputs along each of them.
+        """
         return prod(side.alpha(outputs) for side in self.sides)
 
     def products(self, outputs: int) -> int:
@@ -116,9 +119,10 @@ class Winograd:
         return prod(s.stride * (s.alpha(outputs) - 1) + s.full for s in self.sides)
 
     def tile_counts(self, outputs: int) -> tuple[int, ...]:
-        """Return the number of tiles along each dimension of `shape`.
+        """Return the number of tiles along each dimension of `Winograd.shape`.
 
-        The last tile may overlap the one before it.
+        `outputs` is the number of outputs of a tile along a transformed dimension. The last tile
+        may overlap the one before it.
         """
         return _tile_counts(self, outputs)
 
