@@ -122,8 +122,8 @@ class KernelCompiler:
 
     This is a context manager. Within it, `lower` queues kernels, which the thread compiles in
     order. The thread may still compile when the context ends; `objects` waits for it. More threads
-    would not be faster, because llvmlite serialises calls of LLVM. It releases the GIL during each
-    call.
+    would not be faster, because llvmlite serialises calls of LLVM. Other threads run during a call,
+    because llvmlite releases the GIL.
     """
 
     def __init__(

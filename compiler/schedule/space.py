@@ -100,7 +100,7 @@ class SubSpace:
 class ScheduleSpace:
     """All schedules of a workload on a target: one `SubSpace` per algorithm.
 
-    The first is the algorithm of the default schedule.
+    The first subspace is that of the default schedule's algorithm.
     """
 
     subspaces: tuple[SubSpace, ...]

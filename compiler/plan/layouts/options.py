@@ -3,8 +3,8 @@
 Values of convolutions may be row-major (NCHW) or blocked by channels (NCHW16c). If the last block
 would be partly empty, they may also be in blocks of half a vector (NCHW8c) or channels-last (NHWC).
 Channels-last is also possible for images of four 8-bit channels, and for all images of a graph that
-transposes some of them to rows of channels (`layout_transposes.py`). Matrix products, rows and
-gathers read and write row-major values.
+transposes some of them to rows of channels (`layout_transposes.py`). Matrix products, row operators
+and gathers read and write row-major values.
 """
 
 from __future__ import annotations

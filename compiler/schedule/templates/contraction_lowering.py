@@ -307,10 +307,10 @@ def loops_around(
 def _panels(found: Contraction, width: int, lanes: int, *, packed: bool) -> _Panels:
     """Return the streamed operand in panels of `width` lanes: [width panels][reduction...][width].
 
-    If `packed` is false, it is read in place.
+    If `packed` is false, the operand is read in place.
 
     Raises:
-        ScheduleError: if the operand is not a load, and can therefore not be read in place.
+        ScheduleError: if the operand is not a load, so that it cannot be read in place.
     """
     load = found.panel
     if load is None or not packed:

@@ -354,8 +354,8 @@ class Family:
         targets: the described targets.
         baselines: names of targets that do not describe a single CPU, the weakest first.
         processors: for each pattern of `DeviceFacts.processor`, the target that describes the CPU.
-        core_names: for each `DeviceFacts.processor`, a readable name of the core. For a core that
-            is not listed, it is the name of the target in `processors`.
+        core_names: for each `DeviceFacts.processor`, a readable name of the core. A core that is
+            not listed has the name of its target in `processors`.
         linux_features: for LLVM's names of features, Linux' names in /proc/cpuinfo; "" if Linux has
             none. Features that are not listed cannot be detected, or do not change kernels.
         known_features: by the name of a target, LLVM's names of features that its CPUs have and
@@ -413,9 +413,9 @@ class Family:
             default.
         modules: whether programs are modules that JavaScript runs, and no process loads a library.
         fma_intrinsic: the intrinsic that LLVM lowers to the target's multiply-add.
-        holds_sums: whether LLVM moves a sum of products down to its last use, which code generation
-            must prevent: LLVM would nest the steps of an unrolled loop in one expression, and all
-            their factors would occupy registers at once.
+        holds_sums: whether LLVM delays the additions of an unrolled sum of products until the sum
+            is used. The factors of all steps would then occupy registers at once, which code
+            generation must prevent.
         extrema_of_nan: whether maximum and minimum instructions return NaN if an operand is NaN.
         narrows: three intrinsics: convert four float32 to int32 with rounding, narrow four int32 to
             uint16, narrow eight uint16 to uint8, all with saturation; None without them.
