@@ -122,7 +122,7 @@ def _node_flops(node: Node, graph: Graph) -> int:
 def bytes_read(workload: Workload) -> int:
     """Return the bytes that a kernel reads: each input once, as stored.
 
-    An input that only gathers read, as their table, counts at most the bytes of the gathered rows.
+    If gathers are the only readers of an input, as their table, at most the gathered rows count.
     """
     total = 0
     for name, boundary in zip(workload.graph.inputs, workload.inputs, strict=True):

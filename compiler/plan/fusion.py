@@ -186,8 +186,8 @@ class _Fusion:
         return [node for node in epilogue if node not in chain]
 
     def _region(self, value: str, shape: tuple[int, ...], limit: int) -> list[Node] | None:
-        """Return the smallest set of elementwise nodes after `value` that can be fused with its
-        producer.
+        """Return the smallest set of elementwise nodes after `value` that can be fused with the
+        node that computes `value`.
 
         Only the result of the last node may be read outside the set. The nodes have results of
         shape `shape`, and there are at most `limit` of them. The result is None if there is no such

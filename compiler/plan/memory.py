@@ -305,8 +305,8 @@ def _reuse_operands(
 def place(buffers: Sequence[ArenaBuffer]) -> int:
     """Place buffers in an arena, and return the size of the arena in bytes.
 
-    The `ArenaBuffer.offset` of each buffer is set to the lowest one that is free while the buffer
-    is live.
+    The attribute `offset` of each buffer is set to the lowest offset at which the arena is free as
+    long as the buffer is live.
     """
     # The placed buffers, in the order of their offsets: first step, last step, offset, end.
     placed = np.zeros((4, len(buffers)), np.int64)

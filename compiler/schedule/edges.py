@@ -4,8 +4,8 @@ At the edges, windows reach beyond the image, so that their loops must be clippe
 
     y[w] = max over k: 3 of x[2 w + k - 1], w in n:
       w in 0..0: the loop over k is clipped, one output at a time
-      w in 1..n-2: no tap leaves the image, any tile
-      w in n-1..n-1: like the first
+      w in 1..n-2: no tap leaves the image, tiles of any size
+      w in n-1..n-1: as in 0..0
 
 If the extent is fixed, the first and last tiles are emitted as static code instead (`For.peel`).
 """

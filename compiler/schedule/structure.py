@@ -61,7 +61,7 @@ def nest(loops: Sequence[LoopSpec], *body: Node) -> tuple[Node, ...]:
 
 
 def parallel_stage(name: str, loops: Sequence[LoopSpec], *body: Node) -> Stage:
-    """Return a stage with serial loops around a body, the outermost of which becomes parallel.
+    """Return a stage with loops around a body: the outermost is parallel, the others are serial.
 
     Without a loop, the stage is serial.
     """

@@ -116,7 +116,7 @@ def _fits(found: Attention, mode: Mode, choice: Mapping[str, Choice]) -> bool:
 def _default(found: Attention, mode: Mode, knobs: tuple[Knob, ...]) -> Schedule:
     """Return the default schedule: the tile with the highest estimated rate.
 
-    Keys and values are packed if enough rows read them to save time.
+    Keys and values are packed if so many rows read them that packing saves time.
     """
     target = mode.target
     lanes, registers = target.lanes(DType.FLOAT32), target.vector_registers

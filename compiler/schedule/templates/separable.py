@@ -152,8 +152,8 @@ def _along(problem: Problem, lanes: Axis, along: Axis) -> Separable | None:
 def _line(load: Load, along: Axis, taps: Sequence[Axis]) -> tuple[Affine, int] | None:
     """Return the index of a load along the line, and the extent of its dimension.
 
-    It must be the only index that contains `along`, and must consist of `along` and one window
-    axis. Otherwise the result is None.
+    The result is None unless this is the only index that contains `along`, and consists of `along`
+    and one window axis.
     """
     dims = [dim for dim, index in enumerate(load.index) if along in index.axes()]
     if len(dims) != 1:

@@ -173,8 +173,9 @@ def _other_rows(found: Strassen) -> int:
 def _has_blocks(found: Strassen, target: Target) -> bool:
     """Whether the rows are divided into several blocks, each large enough.
 
-    The result is False if the number of rows is dynamic, or if it may be odd. Of an odd number, one
-    row remains after the division into quadrants, and every block would add its products again.
+    The result is False if the number of rows is dynamic, or if it may be odd. If the number is odd,
+    one row remains after the division into quadrants, and every block would add the products of
+    this row again.
     """
     if found.may_have_last or any(is_dynamic(a.extent) for a in (found.rows, *found.others)):
         return False
@@ -244,9 +245,9 @@ def _parts_of_rows(found: Strassen, panels: LoopSpec, tile: int, threads: int) -
     """Return a loop that divides the rows among the threads; empty if the panels divide evenly
     among them.
 
-    The result is also empty if the number of rows is dynamic, or if it may be odd. Of an odd
-    number, one row remains after the division into quadrants, and every thread would add its
-    products again.
+    The result is also empty if the number of rows is dynamic, or if it may be odd. If the number is
+    odd, one row remains after the division into quadrants, and every thread would add the products
+    of this row again.
     """
     if parallel_balance([panels], threads) == 1 or found.may_have_last:
         return []
