@@ -36,7 +36,7 @@ def named_device(root: Path = Path("/"), cores: Collection[int] | None = None) -
 def core_kinds(
     root: Path = Path("/"), cores: Collection[int] | None = None
 ) -> tuple[CoreKind, ...]:
-    """Return the kinds of the cores with these numbers, fastest first.
+    """Return the kinds of the cores with the numbers `cores`, fastest first.
 
     By default, all cores that this process may use are included. `root` is the folder that contains
     `proc` and `sys`.

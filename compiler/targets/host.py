@@ -45,8 +45,8 @@ def resolve_target(name: str) -> Target:
         name: `host`, `x86-64-v4`, `host:256`, `znver4:256`...
 
     Raises:
-        UnknownTargetError: if no description has the name, it has no such vectors, or the name is
-            `host` on a machine that no family describes.
+        UnknownTargetError: if no described target has the name, the target has no vectors of this
+            width, or the name is `host` on a machine that no family describes.
     """
     base, colon, bits = name.partition(":")
     if base == "host":

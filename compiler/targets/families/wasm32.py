@@ -1,4 +1,6 @@
-"""WebAssembly with 128-bit SIMD. Engines map its locals to registers of the host CPU."""
+"""WebAssembly with 128-bit SIMD. WebAssembly engines map local variables to registers of the host
+CPU.
+"""
 
 from __future__ import annotations
 
