@@ -110,8 +110,8 @@ def live(
 ) -> tuple[list[Node], set[str]]:
     """Return the nodes that the outputs depend on, and all values that these nodes read or compute.
 
-    The values include all `inputs`. A `labelled` node of a graph input is also returned, even if no
-    output depends on the node, because it declares that the input holds strings.
+    The values include all `inputs`. Nodes of the operator `labelled`, which declare that a graph
+    input holds strings, are also returned, even if no output depends on them.
     """
     values, kept = {*outputs}, list[Node]()
     for node in reversed([*nodes]):

@@ -61,8 +61,8 @@ class Node:
 class Graph:
     """A computation: nodes in topological order, the types of all values, and constants' arrays.
 
-    Every value is a graph input, a constant, or the output of one node. Graphs are equal if their
-    names, nodes, types and constants are; constants are compared bit by bit.
+    Every value is a graph input, a constant, or the output of one node. Two graphs are equal if all
+    public fields are equal; constants are compared bit by bit.
     """
 
     name: str
@@ -141,9 +141,9 @@ class Graph:
         )
 
     def at(self, values: Mapping[str, int]) -> Self:
-        """Return the graph with every dynamic size replaced by a number.
+        """Return the graph with every dynamic size replaced by its value for given dimensions.
 
-        `values` has the size of each dimension by name.
+        `values` maps the name of each dynamic dimension to its size.
 
         Raises:
             KeyError: if a dimension has no value.
@@ -151,9 +151,10 @@ class Graph:
         return replaced(self, lambda size: at(size, values))
 
     def typical(self) -> Self:
-        """Return the graph with every dynamic size replaced by its typical size (`sizes.typical`).
+        """Return the graph with every dynamic size evaluated at its dimensions' typical sizes.
 
-        Passes use the result for decisions that affect only speed. A graph without dynamic sizes is
+        The typical size of a dimension lies near the middle of its range (`sizes.typical`). Passes
+        use the result for decisions that affect only speed. A graph without dynamic sizes is
         returned unchanged.
         """
         dimensions = self.dimensions
@@ -177,7 +178,7 @@ class Graph:
 def dynamic_sizes(graph: Graph) -> tuple[int, ...]:
     """Return the distinct dynamic sizes in a graph's types and attributes, in order of occurrence.
 
-    The sizes in bodies are included.
+    The sizes in bodies are included. Each is a `Size`, such as `past + 1`, typed as an `int`.
     """
     items: list[object] = [n for kind in graph.types.values() for n in kind.shape]
     for node in graph.nodes:

@@ -32,8 +32,8 @@ def in_type(value: str, dtype: DType, *taken: Container[str]) -> str:
 def stands_for(name: str) -> Iterator[str]:
     """Yield the name, then each shorter name that results from removing one more dtype suffix.
 
-    Passes append such suffixes to copies of a value in another element type (`in_type`). For
-    "y.bfloat16" the result is "y.bfloat16", "y".
+    Passes append such suffixes when they copy a value to another element type (`in_type`). For
+    "y.bfloat16", the results are "y.bfloat16" and "y".
     """
     yield name
     while True:

@@ -186,7 +186,7 @@ def _print_number(value: float) -> str:
 def without_digests(text: str) -> str:
     """Remove the digests of constants from a printed graph, as `print_graph(digests=False)` does.
 
-    The printed graph may be part of a JSON text.
+    `text` may also be a JSON document that contains printed graphs.
     """
     return _DIGEST.sub("= sha256:", text)
 
@@ -386,7 +386,10 @@ class _Tokens:
         return key, self.scalar()
 
     def range(self) -> str:
-        """Parse the range of a dimension, such as `1..512` or `32..640:32`; return its text."""
+        """Parse the range of a dimension; return its text.
+
+        Examples are `1..512`, and `32..640:32` for the multiples of 32 in a range.
+        """
         text = self.word()
         if self.peek() != ":":
             return text
@@ -394,7 +397,7 @@ class _Tokens:
         return f"{text}:{self.word()}"
 
     def extent(self) -> int:
-        """Parse an extent: an integer or a dynamic size."""
+        """Parse an extent: an integer, or a dynamic size, which is returned as a `Size`."""
         return self._size() if self._is_size() else int(self.word())
 
     def _is_size(self) -> bool:

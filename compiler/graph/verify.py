@@ -24,7 +24,7 @@ def verify_graph(graph: Graph) -> None:
 
 
 def check_definitions(graph: Graph) -> None:
-    """Check that no value is defined twice by inputs, constants and outputs of nodes."""
+    """Check that each value is defined only once: as an input, a constant or a node's output."""
     defined: dict[str, str] = {}
     origins = [(value, "an input") for value in graph.inputs]
     origins += [(value, "a constant") for value in graph.constants]
@@ -68,7 +68,7 @@ def check_order(graph: Graph) -> None:
 
 
 def check_types_present(graph: Graph) -> None:
-    """Check that values have types, that types belong to values, and that no extent is negative."""
+    """Check that every value has a type, every type has a value, and no extent is negative."""
     values = {*graph.inputs, *graph.constants, *(v for n in graph.nodes for v in n.outputs)}
     for value in sorted(values - graph.types.keys()):
         raise InvalidModelError(f"graph '{graph.name}': value '{value}' has no type")

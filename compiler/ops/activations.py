@@ -30,10 +30,10 @@ def _activation(
 
 
 def _with_numbers(op_name: str, **defaults: float) -> Callable[[OnnxNode], str]:
-    """Return an import rule for an ONNX operator of one operand, which becomes `op_name`.
+    """Return a rule that imports an ONNX operator of one operand as the operator `op_name`.
 
-    `defaults` has the ONNX operator's float attributes and their default values. They become
-    attributes of the same names.
+    `defaults` maps the float attributes of the ONNX operator to their default values. The imported
+    node has attributes of the same names.
     """
 
     def emit(node: OnnxNode) -> str:
@@ -183,7 +183,7 @@ OPERATORS = (
 def _onnx_celu(node: OnnxNode) -> str:
     """Import Celu as alpha * elu(x / alpha).
 
-    A scalar keeps its shape (). The function body in ONNX's schema would make it a vector.
+    This rule replaces the function body in ONNX's schema, which would turn a scalar into a vector.
     """
     x = node.input(0)
     alpha = node.scalar(node.number("alpha", 1.0), node.type(x).dtype)

@@ -1,7 +1,7 @@
 """Import rule of AffineGrid, for sizes known at import.
 
-For dynamic sizes, the importer uses the function body in ONNX's schema instead. This body fails for
-a batch of 1. With `align_corners`, it divides by an extent minus 1.
+For dynamic sizes, the importer uses the function body in ONNX's schema instead. That function body
+is invalid for a batch of 1. With `align_corners`, it divides by zero if an extent is 1.
 """
 
 from __future__ import annotations
@@ -23,8 +23,9 @@ def _onnx_affine_grid(node: OnnxNode) -> str:
     rank), where the rank is 2 or 3.
 
     Raises:
-        DynamicSizeError: if a dynamic size determines whether aligned corners are possible.
-        UnsupportedOperatorError: if the size or the shape of theta is otherwise unknown.
+        DynamicSizeError: if `align_corners` is set, and an extent of the grid may be 1 in some
+            runs.
+        UnsupportedOperatorError: if the size or the shape of theta is unknown for another reason.
     """
     theta, size = node.input(0), node.static_ints(1, "size")
     kind = node.type(theta)

@@ -53,8 +53,8 @@ def _infer(types: Sequence[TensorType], attrs: Attrs) -> TensorType:
 
     Each key head is shared by `heads / key heads` neighbouring heads (Ainslie et al., "GQA", 2023).
     A `softcap` c maps scores to c tanh(score / c) before the mask is added. With `causal`, query i
-    attends only to keys 0 to `past + i`. If a mask of -inf hides all keys of a query, the query's
-    result is zero.
+    attends only to keys 0 to `past + i`; the attribute `past` is the number of cached keys. If a
+    mask of -inf hides all keys of a query, the query's result is zero.
     """
     operand_count(types, 3, 4)
     dtype = computed_type(types, attrs, 3)
@@ -91,7 +91,7 @@ def _infer(types: Sequence[TensorType], attrs: Attrs) -> TensorType:
 def _reference(arrays: Sequence[np.ndarray], attrs: Attrs) -> np.ndarray:
     """Compute attention with NumPy, one block of queries at a time.
 
-    The scores of a block need no more memory than the operands.
+    The block size is such that the scores of a block need no more memory than the operands.
     """
     query, key, value = exactly(arrays[:3], attrs)
     group = query.shape[1] // key.shape[1]

@@ -46,10 +46,11 @@ def _bitwise(
 
 
 def _shift(name: str, function: np.ufunc, scalar: Callable[[Expr, Expr], Expr]) -> Operator:
-    """Return the operator that shifts integers by a number of bits per element.
+    """Declare the operator `name`, which shifts each integer by its own number of bits.
 
-    If the number is negative, or at least the width of the type, the result is 0, or -1 for the
-    right shift of a negative element.
+    `function` is NumPy's shift, and `scalar` returns the expression of one element. If the number
+    of bits is negative, or at least the width of the type, the result is 0, or -1 for the right
+    shift of a negative element.
     """
 
     def reference(arrays: Sequence[np.ndarray], _attrs: Attrs) -> np.ndarray:

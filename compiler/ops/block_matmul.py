@@ -6,9 +6,10 @@ Weights stay packed: one uint32 word holds `32 // bits` consecutive elements alo
 of its four bytes hold the first four elements, the next higher bits hold the next four, and so on.
 A shift and a mask therefore extract four elements, one per byte. K is a multiple of the block size.
 
-`x` is float32, or quantised to int8: an int32 then holds four consecutive elements. Two more
-operands hold, for each `Packing.chunk` elements, a scale and the sum of the dequantised elements.
-Integer products are then exact, and their sums are scaled chunk by chunk.
+`x` is float32, or quantised to int8. Quantised, it is an int32 tensor with four consecutive int8
+elements per int32, and a node has two more operands: for each chunk of `Packing.chunk` elements, a
+scale and the sum of the dequantised elements. Products within a chunk are then computed exactly in
+integers, and their sum is scaled.
 """
 
 from __future__ import annotations
@@ -259,8 +260,9 @@ def _bytes_of(packing: Packing, word: Expr) -> list[Expr]:
 def _products(elements: list[Expr], factors: list[Expr], zero: Expr, *, many: bool) -> Expr:
     """Return the sum of (element + zero) * factor over the elements of one word.
 
-    `zero` is the negated zero point. If `many` rows share the elements, it is added to each
-    element. Otherwise it is multiplied by the sum of the factors, which all columns share.
+    `zero` is the negated zero point. If `many` rows of `x` use the same elements, `zero` is added
+    to each element once. Otherwise, `zero` is multiplied by the sum of the factors, which is the
+    same for all columns of the weights.
     """
     if many:
         elements = [element + zero for element in elements]

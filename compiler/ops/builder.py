@@ -61,9 +61,9 @@ class GraphBuilder:
 
     Values get unique temporary names; `finish` assigns the final ones.
 
-    Values that depend only on constants and dynamic sizes, such as shapes, are not computed by
-    nodes at first. `sizes` holds them as object arrays of integers and dynamic sizes. Nodes for
-    such a value are added only when another node reads it as data.
+    Values that depend only on constants and dynamic sizes, such as shapes, are computed at import
+    if possible. `sizes` holds them as object arrays of integers and dynamic sizes. The builder adds
+    nodes that compute such a value at run time only if another node has it as an operand.
     """
 
     def __init__(self, reserved: Collection[str] = ()) -> None:
@@ -149,13 +149,13 @@ class GraphBuilder:
         return name
 
     def reserve(self, label: str, size: int) -> None:
-        """Add `size` bytes to the total of generated constants, before the constant is allocated.
+        """Count `size` bytes towards the limit on the constants that import rules generate.
 
-        `label` names the node in errors.
+        Import rules call this method before they allocate a constant. `label` names the node in
+        errors.
 
         Raises:
-            InvalidModelError: if the total of all generated constants exceeds the limit
-                GENERATED_LIMIT_BYTES, or the size is negative.
+            InvalidModelError: if the total exceeds GENERATED_LIMIT_BYTES, or the size is negative.
         """
         if size < 0:
             raise InvalidModelError(f"{label}: a constant has a negative size, {size} bytes")
@@ -178,12 +178,12 @@ class GraphBuilder:
     ) -> str:
         """Add a node and return the name of its output.
 
-        If constants and dynamic sizes alone determine the result, it may be computed at import. The
-        returned name is then that of a value without a node. With `keep`, the node is always added,
-        because a pass needs its operands.
+        If constants and dynamic sizes alone determine the result, the builder may compute it at
+        import and add no node; it then returns the name of the computed value. With `keep`, the
+        node is always added, because a pass needs its operands.
 
         Raises:
-            InvalidModelError: if the operands contradict each other; `label` names the node.
+            InvalidModelError: if the operator does not accept the operands; `label` names the node.
         """
         operator = ops.get(op)
         pairs = tuple(sorted(attrs.items()))
@@ -218,7 +218,7 @@ class GraphBuilder:
     def ahead(self) -> Iterator[None]:
         """Return a context manager; nodes added within it are placed before all other nodes.
 
-        They must not depend on nodes added before.
+        The added nodes must not depend on nodes that the graph already has.
         """
         others, self._nodes = self._nodes, {}
         try:
@@ -248,7 +248,8 @@ class GraphBuilder:
     def undecided(self, value: str) -> DynamicSizeError | None:
         """Return the error that explains why a value is unknown at import.
 
-        The value depends only on dynamic sizes. The result is None if it depends on a graph input.
+        The result is None if the value depends on a graph input. Otherwise, the value is unknown
+        because it depends on dynamic sizes.
         """
         found = self._computed_from(value)
         reasons = [self._undecided[each] for each in found if each in self._undecided]
@@ -397,7 +398,7 @@ class GraphBuilder:
         attrs: tuple[tuple[str, AttrValue], ...],
         dtype: DType,
     ) -> np.ndarray | None:
-        """Compute a node at import by arithmetic on integers and dynamic sizes.
+        """Compute the result of a node at import by arithmetic on integers and dynamic sizes.
 
         The result is None if the operator is not supported, or an operand is unknown or too large.
 

@@ -171,10 +171,10 @@ def filled(node: OnnxNode, value: float, shape: Sequence[int], dtype: DType) -> 
 
 
 def grid(node: OnnxNode, steps: Mapping[int, int], shape: Sequence[int]) -> np.ndarray:
-    """Return a tensor in which each element is the sum of coordinate * step over its dimensions.
+    """Return a tensor whose element at (i, j, ...) is `i * steps[0] + j * steps[1] + ...`.
 
-    `shape` is the tensor's shape, and `steps` has the step of each dimension by the dimension's
-    index. The result broadcasts to `shape`: a dimension without a step has extent 1.
+    `shape` is the tensor's shape. A dimension without an entry in `steps` contributes nothing, and
+    has extent 1 in the result, which therefore broadcasts to `shape`.
     """
     total: np.ndarray = np.zeros((1,) * len(shape), np.int64)
     for dim, step in steps.items():

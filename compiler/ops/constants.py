@@ -101,7 +101,7 @@ def _open_range(node: OnnxNode, start: Any, limit: Any, delta: Any, dtype: DType
     """Import Range with a dynamic start or limit: integers whose count is computed from sizes.
 
     Raises:
-        DynamicSizeError: if the step is dynamic, or a number is not an integer.
+        DynamicSizeError: if the step is dynamic, or start, limit or step is not an integer.
     """
     parts = [part if is_dynamic(part) else int(part) for part in (start, limit, delta)]
     if any(a != b for a, b in zip(parts, (start, limit, delta), strict=True)) or is_dynamic(delta):

@@ -17,8 +17,9 @@ belong to the body.
 
     %3: float32[4] = refuse(%go) {dtype="float32", message="why", shape=(4)}
 
-`refuse` ends the run with an error message. It is the body of a branch that is an error if it is
-selected. Its operand is any boolean value, which prevents constant folding.
+`refuse` ends the run with an error message. It replaces a body of a `branch` that is invalid, so
+that only runs that select this body fail. Its operand is any boolean value, which prevents constant
+folding.
 """
 
 from __future__ import annotations
@@ -109,7 +110,8 @@ class LoopForm:
     def expected_steps(self) -> int:
         """The number of steps that cost estimates assume.
 
-        It is GUESSED_STEPS for an unbounded loop, else the typical maximum, at most MANY_STEPS.
+        It is a fixed guess for an unbounded loop. Otherwise it is the maximum number of steps,
+        evaluated at typical sizes and limited to MANY_STEPS.
         """
         return GUESSED_STEPS if self.most is None else min(typical(self.most), MANY_STEPS)
 

@@ -148,7 +148,8 @@ def _onnx(node: OnnxNode) -> str:
 def convolve(node: OnnxNode, operands: Sequence[str], accumulator: DType | None = None) -> str:
     """Emit a convolution of `operands`: an image, a weight and optionally a bias.
 
-    The node's attributes define strides, dilations, padding and groups.
+    The node's attributes define strides, dilations, padding and groups. `accumulator` is the type
+    of products and sums, if it differs from the operands' type.
     """
     x, w = operands[:2]
     kernel = node.shape(w)[2:]

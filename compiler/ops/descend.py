@@ -42,10 +42,11 @@ def records(thresholds: np.ndarray, columns: np.ndarray, following: np.ndarray) 
 
 
 def _infer(types: Sequence[TensorType], attrs: Attrs) -> TensorType:
-    """Infer the type of `descend`: the index of each reached record, int32 (rows, trees).
+    """Infer the type of `descend`: int32 (rows, trees).
 
-    The operands are the indices of the roots (trees,), x (rows, columns), and the table of records
-    (records, WORDS). The descent ends after `steps` comparisons.
+    The result has the index of the record that each row reaches in each tree. The operands are the
+    indices of the roots (trees,), x (rows, columns), and the table of records (records, WORDS). The
+    descent ends after `steps` comparisons.
     """
     operand_count(types, 3)
     places, x, table = types

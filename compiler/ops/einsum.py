@@ -104,7 +104,10 @@ def _summed(node: OnnxNode, term: _Term, kept: set[str]) -> _Term:
 
 
 def _without_ones(node: OnnxNode, term: _Term, other: _Term) -> _Term:
-    """Remove dimensions of extent 1 along which the other term is larger; they are broadcast."""
+    """Remove the dimensions of extent 1 along which the product broadcasts this term.
+
+    These are the dimensions that the other term has with a larger extent.
+    """
     extents = dict(zip(other.labels, node.shape(other.value), strict=True))
     shape = node.shape(term.value)
     kept = [d for d, x in enumerate(term.labels) if shape[d] != 1 or extents.get(x, 1) == 1]
@@ -157,8 +160,8 @@ def _product(node: OnnxNode, a: _Term, b: _Term, kept: set[str]) -> _Term:
 def _onnx_einsum(node: OnnxNode) -> str:
     """Import Einsum.
 
-    With three or more operands, intermediate products are float32. They are not values of the
-    model, and may exceed the range of float16.
+    With three or more operands of a 16-bit type, intermediate products are float32, because they
+    may exceed the range of float16.
     """
     return _terms(node) if len(node.inputs) < 3 else str(in_wide_type(_terms)(node))
 

@@ -24,8 +24,8 @@ class Enclosure:
     Attributes:
         builder: builds the body's graph.
         node: a copy of the control-flow node with this builder; import rules add nodes through it.
-        captured: the values of the enclosing graph that become inputs of the body. Their order is
-            that of the inputs, which follow the inputs added with `input`.
+        captured: the values of the enclosing graph that become inputs of the body. In the order of
+            this tuple, their inputs follow the inputs that `input` adds.
     """
 
     def __init__(self, node: OnnxNode) -> None:
@@ -164,8 +164,8 @@ class CapturingScope(MutableMapping[str, str | None]):
 def inlined(builder: GraphBuilder, body: Graph, operands: Sequence[str]) -> list[str]:
     """Copy the nodes of a body into the graph under construction.
 
-    `operands` are the names of values that replace the body's inputs. Returns the names of the
-    values that correspond to the body's outputs.
+    `operands` are the values that replace the body's inputs. Returns the names of the copies of the
+    body's outputs.
     """
     values = dict(zip(body.inputs, operands, strict=True))
     for name, array in body.constants.items():

@@ -157,9 +157,10 @@ between them."""
 
 
 def _factor(given: int, length: int, parts: int, *, onesided: bool) -> int:
-    """Return the number of points of the first of two steps; 0 if one matrix product costs less.
+    """Return the number of points of the first transform if the whole is computed in two steps.
 
-    The result is the divisor of `length` for which two steps need the fewest multiplications.
+    The result is the divisor of `length` for which two steps need the fewest multiplications, or 0
+    if a single matrix product costs less than any two steps.
     """
     kept = length // 2 + 1 if onesided else length
 
@@ -178,8 +179,8 @@ def _in_two_steps(
 ) -> str:
     """Emit the Fourier transform of rows (..., length, parts) in two steps, as (..., kept, 2).
 
-    The first step has `first` points. Before the last transposition, frequency `p + first * q` is
-    at position (p, q).
+    The first step consists of transforms of `first` points, the second of transforms of `length //
+    first` points.
     """
     *lead, _, parts = node.shape(rows)
     second, dtype, dim = length // first, node.type(rows).dtype, len(lead)
@@ -236,7 +237,7 @@ def _real(factors: np.ndarray, parts: int) -> np.ndarray:
 
 
 def _onnx_stft(node: OnnxNode) -> str:
-    """Import STFT: multiply segments of a signal by a window, and transform each one (Fourier)."""
+    """Import STFT: multiply each segment of a signal by a window; compute its Fourier transform."""
     signal, weights = node.input(0), node.optional(2)
     shape = node.shape(signal)
     if len(shape) == 2:

@@ -55,7 +55,7 @@ def _expression(
 ) -> Expr:
     """Return the expression data[..., indices[...], ...].
 
-    As in `_reference`, negative indices count from the end, and other indices are clamped.
+    Negative indices count from the end. An index out of range reads the nearest element.
     """
     data, indices = types
     axis = axis_of(attrs, len(data.shape), 0)
@@ -87,7 +87,8 @@ def _onnx(node: OnnxNode) -> str:
 def _gathered(node: OnnxNode, data: str, indices: str, axis: int) -> str:
     """Emit the elements of `data` at `indices` along an axis.
 
-    If the extent of the axis is 0, the result is zeros; a valid run then has no indices.
+    If the extent of the axis is 0, the result is zeros. No index is valid then, so the result of a
+    valid run has no elements.
 
     Raises:
         DynamicSizeError: if a dynamic size determines whether the extent is 0.

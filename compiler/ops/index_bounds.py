@@ -33,12 +33,12 @@ analysed."""
 
 
 def sizes_within(node: OnnxNode, indices: str, extent: int) -> tuple[int, ...]:
-    """Return the sizes that a run must check to be at most `extent`, so that indices are in range.
+    """Return the sizes that each run must check to be at most `extent`.
 
-    A size in the result is a sum of several dynamic dimensions, such as `past + tokens`, each of
-    which alone is in range. Sizes that cannot exceed `extent` within their ranges are omitted.
-    Indices that depend on data, or that a condition selects, are not analysed: the gather clamps
-    them.
+    The check ensures that all indices are in range. Each returned size is a sum of several dynamic
+    dimensions, such as `past + tokens`, and may exceed `extent` only if more than one of them is
+    large. Indices that depend on data, or that a condition selects, are not analysed: the gather
+    clamps them.
 
     Raises:
         InvalidModelError: if an index is out of range for all sizes of the ranges.
@@ -62,12 +62,13 @@ def sizes_within(node: OnnxNode, indices: str, extent: int) -> tuple[int, ...]:
 
 
 def check_single_dimension(item: int, extent: int) -> None:
-    """Check that no single dimension can make the index `item` reach or exceed `extent`.
+    """Check that no single dimension can make an index, such as `past + tokens - 1`, too large.
 
-    All other dimensions are assumed to have their smallest sizes.
+    The index `item` must be below `extent` when one dimension has any size of its range and all
+    others have their smallest sizes.
 
     Raises:
-        DynamicSizeError: if a dimension can.
+        DynamicSizeError: if a dimension can make it too large.
     """
     for dimension in dimensions(item, extent):
 
@@ -97,9 +98,9 @@ class _Question:
     The condition is either "every index is before the end" or "no index is before the start".
 
     Attributes:
-        always: whether an index satisfies the condition for all sizes of the ranges.
-        enough: "min" or "max"; the result of this operator satisfies the condition if one of its
-            operands does.
+        always: returns whether an index satisfies the condition for all sizes of the ranges.
+        enough: the operator, "min" or "max", whose result satisfies the condition if only one of
+            its operands does.
     """
 
     builder: GraphBuilder
@@ -133,7 +134,7 @@ def _holds(question: _Question, value: str, depth: int) -> _Answer:
 
 
 def _ends(builder: GraphBuilder, value: str, depth: int) -> tuple[int, ...] | None:
-    """Return sizes that bound the elements of a value; None if unknown.
+    """Return sizes that bound the elements of a value; None if no bounds are known.
 
     In each run, every element lies between the smallest and the largest of these sizes.
     """

@@ -1,6 +1,7 @@
 """The operator `interpolate`: weighted sums of elements along some dimensions of an image.
 
-Operands are the image and, for each of these dimensions, positions and weights (taps, outputs).
+The operands are the image and, for each of these dimensions, two tensors (taps, outputs): the
+positions of the elements that each output reads, and their weights.
 """
 
 from __future__ import annotations

@@ -51,9 +51,10 @@ def run_graph(
 def _run(
     graph: Graph, inputs: Iterable[np.ndarray], float64: bool, chosen: NodeHook | None = None
 ) -> list[np.ndarray]:
-    """Return the outputs of a graph; inputs and outputs have the types used for computation.
+    """Return the outputs of a graph for the given inputs.
 
-    The memory of a value is released after its last use.
+    Arrays have the types in which the interpreter computes, such as float32 for float16 values. The
+    memory of a value is released after its last use.
     """
     values = dict(zip(graph.inputs, inputs, strict=True))
     blocks: dict[str, Mapping[int, np.ndarray]] = {}

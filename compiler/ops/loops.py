@@ -67,7 +67,8 @@ def looped(
 
     Args:
         node: the ONNX node that is imported.
-        trips: the maximum number of steps, the value that holds it, or None for an unbounded loop.
+        trips: the maximum number of steps (an integer or a dynamic size), the name of the value
+            that holds it, or None for an unbounded loop.
         begin: a boolean value that is true if the loop takes a first step.
         states: the initial states.
         body: builds the graph of one step.
@@ -75,7 +76,7 @@ def looped(
     Raises:
         UnsupportedOperatorError: if the body's shapes depend on the step, or if the loop stacks
             values and no number known at import bounds the steps.
-        InvalidModelError: if the body contradicts itself.
+        InvalidModelError: if the body is invalid, for example because shapes do not fit.
     """
     trips = None if isinstance(trips, int) and trips >= NO_LIMIT else trips
     most = None if trips is None or isinstance(trips, str) else larger(trips, 0)
@@ -163,7 +164,8 @@ def looped(
 def _affordable(steps: int, rows: Sequence[TensorType]) -> bool:
     """Whether stacking values of the types `rows` over `steps` steps needs at most COLLECTED_BYTES.
 
-    Dynamic sizes count as affordable. The bound `steps` was derived from the loop's condition.
+    If the memory depends on dynamic sizes, the result is True. It is False for a number of steps
+    from NO_LIMIT on.
     """
     if is_dynamic(steps):
         return True
@@ -172,10 +174,10 @@ def _affordable(steps: int, rows: Sequence[TensorType]) -> bool:
 
 
 def _fewer(most: int | None, counted: int) -> tuple[int, bool]:
-    """Return the smaller of two bounds on the number of steps.
+    """Return the smaller of two bounds on the number of steps, and whether it is certain.
 
-    If dynamic sizes determine which one is smaller, the result is `most`. The second result is
-    whether the smaller bound is known.
+    `most` may be None, for no bound. If dynamic sizes determine which bound is smaller, the result
+    is `most` and False.
     """
     if most is None:
         return counted, True
@@ -188,12 +190,12 @@ def branched(
 ) -> list[str]:
     """Emit a branch, of which a run executes only the selected body; return its outputs.
 
-    If both bodies are cheap, both are computed instead, and their results selected. A body that
-    contradicts itself for the given sizes is an error only in runs that select it.
+    If both bodies are cheap, the branch instead computes both and selects between their results. If
+    one body is invalid, for example because shapes do not fit, only the runs that select it fail.
 
     Raises:
-        InvalidModelError: if both branches contradict themselves.
-        UnsupportedOperatorError: if a branch does not compile, or the types of the branches differ.
+        InvalidModelError: if both bodies are invalid.
+        UnsupportedOperatorError: if a body is not supported, or the bodies' outputs differ in type.
     """
     pairs = _made_branches(node, condition, then, otherwise)
     enclosures, graphs = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
@@ -239,10 +241,11 @@ def _made_branches(
 ) -> list[tuple[Enclosure, Graph]]:
     """Build the bodies of both branches.
 
-    If one contradicts itself, it is replaced by a body that ends the run with an error.
+    An invalid body, for example one whose shapes do not fit, is replaced by a body that ends the
+    run with an error.
 
     Raises:
-        InvalidModelError: if both contradict themselves.
+        InvalidModelError: if both bodies are invalid.
     """
     made: list[tuple[Enclosure, Graph] | InvalidModelError] = []
     for make in (then, otherwise):
@@ -301,9 +304,10 @@ def _both(
 
 
 def _taking(graph: Graph, own: Sequence[str], captured: Sequence[str], node: OnnxNode) -> Graph:
-    """Return the body with one input for each value in `captured`, which either branch reads.
+    """Return the body `graph` with one input for each value in `captured`.
 
-    `own` are the values that this body reads; it ignores the other inputs.
+    `captured` are all values that the body of either branch reads, and `own` those that this body
+    reads. The inputs for the other values are unused.
     """
     renamed = dict(zip(own, graph.inputs, strict=True))
     inputs = [renamed.get(value, f"unread.{k}") for k, value in enumerate(captured)]

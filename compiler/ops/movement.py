@@ -174,7 +174,7 @@ def _guarded_part(node: OnnxNode, table: str, dim: int, start: int, end: int) ->
     A run in which the slice ends beyond the table is refused as invalid input.
 
     Raises:
-        DynamicSizeError: if a single dimension makes the slice end beyond the table.
+        DynamicSizeError: if one dynamic dimension alone can make the slice end beyond the table.
     """
     extent = node.shape(table)[dim]
     check_single_dimension(end - 1, extent)

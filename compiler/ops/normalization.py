@@ -197,7 +197,10 @@ def _layer_norm_expression(
 
 
 def _onnx_layer_norm(node: OnnxNode) -> list[str]:
-    """Import LayerNormalization; returns the normalised rows, means and inverse deviations."""
+    """Import LayerNormalization.
+
+    Returns the normalised rows and, if requested, their means and inverse standard deviations.
+    """
     operands = [node.input(0), node.input(1)]
     bias = node.optional(2)
     if bias is not None:

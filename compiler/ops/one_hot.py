@@ -17,7 +17,10 @@ from tilewright.compiler.sizes import is_dynamic, same_extents
 
 
 def _onnx_one_hot(node: OnnxNode) -> str:
-    """Import OneHot: `on` where the position along the new axis equals the index, else `off`."""
+    """Import OneHot: the "on" value where the position along the new axis equals the index.
+
+    All other elements have the "off" value. Input 2 holds the two values, "off" first.
+    """
     indices, values = node.input(0), node.input(2)
     depths = node.static(1, "depth")
     if depths is None or depths.size != 1 or depths.item() < 1:

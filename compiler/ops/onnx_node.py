@@ -252,12 +252,12 @@ class OnnxNode:
         return self.builder.numbers(array, dtype, f"{self._hint()}.constant")
 
     def reserve(self, what: str, size: int) -> None:
-        """Add `size` bytes to the total of generated constants, before the constant is allocated.
+        """Count `size` bytes towards the limit on the constants that import rules generate.
 
-        `what` names the constant in errors.
+        Import rules call this method before they allocate a constant; `what` names it in errors.
 
         Raises:
-            InvalidModelError: if the total of all generated constants is too large.
+            InvalidModelError: if the total exceeds the limit.
         """
         self.builder.reserve(f"{self.label}: {what}", size)
 

@@ -18,7 +18,7 @@ def resolve_pads(
     The result has the padding before each spatial dimension, and then the padding after each.
 
     Raises:
-        InvalidModelError: if the attributes contradict each other or the input.
+        InvalidModelError: if the attributes contradict each other or do not fit the input.
     """
     rank = len(spatial)
     if not len(kernel) == len(strides) == len(dilations) == rank:

@@ -262,7 +262,7 @@ def _runs(extent: int, before: int, after: int, mode: str) -> list[_Run]:
 def _split(offset: int, places: np.ndarray) -> list[_Run]:
     """Divide a sequence of operand positions into runs; the first starts at `offset` in the output.
 
-    It stops after _MOST_BOXES + 1 runs, because a result with more is not used.
+    If there are more runs than the limit for boxes, only one run beyond the limit is returned.
     """
     found: list[_Run] = []
     first, steps = 0, np.diff(places)
@@ -279,7 +279,7 @@ def _split(offset: int, places: np.ndarray) -> list[_Run]:
 def _boxes(shape: Shape, pads: Shape, mode: str) -> tuple[Piece, ...]:
     """Return the boxes of a padded tensor: all combinations of the dimensions' runs.
 
-    The result is empty if a dimension has no runs, or if there are more than _MOST_BOXES boxes.
+    The result is empty if a dimension has no runs, or if there would be too many boxes.
     """
     rank = len(shape)
     sides = zip(shape, pads[:rank], pads[rank:], strict=True)

@@ -154,10 +154,11 @@ def window_attrs(node: OnnxNode) -> tuple[dict[str, Shape], Shape, Shape]:
     """Read the window of an ONNX pooling node.
 
     Returns:
-        The attributes `kernel`, `strides`, `dilations` and `pads`; the padding that averages count
-        with `count_include_pad`; and the spatial extents of the input. The counted padding excludes
-        the padding that ceil_mode adds. If a dimension is shorter than the window, it includes the
-        missing elements up to opset 18, and excludes them from 19 on, as in ONNX Runtime.
+        attributes: `kernel`, `strides`, `dilations` and `pads` of the imported node.
+        counted padding: the padding that averages count with `count_include_pad`. It excludes the
+            padding that ceil_mode adds. Along a dimension shorter than the window, it includes the
+            padding that fills the window up to opset 18, but not from 19 on, as in ONNX Runtime.
+        extents: the spatial extents of the input.
     """
     spatial = node.shape(node.input(0))[2:]
     kernel = node.ints("kernel_shape")
@@ -190,10 +191,9 @@ def _onnx_max(node: OnnxNode) -> list[str]:
 
 
 def _first_place(node: OnnxNode, result: str, attrs: dict[str, Shape]) -> str:
-    """Emit the index of each maximum's element in the flattened operand.
+    """Emit the index of each window's maximum in the flattened operand.
 
-    Of several equal elements in a window, the first one counts. The taps are compared one after the
-    other, from the last to the first.
+    If several elements of a window equal the maximum, the result is the index of the first.
     """
     x = node.input(0)
     shape, outputs = node.shape(x), node.shape(result)[2:]

@@ -23,8 +23,9 @@ WIDE = DType.FLOAT32
 def _along(node: OnnxNode, parameter: str, x: str, block: int) -> str:
     """Reshape `parameter`, a scale or zero point, so that it broadcasts with x.
 
-    It has a single element, one element per position along the node's attribute `axis`, or, if
-    `block` is not 0, one element per block of positions, which is repeated.
+    The parameter has a single element, or one element per position along the node's attribute
+    `axis`. If `block` is not 0, it has one element per block of `block` positions; each is repeated
+    to cover its block.
     """
     shape, given = node.shape(x), node.shape(parameter)
     if given in ((), (1,)):
@@ -64,8 +65,8 @@ def _aligned(
 ) -> tuple[str, str, str | None]:
     """Return x, scale and zero point, reshaped so that scale and zero point broadcast with x.
 
-    If whole blocks cover the extent of x, blocks become an additional dimension, so that no scale
-    is repeated.
+    If the block size divides the extent of x, the blocks become an additional dimension, so that no
+    scale is repeated.
     """
     shape, axis = node.shape(x), node.integer("axis", 1)
     dim = axis % max(1, len(shape))
@@ -139,7 +140,8 @@ def _in_blocks(
     """Reshape a block-quantised matrix so that its blocks form an additional dimension.
 
     Returns the matrix, and the zero point and float32 scale that broadcast with it. The result is
-    None if blocks do not divide the extent. The pass `block_quantised_products` matches this form.
+    None if the block size does not divide the extent. The pass `block_quantised_products` matches
+    the reshaped form.
     """
     shape, axis = node.shape(x), node.integer("axis", 1)
     if len(shape) != 2 or not -2 <= axis < 2 or shape[axis] % block:
@@ -168,9 +170,9 @@ def _is_weight(node: OnnxNode, x: str) -> bool:
 
 
 def _kept(node: OnnxNode, x: str, zero: str | None, factor: str) -> str:
-    """Emit float32(int32(x) - zero) * factor without folding.
+    """Emit float32(int32(x) - zero) * factor as nodes, even if x is a constant.
 
-    The pass `integer_products` matches this form.
+    The pass `integer_products` matches these nodes.
     """
     value = node.keep("cast", [x], to=DType.INT32.value)
     if zero is not None:

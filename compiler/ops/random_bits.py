@@ -83,7 +83,10 @@ class RandomTensor:
         return node.emit("add", [self._scaled(cast_to(node, high, dtype), 2.0**-24), low])
 
     def normal(self, dtype: DType) -> str:
-        """Emit normally distributed numbers with mean 0 and deviation 1, in float32 or float64."""
+        """Emit normally distributed numbers, in float32 or float64.
+
+        Their mean is 0 and their standard deviation 1.
+        """
         node, first = self._node, self.uniform(dtype)
         kind = node.type(first).dtype
         above_zero = node.emit("sub", [node.scalar(1, kind), first])
@@ -98,7 +101,7 @@ class RandomTensor:
     def _bits(self, count: int) -> str:
         """Emit `count` random bits per element, at most 31, as int32.
 
-        The conversion from int32 to float takes one instruction.
+        The callers convert the result to floats, which is faster from int32 than from uint32.
         """
         return cast_to(self._node, self._shifted(self._word(), 32 - count), DType.INT32)
 

@@ -182,9 +182,9 @@ def _bernoulli(node: OnnxNode) -> str:
 def _multinomial(node: OnnxNode) -> str:
     """Import Multinomial: sample classes from their unnormalised log-probabilities.
 
-    A random number selects the class: the count of cumulative probabilities, without the last, that
-    are at most the number. The number is scaled to be below the last one, which differs from 1 by
-    rounding errors. Otherwise, a class with the probability 0 could be selected.
+    The sampled class is the number of cumulative probabilities, except the last, that are at most a
+    random number. The last one may differ from 1 by rounding errors. The random number is therefore
+    multiplied by it, so that no class with the probability 0 is sampled.
     """
     shape = node.shape(node.input(0))
     if len(shape) != 2:

@@ -62,9 +62,9 @@ class _Layer:
         recurrence: the values that represent R transposed, (hidden, gates * hidden).
         state: the hidden state before the step.
         factor: the hidden state, converted to the type of the weights.
-        recurrence_bias: (gates * hidden,), if it is not included in `given`.
-        peepholes: (3 * hidden,), the weights with which gates i, o and f read an LSTM's cell; or
-            None.
+        recurrence_bias: (gates * hidden,); None if `given` includes it.
+        peepholes: (3 * hidden,), the weights with which gates i, o and f read an LSTM's cell; None
+            if the node has no peepholes.
         activations: the activation functions, in ONNX's order.
         active: (batch, 1): whether the sequence has not ended at this step; None if no sequence
             ends early.
@@ -422,9 +422,8 @@ class _Sequence:
     def looped(self, states: Sequence[str]) -> tuple[str, Sequence[str]]:
         """Emit a run-time loop over the steps; return the outputs and the last states.
 
-        The outputs are one value (length, batch, hidden). With 16-bit weights, the converted state
-        is a state of the loop, too, because a body reads its inputs in the type in which they are
-        stored.
+        The outputs are one value (length, batch, hidden). With 16-bit weights, the loop also passes
+        the hidden state converted to 16 bits from one step to the next.
         """
         apart = self.factors is not self.node.type(states[0]).dtype
 

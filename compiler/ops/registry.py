@@ -171,14 +171,15 @@ class Operator:
         onnx: the rules that import ONNX nodes as this operator.
         pieces: for PIECES operators, returns the boxes of the output.
         native: for NATIVE operators, returns the C runtime function and its parameters.
-        control: for CONTROL operators, computes them on NumPy arrays, instead of `reference`.
+        control: for CONTROL operators, computes the operator on NumPy arrays, instead of
+            `reference`.
         terms: for CONTRACTION operators, returns the number of products in a sum.
         cost: the cost of one element.
         commutative: whether the operands may be exchanged.
         idempotent: whether applying the operator to its own result changes nothing.
         jumps: whether float results are discontinuous functions of the operands.
-        sums: for NATIVE operators, whether a node with these attributes adds up elements, so that
-            float results are continuous.
+        sums: for NATIVE operators, returns whether a node with the given attributes adds up
+            elements, so that float results are continuous.
     """
 
     name: str

@@ -38,8 +38,7 @@ def _expression(
     """Return the element of the operand at the same row-major position.
 
     Raises:
-        ValueError: if the operand's index is not affine, because a dimension is split across
-            others.
+        ValueError: if the operand's index is not an affine function of `index`.
     """
     position = Affine()
     for extent, i in zip(ints(attrs, "shape"), index, strict=True):

@@ -60,7 +60,7 @@ float32."""
 
 
 def _in_float32(value: Floats) -> Floats:
-    """Round to float32, as float32 arithmetic rounds the result of one operation."""
+    """Round the result of one operation to float32, as float32 arithmetic would."""
     narrow: Floats = value.astype(np.float32).astype(np.float64)
     return narrow
 

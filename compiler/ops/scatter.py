@@ -35,11 +35,12 @@ _OF_TRUTHS = {"add": "max", "mul": "min"}
 
 
 def _infer(types: Sequence[TensorType], attrs: Attrs) -> TensorType:
-    """Infer the type of `scatter`, which is that of the data.
+    """Infer the type of `scatter`, which is the type of the data.
 
-    The attribute `depth` states how many leading dimensions count the rows of the data. The
-    operands are the data, the indices of rows, int64 (updates,), and one row per index. Updates at
-    invalid indices are ignored. If an index occurs several times, the last update counts.
+    The operands are the data, the indices of rows, int64 (updates,), and one new row per index. The
+    first `depth` dimensions of the data (an attribute) are flattened to one dimension, whose
+    positions are the rows. Updates at invalid indices are ignored. If an index occurs several
+    times, the last update counts.
     """
     operand_count(types, 3)
     data, places, updates = types
@@ -137,8 +138,8 @@ def _written(
 ) -> str:
     """Emit the data with rows replaced by updates, or combined with them by `reduction`.
 
-    The first `depth` dimensions of the data count its rows; `places` are indices of rows, int64
-    (updates,). 16-bit elements are combined in float32 and rounded once.
+    A row is an element of the data's first `depth` dimensions, flattened; `places` are indices of
+    rows, int64 (updates,). 16-bit elements are combined in float32 and rounded once.
     """
     dtype = node.type(data).dtype
     if reduction == "none":
@@ -189,7 +190,10 @@ def _reduction(node: OnnxNode) -> str:
 
 
 def _onnx_scatter_elements(node: OnnxNode) -> str:
-    """Import ScatterElements: the indices replace each update's coordinate along one axis."""
+    """Import ScatterElements: write each update to its own position, with one coordinate replaced.
+
+    The indices hold the coordinate of each update along the node's axis.
+    """
     data, indices, updates = node.input(0), node.input(1), node.input(2)
     shape, picked = node.shape(data), node.shape(indices)
     rank, axis = len(shape), node.integer("axis", 0)

@@ -1,4 +1,4 @@
-"""NonZero and Compress, which select elements; their number depends on the data."""
+"""NonZero and Compress, which select elements; the data determine how many."""
 
 from __future__ import annotations
 
@@ -66,10 +66,10 @@ def _onnx_non_zero(node: OnnxNode) -> str:
 
 
 def _quotient(node: OnnxNode, number: str, divisors: str) -> str:
-    """Emit number / divisors, rounded down, for integers below 2**50 in float64.
+    """Return number / divisors, rounded down, for integers below 2**50 in float64.
 
-    Vector instructions do not divide integers. 0.5 is added to the number before, so that no
-    rounding error moves the quotient to another integer.
+    Vector instructions do not divide integers. 0.5 is added to the number before the division, so
+    that no rounding error moves the quotient to another integer.
     """
     half, one = (node.scalar(each, DType.FLOAT64) for each in (0.5, 1.0))
     middle, shares = node.emit("add", [number, half]), node.emit("div", [one, divisors])

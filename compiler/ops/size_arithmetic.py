@@ -1,8 +1,8 @@
 """Computation of shape arithmetic at import, on dynamic sizes.
 
 Values are object arrays of integers, sizes, booleans and integral floats. Functions raise
-`DynamicSizeError` if the ranges of the sizes do not determine the result of an operator, or if its
-element type might wrap or round the result. The operator then remains a node of the graph.
+`DynamicSizeError` if the ranges of the sizes do not determine an operator's result, or if the
+element type of the result might wrap or round it. The operator then remains a node of the graph.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ def folded(
     operator is not supported, or an operand is too large.
 
     Raises:
-        DynamicSizeError: if the ranges of the sizes do not determine the result, or it may not be
-            exact in its type.
+        DynamicSizeError: if the ranges of the sizes do not determine the result, or the type
+            `dtype` may wrap or round it.
     """
     if any(array.size > ELEMENTS_LIMIT for array in operands):
         return None

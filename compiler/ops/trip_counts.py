@@ -39,7 +39,8 @@ such a chain is recursive."""
 class TripCount:
     """The maximum number of steps of a loop, if its first step is taken.
 
-    `exact` is true if the loop always takes the maximum, because no other condition ends it.
+    `most` may be a dynamic size. `exact` is true if the loop always takes the maximum, because no
+    other condition ends it.
     """
 
     most: int
@@ -60,9 +61,10 @@ class State:
 
 @dataclass(frozen=True, slots=True)
 class _Counter:
-    """A counter, whose value in step k is `first + each * k`.
+    """A value that changes by the same integer in each step: `first + each * k` in step k.
 
-    If `states` is 1, the value is relative to a state of the loop whose own value is still unknown.
+    During the analysis of a loop state, `states` is 1 for values that are the state plus a known
+    number. The number is then `first + each * k`.
     """
 
     first: int
@@ -184,7 +186,7 @@ class _Analysis:
         return ([(over - int(low) + pace - 1) // pace + 1] if low > -inf else []), False
 
     def holds(self, steps: int) -> bool:
-        """Whether the element types represent all counters exactly in the first `steps` steps."""
+        """Whether all counters fit exactly into their element types in the first `steps` steps."""
         for counter, dtype in self._seen:
             first, last = exact_integers(dtype)
             for value in (counter.first, counter.first + counter.each * steps):

@@ -47,8 +47,8 @@ def bounds(size: int | Size) -> tuple[float, float]:
 def _interval(terms: Sequence[tuple[Monomial, int]], constant: int = 0) -> tuple[float, float]:
     """Return bounds of the sum of `terms` and `constant`.
 
-    They are the sums of the bounds of each term, or the bounds of `_shifted` where these are
-    tighter.
+    The bounds of the terms are added. If the terms share factors, `_shifted` may give tighter
+    bounds, which are then returned.
     """
     low: float = constant
     high: float = constant

@@ -83,8 +83,8 @@ def solved(first: int, second: int) -> tuple[Dimension, int] | None:
     """Solve `first == second` for one dimension; return the dimension and its size.
 
     The dimension must occur linearly, with a coefficient of 1 or -1. Its size is an expression of
-    other dimensions, and never below its range. If there are several solutions, one that never
-    exceeds the dimension's range is preferred. The result is None if no solution is found.
+    other dimensions that is at least the start of its range in every run. A solution that also
+    never exceeds the end of the range is preferred. The result is None if no solution is found.
     """
     difference = first - second
     if not isinstance(difference, Size):

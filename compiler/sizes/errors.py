@@ -10,7 +10,10 @@ from tilewright.compiler.errors import CompilerError
 
 
 class DynamicSizeError(CompilerError):
-    """A dynamic size has no value before a run, or its range does not decide a condition."""
+    """The ranges of dynamic dimensions do not decide a condition, or a size has no value yet.
+
+    For example, `n <= 512` raises this error if n is 1 to 1024, and `range(n)` always does.
+    """
 
     asker = ""
     """The origin of the condition, such as an operator and its node, or a pass; empty if
@@ -34,16 +37,16 @@ class DynamicSizeError(CompilerError):
         return f"{self.asker}: {text}" if self.asker else text
 
     def by(self, who: str) -> Self:
-        """Set the origin of the condition, such as a node or a pass; return the error.
+        """Record where the condition arose, such as a node or a pass; return the error.
 
-        An origin that is already set is not replaced, because it is the innermost one.
+        If the error already has an origin, it keeps that one, which is closer to the condition.
         """
         self.asker = self.asker or who
         return self
 
 
 class SizesDifferError(DynamicSizeError):
-    """Two sizes must be equal, but the ranges decide neither that they are nor that they differ."""
+    """Two sizes must be equal, and are equal for some sizes of the ranges but not for others."""
 
     def __init__(self, what: str, first: int, second: int) -> None:
         super().__init__(what)
@@ -57,7 +60,7 @@ class SizeErrorContext(AbstractContextManager[None]):
 
     Attributes:
         who: the origin of the condition, such as a node or a pass.
-        never_above: whether a positive difference is an error (`DynamicSizeError.never_above`).
+        never_above: whether to set `DynamicSizeError.never_above`.
     """
 
     who: str = ""

@@ -123,9 +123,10 @@ def parse_hinted(name: str, text: str) -> HintedRange:
 
 
 def hinted_shares(dims: Mapping[str, Iterable[SizeRange]]) -> Shares:
-    """Return the fraction of runs for each size hint: a mapping per dimension name.
+    """Return the fraction of runs for each hinted size, in a dictionary per dimension name.
 
-    Dimensions without hints are left out.
+    For example, {"n": ["1..512@32:0.5,128"]} becomes {"n": {32: 0.5, 128: 1.0}}. Dimensions without
+    hints are left out.
 
     Raises:
         InvalidArgumentError: if a range is malformed.

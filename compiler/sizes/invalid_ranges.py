@@ -31,9 +31,9 @@ def invalid_everywhere(
     """Return an error if a model is invalid at every size of its ranges, else None.
 
     The model is imported with the ranges. If the ranges leave a condition undecided, the model is
-    imported at each combination of sizes. If there are more than `MOST_SIZES` combinations, only
-    evenly spaced sizes of one dimension are tried, provided that the condition is an equality that
-    holds for no size of this dimension.
+    imported at each combination of sizes. If there are more than `MOST_SIZES` combinations, and the
+    condition is an equality that holds for no size of a dimension, only evenly spaced sizes of this
+    dimension are tried.
 
     Args:
         ranges: the range of each dynamic dimension, by name.
@@ -108,9 +108,10 @@ def sizes_of(dimension: Dimension) -> range:
 
 
 def _sizes(ranges: Mapping[str, Dimension], question: DynamicSizeError) -> Iterator[dict[str, int]]:
-    """Yield the sizes at which the model is to be imported (`invalid_everywhere`).
+    """Yield the sizes at which `invalid_everywhere` imports the model, by dimension name.
 
-    Nothing is yielded if failures at a limited number of sizes would not prove the model invalid.
+    `question` is the error of the import with the ranges, which did not decide a condition. Nothing
+    is yielded if failures at a limited number of sizes would not prove the model invalid.
     """
     if combinations(ranges.values()) <= MOST_SIZES:
         for sizes in product(*map(sizes_of, ranges.values())):

@@ -120,9 +120,10 @@ def default_ranges(
 
 
 def attempted(attempt: Callable[[], T]) -> T | DynamicSizeError | InvalidModelError:
-    """Call `attempt`; return its result, or its error if narrower ranges of sizes may avoid it.
+    """Call `attempt`; return its result, or the error that it raises.
 
-    These errors are DynamicSizeError and InvalidModelError. Other errors propagate.
+    Only DynamicSizeError and InvalidModelError are returned, because narrower ranges of sizes may
+    avoid them. Other errors propagate.
     """
     try:
         return attempt()
@@ -193,10 +194,12 @@ def refinements(
 ) -> list[dict[str, Dimension]]:
     """Return narrower ranges that decide the condition of an error, largest ranges first.
 
-    Each result restricts one dimension, or all dimensions of the condition together. To decide an
-    ordering, a range is cut at its start or at its end. To decide an equality, only multiples of a
-    power of two remain. If inequality is acceptable, too (`error.may_differ`), the range may also
-    be cut at its start or end, or to neighbouring sizes with equal floor quotients.
+    Each result restricts one dimension, or all dimensions of the condition together:
+
+    - To decide which of two sizes is larger, a range is cut at its start or at its end.
+    - To decide whether two sizes are equal, only multiples of a power of two remain in a range. If
+      the code also accepts that they always differ (`error.may_differ`), a range may instead be cut
+      at its start or end, or to neighbouring sizes with equal floor quotients.
     """
     found: list[dict[str, Dimension] | None] = []
     for question in filter(is_dynamic, (error.undecided, error.unequal)):
@@ -220,7 +223,7 @@ def refinements(
 
 
 def _choices(ranges: Mapping[str, Dimension]) -> float:
-    """Return a measure of how many sizes remain: the sum of the logarithms of end / start.
+    """Return how much remains of ranges: the sum of the logarithms of end / start.
 
     By this measure, 1 to 512 is more than 513 to 4096.
     """
@@ -233,10 +236,7 @@ def _choices(ranges: Mapping[str, Dimension]) -> float:
 def _bounds_within(
     chosen: Mapping[str, Dimension], changed: Mapping[str, Dimension], size: int
 ) -> tuple[float, float]:
-    """Return the bounds of `size` with the dimensions in `chosen` restricted as in `changed`.
-
-    Both mappings have the name of a dimension as the key.
-    """
+    """Return the bounds of `size` after replacing dimensions `chosen[name]` by `changed[name]`."""
     own = {chosen[name]: d for name, d in changed.items()}
 
     def other(dimension: Dimension) -> int:
@@ -247,7 +247,7 @@ def _bounds_within(
 
 
 def _first(chosen: Mapping[str, Dimension], difference: int) -> dict[str, Dimension] | None:
-    """Cut ranges at their ends so that `difference` is never above 0.
+    """Cut the ends off ranges so that the size `difference`, such as `n - 512`, is at most 0.
 
     Returns the longest such ranges, or None if no cut suffices.
     """
@@ -264,7 +264,7 @@ def _first(chosen: Mapping[str, Dimension], difference: int) -> dict[str, Dimens
 
 
 def _last(chosen: Mapping[str, Dimension], difference: int) -> dict[str, Dimension] | None:
-    """Cut ranges at their starts so that `difference` is always above 0.
+    """Cut the starts off ranges so that the size `difference`, such as `n - 512`, is above 0.
 
     Returns the longest such ranges, or None if no cut suffices.
     """
@@ -300,9 +300,10 @@ def _turning(low: int, high: int, holds: Callable[[int], bool]) -> int:
 
 
 def _multiples(chosen: Mapping[str, Dimension], difference: int) -> dict[str, Dimension] | None:
-    """Restrict dimensions to multiples of a power of two so that `difference` is always 0.
+    """Restrict dimensions to multiples of a power of two so that the size `difference` is 0.
 
-    The smallest such power is used. The result is None if no power of two suffices.
+    For example, `2 * (n // 2) - n` is 0 for multiples of 2. The smallest such power is used. The
+    result is None if no power of two suffices.
     """
     for factor in _FACTORS:
         changed = {}
@@ -318,10 +319,11 @@ def _multiples(chosen: Mapping[str, Dimension], difference: int) -> dict[str, Di
 
 
 def _between(chosen: Mapping[str, Dimension], difference: int) -> dict[str, Dimension] | None:
-    """Restrict one dimension to two or more neighbouring sizes at which `difference` is always 0.
+    """Restrict one dimension to two or more neighbouring sizes at which `difference` is 0.
 
-    For example, 192 to 703 samples are one window of 512. The result is None if no such sizes
-    exist, or if `chosen` has several dimensions.
+    `difference` is a dynamic size. For example, if windows of 512 samples start every 512 samples,
+    512 to 1023 samples are one window. The result is None if no such sizes exist, or if `chosen`
+    has several dimensions.
     """
     if len(chosen) != 1:
         return None
@@ -330,10 +332,10 @@ def _between(chosen: Mapping[str, Dimension], difference: int) -> dict[str, Dime
 
 
 def _where_zero(chosen: Mapping[str, Dimension], difference: int) -> dict[str, Dimension] | None:
-    """Return the longest range of neighbouring sizes at which `difference` is always 0.
+    """Return the longest range of neighbouring sizes at which the size `difference` is 0.
 
-    It ends at the last size up to which the difference is never above 0. The result is None if it
-    has fewer than two sizes.
+    The range ends at the last size up to which `difference` is at most 0. The result is None if the
+    range has fewer than two sizes.
     """
     ((name, dimension),) = (_first(chosen, difference) or chosen).items()
     if dimension.high is None:
@@ -352,10 +354,11 @@ def _where_zero(chosen: Mapping[str, Dimension], difference: int) -> dict[str, D
 
 
 def turning_point(difference: int) -> tuple[Dimension, int] | None:
-    """Find where a difference changes between positive and not positive.
+    """Find the size of a dimension at which a dynamic size such as `n - 512` changes its sign.
 
-    Returns the dimension and its first size after the change. The result is None if the difference
-    does not depend on exactly one dimension, or has the same sign at both ends of the range.
+    Returns the dimension and its first size after the change, here n and 513; 0 counts as negative.
+    The result is None if `difference` does not depend on exactly one dimension, or has the same
+    sign at both ends of the range.
     """
     found = dimensions(difference)
     if len(found) != 1 or found[0].multiple != 1:

@@ -217,10 +217,13 @@ def known_divisor(size: int) -> int:
 
 
 def _decided(difference: int, size: Size, relation: str, other: int) -> bool:
-    """Return True if `difference` is never above 0, and False if it is always above 0.
+    """Decide a comparison from the bounds of `difference`, such as `n - 512` for `n <= 512`.
+
+    Returns True if `difference` is at most 0 for all sizes of the ranges, and False if it is above
+    0 for all of them.
 
     Raises:
-        DynamicSizeError: if its ranges decide neither; the message states `size relation other`.
+        DynamicSizeError: if it is neither; the message states `size relation other`.
     """
     low, high = bounds(difference)
     if high <= 0:

@@ -33,9 +33,10 @@ def at(size: int, values: Mapping[str, int]) -> int:
 
 
 def substituted(size: int, value: Callable[[Dimension], int]) -> int:
-    """Replace each dimension in a size by `value(dimension) * dimension.multiple`.
+    """Replace each dimension in a size, for example to evaluate it.
 
-    `value` may return a `Size` too. An `int` is returned unchanged.
+    `value` returns the replacement, in units of `dimension.multiple`: 3 stands for the size 96 of a
+    dimension of multiples of 32. It may return a `Size`. An `int` is returned unchanged.
     """
     if not isinstance(size, Size):
         return size
@@ -96,10 +97,10 @@ def replaced(value: _T, change: Callable[[Any], Any], kind: type | tuple[type, .
 
 @cache
 def _names(kind: type[Any]) -> tuple[str, ...] | None:
-    """Return the names of a dataclass's fields.
+    """Return the names of the fields in which `replaced` searches instances of a class.
 
-    The result is empty for a mapping, and None for any other class, whose instances are not
-    searched.
+    The result is empty for a mapping, which is searched separately, and None for any other class
+    that is not a dataclass; instances of such a class are not searched.
     """
     if issubclass(kind, Mapping):
         return ()

@@ -17,7 +17,7 @@ from tilewright.compiler.ops.shapes import show
 def _inverse(node: OnnxNode) -> str:
     """Import Inverse: invert matrices (..., size, size) by Gauss-Jordan elimination.
 
-    Partial pivoting exchanges rows.
+    Each step exchanges rows so that the pivot has the largest magnitude in its column.
     """
     x, batch, size = square_matrices(node)
     shape, dtype = node.shape(x), node.type(x).dtype

@@ -1,8 +1,9 @@
 """Attention, QAttention and MultiHeadAttention of com.microsoft.
 
-ONNX Runtime's optimiser and quantiser emit these operators. The import separates the projection,
-the split into heads, the caches and the masks from the operator `attention`. ONNX Runtime's
-docs/ContribOperators.md defines the operands; its CPU kernels define all details missing there.
+ONNX Runtime's optimiser and quantiser emit these operators. Each is imported as a node of the
+operator `attention`, with separate nodes for the projection, the split into heads, the caches and
+the masks. ONNX Runtime's docs/ContribOperators.md defines the operands; its CPU kernels define all
+details missing there.
 """
 
 from __future__ import annotations
@@ -42,10 +43,11 @@ _FILTER = -10000.0
 def _padding(node: OnnxNode, position: int, like: MaskedAttention) -> str | None:
     """Emit the additive mask for the padding operand at `position`; None if the operand is omitted.
 
-    The shape of the int32 operand determines its meaning:
+    `like` is the attention whose batch, queries and keys the mask must fit. The shape of the int32
+    operand determines its meaning:
 
-        (batch,): the number of keys of each batch row
-        (2 * batch,): the end of the keys of each batch row, followed by the start of each
+        (batch,): the number of visible keys of each batch row
+        (2 * batch,): first the ends (exclusive), then the starts of the rows' visible keys
         (batch, keys) or (batch, queries, keys): 1 for a visible key
         (batch, 1, most, most): 1 for a visible key; most is the longest possible sequence
     """

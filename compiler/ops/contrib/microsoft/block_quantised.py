@@ -279,7 +279,7 @@ def _unpacked(node: OnnxNode, bytes_: str, packing: Packing) -> str:
 
 
 def _cut(node: OnnxNode, value: str, size: int) -> str:
-    """Emit the first `size` elements along the last dimension, without the padding of rows."""
+    """Emit the first `size` elements along the last dimension; the rest is padding."""
     shape = node.shape(value)
     if shape[-1] == size:
         return value

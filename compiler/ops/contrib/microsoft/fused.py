@@ -52,7 +52,7 @@ def _quick_gelu(node: OnnxNode) -> str:
 
 
 def _skipped(node: OnnxNode, bias: int) -> str:
-    """Emit input + skip + bias; `bias` is the position of the bias.
+    """Emit input + skip + bias; `bias` is the input position of the bias.
 
     A skip of lower rank, or with a batch of 1, is broadcast over the batch.
     """
@@ -69,12 +69,13 @@ def _skipped(node: OnnxNode, bias: int) -> str:
 
 
 def _with_sum(node: OnnxNode, normalised: str, total: str) -> list[str]:
-    """Return the outputs of a skip normalisation: result, mean, inverse deviation, `total`.
+    """Return the four outputs of a SkipLayerNormalization or SkipSimplifiedLayerNormalization.
 
-    `total` is the input of the normalisation. Mean and inverse deviation are not supported.
+    They are the result, mean and inverse standard deviation, which are not supported, and `total`,
+    the sum that is normalised.
 
     Raises:
-        UnsupportedOperatorError: if the node has one of these two outputs.
+        UnsupportedOperatorError: if the node has the output mean or inverse standard deviation.
     """
     if any(node.outputs[1:3]):
         raise node.unsupported("the outputs mean and inv_std_var are not implemented")
@@ -150,8 +151,8 @@ def _bias_add(node: OnnxNode) -> str:
 def _bias_softmax(node: OnnxNode) -> str:
     """Import BiasSoftmax: softmax(x + bias), normalised over all dimensions from `axis` on.
 
-    Of the dimensions before `axis`, the bias has only the outer ones with `is_inner_broadcast`, or
-    only the inner ones without it. It is broadcast over the others.
+    The bias may have only some of the dimensions before `axis`, and is broadcast over the others.
+    With `is_inner_broadcast`, it has the first of these dimensions, else the last.
     """
     x, bias = node.input(0), node.input(1)
     shape, given = node.shape(x), node.shape(bias)

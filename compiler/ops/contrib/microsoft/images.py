@@ -1,4 +1,4 @@
-"""Operators of com.microsoft for image models, most of which have channels last.
+"""Operators of com.microsoft for image models; most of them expect images with channels last.
 
 ONNX Runtime has no CPU kernels for these operators; docs/ContribOperators.md defines them.
 """

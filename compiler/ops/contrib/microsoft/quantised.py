@@ -84,19 +84,20 @@ def quantised(node: OnnxNode, value: str, position: int, like: str) -> str:
 
 
 def _binary(op_type: str, node: OnnxNode) -> str:
-    """Import an operator of two quantised operands, such as QLinearAdd, via its float operator.
+    """Import an operator of two quantised operands, such as QLinearAdd.
 
-    Inputs: A, its scale and zero point; B, its scale and zero point; scale and zero point of the
-    result.
+    The float operator is applied to the dequantised operands, and its result is quantised. Inputs:
+    A, its scale and zero point; B, its scale and zero point; scale and zero point of the result.
     """
     result = node.call(op_type, dequantised(node, 0), dequantised(node, 3))
     return quantised(node, result, 6, node.input(0))
 
 
 def _unary(op_type: str, node: OnnxNode) -> str:
-    """Import an operator of one quantised operand, such as QLinearSigmoid, via its float operator.
+    """Import an operator of one quantised operand, such as QLinearSigmoid.
 
-    Inputs: X, its scale and zero point; scale and zero point of the result.
+    The float operator is applied to the dequantised operand, and its result is quantised. Inputs:
+    X, its scale and zero point; scale and zero point of the result.
     """
     attrs = {"alpha": node.number("alpha", 0.01)} if op_type == "LeakyRelu" else {}
     return quantised(node, node.call(op_type, dequantised(node, 0), **attrs), 3, node.input(0))
@@ -151,7 +152,7 @@ def _pool(op_type: str, node: OnnxNode) -> str:
 
 
 def _standard(op_type: str, node: OnnxNode) -> str:
-    """Import a com.microsoft operator as the ONNX operator `op_type`, defined in the same way.
+    """Import a com.microsoft operator as the ONNX operator `op_type` with the same definition.
 
     Scale and zero point have one element, or one element per index along `axis`.
     """

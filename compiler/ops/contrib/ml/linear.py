@@ -62,8 +62,8 @@ def _onnx_regressor(node: OnnxNode) -> str:
 def _onnx_classifier(node: OnnxNode) -> tuple[str, str]:
     """Import LinearClassifier; returns labels (rows,) and scores (rows, classes).
 
-    If two classes have a single row of coefficients, it is the score of the second class. Labels
-    depend on the scores before the post transform.
+    With two classes and one row of coefficients, the product with this row is the score of the
+    second class. Labels depend on the scores before the post transform.
     """
     labels = class_labels(node, "classlabels_ints")
     scores = _scores(node, None)

@@ -217,7 +217,8 @@ def _onnx_label_encoder(node: OnnxNode) -> str:
 def _picked(node: OnnxNode, table: np.ndarray, place: str) -> str:
     """Emit the elements of a one-dimensional table at the positions `place`.
 
-    If the table holds strings, the result is their label encoding.
+    If the table holds strings, the result has int64 positions in a list of strings, which is
+    recorded as the labels of the result.
     """
     if table.dtype.kind != "O":
         return node.emit("gather", [node.constant(table), place], axis=0)

@@ -50,7 +50,7 @@ def floats(node: OnnxNode, values: object, dtype: DType) -> str:
 def post_transform(node: OnnxNode, scores: str, transform: str) -> str:
     """Apply a post transform, such as "SOFTMAX", to each row of scores (rows, classes).
 
-    SOFTMAX and SOFTMAX_ZERO are meaningless for a single column.
+    With a single class, SOFTMAX gives 1 for every score.
 
     Raises:
         InvalidModelError: if ONNX does not define the transform.

@@ -149,9 +149,10 @@ class _Pairs:
         return result
 
     def signs(self) -> np.ndarray:
-        """Return the votes that scores cast for classes, as zeros and ones (2 * pairs, classes).
+        """Return a 0/1 matrix (2 * pairs, classes) that maps signs of scores to votes for classes.
 
-        Row i is the vote of a positive score i, and row pairs + i the vote of a negative score i.
+        Row i has the vote if score i is positive, and row pairs + i the vote if score i is
+        negative.
         """
         result = np.zeros((2, len(self.all), self.count), np.float32)
         for column, (one, other) in enumerate(self.all):
@@ -198,8 +199,9 @@ def _classifier(node: OnnxNode) -> tuple[str, str]:
 def _linear(node: OnnxNode, x: str, labels: list[int], transform: str) -> tuple[str, str]:
     """Import an SVMClassifier without support vectors: one weight per feature and class.
 
-    With two classes, the label is the second class if the largest score is positive, as in ONNX
-    Runtime. If no weight is negative, the score must be at least 0.5.
+    With two classes, the label is the second class if the largest score is above 0, or, if no
+    weight is negative, at least 0.5. ONNX Runtime has the same rule. In all other cases, the label
+    is the class with the largest score.
     """
     rho = _array(node, "rho", -1)
     weights = _array(node, "coefficients", len(labels), -1)
@@ -222,8 +224,8 @@ def _linear(node: OnnxNode, x: str, labels: list[int], transform: str) -> tuple[
 def _probabilities(node: OnnxNode, scores: str, pairs: _Pairs) -> str:
     """Emit the probability of each class, (rows, classes), from pairwise scores.
 
-    Platt's sigmoids turn the scores into probabilities of pairs. The result minimises the
-    differences from them (`_coupled`).
+    Platt's sigmoids turn each score into the probability of one class of a pair. The class
+    probabilities are those that agree best with the pairwise ones (`_coupled`).
     """
     a, b = (_array(node, key, len(pairs.all)) for key in ("prob_a", "prob_b"))
 
@@ -255,10 +257,10 @@ def _probabilities(node: OnnxNode, scores: str, pairs: _Pairs) -> str:
 
 
 def _coupled(node: OnnxNode, form: str, begin: str) -> str:
-    """Minimise p' Q p over probabilities p, one class at a time, until convergence.
+    """Emit an iteration that minimises p' Q p over probabilities p, one class at a time.
 
     `form` is Q (rows, classes, classes), and `begin` the first p (rows, classes). Each row stops
-    separately.
+    when it has converged.
     """
     (rows, count), outside = node.shape(begin), node
     going = filled(node, 1, (rows, 1), DType.FLOAT32)

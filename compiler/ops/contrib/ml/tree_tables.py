@@ -98,7 +98,7 @@ def tree_tables(
     features: int,
     dtype: np.dtype[np.generic],
 ) -> Tables:
-    """Convert trees to tables.
+    """Convert decision trees to `Tables`.
 
     Args:
         nodes: the nodes of all trees; None for a leaf.
@@ -169,8 +169,8 @@ class _Builder:
     def build(self, roots: Sequence[int]) -> Tables:
         """Build the records level by level, so that the records that most rows read are adjacent.
 
-        If several tests lead to a node, each has its own record of the node. These records share
-        one pair of successors.
+        A node that several tests lead to has one record for each of these tests. All these records
+        have the same two successors.
         """
         items: list[int | _Test] = list(roots)
         pairs: dict[int, int] = {}
@@ -204,9 +204,9 @@ class _Builder:
         )
 
     def _test(self, item: int | _Test) -> _Test | None:
-        """Return the first comparison of a tree node, or None for a leaf; the result is cached.
+        """Return the first comparison of a tree node, given by its index, or None for a leaf.
 
-        A comparison is returned unchanged.
+        If `item` is already a comparison, it is returned unchanged.
         """
         if isinstance(item, _Test):
             return item

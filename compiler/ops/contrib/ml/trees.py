@@ -298,9 +298,9 @@ def _onnx_regressor(node: OnnxNode) -> str:
 def _onnx_classifier(node: OnnxNode) -> tuple[str, str]:
     """Import TreeEnsembleClassifier; returns labels (rows,) and scores (rows, classes).
 
-    The label belongs to the larger score before the transform. If there are two classes and all
-    votes are for the first, their sum is the score of the second class: exporters write binary
-    classifiers in this way.
+    The label is the class with the largest score before the post transform. If there are two
+    classes and all votes are for the first, the sum of the votes is the score of the second class:
+    exporters write binary classifiers in this way.
     """
     labels = class_labels(node, "classlabels_int64s")
     forest = _forest(node, "class")
