@@ -34,7 +34,7 @@ def attr(attrs: Attrs, key: str, default: AttrValue | None = None) -> AttrValue 
 class Node:
     """One application of an operator; inputs and outputs are names of values.
 
-    Attributes are sorted by name.
+    `attrs` has pairs of an attribute's name and value, sorted by name.
     """
 
     name: str

@@ -118,7 +118,7 @@ def _onnx_conv_transpose(node: OnnxNode) -> str:
 
 
 def _placed(node: OnnxNode, full: Shape, strides: Shape, spatial: Shape) -> tuple[Shape, Shape]:
-    """Return the number of elements to crop before the output, and the output's extents.
+    """Return the crop at the start of each spatial dimension, and the extents of the output.
 
     `full` are the extents before cropping, and `spatial` those of the input.
     """

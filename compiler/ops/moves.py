@@ -16,8 +16,8 @@ def part(node: OnnxNode, value: str, dim: int, start: int, size: int) -> str:
 def window(node: OnnxNode, value: str, kept: Mapping[int, tuple[int, int]]) -> str:
     """Emit a slice of `value`, padded with zeros where it extends beyond the value.
 
-    `kept` has (start, size) for each dimension that is sliced or padded, by the dimension's index.
-    The start may be negative.
+    `kept` maps the index of each dimension that is sliced or padded to (start, size). The start may
+    be negative.
     """
     shape = node.shape(value)
     rank = len(shape)

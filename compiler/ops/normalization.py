@@ -236,7 +236,7 @@ def _shifted(node: OnnxNode, value: str, by: float) -> str:
 
 
 def _onnx_mean_variance(node: OnnxNode) -> str:
-    """Import MeanVarianceNormalization: (x - mean) / (deviation + 1e-9)."""
+    """Import MeanVarianceNormalization: (x - mean) / (standard deviation + 1e-9)."""
     x = node.input(0)
     rank = len(node.shape(x))
     axes = node.ints("axes", (0, 2, 3)) or ()

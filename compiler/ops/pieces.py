@@ -205,9 +205,10 @@ dimensions takes 27."""
 
 
 def _places(places: Any, extent: int, mode: str) -> Any:
-    """Map positions, which may be outside a dimension, to positions of the elements to copy there.
+    """Map positions in a padded dimension to positions of the elements to copy.
 
-    `places` is an array or a `Computed`. The modes are edge, reflect and wrap.
+    For example, position -1 becomes 1 with the mode "reflect", 0 with "edge", and the last position
+    with "wrap". `places` is an array or a `Computed`; `extent` is the extent without padding.
     """
     match mode:
         case "edge":
@@ -236,7 +237,7 @@ class _Run(NamedTuple):
 def _runs(extent: int, before: int, after: int, mode: str) -> list[_Run]:
     """Return the runs of which a padded dimension consists.
 
-    The result is empty if, for some dynamic sizes, it does not consist of a fixed number of runs.
+    The result is empty if the number of runs may depend on dynamic sizes.
     """
     middle = _Run(before, extent, 0, 1)
     if before == 0 and after == 0:

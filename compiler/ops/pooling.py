@@ -236,8 +236,9 @@ def _first_place(node: OnnxNode, result: str, attrs: dict[str, Shape]) -> str:
 def _onnx_average(node: OnnxNode) -> str:
     """Import AveragePool.
 
-    If windows are cropped at the edges, the reciprocal of each window's element count is a second
-    operand of `average_pool`, constant for fixed extents.
+    If padding or ceil_mode makes the number of averaged elements differ between windows,
+    `average_pool` gets a second operand with the reciprocals of these numbers. This operand is a
+    constant if all extents are fixed.
     """
     attrs, pads, spatial = window_attrs(node)
     x = node.input(0)

@@ -190,9 +190,9 @@ def _reduction(node: OnnxNode) -> str:
 
 
 def _onnx_scatter_elements(node: OnnxNode) -> str:
-    """Import ScatterElements: write each update to its own position, with one coordinate replaced.
+    """Import ScatterElements: write each update to its own position in the data.
 
-    The indices hold the coordinate of each update along the node's axis.
+    The index of an update replaces the update's coordinate along the node's axis.
     """
     data, indices, updates = node.input(0), node.input(1), node.input(2)
     shape, picked = node.shape(data), node.shape(indices)

@@ -89,7 +89,7 @@ def trip_count(
         body: the graph of the body, under construction.
         going: the value of the body that decides whether another step follows.
         step: the input of the body with the index of the step, from 0 on.
-        states: the inputs of the body that are states, with their values.
+        states: the loop's states, by the name of the body's input.
 
     Returns:
         The trip count; None if no counter is found that ends the loop.

@@ -46,7 +46,7 @@ class DynamicSizeError(CompilerError):
 
 
 class SizesDifferError(DynamicSizeError):
-    """Two sizes must be equal, and are equal for some sizes of the ranges but not for others."""
+    """Two sizes must be equal, but the ranges of dimensions do not decide whether they are."""
 
     def __init__(self, what: str, first: int, second: int) -> None:
         super().__init__(what)

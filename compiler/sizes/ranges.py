@@ -185,7 +185,7 @@ def within_defaults(
 
 
 def _has_solutions(error: DynamicSizeError) -> bool:
-    """Whether the undecided condition is an equality of sizes, which single sizes may satisfy."""
+    """Whether the undecided condition is an equality of sizes, which may hold at single sizes."""
     return is_dynamic(error.unequal) and not error.may_differ
 
 
