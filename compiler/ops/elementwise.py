@@ -133,7 +133,7 @@ def same(op_name: str) -> Callable[[OnnxNode], str]:
 def native(operation: Operation) -> Scalar:
     """Return a function that applies `operation` to the operands' elements.
 
-    It is passed to `pointwise` as `scalar`.
+    The returned function is meant as the argument `scalar` of `pointwise`.
     """
     return lambda values, _attrs: op(operation, *values)
 

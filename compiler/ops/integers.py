@@ -10,7 +10,8 @@ from tilewright.compiler.loops.expr import Const, Expr, Operation, op
 def power(base: Expr, exponent: Expr) -> Expr:
     """Return base ** exponent for integers, computed by repeated squaring; the result wraps around.
 
-    With a negative exponent, a base of 1 or -1 has the result 1 or -1, and any other base has 0.
+    With a negative exponent, the result is 1 or -1 if the base is 1 or -1, and 0 for any other
+    base.
     """
     one, zero = Const(1, base.dtype), Const(0, base.dtype)
     result: Expr = one

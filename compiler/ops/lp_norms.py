@@ -46,7 +46,7 @@ def _order(node: OnnxNode) -> int:
 def _onnx_lp_pool(node: OnnxNode) -> str:
     """Import LpPool: the p-th root of the sum of |x| ** p over each window.
 
-    The sum is an average pooling with the divisor 1.
+    The sums are emitted as an average pooling with the divisor 1.
     """
     x, p = node.input(0), _order(node)
     dtype = node.type(x).dtype

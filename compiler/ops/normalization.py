@@ -222,8 +222,8 @@ def _onnx_layer_norm(node: OnnxNode) -> list[str]:
 def _moments(node: OnnxNode, x: str, axes: tuple[int, ...]) -> tuple[str, str]:
     """Emit mean and variance of x over the axes.
 
-    The variance is the mean of squared deviations. mean(x**2) - mean(x)**2 would consist of
-    rounding errors if the mean is far from zero.
+    The variance is computed as the mean of squared deviations. The formula mean(x**2) - mean(x)**2
+    would be inexact if the mean is far from zero.
     """
     mean = node.emit("reduce_mean", [x], axes=axes, keepdims=1)
     centred = node.emit("sub", [x, mean])

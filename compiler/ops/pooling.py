@@ -138,8 +138,8 @@ def _average_expression(
 ) -> Expr:
     """Return the mean over (kh, kw) of x[n, c, oh*s + kh*d - p, ...].
 
-    The sum is multiplied by the second operand, which has the reciprocal counts of elements.
-    Without this operand, the count is that of the window's taps.
+    The sum is multiplied by the second operand, which has the reciprocal of the number of averaged
+    elements of each window. Without this operand, the sum is divided by the number of taps.
     """
     total = _pool(Combiner.SUM, operands[0], attrs, index, fresh)
     if len(operands) == 2:

@@ -162,8 +162,8 @@ def _nearest(node: OnnxNode, places: Floats) -> np.ndarray:
 def _earlier_nearest(places: Floats, line: _Line) -> np.ndarray:
     """Round coordinates for `nearest` before opset 11.
 
-    ONNX did not define this rounding. As in ONNX Runtime, it is upwards if the dimension shrinks,
-    else downwards.
+    ONNX did not define this rounding. As in ONNX Runtime, coordinates are rounded up if the
+    dimension shrinks, else down.
     """
     assert line.scale is not None, "sizes are of opset 11"
     found: np.ndarray = np.ceil(places) if line.scale < 1 else np.floor(places)

@@ -30,7 +30,7 @@ _CUBIC = -0.75
 
 @dataclass(frozen=True, slots=True)
 class Tap:
-    """An element along one dimension that each sampled point reads, and the element's weight.
+    """For each sampled point, an element that it reads along one dimension, with a weight.
 
     Attributes:
         position: the index of the element for each point, int64 (R, P), as in `sampled`.

@@ -135,10 +135,11 @@ class _Analysis:
         self._seen: list[tuple[_Counter, DType]] = []
 
     def ends(self, condition: str) -> tuple[list[int], bool]:
-        """Return when each comparison in a conjunction is first false, as numbers of steps.
+        """Return after how many steps each comparison in a conjunction ends the loop.
 
-        If the ranges of sizes do not determine such a number, it is an upper bound. The second
-        result is whether the numbers are exact, and the condition has no other terms.
+        If the ranges of sizes do not determine such a number, the result has an upper bound
+        instead. The second result is true if all numbers are exact and the condition has no other
+        terms.
         """
         found: list[int] = []
         whole = True
@@ -217,9 +218,10 @@ class _Analysis:
         return found[value]
 
     def _operands(self, value: str) -> tuple[str, ...]:
-        """Return the values that must be counters so that `value` is one.
+        """Return the operands of `value` that must be counters so that `value` is a counter.
 
-        The result is empty if its node is not an operator that preserves counters, such as `add`.
+        The result is empty if the node of `value` does not preserve counters, as `add` does, or if
+        `value` is a state or the index of the step.
         """
         node = self._maker(value)
         if (

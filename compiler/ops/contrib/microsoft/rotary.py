@@ -85,7 +85,7 @@ def _rotary_embedding(node: OnnxNode) -> str:
 
     Inputs:
         x: (batch, rows, heads * size) or (batch, heads, rows, size)
-        positions: that of the first row, (1,), or of every row, (batch, rows)
+        positions: the position of the first row, (1,), or of every row, (batch, rows)
         cosines and sines: (positions, half)
     """
     x, where = node.input(0), node.input(1)

@@ -116,7 +116,7 @@ def tree_tables(
 def _check_trees(nodes: Sequence[SplitNode | None], roots: Sequence[int], features: int) -> None:
     """Check that the nodes below each root form an acyclic graph that no other root shares.
 
-    Several nodes may lead to the same node, as exporters write it for sets of categories.
+    Several nodes of a tree may lead to the same node; exporters use this for sets of categories.
 
     Raises:
         InvalidModelError: if the graph is cyclic or shared, or a node tests a missing feature or
