@@ -141,7 +141,7 @@ class Graph:
         )
 
     def at(self, values: Mapping[str, int]) -> Self:
-        """Return the graph with every dynamic size replaced by its value for given dimensions.
+        """Return the graph with every dynamic size evaluated for given sizes of the dimensions.
 
         `values` maps the name of each dynamic dimension to its size.
 

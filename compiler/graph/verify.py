@@ -68,7 +68,7 @@ def check_order(graph: Graph) -> None:
 
 
 def check_types_present(graph: Graph) -> None:
-    """Check that every value has a type, every type has a value, and no extent is negative."""
+    """Check that every value has a type, every type belongs to a value, no extent is negative."""
     values = {*graph.inputs, *graph.constants, *(v for n in graph.nodes for v in n.outputs)}
     for value in sorted(values - graph.types.keys()):
         raise InvalidModelError(f"graph '{graph.name}': value '{value}' has no type")

@@ -262,7 +262,7 @@ def _products(elements: list[Expr], factors: list[Expr], zero: Expr, *, many: bo
 
     `zero` is the negated zero point. If `many` rows of `x` use the same elements, `zero` is added
     to each element once. Otherwise, `zero` is multiplied by the sum of the factors, which is the
-    same for all columns of the weights.
+    same for all columns of the result.
     """
     if many:
         elements = [element + zero for element in elements]

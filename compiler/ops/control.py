@@ -17,9 +17,8 @@ belong to the body.
 
     %3: float32[4] = refuse(%go) {dtype="float32", message="why", shape=(4)}
 
-`refuse` ends the run with an error message. It replaces a body of a `branch` that is invalid, so
-that only runs that select this body fail. Its operand is any boolean value, which prevents constant
-folding.
+`refuse` ends the run with an error message. A `branch` has it in a body that only invalid runs
+select. Its operand is any boolean value, which prevents constant folding.
 """
 
 from __future__ import annotations

@@ -24,8 +24,8 @@ class Enclosure:
     Attributes:
         builder: builds the body's graph.
         node: a copy of the control-flow node with this builder; import rules add nodes through it.
-        captured: the values of the enclosing graph that become inputs of the body. In the order of
-            this tuple, their inputs follow the inputs that `input` adds.
+        captured: the values of the enclosing graph that become inputs of the body. These inputs are
+            in the order of `captured`, after the inputs that `input` adds.
     """
 
     def __init__(self, node: OnnxNode) -> None:

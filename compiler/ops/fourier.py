@@ -179,8 +179,7 @@ def _in_two_steps(
 ) -> str:
     """Emit the Fourier transform of rows (..., length, parts) in two steps, as (..., kept, 2).
 
-    The first step consists of transforms of `first` points, the second of transforms of `length //
-    first` points.
+    The first step transforms `first` points at a time, the second `length // first` points.
     """
     *lead, _, parts = node.shape(rows)
     second, dtype, dim = length // first, node.type(rows).dtype, len(lead)

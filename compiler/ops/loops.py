@@ -174,10 +174,10 @@ def _affordable(steps: int, rows: Sequence[TensorType]) -> bool:
 
 
 def _fewer(most: int | None, counted: int) -> tuple[int, bool]:
-    """Return the smaller of two bounds on the number of steps, and whether it is certain.
+    """Return the smaller of two bounds on the number of steps, and True if it is known.
 
-    `most` may be None, for no bound. If dynamic sizes determine which bound is smaller, the result
-    is `most` and False.
+    If dynamic sizes determine which bound is smaller, the result is `most` and False. If `most` is
+    None, it does not limit the number of steps.
     """
     if most is None:
         return counted, True

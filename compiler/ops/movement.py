@@ -162,7 +162,7 @@ def _onnx_slice(node: OnnxNode) -> str:
 def _may_end_beyond(extent: int, start: int, end: int) -> bool:
     """Whether a slice ends beyond the extent for some, but not all, values of the dynamic sizes.
 
-    The caller ensures that the start is not negative, and that the end is not before the start.
+    The result is False unless the start is never negative and the end is never before the start.
     """
     low, high = bounds(end - extent)
     return low <= 0 < high < inf and bounds(start)[0] >= 0 and bounds(end - start)[0] >= 0

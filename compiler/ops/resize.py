@@ -294,7 +294,8 @@ def _summed(node: OnnxNode, x: str, dim: int, taps: _Taps) -> str:
 def _picked(node: OnnxNode, x: str, dim: int, positions: np.ndarray) -> str:
     """Emit the elements at `positions` (1, outputs) along a dimension.
 
-    If each position is repeated equally often, the result is a broadcast, else a gather.
+    If `positions` has every position in order, each repeated equally often, the result is a
+    broadcast, else a gather.
     """
     extent, outputs = node.shape(x)[dim], positions.shape[1]
     if not is_computed(positions):
@@ -320,9 +321,9 @@ whether the interpolation repeats each element of a dynamic dimension."""
 
 
 def _repeats(node: OnnxNode, mode: str, line: _Line) -> int | None:
-    """Return how often each position of a dynamic dimension occurs in the result.
+    """Return how often the interpolation repeats each position of a dynamic dimension.
 
-    The result is None if the interpolation does not repeat all positions equally often.
+    The result is None if it does not repeat all positions equally often.
     """
     times = exact_quotient(line.outputs, line.inputs)
     depends = ("align_corners", "tf_crop_and_resize")

@@ -37,10 +37,10 @@ _OF_TRUTHS = {"add": "max", "mul": "min"}
 def _infer(types: Sequence[TensorType], attrs: Attrs) -> TensorType:
     """Infer the type of `scatter`, which is the type of the data.
 
-    The operands are the data, the indices of rows, int64 (updates,), and one new row per index. The
-    first `depth` dimensions of the data (an attribute) are flattened to one dimension, whose
-    positions are the rows. Updates at invalid indices are ignored. If an index occurs several
-    times, the last update counts.
+    The operands are the data, the indices of rows, int64 (updates,), and one new row per index.
+    Rows are counted along the first `depth` dimensions of the data, flattened to one; `depth` is an
+    attribute. Updates at invalid indices are ignored. If an index occurs several times, the last
+    update counts.
     """
     operand_count(types, 3)
     data, places, updates = types
@@ -138,8 +138,8 @@ def _written(
 ) -> str:
     """Emit the data with rows replaced by updates, or combined with them by `reduction`.
 
-    A row is an element of the data's first `depth` dimensions, flattened; `places` are indices of
-    rows, int64 (updates,). 16-bit elements are combined in float32 and rounded once.
+    Rows are counted along the first `depth` dimensions of the data, flattened to one; `places` are
+    indices of rows, int64 (updates,). 16-bit elements are combined in float32 and rounded once.
     """
     dtype = node.type(data).dtype
     if reduction == "none":

@@ -36,7 +36,8 @@ def substituted(size: int, value: Callable[[Dimension], int]) -> int:
     """Replace each dimension in a size, for example to evaluate it.
 
     `value` returns the replacement, in units of `dimension.multiple`: 3 stands for the size 96 of a
-    dimension of multiples of 32. It may return a `Size`. An `int` is returned unchanged.
+    dimension of multiples of 32. The replacement may be a `Size`. If `size` is an `int`, it is
+    returned unchanged.
     """
     if not isinstance(size, Size):
         return size
