@@ -20,17 +20,17 @@ class DynamicSizeError(CompilerError):
     unknown."""
 
     undecided = 0
-    """The difference that is compared with 0, if the comparison is undecided; otherwise 0."""
+    """For an undecided comparison, the dynamic size that is compared with 0, such as `n - 512` for
+    `n <= 512`; otherwise 0."""
 
     never_above = False
-    """Whether a positive difference is an error, so that only sizes with a difference of at most 0
-    are valid."""
+    """Whether the model is invalid at all sizes at which `undecided` is positive."""
 
     unequal = 0
-    """The difference that may or may not equal 0, if an equality is undecided; otherwise 0."""
+    """For an undecided equality, the first size minus the second, a dynamic size; otherwise 0."""
 
     may_differ = False
-    """Whether two sizes that are unequal in all runs are valid as well."""
+    """For an undecided equality: whether sizes that differ in every run are valid, too."""
 
     def __str__(self) -> str:
         text = super().__str__()
