@@ -387,7 +387,7 @@ class GraphBuilder:
         with np.errstate(over="ignore"):
             stored = to_memory(result, kind.dtype).reshape(kind.shape)
         if kind.dtype is DType.FLOAT16 and np.isinf(stored).any() and np.isfinite(result).all():
-            return None  # for example, squares whose root is an open size
+            return None  # beyond float16, as a sum of squares whose root is not
         self._folded_bytes += kind.bytes
         return stored
 

@@ -50,7 +50,7 @@ def _transposed(node: OnnxNode, x: str, w: str, group: int, steps: _Steps) -> st
     dilations = tuple(d if s == 1 else 1 for d, s in moves)
     reach = node.shape(w)[2:]
     counts = tuple(-(-k // s) for k, s in zip(reach, strides, strict=True))
-    # Remainders beyond the reach are zeros, and are not computed.
+    # Remainders from the extent of the kernel on have no taps: their outputs are zeros.
     some = tuple(min(k, s) for k, s in zip(reach, strides, strict=True))
     w = window(node, w, {d: (0, c * s) for d, c, s in zip(dims, counts, some, strict=True)})
     channels, filters = node.shape(w)[:2]

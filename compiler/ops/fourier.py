@@ -190,7 +190,7 @@ def _in_two_steps(
     split = node.reshape(split, (*lead, parts * first, second))
 
     def roots(rows: int, columns: int, pace: int) -> np.ndarray:
-        # a power of a root would multiply its error
+        # powers of one root would multiply its rounding error
         turns = np.outer(np.arange(rows), np.arange(columns)) * pace % length
         return np.asarray(np.exp((2j if inverse else -2j) * np.pi / length * turns))
 

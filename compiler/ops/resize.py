@@ -194,7 +194,8 @@ def _cubic(a: float) -> Callable[[Floats], Floats]:
 def _taps(node: OnnxNode, mode: str, line: _Line) -> _Taps:
     default = "half_pixel" if node.op_type == "Resize" and node.opset >= 11 else "asymmetric"
     transformation = node.word("coordinate_transformation_mode", default)
-    # If coordinates are rounded to integers, ties must be those of float32. Weights are smooth.
+    # The mode nearest rounds coordinates to integers, so that ties must be those of float32. In
+    # other modes, weights change little with the coordinates.
     rounded = _in_float32 if mode == "nearest" else _in_float64
     places = _coordinates(node, transformation, line, rounded)
     outside = np.zeros(1, bool)
@@ -340,7 +341,7 @@ def _scaled(extent: int, scale: float) -> int:
     """Return extent * scale, computed in float32 and rounded down."""
     if not is_dynamic(extent):
         return floor(np.float32(extent) * np.float32(scale))
-    # 2.3 is a little less in float32, and yet 10 times it is 23 there.
+    # In float32, 2.3 is stored as a smaller number, but 10 * 2.3 is rounded to 23.
     exact = Fraction(scale).limit_denominator(1000)
     if np.float32(exact) != np.float32(scale):
         exact = Fraction(scale)

@@ -83,7 +83,7 @@ def _onnx_top_k(node: OnnxNode) -> list[str]:
         found = [x, filled(node, 0, node.shape(x), DType.INT64)]
     else:
         if k == 1 and (largest or not node.type(x).dtype.is_float):
-            # The smallest float is not an `arg_min`, which ranks NaN before any number.
+            # `arg_min` does not apply to floats: it ranks NaN before any number, TopK after it.
             name = "arg_max" if largest else "arg_min"
             indices = node.emit(name, [x], axis=axis, keepdims=1, last=0)
         else:

@@ -43,7 +43,7 @@ class Dimension:
     def __hash__(self) -> int:
         return self._hash
 
-    def __reduce__(self) -> tuple[object, ...]:  # the hash of a text differs between processes
+    def __reduce__(self) -> tuple[object, ...]:  # hashes of strings differ per process
         return type(self), (self.name, self.low, self.high, self.multiple)
 
     def __str__(self) -> str:

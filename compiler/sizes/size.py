@@ -21,7 +21,7 @@ from tilewright.compiler.sizes.atoms import (
 from tilewright.compiler.sizes.bounds import bounds
 from tilewright.compiler.sizes.errors import DynamicSizeError
 
-if TYPE_CHECKING:  # usable wherever an int is
+if TYPE_CHECKING:  # type checkers accept a Size as an int
     _Integer = int
 else:
     _Integer = object

@@ -229,7 +229,7 @@ RULES = (
     ),
     OnnxRule("QGemm", _qgemm, DOMAIN, types=INT8_TYPES),
     OnnxRule("FusedMatMul", _fused_matmul, DOMAIN),
-    # the operator's name before it supported batches
+    # FusedMatMul had this name before it supported batches
     OnnxRule("TransposeMatMul", _fused_matmul, DOMAIN),
     OnnxRule("FusedGemm", _fused_gemm, DOMAIN),
     OnnxRule("FusedConv", _fused_conv, DOMAIN),

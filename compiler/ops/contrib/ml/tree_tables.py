@@ -250,7 +250,7 @@ class _Builder:
         return self._at_most(f, t, missing, self._less(f, t, False, no, yes), no)
 
     def _member(self, node: SplitNode) -> _Test:
-        if not node.values:  # no value is a member of an empty set; a missing one may still be
+        if not node.values:  # an empty set; a missing value may still count as a member
             return self._less(node.feature, -np.inf, node.missing, node.yes, node.no)
         rest: int | _Test = node.no
         for value in reversed(node.values):
