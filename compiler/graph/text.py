@@ -321,7 +321,7 @@ _BODY = Graph("", (), (), (), {})
 
 
 class _Tokens:
-    """The tokens of one line: JSON strings, words and numbers, dynamic sizes, punctuation marks."""
+    """The tokens of one line of a graph's text: strings, words, numbers, sizes and punctuation."""
 
     def __init__(self, line: str, dimensions: Mapping[str, Dimension]) -> None:
         self._dimensions = dimensions

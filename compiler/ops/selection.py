@@ -39,7 +39,7 @@ def _positions_work(types: Sequence[TensorType], _attrs: Attrs) -> tuple[str, tu
 def _onnx_non_zero(node: OnnxNode) -> str:
     """Import NonZero: convert positions in the flattened operand to coordinates.
 
-    The result is (rank, count); a scalar has no coordinates.
+    The result is (rank, count), which is (0, count) for a scalar.
     """
     x = node.input(0)
     shape, dtype = node.shape(x), node.type(x).dtype

@@ -123,10 +123,10 @@ def parse_hinted(name: str, text: str) -> HintedRange:
 
 
 def hinted_shares(dims: Mapping[str, Iterable[SizeRange]]) -> Shares:
-    """Return the fraction of runs for each hinted size, in a dictionary per dimension name.
+    """Return the hinted sizes of each dimension, with their fractions of all runs.
 
-    For example, {"n": ["1..512@32:0.5,128"]} becomes {"n": {32: 0.5, 128: 1.0}}. Dimensions without
-    hints are left out.
+    The fractions are relative: {"n": ["1..512@32:0.5,128"]} becomes {"n": {32: 0.5, 128: 1.0}},
+    where 128 occurs twice as often as 32. Dimensions without hints are left out.
 
     Raises:
         InvalidArgumentError: if a range is malformed.

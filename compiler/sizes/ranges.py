@@ -223,7 +223,7 @@ def refinements(
 
 
 def _choices(ranges: Mapping[str, Dimension]) -> float:
-    """Return how much remains of ranges: the sum of the logarithms of end / start.
+    """Return the sum of log(end / start) over the ranges, by which narrower ranges are ranked.
 
     By this measure, 1 to 512 is more than 513 to 4096.
     """

@@ -132,9 +132,9 @@ def _groups(
 ) -> np.ndarray | None:
     """Group the trees by target if each tree votes for a single target.
 
-    Returns root records, group after group. All groups have the same length; shorter ones are
-    padded with the leaf that belongs to no tree. The result is None if a tree votes for several
-    targets, or if the padding would be too large.
+    Returns the indices of the trees' root records, group after group. All groups have the same
+    length; shorter ones are padded with the leaf that belongs to no tree. The result is None if a
+    tree votes for several targets, or if the padding would be too large.
     """
     voted = votes != neutral
     if (voted.sum(1) > 1).any():
