@@ -233,10 +233,7 @@ class GraphBuilder:
         return name
 
     def known(self, value: str) -> np.ndarray | None:
-        """Return the array of a value that is known at import: a constant, or an empty tensor.
-
-        The result is None for all other values.
-        """
+        """Return the array of a constant, or of a value without elements; None for all others."""
         kind = self.types[value]
         empty = (
             None

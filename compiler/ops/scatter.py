@@ -157,9 +157,9 @@ def _written(
 def _pieces(node: OnnxNode, data: str, places: np.ndarray, updates: str, depth: int) -> str | None:
     """Emit the scatter as a concatenation: the data before, the updates, the data after.
 
-    The result is None unless `places` are consecutive positions along one dimension, in ascending
-    order. A concatenation fuses with the nodes that compute the updates, and needs no table of
-    places.
+    The result is None unless `places` are, in row-major order, a range of positions along one
+    dimension and all positions along the other ones. A concatenation fuses with the nodes that
+    compute the updates, and needs no table of places.
     """
     shape = node.shape(data)
     if any(map(is_dynamic, shape[:depth])) or places.min() < 0:
