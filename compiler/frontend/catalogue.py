@@ -153,10 +153,10 @@ def _row(entry: CatalogueEntry) -> str:
 
 
 def _named(types: frozenset[DType]) -> Iterator[str]:
-    """Yield short names for a set of element types, for the catalogue page.
+    """Yield names for a set of element types, such as "signed integers" and `float32`.
 
-    If a whole family is in the set, its name stands for its types, such as "signed integers". Other
-    types give their own names, such as `float32`.
+    A group of types (`_FAMILIES`) is yielded under its name if the set contains the whole group.
+    Otherwise, each of its types in the set is yielded separately.
     """
     for name, family in _FAMILIES:
         if family <= types:
@@ -166,9 +166,9 @@ def _named(types: frozenset[DType]) -> Iterator[str]:
 
 
 def _history(domain: str, last: int) -> Mapping[str, Sequence[OpSchema]]:
-    """All versions of the schemas of a domain's operators, up to opset `last`.
+    """Return all versions of the schemas of a domain's operators, up to opset `last`.
 
-    Returns the schemas of each operator by its name, oldest first.
+    The result maps the name of an operator to its schemas, oldest first.
     """
     found: dict[str, list[OpSchema]] = {}
     for schema in get_all_schemas_with_history():
@@ -181,10 +181,10 @@ def _history(domain: str, last: int) -> Mapping[str, Sequence[OpSchema]]:
 
 
 def _opsets(schemas: Sequence[OpSchema], newest: int) -> tuple[int, int]:
-    """The first and the last opset version that has the operator.
+    """The first and the last opset version in which an operator exists.
 
-    `schemas` are the versions of its schema, oldest first; `newest` is the newest opset of the
-    domain.
+    `schemas` are the versions of the operator's schema, oldest first. `newest` is the newest opset
+    of its domain.
     """
     schema = schemas[-1]
     last = schema.since_version - 1 if schema.deprecated else newest
@@ -194,8 +194,8 @@ def _opsets(schemas: Sequence[OpSchema], newest: int) -> tuple[int, int]:
 def _types(schemas: Sequence[OpSchema]) -> frozenset[DType]:
     """The supported element types of an operator's first operand.
 
-    If the operator has no operands, these are the types of its result. Only types that the newest
-    schema of the operator allows are returned.
+    If the operator has no operands, these are the types of its result. The newest schema of the
+    operator decides.
     """
     schema = next(s for s in reversed(schemas) if not s.deprecated)
     formal = schema.inputs[0] if schema.inputs else schema.outputs[0]
@@ -209,7 +209,8 @@ def _is_function(
     """Whether an ONNX schema defines its operator by a function body of supported operators only.
 
     `ruled` has the names of the operators with an import rule, and `history` all schemas by
-    operator. A body that depends on types and attributes is assumed to be supported.
+    operator name. If ONNX generates the body for each node from its types and attributes, the
+    result is True without a check.
     """
     if schema.has_context_dependent_function:
         return True

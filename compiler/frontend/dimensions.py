@@ -62,14 +62,17 @@ def model_ports(graph: GraphProto) -> ModelPorts:
 def dim_name(dim: TensorShapeProto.Dimension) -> str:
     """Return the name of a dynamic dimension; empty if the file states no name with a letter.
 
-    Exporters write '?' or '-1' for any dynamic dimension, which does not identify it.
+    Exporters write '?' or '-1' for every dynamic dimension, so these texts do not count as names.
     """
     name: str = dim.dim_param
     return name if any(map(str.isalpha, name)) else ""
 
 
 def fixed_size(dim: TensorShapeProto.Dimension) -> int | None:
-    """Return the size that the file states; None for a dynamic dimension (-1 in Paddle's files)."""
+    """Return the size that the file states; None for a dynamic dimension.
+
+    The size -1, which Paddle's exporter writes, also means a dynamic dimension.
+    """
     if not dim.HasField("dim_value") or dim.dim_value == -1:
         return None
     size: int = dim.dim_value
@@ -115,10 +118,11 @@ _CACHE_OPERANDS = {"Attention": (4, 5), "MultiHeadAttention": (6, 7), "QAttentio
 
 
 def cache_lengths(graph: GraphProto) -> frozenset[str]:
-    """Return the names of dynamic dimensions of caches, which may be 0 before the first run.
+    """Return the names of the dynamic dimensions that count the rows of caches.
 
-    A cache is an input to which the model adds rows and which it returns as an output. A dimension
-    that occurs in other inputs too is not included.
+    Such a dimension may be 0, because a cache is empty before the first run. A cache is an input to
+    which the model appends rows, and which it returns as an output. A dimension that other inputs
+    have too is not included.
     """
     readers: dict[str, list[NodeProto]] = {}
     for node in graph.node:

@@ -1,7 +1,8 @@
-"""Early check for unsupported operators in nodes that are imported only during a run.
+"""Early check for unsupported operators in nodes whose import needs results of a run.
 
-The check runs when the model is compiled. It needs no types of operands, and therefore finds only
-operators that are unsupported for all operands.
+Such nodes are imported during a run, but they are checked when the model is compiled. The types of
+their operands are not yet known, so the check finds only operators that are unsupported for all
+types.
 """
 
 from __future__ import annotations

@@ -113,8 +113,8 @@ class _Splitter:
     def _message(self, end: int, rules: Mapping[int, _Rule]) -> bytes:
         """Read the fields of a message that ends at position `end`, and return them encoded again.
 
-        `rules` maps the number of a field to a function that returns the new content of the field;
-        None removes the field.
+        `rules` maps the number of a field to a function that returns the field's new content, or
+        None to remove the field. Other fields are copied.
         """
         parts: list[bytes] = []
         while self._at < end:

@@ -34,14 +34,15 @@ class NameScope:
     """The scope of ONNX names in a graph, a branch or a function body that is imported.
 
     Attributes:
-        values: by ONNX name, the name of the value in the graph under construction; None for an
+        values: maps an ONNX name to a value of the graph under construction, or to None for an
             input that a function call omits. The mapping grows as nodes are imported.
         opsets: the opset version of each domain.
         attributes: the attributes of the call, for a function's body.
         prefix: the prefix of node names.
         depth: the number of enclosing bodies.
-        spelled: whether If, Loop and Scan nodes must be expanded into the enclosing graph, because
-            a body around them could not be imported as a graph of its own.
+        spelled: whether If, Loop and Scan nodes must be expanded into the surrounding graph, with
+            loops unrolled. This is the case inside a body that could not be imported as a graph of
+            its own.
     """
 
     values: MutableMapping[str, str | None]
@@ -63,18 +64,22 @@ _NARROW = ("DequantizeLinear",)
 
 @dataclass(slots=True)
 class _Budget:
-    """The number of nodes in bodies and functions that an import may still create.
+    """A limit on the number of nodes that an import creates from bodies and functions.
 
     The limit (NODE_LIMIT) stops models in which a few nested loops unroll to millions of nodes.
+    `left` is the number of nodes that may still be created.
     """
 
     left: int = field(default_factory=lambda: NODE_LIMIT)
 
     def spend(self, name: str) -> None:
-        """Reduce the number of nodes that may still be imported by one, for node `name`.
+        """Count one more imported node.
+
+        Args:
+            name: the node's name for the error message.
 
         Raises:
-            InvalidModelError: if no further node may be imported.
+            InvalidModelError: if the limit is exceeded.
         """
         self.left -= 1
         if self.left < 0:
@@ -260,10 +265,17 @@ class NodeImporter:
 
         Returns None if the schema has no function body.
 
+        Args:
+            proto: the ONNX node.
+            name: the unique name of the node.
+            body: the scope of the node's names.
+            inputs: the values of its operands; None for an omitted operand.
+            outputs: the ONNX names of its outputs.
+            refused: the error of the operator's import rule, if the rule rejected the node.
+
         Raises:
-            UnsupportedOperatorError: if a node of the body is not supported. The error is
-                `refused`, which the import rule of the operator raised earlier. Without an earlier
-                error, a new one names the unsupported node.
+            UnsupportedOperatorError: if a node of the function body is not supported. This is
+                `refused`, or else a new error that names the unsupported node.
         """
         domain = domain_of(proto.domain)
         if domain:
@@ -303,10 +315,11 @@ class NodeImporter:
         return [_defined(inner, inside, name) if outside else "" for inside, outside in made]
 
     def _loop_body(self, graph: GraphProto, name: str, body: NameScope) -> LoopBody:
-        """The body of a Loop or Scan, with functions that import it in two ways.
+        """The body of a Loop or Scan, with two functions that import it.
 
-        One imports the body unrolled, step by step, the other as a graph of its own. The import
-        rule of the operator calls one of them.
+        The first one imports a single step into the current graph, to unroll the loop. The second
+        one imports the body as a graph of its own. The import rule of the operator selects one of
+        them.
         """
 
         def step(number: int, operands: Sequence[str], tried: bool) -> list[str]:
@@ -326,10 +339,13 @@ class NodeImporter:
         prefix: str,
         body: NameScope,
     ) -> list[str]:
-        """Import a subgraph into the graph of an enclosure, as the body of a control-flow node.
+        """Import a subgraph as the body of a control-flow node.
 
-        The arguments and the result are the same as for `inline`. Outer values that the subgraph
-        reads become captured values of the enclosure.
+        The other arguments and the result are the same as for `inline`.
+
+        Args:
+            enclosure: the graph to build for the body. An outer value that the subgraph reads
+                becomes a captured value of this graph.
         """
         inner = NodeImporter(enclosure.builder, self._folder, self._budget)
         outside = replace(body, values=CapturingScope(body.values, enclosure))
@@ -546,8 +562,8 @@ def _defined(body: NameScope, value: str, name: str) -> str:
     """The value in the graph under construction for the output `value` of a body.
 
     Raises:
-        InvalidModelError: if nothing in the body defines it; the message names the node `name`, to
-            which the body belongs.
+        InvalidModelError: if nothing in the body defines the output. `name` is the node that has
+            the body, for the message.
     """
     found = body.values.get(value)
     if found is None:
@@ -566,9 +582,10 @@ NESTED_STEPS = 16
 
 
 def _weight(graph: GraphProto) -> int:
-    """The cost of importing a body once, as a number of nodes that is at least 1.
+    """The number of nodes that one import of a body creates, at least 1.
 
-    The nodes of a Loop or Scan inside the body count NESTED_STEPS times.
+    The nodes of a Loop or Scan inside the body count NESTED_STEPS times, because the number of
+    steps is not known yet.
     """
     total = 0
     for node in graph.node:

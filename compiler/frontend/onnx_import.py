@@ -99,9 +99,10 @@ def importing(
 
 
 def _with_relation(sizes: Mapping[str, int], dimension: Dimension, value: int) -> dict[str, int]:
-    """The sizes of all dimensions, with `dimension` replaced by the size `value`.
+    """The sizes of all dimensions, after `dimension` was replaced by a formula.
 
-    `value` is a dynamic size that is computed from other dimensions.
+    `value`, the formula, is a dynamic size: an `int` that is computed from other dimensions, such
+    as `past + new` for the length of a mask.
     """
 
     def of(other: Dimension) -> int:
@@ -308,10 +309,10 @@ class ModelImport:
     def _elements(
         self, elements: Sequence[str], info: ValueInfoProto, outputs: Collection[str]
     ) -> list[tuple[str, str]]:
-        """The outputs of the graph for an output of the model that is a list of tensors.
+        """The outputs of the graph for an output of the model that is a sequence of tensors.
 
-        Returns a value and a name for each element. A node added for each element records the name
-        of the list.
+        Returns a value and a name for each element. A new node for each element records the name of
+        the sequence, from which a run assembles the sequence again.
         """
         if not elements:
             raise InvalidModelError(f"output '{info.name}' is a sequence without elements")
@@ -360,8 +361,7 @@ class ModelImport:
 
 
 def _stated_tensor(info: ValueInfoProto) -> TypeProto.Tensor:
-    """The type that the file states for an output, or for the elements of an output that is a
-    sequence."""
+    """The type that the file states for an output; for a sequence, the type of its elements."""
     if info.type.HasField("sequence_type"):
         return info.type.sequence_type.elem_type.tensor_type
     return info.type.tensor_type

@@ -58,7 +58,7 @@ def sort_nodes(graph: GraphProto | FunctionProto, defined: Collection[str]) -> l
 
 
 def _order(graph: GraphProto | FunctionProto, makers: dict[str, int]) -> list[int]:
-    """Positions of the nodes in depth-first order: each node follows the nodes that it reads.
+    """Positions of the nodes in depth-first order: each node follows the producers of its operands.
 
     `makers` maps a value to the position of the node that computes it. The function is iterative,
     because models may be thousands of nodes deep.

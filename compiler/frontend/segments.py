@@ -49,8 +49,8 @@ class DeferredNodes:
     Attributes:
         nodes: the deferred nodes.
         made: the ONNX names of their outputs.
-        asked: the values of the imported graph whose elements a deferred node needs as constants,
-            each with that node.
+        asked: maps each value whose elements a deferred node needs as constants to that node. The
+            values belong to the graph of the imported nodes.
         first: the error of the first node that was deferred.
     """
 
@@ -60,7 +60,7 @@ class DeferredNodes:
     first: UnsupportedOperatorError | None = None
 
     def follows(self, node: NodeProto) -> bool:
-        """Defer a node if it reads an output of a deferred node; returns whether it does."""
+        """Defer a node if it reads an output of a deferred node; return whether it was deferred."""
         found = not self.made.isdisjoint(reads(node))
         if found:
             self._put(node)
@@ -182,13 +182,13 @@ def _spelled(
 ) -> list[NodeProto]:
     """Nodes that compute a shape-determining live-in, some of whose elements stay dynamic.
 
-    The program gets an additional input whose shape holds the dynamic elements
-    (`LiveIn.sizes_input`). The nodes read them with a Shape and add the fixed elements. All these
-    operators have the same form in every opset.
+    The continuation gets an additional input (`LiveIn.sizes_input`), whose dimensions are the
+    dynamic elements. A Shape node reads them, and a Concat adds the fixed elements. The operators
+    have the same form in every opset.
 
     Args:
         crossing: the live-in.
-        array: its elements in one run, used for the elements that are fixed.
+        array: its elements in one run. Only those of the fixed elements are used.
         elements: the name of each element.
         opened: the names of the elements that stay dynamic.
     """
@@ -356,7 +356,7 @@ def _listed(name: str, elements: Sequence[str]) -> NodeProto:
 def _are_extents(numbers: np.ndarray, extents: Mapping[str, tuple[str, int]]) -> bool:
     """Whether each dynamic size among `numbers` is also the extent of a live-in.
 
-    The keys of `extents` are such extents as text.
+    The keys of `extents` are the dynamic extents of live-ins as text.
     """
     return all(not is_dynamic(number) or str(number) in extents for number in numbers.flat)
 
@@ -366,10 +366,14 @@ def _from_extents(
 ) -> list[NodeProto]:
     """Nodes that compute the live-in `name` from the extents of other live-ins.
 
-    `numbers` are the elements of the live-in: fixed sizes, and dynamic sizes that are keys of
-    `extents`. `extents` maps such a size to a live-in and its dimension. Computed in this way,
-    sizes that are equal before the boundary are known to be equal after it. The operators have the
-    same form in every opset.
+    After the boundary, the import can then prove that the elements are equal to these extents. The
+    operators have the same form in every opset.
+
+    Args:
+        name: the live-in.
+        numbers: its elements: fixed sizes, and dynamic sizes that are keys of `extents`.
+        dtype: the type of its elements.
+        extents: maps a dynamic size, as text, to a live-in and the dimension that has this extent.
     """
     items = list(numbers.flat)
     whole: dict[str, str] = {}
@@ -408,9 +412,9 @@ def _deciding(
 ) -> set[str]:
     """The names of values whose elements determine shapes after the boundary.
 
-    The continuation is imported for given elements of these values. A deferred node may need a
-    value that its import rule computed and that has no ONNX name. The function then returns the
-    names of the node's operands, except floats and large tensors.
+    The import of the continuation treats the elements of these values as constants. If a deferred
+    node needs the elements of a value without an ONNX name, which its import rule computed, the
+    function returns the node's operands instead, except floats and large tensors.
     """
 
     def small(value: str | None) -> bool:

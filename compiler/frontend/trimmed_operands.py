@@ -4,10 +4,10 @@ Before:                                   After:
     %1 = trim(%0, %n) {axis=1}                %2 = transpose(%0) {perm=(1, 0)}
     %2 = transpose(%1) {perm=(1, 0)}          %3 = trim(%2, %n) {axis=0}
 
-Such an operand is a `trim` of a value with the largest possible extent. If each element of a node's
-result depends only on its own position along that dimension, the node is imported for the untrimmed
-value, and its result is trimmed. Trims thus move to the outputs of the model. Other nodes are
-rejected.
+Such an operand is the result of a `trim`: it cuts a value of the largest possible extent to the
+actual extent. If each element of a node's result depends only on its own position along that
+dimension, the node is imported for the untrimmed value, and its result is trimmed. Trims thus move
+to the outputs of the model. Other nodes are rejected.
 """
 
 from __future__ import annotations
@@ -71,10 +71,13 @@ def _elementwise() -> frozenset[tuple[str, str]]:
 
 
 def _broadcast(node: OnnxNode, axes: Mapping[int, int]) -> int | None:
-    """The dimension of a broadcast result that must be trimmed; None if trimming is not possible.
+    """Return the dimension along which the result of a broadcasting node must be trimmed.
 
-    `axes` maps operands to their trimmed dimensions. These must be the same dimension, counted from
-    the last. Untrimmed operands must have extent 1 along it.
+    The result has the largest possible extent along this dimension, and a `trim` after the node
+    cuts it to the actual extent. Returns None if the node cannot be imported in this way.
+
+    `axes` maps the positions of trimmed operands to their trimmed dimensions. These must be the
+    same dimension, counted from the last. Other operands must have extent 1 along it.
     """
     shapes = [None if v is None else node.shape(v) for v in node.inputs]
     rank = max(len(shape) for shape in shapes if shape is not None)
@@ -92,10 +95,10 @@ def _broadcast(node: OnnxNode, axes: Mapping[int, int]) -> int | None:
 
 
 def _concat(node: OnnxNode, axes: Mapping[int, int]) -> int | None:
-    """The dimension of a Concat's result that must be trimmed; None if trimming is not possible.
+    """Return the dimension along which the result of a Concat must be trimmed, as in `_broadcast`.
 
-    `axes` maps operands to their trimmed dimensions. All operands must be trimmed along the same
-    dimension, which must not be the concatenated one.
+    `axes` maps the positions of trimmed operands to their trimmed dimensions. Returns None unless
+    all operands are trimmed along the same dimension, and the Concat joins them along another one.
     """
     along = node.integer("axis") % len(node.shape(node.input(0)))
     found = set(axes.values())
@@ -114,10 +117,10 @@ def _transpose(node: OnnxNode, _position: int, axis: int) -> int | None:
 
 
 def _gather(node: OnnxNode, position: int, axis: int) -> int | None:
-    """The dimension of a Gather's result that must be trimmed; None if trimming is not possible.
+    """Return the dimension along which the result of a Gather must be trimmed, as in `_broadcast`.
 
-    The operand at `position` is trimmed along `axis`. Indices may be trimmed along any dimension,
-    and data along any except the gathered one.
+    The operand at `position` (0 for the data, 1 for the indices) is trimmed along `axis`. Returns
+    None if the data are trimmed along the gathered dimension.
     """
     along = node.integer("axis", 0) % max(len(node.shape(node.input(0))), 1)
     if position == 1:
@@ -143,10 +146,10 @@ def _unsqueeze(node: OnnxNode, _position: int, axis: int) -> int | None:
 
 
 def _reshape(node: OnnxNode, _position: int, axis: int) -> int | None:
-    """The dimension of a Reshape's result that must be trimmed; None if trimming is not possible.
+    """Return the dimension along which the result of a Reshape must be trimmed, as in `_broadcast`.
 
-    The operand is trimmed along `axis`. The new shape must copy this dimension (0) or infer it
-    (-1).
+    The operand is trimmed along `axis`. Returns None unless the new shape keeps this dimension:
+    copied from the operand (0) or inferred (-1).
     """
     source, wanted = node.shape(node.input(0)), node.ints_or_input("shape", 1) or ()
     if node.integer("allowzero", 0) or axis >= len(source):

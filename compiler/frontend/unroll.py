@@ -42,10 +42,10 @@ class LoopBody:
         weight: its number of nodes; nodes of nested loops count several times.
         step: imports one unrolled step, and returns the values of the body's outputs. Its arguments
             are the index of the step, the values of the body's inputs, and whether nested loops
-            must be unrolled too, because the import as a loop failed.
+            must be unrolled too.
         enclosed: imports the body into an `Enclosure`, as a graph of its own. Its arguments are the
             enclosure and the values of the body's inputs.
-        spelled: whether the loop must be unrolled, because it is inside a body that could not be
+        spelled: whether the loop must be unrolled. This is the case inside a body that could not be
             imported as a graph of its own.
     """
 
@@ -74,8 +74,8 @@ def imported_scan(node: OnnxNode, body: LoopBody) -> list[str]:
 
     Raises:
         InvalidModelError: if the operands contradict each other.
-        UnsupportedOperatorError: if shapes differ between steps, and there are more than
-            `STEP_LIMIT` steps.
+        UnsupportedOperatorError: if the loop must be unrolled because shapes differ between steps,
+            but it has more than `STEP_LIMIT` steps.
     """
     if node.opset < 9:
         return _batched_scan(node, body)
@@ -86,7 +86,7 @@ def imported_scan(node: OnnxNode, body: LoopBody) -> list[str]:
 def _batched_scan(node: OnnxNode, body: LoopBody) -> list[str]:
     """Import a Scan of opset 8, whose operands have a leading batch dimension.
 
-    The Scan is imported once per element of the batch. Its sequences run along dimension 1.
+    The Scan is imported once per element of the batch. Each step reads a slice of dimension 1.
     """
     if node.optional(0) is not None:
         raise node.unsupported("sequence_lens (input 0) of opset 8")
@@ -200,9 +200,9 @@ def imported_loop(node: OnnxNode, body: LoopBody) -> list[str]:
 
     Raises:
         InvalidModelError: if the operands contradict each other.
-        UnsupportedOperatorError: if shapes differ between steps, and there are more than
-            `STEP_LIMIT` steps or their number is known only at run time; or if the size of the
-            results is unbounded.
+        UnsupportedOperatorError: if the loop must be unrolled because shapes differ between steps,
+            but it has more than `STEP_LIMIT` steps or a number of steps that is known only at run
+            time; or if the size of the results is unbounded.
     """
     states = [node.input(i) for i in range(2, len(node.inputs))]
     if len(states) != body.inputs - 2 or body.outputs < 1 + len(states):

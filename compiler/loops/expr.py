@@ -175,9 +175,9 @@ class Expr:
 class Composite(Expr):
     """Base class of nodes with operands, which caches their hashes.
 
-    Nodes share operands: in x * x, its square and so on, the number of paths to x doubles with each
-    square. Equality therefore compares each pair of nodes once. The equality that `dataclass`
-    generates would follow every path, so that only nodes without operands use it.
+    Nodes may share operands: in `y = x * x; z = y * y`, there are four paths from z to x, and each
+    further square doubles them. The equality that `dataclass` generates would follow every path.
+    Equality of this class compares each pair of nodes once.
     """
 
     _hash: int = field(init=False, repr=False, default=0)

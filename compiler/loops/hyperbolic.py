@@ -58,9 +58,9 @@ def _half_of_exp(x: Expr) -> Expr:
 
 
 def _large(x: Expr) -> float:
-    """A limit for x, beyond which e**x may overflow.
+    """A limit for x, beyond which e**x may overflow; it depends on the type of x only.
 
-    At the limit, e**-x is negligible compared with e**x.
+    Already at this limit, e**-x is negligible compared with e**x.
     """
     return by_type(x, 88.0, 709.0)
 

@@ -226,7 +226,10 @@ def sum_text(terms: Iterable[tuple[str, int]], constant: int) -> str:
 
 
 def number_text(size: int) -> str:
-    """Return an integer or dynamic size as text in an index; a dynamic size is in braces."""
+    """Return an integer or dynamic size as text in an index.
+
+    A dynamic size, an `int` that stands for a formula, is in braces: `{past + 1}`.
+    """
     return f"{{{size}}}" if is_dynamic(size) else str(size)
 
 

@@ -350,7 +350,7 @@ def _split(x: Array) -> tuple[Array, Array]:
 def _scale(x: Array, n: Array) -> Array:
     """Return x * 2**n.
 
-    Like code generation, it limits n to a range beyond which every finite x over- or underflows.
+    As in generated code, n is clamped to a range beyond which every finite x over- or underflows.
     """
     limit = 3000 if x.dtype.itemsize == 8 else 300
     exponent = np.nan_to_num(np.clip(n, -limit, limit)).astype(np.int32)

@@ -95,14 +95,19 @@ def _quarter_turns(
 
     n is an integer that is correct up to a multiple of 4, and |r| <= 1/2.
 
-    The method is by Payne and Hanek (1983), without a table that is read at run time. 2/pi is
-    divided into pieces of `width` bits. The product of a piece and a part is then exact, and so is
-    its remainder modulo 4. For each argument up to 2**reach, all but a few of the products are
-    multiples of 4 or negligible. The others are added from the largest on, and only the last bit of
-    r is lost.
+    The method is by Payne and Hanek (1983), without a table that is read at run time. 2/pi is a sum
+    of pieces of `width` bits, so that the product of a piece and a part of x is exact, and its
+    remainder modulo 4 too. For any x, most products are multiples of 4 or negligible. The remaining
+    ones are added from the largest to the smallest, and only the last bit of r is rounded.
 
-    `bits` is the number of bits of 2/pi. A float64 is never closer than 2**-62 to a multiple of pi
-    / 2, and 54 more bits determine its last place (float32: 2**-30, and 30 bits).
+    Args:
+        parts: summands of x 2**-scale, the largest first.
+        width: the number of bits of each piece of 2/pi.
+        reach: the exponent of the largest possible argument, which is below 2**reach.
+        bits: the number of bits of 2/pi to use: `reach`, then 62 bits, because a float64 is never
+            closer than 2**-62 to a multiple of pi / 2, then 54 bits for the digits of r (float32:
+            30, then 30).
+        scale: the exponent by which the parts are scaled down.
     """
     products: list[tuple[int, Expr]] = []
     for position, piece in enumerate(_two_over_pi(width, bits, scale)):

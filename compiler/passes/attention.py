@@ -49,7 +49,7 @@ def attention(graph: Graph) -> Graph:
 
 @dataclass(frozen=True, slots=True)
 class _Mask:
-    """A mask of attention scores: a value that is added to them, or a condition of a `where`.
+    """A mask of attention scores: a value that is added to the scores, or a condition of a `where`.
 
     Attributes:
         value: the value that is added to the scores, or the condition.
@@ -282,7 +282,10 @@ def _selected(rewriter: Rewriter, node: Node, found: _Scores) -> str | None:
 
 
 def _added(rewriter: Rewriter, mask: _Mask, low: float) -> _Mask:
-    """Convert the mask `where(seen, x, c)` to the sum `x + where(seen, 0, low)`."""
+    """Convert the mask `where(seen, x, c)` to the sum `x + where(seen, 0, low)`.
+
+    `low` is the number to add to hidden scores (`_lowest`).
+    """
     known = rewriter.array(mask.value)
     numbers = [np.array(end, np.float32) for end in _ends(mask, 0.0, low)]
     if known is not None:
@@ -294,30 +297,31 @@ def _added(rewriter: Rewriter, mask: _Mask, low: float) -> _Mask:
 
 
 def _shows_all(rewriter: Rewriter, mask: _Mask) -> bool:
-    """Whether a mask is an added constant that hides no key.
+    """Whether a mask is a constant that is added to the scores and hides no key.
 
-    One mask can be replaced by the attribute `causal` only if this holds for all other masks.
-    Otherwise, another mask may hide all keys up to a query. The model then spreads the weights over
-    all hidden keys, including future ones, but `causal` excludes future keys.
+    The attribute `causal` replaces one mask only if all other masks fulfil this. Otherwise, the
+    masks together could hide all keys of a query. The model would then distribute the weights over
+    all keys, including future ones, which `causal` excludes.
     """
     known = rewriter.array(mask.value)
     return mask.fill is None and known is not None and bool((known > HIDDEN).all())
 
 
 def _lowest(fill: float, added: bool) -> float:
-    """Return the summand that replaces the number of a `where` mask.
+    """Return the number to add to hidden scores instead of selecting `fill` for them.
 
-    FILL replaces a finite number, since a large score would not vanish against one such as -1e9.
-    `added` states that an additive mask may hide keys as well. The number is then kept: keys that
-    the two masks hide must have the same relative weights as in the model.
+    An infinite `fill` is returned unchanged. A finite one is replaced by FILL, because adding a
+    number such as -1e9 might not hide a key with a large score. The exception is `added`: another
+    mask, which is added to the scores, may hide keys too. `fill` is then returned unchanged, so
+    that keys hidden by both masks keep their relative weights.
     """
     return fill if not np.isfinite(fill) or added else FILL
 
 
 def _least(low: float) -> float:
-    """The lower limit for multiples of a number that hides a key.
+    """Return the lowest number that may be selected for hidden keys.
 
-    The smallest float32 if the number is finite, else the number itself, -inf.
+    This is the lowest finite float32 if `low`, the number that hides a key, is finite; else -inf.
     """
     return float(np.finfo(np.float32).min) if np.isfinite(low) else low
 
@@ -405,8 +409,8 @@ def _batch_and_heads(
 ) -> tuple[int, int] | None:
     """The batch and the number of heads of an operand, from its leading dimensions.
 
-    If the leading dimensions of the scores have the same product and are more, they are used
-    instead. Returns None if there are more than two leading dimensions.
+    `scores` are the leading dimensions of the scores. They are used instead of the operand's if
+    they have the same product and there are more of them. Returns None if there are more than two.
     """
     own = rewriter.shape(operand)[:-2]
     chosen = scores if len(scores) > len(own) and prod(scores) == prod(own) else own
@@ -426,8 +430,8 @@ def _in_heads(rewriter: Rewriter, value: str, heads: tuple[int, int]) -> str:
 def _in_scores(rewriter: Rewriter, mask: _Mask, heads: tuple[int, int]) -> str | None:
     """A mask's value, reshaped to broadcast to (batch, heads, queries, keys).
 
-    Returns None if the value has three dimensions, and the first is neither 1 nor batch times
-    heads.
+    `heads` is (batch, heads). Returns None if the value has three dimensions, and the first is
+    neither 1 nor batch times heads.
     """
     value, shape = mask.value, rewriter.shape(mask.value)
     if mask.rank == 3 == len(shape) and shape[0] != 1 and heads[0] != 1:
@@ -436,9 +440,9 @@ def _in_scores(rewriter: Rewriter, mask: _Mask, heads: tuple[int, int]) -> str |
 
 
 def _mask_in_heads(rewriter: Rewriter, mask: _Mask, heads: tuple[int, int]) -> str | None:
-    """A mask's value, multiplied by its factor, for scores of (batch, heads, queries, keys).
+    """A mask's value, reshaped as in `_in_scores` and multiplied by the mask's factor.
 
-    Returns None if it cannot be reshaped to them (`_in_scores`).
+    `heads` is (batch, heads). Returns None if the value cannot be reshaped.
     """
     value = _in_scores(rewriter, mask, heads)
     if value is None or mask.factor == 1.0:

@@ -7,9 +7,9 @@ Before:                                             After:
                                                         %5 = add(%4, %3)
 
 A pointwise convolution mixes channels and an interpolation mixes pixels, both linearly. They
-therefore commute, and the convolution then runs on fewer pixels. Features of several sizes that are
-enlarged, joined and mixed, as in SegFormer (Xie et al., 2021), then keep a third of their
-multiplications. A bias commutes with weights that sum to 1.
+therefore commute, and the convolution then runs on fewer pixels. SegFormer (Xie et al., 2021),
+which enlarges, joins and mixes features of several sizes, then needs a third of the multiplications
+for this. A bias commutes with weights that sum to 1.
 """
 
 from __future__ import annotations

@@ -117,9 +117,10 @@ def growing_caches(graph: Graph) -> tuple[Graph, tuple[Growth, ...]]:
 
 
 def _grown(graph: Graph) -> dict[str, Node]:
-    """The concatenations that append new rows to an input and are an output, by their output.
+    """Return the concatenations that append new rows to an input and are an output of the graph.
 
-    If an input is extended by several concatenations, only the first one counts.
+    The result maps the output to its concatenation. If several concatenations extend the same
+    input, only the first one is included.
     """
     found: dict[str, Node] = {}
     taken: set[str] = set()

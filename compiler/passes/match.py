@@ -59,9 +59,9 @@ def match(rewriter: Rewriter, value: str, pattern: Pattern) -> Bindings | None:
 
 
 def match_node(rewriter: Rewriter, node: Node, pattern: Apply) -> Bindings | None:
-    """Match a node under construction against a pattern.
+    """Return the bindings under which the pattern matches a node; None if it does not.
 
-    Returns the same bindings as `match`, which needs a node that already has a value.
+    The node may still be under construction, without a value in the graph.
     """
     if node.op != pattern.op or len(node.inputs) != len(pattern.args):
         return None

@@ -101,7 +101,7 @@ def _gather(rewriter: Rewriter, node: Node) -> str | None:
 def _counted_indices(rewriter: Rewriter, node: Node) -> str | None:
     """Replace a gather of consecutive indices `first, first + 1, ...` by a slice.
 
-    This handles only a dynamic number of indices; None otherwise.
+    Returns None for other gathers, and if the number of indices is not dynamic.
     """
     shape, places = rewriter.shape(node.inputs[0]), rewriter.shape(node.inputs[1])
     long = [extent for extent in places if extent != 1]

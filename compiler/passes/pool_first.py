@@ -6,8 +6,8 @@ Before:                                     After:
 
 A pointwise convolution mixes channels and an average mixes pixels, both linearly. They therefore
 commute, and the convolution then runs on fewer pixels. The transitions of DenseNet (Huang et al.,
-2017) keep a quarter of their multiplications. A bias commutes with an average that does not count
-padding.
+2017) then need a quarter of the multiplications. A bias commutes with an average that does not
+count padding.
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ def is_pointwise(rewriter: Rewriter, conv: Node) -> bool:
 def _averages_pixels(rewriter: Rewriter, node: Node, *, biased: bool) -> bool:
     """Whether a node computes averages over the pixels of each channel.
 
-    If `biased`, a constant image must also keep its value, which padding that is counted would
-    change.
+    If `biased`, the averages of a constant image must also be the same constant. This excludes
+    nodes that count padding, whose pixels are 0.
     """
     if node.op == "reduce_mean":
         rank = len(rewriter.shape(node.inputs[0]))

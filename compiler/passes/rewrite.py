@@ -52,7 +52,11 @@ class Rewriter(Edit):
         return self.constants.get(value)
 
     def scalar(self, value: str) -> float | None:
-        """Return the value of a floating-point constant of one element; None for other values."""
+        """Return the number of uses of a value: operands of nodes, and outputs of the graph.
+
+        If the value has replaced other values, their uses are added. The number may then be too
+        large.
+        """
         array = self.constants.get(value)
         if array is None or array.size != 1 or self.types[value].dtype not in _FLOATS:
             return None

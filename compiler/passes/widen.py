@@ -67,8 +67,8 @@ def multiplied_type(graph: Graph) -> DType | None:
 def _factors(graph: Graph, node: Node) -> set[DType]:
     """Return the element types of a product's operands.
 
-    A product with block-scaled weights always computes in float32. Its type is therefore the type
-    of its left operand before a conversion to float32.
+    A product with block-scaled weights always computes in float32. The result is then the type that
+    its left operand had before a conversion to float32.
     """
     if node.op != "block_matmul":
         return {graph.types[value].dtype for value in node.inputs}
@@ -162,7 +162,7 @@ class _Widening:
         return all(v in self._stored or v in self._source.constants for v in narrow)
 
     def _as_before(self, value: str) -> str:
-        """The value as the original graph has it.
+        """The name of a value in its original type.
 
         A 16-bit value that the new graph contains only in float32 is converted back.
         """
@@ -191,11 +191,11 @@ class _Widening:
 
 
 def _factors_of_halves(graph: Graph, own: DType | None) -> set[str]:
-    """The 16-bit factors of products that are stored in their own type, not in `own`.
+    """Return the factors of products that are stored in a 16-bit type other than `own`.
 
-    Products can then use 16-bit instructions. Data movements may lie between such a value and its
-    product. The results of a softmax are excluded, because a fused attention kernel never stores
-    them.
+    Such factors keep their type, so that products can use 16-bit instructions. Data movements may
+    lie between a factor and its product. The results of a softmax are excluded, because a fused
+    attention kernel never stores them.
     """
     factors: set[str] = set()
     for node in reversed(graph.nodes):

@@ -4,7 +4,7 @@ The data of a run select one of the segments that may follow a `SegmentBoundary`
 compiled for the following cases:
 - sizes above 0: one segment per interval of sizes for which all comparisons in the model have the
   same result;
-- each size 0 alone, and all sizes 0 together;
+- one dimension of size 0 and the others above 0, for each dimension, and all dimensions of size 0;
 - each value of the booleans that select a branch.
 """
 
@@ -112,7 +112,7 @@ def _tried(
     A split changes the guards, so that the caller must determine the segments again.
 
     Raises:
-        OutOfMemoryError: if memory does not suffice to compile it.
+        OutOfMemoryError: if memory does not suffice to compile the segment.
         CompilerError: if the segment does not compile, for example because the model is invalid for
             these sizes.
     """
@@ -127,10 +127,10 @@ def _tried(
 
 
 def _cases(cut: SegmentBoundary[P]) -> Iterator[dict[str, Array]]:
-    """Yield live-ins for each segment to compile, by name.
+    """Yield one set of live-ins, by name, for each segment to compile.
 
-    Each combination selects another segment by the shapes of the live-ins, and by the elements of
-    shape-determining live-ins. All other elements are zeros.
+    The shapes of the live-ins, and the elements of shape-determining live-ins, select the segment.
+    All other elements are zeros.
     """
     crossings = cut.reads.crossings
     given = isinstance(cut, JitBoundary) and cut.is_first

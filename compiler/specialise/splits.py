@@ -57,7 +57,7 @@ def make_segment(
         compiled: compiles the segment.
 
     Raises:
-        OutOfMemoryError: if memory does not suffice to compile it.
+        OutOfMemoryError: if memory does not suffice to compile the segment.
         CompilerError: if a segment for one combination of sizes does not compile.
     """
     try:
@@ -106,8 +106,8 @@ def make_first_segment(cut: SegmentBoundary[P], make: Make[P], hints: Mapping[st
     """Compile a first program ahead of time, for a model without segments.
 
     The program serves the intervals that contain the size hints. If the model is invalid for these
-    intervals, others near them are tried. Nothing is compiled if the model is invalid for all that
-    were tried, or if every combination of sizes needs its own program.
+    intervals, intervals near them are tried. Nothing is compiled if the model is invalid for all
+    these intervals, or if every combination of sizes needs its own program.
 
     Args:
         cut: the boundary before the whole model.
@@ -115,7 +115,7 @@ def make_first_segment(cut: SegmentBoundary[P], make: Make[P], hints: Mapping[st
         hints: a size for each dimension that is not derived from others, by name.
 
     Raises:
-        OutOfMemoryError: if memory does not suffice to compile it.
+        OutOfMemoryError: if memory does not suffice to compile a program.
     """
     waiting = [dict(hints)]
     tried: set[SegmentGuard] = set()
@@ -181,12 +181,12 @@ def _ends(
     exact: SegmentGuard,
     error: DynamicSizeError,
 ) -> Iterator[tuple[str, int]]:
-    """Yield split points for the condition that `error` states.
+    """Yield the sizes at which to split ranges because of the condition in `error`.
 
-    A split point is a dimension and the first size of a new interval. A condition on several sizes,
-    such as a product that must fit into 32 bits, gets one split point per dimension: below all of
-    them, its result is constant. Beyond them, each combination of sizes gets its own program,
-    because the range below serves most runs.
+    Each split point is a dimension and the first size of a new interval. A condition on several
+    sizes, such as a limit on their product, gets one split point per dimension. If all sizes are
+    below their split points, the result of the condition is constant, and one program serves them.
+    Each combination of larger sizes gets its own program.
     """
     if point := turning_point(error.undecided):
         yield point[0].name, point[1]

@@ -87,9 +87,9 @@ class CompilationCache:
     """Compiles models that are not in the compilation cache, and stores the results.
 
     A model is stored only if it is a file, bytes, or a message with its tensors in separate arrays;
-    if it has one program; and if `options.planner` is None, because plans may change unnoticed.
-    When an entry is loaded, the source of schedules is queried again and must return the same
-    schedules.
+    if it has one program; and if `options.planner` is None, because the cache cannot detect that a
+    planner returns another plan. When an entry is loaded, the source of schedules is queried again
+    and must return the same schedules.
 
     Args:
         folder: the cache folder; None stores nothing.
@@ -235,7 +235,7 @@ class CompilationCache:
         """Compile a model, and add it to the cache folder if possible.
 
         Returns the compiled model, whether or not it was stored. Returns None if the folder did not
-        start the compilation.
+        call `compiling`, for example because other users may write to it.
 
         Args:
             key: the key of the entry.
@@ -268,10 +268,7 @@ class CompilationCache:
 
 @contextmanager
 def _naming_packages() -> Iterator[None]:
-    """Context manager that improves the error of a failed import.
-
-    The new error names the package to install.
-    """
+    """Context in which the error of a failed import names the package to install."""
     try:
         yield
     except ModuleNotFoundError as error:
@@ -355,7 +352,7 @@ class _Source:
         return {location: _digest(folder, location) for location in locations}
 
     def has(self, files: Mapping[str, str]) -> bool:
-        """Whether the external-data files have these digests."""
+        """Whether the external-data files have the digests `files`, which are given by location."""
         return self.digests(files) == dict(files)
 
     def states(self, locations: Iterable[str]) -> dict[str, tuple[int, ...]]:
@@ -372,7 +369,7 @@ class _Source:
     def check_same(self, beside: Mapping[str, tuple[int, ...]]) -> None:
         """Check that no file of the model has changed since it was read.
 
-        `beside` has the states of the external-data files at that time.
+        `beside` has the states of the external-data files when they were read (`states`).
 
         Raises:
             ChangedModelError: if the model's file or an external-data file has changed.
