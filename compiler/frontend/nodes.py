@@ -159,9 +159,9 @@ class NodeImporter:
                 self._run(sort_nodes(inlined_branch(branch, node, name), body.values), used, body)
 
     def _known_branch(self, proto: NodeProto, name: str, body: NameScope) -> GraphProto | None:
-        """The branch that an If always takes, if its condition is a constant at import.
+        """The branch that an If node always takes, because its condition is known at import.
 
-        Returns None if the condition is computed at run time, or if the node is not an If.
+        Returns None if the condition is computed at run time, or for other nodes than an If.
         """
         if (domain_of(proto.domain), proto.op_type) != ("", "If"):
             return None
@@ -385,7 +385,7 @@ class NodeImporter:
     ) -> Sequence[str]:
         """Import an If as a node that runs one of two branch graphs; returns its outputs.
 
-        If the branches cannot be graphs of their own, `_either` imports both into the present
+        If the branches cannot be graphs of their own, `_either` imports both into the current
         graph.
         """
         if not body.spelled:
@@ -408,11 +408,11 @@ class NodeImporter:
     def _either(
         self, proto: NodeProto, name: str, body: NameScope, condition: str
     ) -> Sequence[str]:
-        """Import both branches of an If, and select each output at run time.
+        """Import both branches of an If, and select each output at run time by a `where`.
 
         Raises:
-            UnsupportedOperatorError: if a branch does not compile, or the types of the branches
-                differ.
+            UnsupportedOperatorError: if a branch cannot be imported, or the types of the branches'
+                outputs differ.
         """
 
         def refused(reason: str) -> UnsupportedOperatorError:

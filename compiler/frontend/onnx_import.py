@@ -263,7 +263,7 @@ class ModelImport:
     def _outputs(
         self, nodes: NodeImporter, wanted: Sequence[ValueInfoProto]
     ) -> list[tuple[str, str]]:
-        """The values and names of the graph's outputs, for the outputs `wanted` of the model.
+        """The outputs of the graph, as pairs of value and name, for the model's outputs `wanted`.
 
         A sequence of tensors gives one output per element, such as `boxes[0]`.
 

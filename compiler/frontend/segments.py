@@ -128,11 +128,12 @@ class Continuation:
     """The rest of a segmented model: the nodes after a segment boundary, and their live-ins.
 
     Attributes:
-        source: the model of these nodes, without inputs for the live-ins.
+        source: the model of these nodes. It has no inputs yet; `at` adds inputs for the live-ins.
         reads: the live-ins: the values that the nodes read.
         reason: why the model was segmented.
-        spelled: the number of nodes at the start that are not in the original model. They compute
-            integers from the extents of live-ins, and build sequences from live-ins.
+        spelled: the number of nodes at the start that are not in the original model. The import
+            added them to compute integers from the extents of live-ins, and to build sequences from
+            live-ins.
     """
 
     source: ReadModel
@@ -464,7 +465,7 @@ def _left(
         read: the model that is segmented.
         waiting: the deferred nodes.
         tensors: the constants by name.
-        spelled: the nodes to put before the deferred ones.
+        spelled: additional nodes, which are put before the deferred ones.
     """
     proto = ModelProto()
     proto.ir_version = read.proto.ir_version
@@ -474,7 +475,7 @@ def _left(
     proto.graph.output.extend(o for o in read.proto.graph.output if o.name in waiting.made)
     for name, tensor in tensors.items():
         stated = proto.graph.initializer.add(name=name)
-        if tensor.labels is not None:  # the texts that an input may have are looked up there
+        if tensor.labels is not None:  # string inputs are encoded by the strings of the model
             stated.data_type = TensorProto.STRING
             stated.string_data.extend(key.encode() for key in map(str, tensor.labels.keys))
     return replace(read, proto=proto, tensors=dict(tensors), is_own=True)

@@ -61,7 +61,7 @@ def import_untrimmed(node: OnnxNode, rule: OnnxRule) -> Sequence[str]:
 
 @cache
 def _elementwise() -> frozenset[tuple[str, str]]:
-    """The domains and names of all ONNX operators that import as an elementwise operator."""
+    """The domain and name of every ONNX operator that is imported as an elementwise operator."""
     return frozenset(
         (rule.domain, rule.op_type)
         for operator in ops.operators().values()

@@ -108,7 +108,7 @@ def strides(
 ) -> tuple[tuple[int, ...], int]:
     """Return the stride of each factor and the size of the tensor, in elements.
 
-    Both include the halo, block rounding and padding.
+    Both include the halo, the padding and the rest of partial blocks.
     """
     result: list[int] = []
     stride = 1

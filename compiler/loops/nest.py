@@ -1,8 +1,8 @@
 """The loop-nest IR: schedules lower workloads to it, and code generation reads it.
 
 A kernel is a list of stages with a barrier between them; a stage is a list of nests; a nest is a
-tree of `For` with `Compute` at the leaves. One `Compute` is one tensor expression at its register
-tile. Extents, shapes and indices may be dynamic sizes; steps are integers.
+tree of `For` with `Compute` at the leaves. A `Compute` evaluates one tensor expression for the
+points of its register tile. Extents, shapes and indices may be dynamic sizes; steps are integers.
 """
 
 from __future__ import annotations
@@ -366,7 +366,10 @@ def _indices(node: Node) -> Iterator[Affine]:
 
 
 def _parts(compute: Compute) -> Iterator[Expr]:
-    """Yield every expression node of a Compute, including the operands of its stores' targets."""
+    """Yield every expression node of a Compute.
+
+    The target of a store and of a Tee, with its indirect indices, is included.
+    """
     pending = [*reversed(expressions(compute))]
     while pending:
         for part in walk(pending.pop()):

@@ -160,9 +160,9 @@ def _guard(rewriter: Rewriter, value: str) -> _Guard | None:
 
 
 def _unviewed(rewriter: Rewriter, value: str) -> str:
-    """The operand of a reshape that changes only leading dimensions, and has no other reader.
+    """Return the operand of a reshape that changes leading dimensions only; other values unchanged.
 
-    Other values are returned unchanged.
+    A reshape with other readers also counts as another value.
     """
     view = rewriter.producer(value, "reshape")
     if view is None or rewriter.shape(view.inputs[0])[-2:] != rewriter.shape(value)[-2:]:
@@ -177,10 +177,10 @@ def _is_last_axis(rewriter: Rewriter, softmax: Node) -> bool:
 
 
 def _product(rewriter: Rewriter, value: str, found: _Scores) -> Node | None:
-    """The product of queries and keys that computes the scores `value`.
+    """The matmul of queries and keys from which the scores `value` are computed.
 
-    The operations after the product, such as scales and masks, are recorded in `found`. Returns
-    None if another operation lies between.
+    The operations after the matmul, such as scales and masks, are recorded in `found`. Returns None
+    if there is another kind of operation between the matmul and the scores.
     """
     while rewriter.used_once(value):
         node, shape = rewriter.producer(value), rewriter.shape(value)

@@ -24,9 +24,9 @@ from tilewright.compiler.passes.rewrite import Rewriter
 
 @dataclass(frozen=True, slots=True)
 class Count:
-    """A value that counts positions along a dimension: it is `start + i` at position i.
+    """Positions counted along dimension `dim`: the element at index i is `start + i`.
 
-    `dim` is negative: -1 is the last dimension.
+    `dim` is negative: -1 is the last dimension. `start` may be a dynamic size.
     """
 
     dim: int

@@ -55,7 +55,7 @@ if sums of windows are needed."""
 
 
 def integer_products(graph: Graph, factor: IntegerFactor = unsigned) -> Graph:
-    """Replace products of int32 values by products of the 8-bit or 16-bit integers behind them.
+    """Replace products of int32 values by products of the stored 8-bit or 16-bit integers.
 
     `factor` maps a stored type to the type in which the target multiplies it.
     """

@@ -8,9 +8,9 @@ Before:                                 After:
                                             %8 = attention(%1, %2, %3)
 
 Views and transposes may lie between the products and the attention. The input is read once, and one
-wide product wastes less at its edges than three. Attention reads the slices through its index maps,
-so nothing is copied. Products with other consumers are not merged, because slices would prevent the
-fusion of their epilogues. Elsewhere: horizontal fusion, QKV packing.
+wide product wastes less at its edges than three. The attention kernel reads the slices in place, so
+nothing is copied. Products with other consumers are not merged, because slices would prevent the
+fusion of their epilogues. Also called horizontal fusion, QKV packing.
 """
 
 from __future__ import annotations

@@ -144,7 +144,7 @@ class _Widening:
             self._stored.add(node.output)
 
     def _stays(self, node: Node) -> bool:
-        """Whether a node of the original graph is copied without a conversion to float32."""
+        """Whether a node of the original graph is copied, and not computed in float32."""
         if _is_opaque(node):
             return True
         output = self._source.types[node.output].dtype
@@ -152,7 +152,7 @@ class _Widening:
             return False
         narrow = [v for v in node.inputs if self._is_narrow(v)]
         if ops.get(node.op).kind is OpKind.PIECES and any(v in self._stored for v in narrow):
-            return True  # a cache is not converted just because something is added to it
+            return True  # a cache stays in its 16-bit type when rows are appended
         if output is self._own:
             return False
         if node.op == "cast":

@@ -343,8 +343,8 @@ class _Source:
     def digests(self, locations: Iterable[str]) -> dict[str, str]:
         """Return the SHA-256 (hex) of external-data files, by location.
 
-        The digest is empty for a file that cannot be read or lies outside the model's folder. The
-        import rejects such files, and reading a special file might never end.
+        The digest is empty for a file that is not read: one outside the model's folder, a special
+        file, which might never end, or one that cannot be opened. The import rejects such a model.
         """
         if not isinstance(self.model, Path):
             return {}
