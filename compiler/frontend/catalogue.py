@@ -100,7 +100,7 @@ def catalogue() -> tuple[CatalogueEntry, ...]:
             entry = (_opsets(schemas, NEWEST_OPSET), _types(schemas), "function", "")
         else:
             continue
-        if entry[1]:  # the other rules take text
+        if entry[1]:  # the other operators support strings only
             entries.append(CatalogueEntry(op_type, "ai.onnx", *entry))
     return tuple(sorted(entries, key=lambda e: (e.domain, e.op_type)))
 

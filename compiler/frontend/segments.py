@@ -292,7 +292,7 @@ def continuation_of(
         value = values.get(name)
         if value is None:
             continue
-        # The continuation reads texts of the caller again.
+        # The continuation reads the caller's strings again, not their positions in a table.
         text, labels = name in texts, builder.labels.get(value)
         kind, trim, constant = builder.types[value], builder.trim(value), builder.known(value)
         is_known = constant is not None and trim is None

@@ -187,5 +187,6 @@ _FOLLOW: Mapping[str, Callable[[OnnxNode, int, int], int | None]] = {
     "Slice": _slice,
     "Split": _split,
 }
-"""By operator: a function that maps an operand's trimmed dimension to the results' trimmed
-dimension, or to None if the operator is not supported for it."""
+"""Maps an operator to a function that returns the trimmed dimension of the results for a trimmed
+operand. The function's arguments are the node, the operand's position and its trimmed dimension. It
+returns None if the node does not support this operand."""

@@ -221,7 +221,7 @@ def imported_loop(node: OnnxNode, body: LoopBody) -> list[str]:
             return _spelled_loop(node, trips, states, body, body.short, body.spelled)
         except UnsupportedOperatorError as error:
             if error.node != node.name:
-                # a node in the body is not supported, and a loop would know even less about it
+                # a node in the body is not supported; in a loop, fewer operands are constants
                 raise
     try:
         return _looped_loop(node, trips, states, body)

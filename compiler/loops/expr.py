@@ -229,7 +229,7 @@ class Load(Composite):
 
     def __eq__(self, other: object) -> bool:
         if isinstance(other, Load) and not self.indirect and not other.indirect:
-            # The most frequent comparison of all, and a leaf's.
+            # A fast path for the most frequent comparison.
             return (self.tensor, self.index) == (other.tensor, other.index)
         return Composite.__eq__(self, other)
 

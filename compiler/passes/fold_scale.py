@@ -84,7 +84,7 @@ def scale_conv(rewriter: Rewriter, conv: Node, factor: np.ndarray) -> str:
         multiplier = rewriter.constant(column.astype(dtype), f"{conv.name}.scale")
         return rewriter.emit("mul", [conv.outputs[0], multiplier])
     column = factor.reshape((-1,) + (1,) * (weight.ndim - 1))
-    # Rounded once, and piece by piece: a float64 copy of all weights would take long.
+    # Computed piece by piece, because a float64 copy of all weights would take long.
     scaled = np.empty_like(weight)
     np.multiply(weight, column, out=scaled, dtype=np.float64, casting="unsafe")
     inputs = [conv.inputs[0], rewriter.constant(scaled, f"{conv.inputs[1]}.scaled")]

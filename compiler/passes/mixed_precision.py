@@ -124,7 +124,7 @@ class _MixedPrecision:
             for value in makers
             if any(self._multiplies(group, value) for group in readers.get(value, []))
         }
-        seen_as = set(factors)  # also factors under another shape
+        seen_as = set(factors)  # also values of which views are factors
         for group in reversed(self._groups):
             if group.is_view and group.output in seen_as:
                 seen_as.update(group.inputs)
@@ -189,7 +189,7 @@ class _MixedPrecision:
         For example, masks add -1e9, which would be stored as an infinity.
         """
         for node in group.nodes:
-            factors = node.inputs[: FACTORS.get(node.op, 0)]  # these are rejected
+            factors = node.inputs[: FACTORS.get(node.op, 0)]  # these must not overflow
             arrays = [
                 self._source.constants[v]
                 for v in node.inputs

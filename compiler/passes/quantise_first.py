@@ -96,7 +96,7 @@ def _rises(rewriter: Rewriter, node: Node) -> bool:
     (varying,) = (v for v in node.inputs if not _is_number(rewriter, v))
     made = rewriter.type(node.outputs[0]).dtype
     if not rewriter.type(varying).dtype.is_float or made is DType.BOOL:
-        return False  # integers wrap, and -1 is as true as 1
+        return False  # integers wrap around, and a cast to bool maps -1 and 1 to true
     if node.op in ("sub", "div") and _is_number(rewriter, node.inputs[0]):
         return False
     numbers = [rewriter.array(value) for value in node.inputs]

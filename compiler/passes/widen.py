@@ -134,7 +134,7 @@ class _Widening:
         if self._is_narrow(output):
             output = self._edit.in_type(output, DType.FLOAT32)
             self._names[node.output] = output
-            # of a conversion, and of a sequence of numbers
+            # the attributes of cast and iota that state the type
             to = {k: DType.FLOAT32.value for k, _ in attrs if k in ("to", "dtype")}
             attrs = tuple((key, to.get(key, value)) for key, value in attrs)
         name = node.name if node.name == output else output
