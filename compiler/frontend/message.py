@@ -43,12 +43,14 @@ class UnusualError(Exception):
 def split_message(stream: BinaryIO, size: int) -> tuple[bytes, dict[int, Bytes]]:
     """Split a model file into a small message and the data of its large initializers.
 
-    Returns the message without that data, and the data by the index of the initializer in the
-    graph. The arrays are read-only, aligned to 64 bytes, and in one block of memory.
-
     Args:
         stream: a stream at the start of the message.
         size: size of the message in bytes.
+
+    Returns:
+        The message without the data, and a mapping from the position of each large initializer in
+        the graph to its data. The arrays are read-only, aligned to 64 bytes, and in one block of
+        memory.
 
     Raises:
         UnusualError: if the message is truncated, or has a layout that no known tool writes.

@@ -44,8 +44,8 @@ class ReadModel:
     Attributes:
         proto: the message.
         folder: the folder of the model's file, which holds external data; None without a file.
-        is_own: whether this module created the message. It may then be changed, because no caller
-            has it.
+        is_own: whether this module created the message. The message may then be changed, because no
+            caller holds a reference to it.
         tensors: the initializers whose data is not in the message, by name.
     """
 

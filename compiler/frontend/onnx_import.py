@@ -293,7 +293,7 @@ class ModelImport:
     def _output(self, value: str, info: ValueInfoProto, nodes: NodeImporter) -> str:
         """Check a tensor output against the file, and return the value for the graph's output.
 
-        A value that represents strings gets a new node, which records the table of strings.
+        If the value stands for strings, a new node records the table of strings.
         """
         trim = self._builder.trim(value)
         labels = self._builder.labels.get(value)
@@ -347,11 +347,12 @@ class ModelImport:
             )
 
     def _standing_for(self, value: str, name: str, attrs: Mapping[str, str]) -> str:
-        """Add a node that records the meaning of an output, such as its table of strings.
+        """Add a node that records the meaning of an output, such as its table of strings; return
+        its result.
 
-        `attrs` are the node's attributes. The value may be the result of a `trim`, an operator that
-        cuts a tensor to an extent that the data determine. The node is then inserted before the
-        `trim`, which must be the last node before an output.
+        `attrs` are the node's attributes. If the value is the result of a `trim`, which cuts a
+        tensor to an extent that the data determine, the node is inserted before the `trim`: only
+        outputs may read a `trim`.
         """
         trim = self._builder.trim(value)
         if trim is None:

@@ -439,12 +439,14 @@ def _check_progress(
     crossings: Sequence[LiveIn],
     before: Continuation | None,
 ) -> None:
-    """Check that a continuation makes progress compared with the model that it continues.
+    """Check that a continuation is simpler than the model from which it is split.
+
+    Otherwise, segmentation would never end.
 
     Raises:
-        UnsupportedOperatorError: if every node was deferred, and every value whose elements the
-            continuation fixes was already fixed before. This is the error of the first deferred
-            node.
+        UnsupportedOperatorError: if all nodes were deferred, although the import already knew the
+            elements of every live-in that will be constant in the continuation. This is the error
+            of the first deferred node.
     """
     assert waiting.first is not None
     whole = (before.source if before else read).proto.graph.node[before.spelled if before else 0 :]

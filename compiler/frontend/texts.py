@@ -98,9 +98,10 @@ def with_one_table(node: OnnxNode) -> tuple[OnnxNode, Labels | None]:
 
 
 def _looked_up(node: OnnxNode, value: str, labels: Labels, whole: Labels) -> str:
-    """Convert positions in the table `labels` to positions of the same strings in another table.
+    """Convert positions in the table `labels` to positions of the same strings in the table
+    `whole`.
 
-    `whole` is the other table. Returns `value` unchanged if all positions are the same in both.
+    Returns `value` unchanged if all positions are the same in both tables.
     """
     if whole.keys[: len(labels.keys)] == labels.keys:
         return value

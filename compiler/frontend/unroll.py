@@ -1,8 +1,9 @@
-"""Import of Scan and Loop: short loops are unrolled, others become loops at run time.
+"""Import of Scan and Loop: short loops are unrolled, others become control-flow nodes.
 
 Unrolling imports the body once per step. The steps can be fused with one another and with
-surrounding nodes, and equal steps share their kernels. A loop at run time costs the same to compile
-for any length, and may end on a condition at run time; but shapes must be the same in every step.
+surrounding nodes, and equal steps share their kernels. A control-flow node compiles its body once,
+for any number of steps, and may end on a condition that is computed at run time. The shapes must be
+the same in every step.
 """
 
 from __future__ import annotations
@@ -60,7 +61,7 @@ class LoopBody:
     def short(self) -> int:
         """The maximum number of steps for which unrolling is the first choice.
 
-        A loop with more steps is first imported as a loop at run time, and unrolled only if this
+        A loop with more steps is first imported as a control-flow node, and unrolled only if this
         fails.
         """
         return STEP_LIMIT if self.spelled else min(STEP_LIMIT, SPELLED_NODES // self.weight)
@@ -172,9 +173,10 @@ def _spelled_scan(
 
 
 def _looped_scan(node: OnnxNode, scan: _Scan, body: LoopBody) -> tuple[list[str], list[str]]:
-    """Import a Scan as a loop at run time; returns the states after the last step and the results.
+    """Import a Scan as a control-flow node.
 
-    Each step gathers its slices from the scanned inputs.
+    Returns the states after the last step, and the stacked results of all steps. Each step gathers
+    its slices from the scanned inputs.
     """
 
     def step(enclosure: Enclosure, number: str, states: Sequence[str]) -> list[str]:
@@ -244,7 +246,7 @@ def imported_loop(node: OnnxNode, body: LoopBody) -> list[str]:
 
 @contextmanager
 def _refused(node: OnnxNode, error: UnsupportedOperatorError) -> Iterator[None]:
-    """Context in which a loop is unrolled because its import as a loop at run time failed.
+    """Context in which a loop is unrolled because its import as a control-flow node failed.
 
     If unrolling fails too, an error with both reasons is raised. `error` is the error of the first
     attempt.
@@ -279,7 +281,7 @@ def _known_integer(node: OnnxNode, value: str | None) -> int | None:
 def _looped_loop(
     node: OnnxNode, trips: int | None, states: Sequence[str], body: LoopBody
 ) -> list[str]:
-    """Import a Loop as a loop at run time.
+    """Import a Loop as a control-flow node.
 
     The number of steps may be computed at run time, from the trip count and the end condition.
     `trips` is the trip count, or None if it is unknown at import.

@@ -203,8 +203,8 @@ Node = For | Compute
 def dot_operands(body: Expr) -> tuple[Load, Load] | None:
     """Return the loads a and b of a body `mul(cast(a), cast(b))`, for `Compute.dot`.
 
-    Both loads must have one element size, less than 4 bytes: integers multiplied in int32, or
-    bfloat16 in float32. The result is None for any other body.
+    Both loads must have the same element size, less than 4 bytes: integers that are multiplied in
+    int32, or bfloat16 in float32. The result is None for any other body.
     """
     match body:
         case Op(

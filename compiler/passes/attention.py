@@ -258,7 +258,7 @@ def _masked(rewriter: Rewriter, node: Node, found: _Scores) -> str | None:
 
 
 def _leads_to_product(rewriter: Rewriter, value: str) -> bool:
-    """Whether a value is computed from a product of queries and keys by operations of attention."""
+    """Whether `_product` finds a matmul from which the value is computed."""
     return _product(rewriter, value, _Scores()) is not None
 
 
@@ -342,8 +342,17 @@ def _emit(
 ) -> str | None:
     """Emit the attention operator, and return its result in the shape of the original result.
 
-    `node` is the product of weights and values. Returns None if the operands cannot be viewed in
-    four dimensions (batch, heads, rows, columns).
+    Args:
+        rewriter: the graph under construction.
+        node: the original product of weights and values.
+        query: the queries.
+        transposed: the keys, with the last two dimensions swapped.
+        value: the values.
+        found: the operations between the product of queries and keys, and the softmax.
+
+    Returns:
+        The name of the result; None if the operands cannot be viewed in four dimensions (batch,
+        heads, rows, columns), or a mask does not fit them.
     """
     heads = _batch_and_heads(rewriter, query, found.leading)
     key_heads = _batch_and_heads(rewriter, transposed, found.leading)

@@ -126,7 +126,7 @@ def counted(rewriter: Rewriter, value: str) -> Count | None:
 
 
 def _part(rewriter: Rewriter, node: Node) -> Count | None:
-    """Return the `Count` of a slice of a constant range, such as the table of all positions.
+    """Return the `Count` of a slice of a constant range, such as a table of position numbers.
 
     Returns None if the constant does not increase by 1, or the slice has another step.
     """

@@ -105,7 +105,8 @@ def _moving(rewriter: Rewriter, source: IntegerSource) -> str | None:
 def _sums(rewriter: Rewriter, value: str, zero: str | None, axis: int, factor: str) -> str:
     """Emit the sums of `value - zero` along one of the last two dimensions, times `factor`.
 
-    `value` has 8-bit elements, and the sums are int32. `axis` is -1 or -2.
+    `value` has 8-bit elements, and the sums are int32. `axis` is -1 or -2. `value`, `zero` and
+    `factor` are names of values in the graph.
     """
     wide = rewriter.emit("cast", [value], {"to": DType.INT32.value})
     if zero is not None:

@@ -157,10 +157,10 @@ def _column(rewriter: Rewriter, value: str, tail: tuple[int, ...]) -> str:
 def _multiplied(
     rewriter: Rewriter, name: str, source: IntegerSource, weight: Weight, factor: IntegerFactor
 ) -> str | None:
-    """Emit the int32 matrix product of (a - zero) and an integer weight, and return its name.
+    """Emit the matrix product of a source, minus its zero point, and an integer weight.
 
-    Returns None for unsupported operands, such as weights that cannot be shifted into their type,
-    or scaled factors whose sums may exceed int32.
+    Returns the name of the int32 result. Returns None for unsupported operands, such as weights
+    that cannot be shifted into their type, or scaled factors whose sums may exceed int32.
     """
     values = weight.values.astype(np.int64)
     if values.ndim < 2 or len(rewriter.shape(source.value)) < 2 or not values.size:
@@ -197,10 +197,11 @@ def _multiplied(
 def _convolved(
     rewriter: Rewriter, node: Node, source: IntegerSource, weight: Weight, factor: IntegerFactor
 ) -> str | None:
-    """Emit the int32 convolution of (x - zero) with an integer weight, and return its name.
+    """Emit the convolution of a source, minus its zero point, and an integer weight.
 
-    Returns None for unsupported operands, such as weights that cannot be shifted into their type,
-    or scaled factors whose sums may exceed int32. Also returns None if floats are faster.
+    Returns the name of the int32 result. Returns None for unsupported operands, such as weights
+    that cannot be shifted into their type, or scaled factors whose sums may exceed int32. Also
+    returns None if floats are faster.
     """
     values, x = weight.values.astype(np.int64), source.value
     channels, group = values.shape[1], integer(node.attrs, "group", 1)

@@ -1,8 +1,8 @@
 """A cache folder that the processes of a machine share.
 
-An entry is a folder named by the digest of its inputs. An entry appears complete or not at all, so
-that readers need no lock. If two processes make the same entry, one copy is kept. The least
-recently used entries are removed when the total size exceeds the limit.
+An entry is a folder, named by a digest of everything that determines its content. An entry appears
+complete or not at all, so that readers need no lock. If two processes make the same entry, one copy
+is kept. The least recently used entries are removed when the total size exceeds the limit.
 """
 
 from __future__ import annotations

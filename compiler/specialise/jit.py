@@ -52,8 +52,8 @@ class SegmentCompiler(Generic[P]):
     """Compiles the segments of one model.
 
     Args:
-        compiling: returns the function that compiles the segments after one boundary. It is called
-            once per boundary.
+        compiling: a function that is called once per boundary. It returns another function, which
+            compiles the segments after this boundary.
     """
 
     def __init__(self, compiling: Callable[[], Compile[P]]) -> None:
