@@ -23,11 +23,11 @@ _BINARY = frozenset(
 def aligned_operands(node: OnnxNode) -> Sequence[str | None]:
     """Return the node's operands, with the second one reshaped for NumPy's broadcasting.
 
-    Before: A (2, 3, 4), B (3,), axis 1. After: B (3, 1). The operands are unchanged in newer opsets
-    and for operators without this attribute.
+    Before: A (2, 3, 4), B (3,), attribute `axis` 1. After: B (3, 1). For newer opsets, and for
+    operators without the attribute `axis`, the operands are returned unchanged.
 
     Raises:
-        InvalidModelError: if B, placed at the attribute `axis`, has dimensions that A lacks.
+        InvalidModelError: if B extends beyond the last dimension of A.
     """
     if node.opset >= FIRST_NUMPY_BROADCASTING or node.domain:
         return node.inputs

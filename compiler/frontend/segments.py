@@ -260,7 +260,7 @@ def continuation_of(
         before: the continuation, if `read` is the continuation of an earlier segment; else None.
 
     Raises:
-        UnsupportedOperatorError: if a deferred node is not supported for any operands. Also, the
+        UnsupportedOperatorError: if the operator of a deferred node is not implemented. Also, the
             error `waiting.first` if a live-in is text that the run computes, or has 4-bit elements,
             or if the continuation would defer the same nodes again.
     """

@@ -98,10 +98,9 @@ def with_one_table(node: OnnxNode) -> tuple[OnnxNode, Labels | None]:
 
 
 def _looked_up(node: OnnxNode, value: str, labels: Labels, whole: Labels) -> str:
-    """Convert positions in the table `labels` to positions of the same strings in the table
-    `whole`.
+    """Convert positions in the table `labels` to positions in the table `whole`.
 
-    Returns `value` unchanged if all positions are the same in both tables.
+    The positions stand for the same strings. Returns `value` unchanged if no position changes.
     """
     if whole.keys[: len(labels.keys)] == labels.keys:
         return value

@@ -163,7 +163,7 @@ _EXP_TAIL_DOUBLE = (
 
 
 def with_sign_of(x: Expr, magnitude: Expr) -> Expr:
-    """Return an odd function of x from its value `magnitude` at |x|: negated where x < 0.
+    """Return the value of an odd function at x, given its value `magnitude` at |x|.
 
     The sign of zero is lost; the caller handles x = -0.0 if necessary.
     """
@@ -171,7 +171,7 @@ def with_sign_of(x: Expr, magnitude: Expr) -> Expr:
 
 
 def in_float(name: str, x: Expr, function: Callable[[Expr], Expr]) -> Expr:
-    """Build an expression by a function that is defined for float32 and float64 only.
+    """Apply a function for float32 and float64 to an expression of any float type.
 
     An argument of type float16 or bfloat16 is cast to float32, and the result is cast back.
 

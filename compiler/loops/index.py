@@ -1,8 +1,8 @@
 """Affine index arithmetic over loop axes.
 
-An index is an affine form over axes; a term is an axis, or an axis divided by a constant (grouped
-channels). Both are immutable values: two axes are equal if their names and extents are. Extents,
-coefficients and constants may be dynamic sizes.
+An index is an affine form over axes; a term is an axis, or an axis divided by a constant, as for
+the channels of a grouped convolution. Both are immutable values: two axes are equal if their names
+and extents are. Extents, coefficients and constants may be dynamic sizes.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Mathematical functions as expressions over native operations.
 
-Every target gets the same code, and kernels call no C library. float32 and float64 are native;
-float16 and bfloat16 are computed in float32. If a docstring states two error bounds, the first one
-is for float32 and the second for float64. The bounds hold with or without fused multiply-adds (pow
-states an exception), and are tested over the whole range. NaN gives NaN, infinities give their
+Every target gets the same code, and kernels call no C library. float32 and float64 are computed in
+their own type, float16 and bfloat16 in float32. If a docstring states two error bounds, the first
+one is for float32 and the second for float64. The bounds hold with or without fused multiply-adds
+(pow states an exception), and are tested over the whole range. NaN gives NaN, infinities give their
 limits, subnormal arguments and results are kept.
 """
 

@@ -160,9 +160,9 @@ def _guard(rewriter: Rewriter, value: str) -> _Guard | None:
 
 
 def _unviewed(rewriter: Rewriter, value: str) -> str:
-    """Return the operand of a reshape that changes leading dimensions only; other values unchanged.
+    """The operand of a reshape that changes only leading dimensions.
 
-    A reshape with other readers also counts as another value.
+    Other values, and reshapes with several readers, are returned unchanged.
     """
     view = rewriter.producer(value, "reshape")
     if view is None or rewriter.shape(view.inputs[0])[-2:] != rewriter.shape(value)[-2:]:

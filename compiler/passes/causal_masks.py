@@ -139,7 +139,7 @@ def _part(rewriter: Rewriter, node: Node) -> Count | None:
 
 
 def _reshaped(rewriter: Rewriter, node: Node) -> Count | None:
-    """Return the `Count` of a reshape of a count; None for others.
+    """Return the `Count` of reshaped positions; None for other values.
 
     The reshape may only add or remove dimensions of extent 1.
     """
@@ -152,7 +152,7 @@ def _reshaped(rewriter: Rewriter, node: Node) -> Count | None:
 
 
 def _moved(rewriter: Rewriter, node: Node) -> Count | None:
-    """Return the `Count` of a count plus or minus a constant or size; None for other values."""
+    """Return the `Count` of positions plus or minus a constant or size; None for other values."""
     left, right = node.inputs
     pairs = ((left, right), (right, left)) if node.op == "add" else ((left, right),)
     for value, other in pairs:

@@ -293,7 +293,7 @@ class _Back:
 class _OursError(Exception):
     """An exception of the parent's `answers` function, which the parent raises again.
 
-    It distinguishes this exception from a failure of the child.
+    An exception of this type is not a failure of the child.
     """
 
     def __init__(self, cause: BaseException) -> None:
