@@ -194,8 +194,8 @@ def _opsets(schemas: Sequence[OpSchema], newest: int) -> tuple[int, int]:
 def _types(schemas: Sequence[OpSchema]) -> frozenset[DType]:
     """The supported element types of an operator's first operand.
 
-    If the operator has no operands, these are the types of its result. The newest schema of the
-    operator decides.
+    If the operator has no operands, these are the types of its result. They are those of the
+    operator's newest schema.
     """
     schema = next(s for s in reversed(schemas) if not s.deprecated)
     formal = schema.inputs[0] if schema.inputs else schema.outputs[0]

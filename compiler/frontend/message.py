@@ -36,7 +36,7 @@ VARINT_BITS = 64
 class UnusualError(Exception):
     """The bytes of an ONNX file have a layout that this reader does not expect.
 
-    The caller then parses the whole file with protobuf, which decides whether it is a valid model.
+    The caller then parses the whole file with protobuf, which accepts or rejects the file.
     """
 
 

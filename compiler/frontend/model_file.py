@@ -1,6 +1,6 @@
 """Reading of ONNX models as protobuf messages, from a path, bytes or a message.
 
-The data of large tensors are read separately (`message`).
+The module `message` reads the data of large tensors separately.
 """
 
 from __future__ import annotations

@@ -341,11 +341,9 @@ class NodeImporter:
     ) -> list[str]:
         """Import a subgraph as the body of a control-flow node.
 
-        The other arguments and the result are the same as for `inline`.
-
-        Args:
-            enclosure: the graph to build for the body. An outer value that the subgraph reads
-                becomes a captured value of this graph.
+        `enclosure` is the graph to build for the body. An outer value that the subgraph reads
+        becomes a captured value of this graph. The other arguments and the result are the same as
+        for `inline`.
         """
         inner = NodeImporter(enclosure.builder, self._folder, self._budget)
         outside = replace(body, values=CapturingScope(body.values, enclosure))

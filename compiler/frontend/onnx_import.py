@@ -347,12 +347,11 @@ class ModelImport:
             )
 
     def _standing_for(self, value: str, name: str, attrs: Mapping[str, str]) -> str:
-        """Add a node that records the meaning of an output, such as its table of strings; return
-        its result.
+        """Add a node that records the meaning of an output, such as its table of strings.
 
-        `attrs` are the node's attributes. If the value is the result of a `trim`, which cuts a
-        tensor to an extent that the data determine, the node is inserted before the `trim`: only
-        outputs may read a `trim`.
+        Returns the result of the node. `attrs` are the node's attributes. If the value is the
+        result of a `trim`, which cuts a tensor to an extent that the data determine, the node is
+        inserted before the `trim`: only outputs may read a `trim`.
         """
         trim = self._builder.trim(value)
         if trim is None:

@@ -99,10 +99,10 @@ def inlined_branch(branch: GraphProto, node: NodeProto, name: str) -> GraphProto
 
 
 def _renamed(node: NodeProto, names: Mapping[str, str], prefix: str = "") -> NodeProto:
-    """A copy of a node in which values have other names, as `names` maps them.
+    """A copy of a node in which values are renamed; `names` maps old names to new ones.
 
-    Nodes in the bodies of the node are renamed too, except for values that the body itself defines.
-    `prefix` is added to the name of the node.
+    Values in the bodies of the node are renamed too, except those that a body itself defines.
+    `prefix` is added to the names of all these nodes.
     """
     found = NodeProto()
     found.CopyFrom(node)

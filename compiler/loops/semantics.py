@@ -190,8 +190,8 @@ def _apply(
 def cast(value: Array, dtype: DType) -> Array:
     """Convert values to a type as in C, except for floats outside the range of an integer type.
 
-    These saturate, and NaN becomes the lowest integer, as in ONNX Runtime's quantisation, and in
-    NumPy on x86.
+    Such floats saturate, and NaN becomes the lowest integer, as in ONNX Runtime's quantisation, and
+    in NumPy on x86.
     """
     target = compute_type(dtype)
     value = np.asarray(value)

@@ -43,7 +43,7 @@ weighs them equally. Sums and multiples of the number are finite."""
 
 
 def attention(graph: Graph) -> Graph:
-    """Replace scaled dot-product attention, as recognised around each softmax, by one operator."""
+    """Replace scaled dot-product attention around a softmax by one operator."""
     return rewrite(graph, _recognise)
 
 
@@ -265,8 +265,8 @@ def _leads_to_product(rewriter: Rewriter, value: str) -> bool:
 def _selected(rewriter: Rewriter, node: Node, found: _Scores) -> str | None:
     """Record `where(seen, x, c)` as a mask in `found`, and return x.
 
-    The number c must be so low that it hides a key (HIDDEN), else the result is None. The two
-    results of the `where` may also be swapped.
+    The number c must be so low that it hides a key (HIDDEN), else the result is None. The operands
+    x and c may also be swapped.
     """
     seen, chosen, other = node.inputs
     shape = rewriter.shape(node.outputs[0])

@@ -32,7 +32,7 @@ def block_quantised_products(graph: Graph) -> Graph:
 
 @dataclass(frozen=True, slots=True)
 class _Weight:
-    """A block-scaled weight of K rows and N columns, transposed: `(values - zero) * scale`.
+    """A block-scaled weight of K rows and N columns: the transpose of `(values - zero) * scale`.
 
     Attributes:
         values: unsigned integers of shape (N, K).

@@ -5,7 +5,7 @@ Before:                         After:
     %2 = relu(%0)                   return %2
     return %2
 
-Nodes that declare an input as text are kept, even if no output needs the input.
+A node that declares an input as strings is kept, even if no output needs the input.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from tilewright.compiler.graph.ir import Graph
 def dead_code(graph: Graph) -> Graph:
     """Remove nodes, constants and types that no output depends on; inputs of the graph stay.
 
-    A graph in which nothing is unused is returned unchanged.
+    If there is nothing to remove, the graph is returned unchanged.
     """
     nodes, values = live(graph.nodes, graph.inputs, graph.outputs)
     if len(nodes) == len(graph.nodes) and graph.types.keys() <= values:

@@ -248,7 +248,8 @@ def _are_small(values: np.ndarray, group: int) -> bool:
     """Whether the groups of a convolution are so small that float32 is faster than integers.
 
     The integers need a second convolution for the sums of the windows. float32 ran at 3 times the
-    speed of integers for 32 groups of 8 by 8 channels, and at 0.6 of it for 16 groups of 16 by 16.
+    speed of integers for 32 groups of 8 by 8 channels, and at 0.6 times their speed for 16 groups
+    of 16 by 16.
     """
     return bool(min(len(values) // group, values.shape[1]) < _LEAST_GROUP)
 

@@ -10,7 +10,7 @@ Before:                                 After:
 Views and transposes may lie between the products and the attention. The input is read once, and one
 wide product wastes less at its edges than three. The attention kernel reads the slices in place, so
 nothing is copied. Products with other consumers are not merged, because slices would prevent the
-fusion of their epilogues. Also called horizontal fusion, QKV packing.
+fusion of their epilogues. Also called QKV packing.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def _is_mergeable(graph: Graph, node: Node) -> bool:
 def _attention(graph: Graph, value: str) -> str | None:
     """Return the output of the attention operator that is the only reader of a value, or None.
 
-    Operators that only rearrange elements may lie between.
+    Operators that only rearrange elements may lie between the value and the attention.
     """
     readers = {value: graph.consumers(value)}
     ends: set[str] = set()
