@@ -347,8 +347,8 @@ def _named(
 def _listed(name: str, elements: Sequence[str]) -> NodeProto:
     """A node that builds the sequence `name` from its elements.
 
-    The continuation needs it if the sequence is computed before the boundary, because a live-in is
-    a tensor and cannot be a sequence.
+    The continuation needs this node if the sequence is computed before the boundary, because a
+    live-in is a tensor and cannot be a sequence.
     """
     operator = "SequenceConstruct" if elements else "SequenceEmpty"
     return helper.make_node(operator, elements, [name])

@@ -216,8 +216,8 @@ def _inside(folder: Path, location: str, what: str) -> Path:
     """The path of an external-data file at `location` within the model's folder.
 
     Raises:
-        InvalidModelError: if it is outside the folder or not a regular file; the message names the
-            tensor `what`.
+        InvalidModelError: if the file is outside the folder or not a regular file; the message
+            names the tensor `what`.
     """
     parts = PurePosixPath(location).parts
     if (

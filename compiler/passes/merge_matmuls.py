@@ -26,7 +26,7 @@ INDEX_MAPS = frozenset(["transpose", "slice", "reshape", "expand"])
 
 
 def merge_matmuls(graph: Graph) -> Graph:
-    """Merge the matrix products that compute the operands of the same attention operator."""
+    """Merge matrix products of one input whose results reach the same attention operator."""
     groups = _groups(graph)
     if not groups:
         return graph

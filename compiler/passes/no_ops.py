@@ -1,4 +1,4 @@
-"""Removal of operators that move no data.
+"""Removal and simplification of data movements.
 
 Before -> after, where shapes allow:
     slice of the whole, expand to the same shape, pad by nothing, concat of one     x
@@ -7,7 +7,7 @@ Before -> after, where shapes allow:
     gather(x, constant indices at equal distances)                                  slice(x)
     gather(x, a dynamic number of consecutive indices)                              slice(x)
     reduce over dimensions of extent 1                                              reshape(x)
-    pad(x) by zeros before a convolution                                            its own pads
+    pad(x) by zeros before a convolution                                            pads of the conv
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from tilewright.compiler.sizes import always_at_most, is_dynamic
 
 
 def no_ops(graph: Graph) -> Graph:
-    """Replace data movements that change nothing by their operands, and others by cheaper ones."""
+    """Remove data movements that change nothing, and replace others by cheaper operators."""
     return rewrite(graph, _rule)
 
 

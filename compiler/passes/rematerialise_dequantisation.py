@@ -9,10 +9,10 @@ Before:                                     After:
                                                 %4 = reduce_mean(%2.again)
 
 The float32 value %2, which two kernels read, would take four bytes per element in memory; its 8-bit
-source %0 takes one. With separate casts and cheap arithmetic, fusion can place these operators in
-the kernel of each reader, and only %0 is stored. Also called rematerialisation (Briggs, Cooper and
-Torczon, 1992). `dequantisation_chain` defines the operators that qualify; in quantised models they
-are called dequantisation.
+source %0 takes one. If each reader has its own copy of the casts and the cheap arithmetic, fusion
+can place the copy in the kernel of the reader, and only %0 is stored. Also called rematerialisation
+(Briggs, Cooper and Torczon, 1992). `dequantisation_chain` defines the operators that qualify; in
+quantised models they are called dequantisation.
 """
 
 from __future__ import annotations

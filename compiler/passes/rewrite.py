@@ -52,20 +52,16 @@ class Rewriter(Edit):
         return self.constants.get(value)
 
     def scalar(self, value: str) -> float | None:
-        """Return the number of uses of a value: operands of nodes, and outputs of the graph.
-
-        If the value has replaced other values, their uses are added. The number may then be too
-        large.
-        """
+        """Return the value of a floating-point constant of one element; None for other values."""
         array = self.constants.get(value)
         if array is None or array.size != 1 or self.types[value].dtype not in _FLOATS:
             return None
         return float(array.reshape(-1)[0])
 
     def uses(self, value: str) -> int:
-        """Return the number of nodes' operands and graph outputs that read the value.
+        """Return the number of uses of a value: operands of nodes, and outputs of the graph.
 
-        If the value has replaced other values, their uses are added. The result may then be too
+        If the value has replaced other values, their uses are added. The number may then be too
         large.
         """
         return self._uses.get(value, 1)

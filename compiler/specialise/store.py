@@ -291,7 +291,8 @@ class _Details(JsonValue):
         files: SHA-256 (hex) of the model's external-data files, by location.
         ranges: the ranges of the dimensions, by name, in the form of users' input, such as
             `1..512`.
-        reason: why each combination of sizes needs its own program; empty if it does not.
+        reason: why each combination of sizes needs its own program; empty if one program serves
+            many.
         schedules: the queries to the source of schedules, with its results.
     """
 
