@@ -312,7 +312,7 @@ class ModelImport:
         """The outputs of the graph for an output of the model that is a sequence of tensors.
 
         Returns a value and a name for each element. A new node for each element records the name of
-        the sequence, from which a run assembles the sequence again.
+        the sequence, so that a run can return a list.
         """
         if not elements:
             raise InvalidModelError(f"output '{info.name}' is a sequence without elements")

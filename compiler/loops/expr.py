@@ -304,7 +304,7 @@ class Items(Composite):
 
     @property
     def dtype(self) -> DType:
-        """The type of the tuple as an operand: the type of its first item."""
+        """The type of the first item, by which the tuple is used as an operand."""
         return self.values[0].dtype
 
 

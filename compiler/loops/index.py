@@ -144,7 +144,7 @@ class Affine:
     def bounds(self) -> tuple[int, int]:
         """The smallest and the largest value of the index, both inclusive.
 
-        The index is evaluated for all values of its axes.
+        These are the bounds over all values of the axes.
         """
         low = high = self.constant
         for term, coefficient in self.terms:
@@ -166,7 +166,8 @@ class Affine:
     def substitute(self, values: Mapping[Axis, Affine]) -> Affine:
         """Return the index with axes replaced by other indices.
 
-        Raises ValueError if an `axis // n` does not become affine.
+        Raises ValueError if a term `axis // n` is no longer affine after the replacement of its
+        axis.
         """
         result = Affine((), self.constant)
         for term, coefficient in self.terms:
@@ -228,7 +229,7 @@ def sum_text(terms: Iterable[tuple[str, int]], constant: int) -> str:
 def number_text(size: int) -> str:
     """Return an integer or dynamic size as text in an index.
 
-    A dynamic size, an `int` that stands for a formula, is in braces: `{past + 1}`.
+    A dynamic size, an `int` that stands for a formula, is in braces: `{past+1}`.
     """
     return f"{{{size}}}" if is_dynamic(size) else str(size)
 

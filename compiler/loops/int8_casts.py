@@ -28,7 +28,7 @@ it is exact too."""
 def remove_int8_casts(expr: Expr) -> Expr:
     """Return the expression without casts to uint8 or int8 whose results are cast back to float32.
 
-    Each is replaced by the rounded float, clamped to the range of the 8-bit type.
+    Each pair of casts is replaced by a clamp of the rounded float to the range of the 8-bit type.
     """
     return rewrite(expr, _widened)
 

@@ -57,7 +57,7 @@ def _acos(x: Expr) -> Expr:
 def _small_arc(magnitude: Expr, inside: Expr) -> Expr:
     """Return asin(x) for x in [0, 1/2], else asin(sqrt((1 - x) / 2)), which is acos(x) / 2.
 
-    `inside` is the condition x < 1/2.
+    `magnitude` is x, and `inside` is the condition x < 1/2.
     """
     square = select(inside, magnitude * magnitude, (1.0 - magnitude) * 0.5)
     x = select(inside, magnitude, op(Operation.SQRT, square))

@@ -80,7 +80,7 @@ __all__ = [
 def tanh(x: Expr) -> Expr:
     """Hyperbolic tangent; relative error <= 4e-7 (float32), 7e-16 (float64), near 0 too.
 
-    float32: x P(x**2) / Q(x**2), both of degree 4, for |x| <= 9.02; the result is 1 beyond.
+    float32: x P(x**2) / Q(x**2), both of degree 4, for |x| <= 9.02; the result is +-1 beyond.
     float64: -t / (t + 2) with t = e**(-2|x|) - 1.
     """
     return in_float("tanh", x, _tanh)

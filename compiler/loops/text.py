@@ -265,7 +265,7 @@ def _suffix(dtype: DType) -> str:
 
 
 def _expressions(compute: Compute) -> tuple[Expr, ...]:
-    """The expressions in a Compute, in the order in which its text states them."""
+    """The expressions in a Compute, in the order in which they occur in its text."""
     fold = compute.combiner.joined if isinstance(compute.combiner, Fold) else ()
     init = () if compute.init is None else (compute.init,)
     stores = (e for store in compute.stores for e in (store.target, store.value))

@@ -43,7 +43,7 @@ weighs them equally. Sums and multiples of the number are finite."""
 
 
 def attention(graph: Graph) -> Graph:
-    """Replace scaled dot-product attention around a softmax by one operator."""
+    """Replace each scaled dot-product attention by one operator."""
     return rewrite(graph, _recognise)
 
 

@@ -56,7 +56,7 @@ _GATES: tuple[tuple[str, Pattern], ...] = (
 
 
 def gelu(graph: Graph) -> Graph:
-    """Replace decomposed GELUs by the operator."""
+    """Replace decomposed GELUs by the operator `gelu`."""
     return rewrite(graph, _recognise)
 
 

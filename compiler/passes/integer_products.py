@@ -110,8 +110,8 @@ def _of_filters(
 ) -> np.ndarray | None:
     """The scales of a convolution's input, arranged by filter to scale the convolution's result.
 
-    Returns None if a filter reads channels with several scales, so that its sum cannot be scaled
-    afterwards.
+    `tail` has a 1 for each spatial dimension of the result. Returns None if a filter reads channels
+    with several scales, so that its sum cannot be scaled afterwards.
     """
     if not scale.ndim:
         return scale
@@ -159,8 +159,9 @@ def _multiplied(
 ) -> str | None:
     """Emit the matrix product of a source, minus its zero point, and an integer weight.
 
-    Returns the name of the int32 result. Returns None for unsupported operands, such as weights
-    that cannot be shifted into their type, or scaled factors whose sums may exceed int32.
+    `name` is the name of the weight. Returns the name of the int32 result. Returns None for
+    unsupported operands, such as weights that cannot be shifted into their type, or scaled factors
+    whose sums may exceed int32.
     """
     values = weight.values.astype(np.int64)
     if values.ndim < 2 or len(rewriter.shape(source.value)) < 2 or not values.size:

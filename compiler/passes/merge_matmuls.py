@@ -44,7 +44,10 @@ def merge_matmuls(graph: Graph) -> Graph:
 
 
 def _groups(graph: Graph) -> dict[str, tuple[str, ...]]:
-    """Map the output of each product to be merged to the outputs of all products of its group."""
+    """Map the output of each product to be merged to the outputs of all products of its group.
+
+    The products of a group have the same left operand, and their results reach the same attention.
+    """
     found: defaultdict[tuple[str, str], list[str]] = defaultdict(list)
     for node in graph.nodes:
         reader = _attention(graph, node.output) if _is_mergeable(graph, node) else None

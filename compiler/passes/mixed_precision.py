@@ -152,7 +152,11 @@ class _MixedPrecision:
     def _between(
         self, makers: dict[str, Group], readers: dict[str, list[Group]]
     ) -> tuple[set[str], set[str]]:
-        """Return the values that depend on a product, and the values that a product depends on."""
+        """Return the values that depend on a product, and the values that a product depends on.
+
+        `makers` and `readers` map a value to the group that computes it and to the groups that read
+        it.
+        """
         before: set[str] = set()
         for value, group in makers.items():
             if _product(group) is not None or any(v in before for v in group.inputs):

@@ -86,10 +86,11 @@ def _note(
     exact: SegmentGuard,
     error: DynamicSizeError | InvalidModelError,
 ) -> None:
-    """Record that no program serves the ranges of a guard.
+    """Record that no program serves the sizes of a guard, as `error` shows.
 
     A range is split if the error names a condition that depends on sizes. Otherwise, the boundary
-    records the error, so that single sizes get their own programs.
+    records the error, so that each combination of sizes gets its own program. `facts` is the guard,
+    and `exact` has the sizes of the run.
     """
     match error:
         case DynamicSizeError() if _split(cut, facts, exact, error):
@@ -157,7 +158,8 @@ def _split(
 ) -> bool:
     """Split ranges at the sizes where the result of the condition in `error` changes.
 
-    Returns whether a split was added to the boundary.
+    The ranges are those of the guard `facts`, and `exact` has the sizes of the run. Returns whether
+    a split was added to the boundary.
     """
     ranges = {d.name: d for d in facts.open}
     added = False

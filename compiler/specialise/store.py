@@ -291,8 +291,7 @@ class _Details(JsonValue):
         files: SHA-256 (hex) of the model's external-data files, by location.
         ranges: the ranges of the dimensions, by name, in the form of users' input, such as
             `1..512`.
-        reason: why each combination of sizes needs its own program; empty if one program serves
-            many.
+        reason: why each combination of sizes needs its own program; otherwise empty.
         schedules: the queries to the source of schedules, with its results.
     """
 
