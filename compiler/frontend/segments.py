@@ -413,9 +413,9 @@ def _deciding(
 ) -> set[str]:
     """The names of values whose elements determine shapes after the boundary.
 
-    The import of the continuation treats the elements of these values as constants. If a deferred
-    node needs the elements of a value without an ONNX name, which its import rule computed, the
-    function returns the node's operands instead, except floats and large tensors.
+    The import of the continuation treats the elements of these values as constants. An import rule
+    may need the elements of a value that it computed itself, and that has no ONNX name. The
+    operands of the deferred node are then returned instead, except floats and large tensors.
     """
 
     def small(value: str | None) -> bool:

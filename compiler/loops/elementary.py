@@ -39,7 +39,7 @@ def ln2_parts(x: Expr) -> tuple[float, float]:
 
 
 def fma(a: Expr | float, b: Expr | float, c: Expr | float) -> Expr:
-    """Return a*b + c as an expression, rounded once if the target has the instruction."""
+    """Return a*b + c as an expression, rounded once if the target has an FMA instruction."""
     return op(Operation.FMA, a, b, c)
 
 

@@ -222,7 +222,8 @@ def dot_operands(body: Expr) -> tuple[Load, Load] | None:
 class Stage:
     """Nests that run one after the other, without a barrier between them.
 
-    Threads share the tiles of PARALLEL nests: no tile accesses elements that another one writes.
+    Several threads run the tiles of PARALLEL loops, so no tile may access elements that another
+    tile of the stage writes.
     """
 
     name: str
@@ -368,7 +369,7 @@ def _indices(node: Node) -> Iterator[Affine]:
 def _parts(compute: Compute) -> Iterator[Expr]:
     """Yield every expression node of a Compute.
 
-    The target of a store and of a Tee, with its indirect indices, is included.
+    The targets of stores and Tees are included, with their indirect indices.
     """
     pending = [*reversed(expressions(compute))]
     while pending:

@@ -73,7 +73,7 @@ def evaluate_expression(
         accumulators: the value of each `Accumulator`, by number.
         index: returns the value of an `IndexValue`.
         write: stores the value of a `Tee`.
-        fused: whether FMA rounds once, or twice as on a target without the instruction.
+        fused: whether FMA rounds once, as with an FMA instruction, or else twice.
         incoming: the value of each `Incoming`, by number.
 
     Raises:

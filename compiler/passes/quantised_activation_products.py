@@ -5,9 +5,9 @@ Before:                                             After:
                                                         %1 = float32(%2) * (s * t)
 
 Both matrices are computed at run time. `integer_activation_products` describes the int32 sums,
-which are exact. The pass runs after `attention`: if weights are not quantised between softmax and
-product, one fused kernel in floats remains, which is faster. Like `quantised_products`, the pass is
-omitted for targets without a dot-product instruction for 8-bit integers.
+which are exact. The pass runs after `attention`: if attention weights are not quantised between
+softmax and product, one fused kernel in floats remains, which is faster. Like `quantised_products`,
+the pass is omitted for targets without a dot-product instruction for 8-bit integers.
 """
 
 from __future__ import annotations
