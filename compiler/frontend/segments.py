@@ -102,7 +102,7 @@ def _renamed(node: NodeProto, names: Mapping[str, str], prefix: str = "") -> Nod
     """A copy of a node in which values are renamed; `names` maps old names to new ones.
 
     Values in the bodies of the node are renamed too, except those that a body itself defines.
-    `prefix` is added to the names of all these nodes.
+    `prefix` is added to the name of the node.
     """
     found = NodeProto()
     found.CopyFrom(node)

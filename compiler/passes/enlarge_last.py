@@ -7,8 +7,8 @@ Before:                                             After:
                                                         %5 = add(%4, %3)
 
 A pointwise convolution mixes channels and an interpolation mixes pixels, both linearly. They
-therefore commute, and the convolution then runs on fewer pixels. SegFormer (Xie et al., 2021),
-which enlarges, joins and mixes features of several sizes, then needs a third of the
+therefore commute, and the convolution then runs on fewer pixels. The decoder of SegFormer (Xie et
+al., 2021), which enlarges, joins and mixes features of several sizes, then needs a third of the
 multiplications. A bias commutes with weights that sum to 1.
 """
 

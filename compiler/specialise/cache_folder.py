@@ -170,7 +170,7 @@ class CacheFolder:
 def _is_own(status: os.stat_result) -> bool:
     """Whether the file belongs to this user and only this user may write to it.
 
-    False on Windows, where the status of a file states neither.
+    False on Windows, where the status of a file does not state this.
     """
     if not hasattr(os, "getuid"):
         return False
