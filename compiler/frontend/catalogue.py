@@ -192,10 +192,9 @@ def _opsets(schemas: Sequence[OpSchema], newest: int) -> tuple[int, int]:
 
 
 def _types(schemas: Sequence[OpSchema]) -> frozenset[DType]:
-    """The supported element types of an operator's first operand.
+    """The supported element types of an operator's first operand, by the operator's newest schema.
 
-    If the operator has no operands, these are the types of its result. They are those of the
-    operator's newest schema.
+    If the operator has no operands, these are the types of its result.
     """
     schema = next(s for s in reversed(schemas) if not s.deprecated)
     formal = schema.inputs[0] if schema.inputs else schema.outputs[0]

@@ -31,7 +31,7 @@ numbers only."""
 
 
 def quantise_first(graph: Graph) -> Graph:
-    """Move chains of operators that end in a cast to 8 bits before data movements."""
+    """Move chains of operators that end in a cast to 8 bits in front of data movements."""
     return rewrite(graph, _first)
 
 
