@@ -1,4 +1,4 @@
-"""Compares two artifacts or jobs: their common kernels, schedules and times."""
+"""Compares two artifacts or jobs kernel by kernel: schedules, times and general facts."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ if TYPE_CHECKING:
 class ComparedKernel:
     """One workload of an artifact or a job.
 
-    An artifact has no readable names for workloads, so `description` has the operators and a shape
-    of the workload instead; it is "" for a job.
+    Artifacts store no readable names of workloads. `description` therefore has the operators and a
+    shape of an artifact's workload; it is "" for a job.
 
     Attributes:
         key: the key of the workload.
         name: a readable name; "" in artifacts.
-        count: number of occurrences of the workload in the model.
+        count: the number of the model's kernels with this workload.
         seconds: the time of one run of the workload, or None without a measurement.
         schedule: the JSON form of its schedule.
         macs: the multiply-adds of its definition.
-        runs: number of its executions in one run of the model. With dynamic sizes this differs from
-            `count`.
+        runs: the number of its executions in one run of the model. With dynamic sizes this differs
+            from `count`.
     """
 
     key: str
@@ -46,11 +46,11 @@ class ComparedKernel:
 
 @dataclass(frozen=True, slots=True)
 class ComparedSide:
-    """One side of a comparison: an artifact or a job.
+    """One of the two compared artifacts or jobs.
 
     Attributes:
-        name: the name of the side.
-        facts: the facts to compare, by name: target, options and size.
+        name: the name to show, such as "job 1f0e".
+        facts: facts that are compared as a whole, by name, such as the target and the threads.
         kernels: the workloads by key.
         seconds: the time of all kernels in one run of the model; None if unknown.
     """
@@ -63,7 +63,10 @@ class ComparedSide:
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """A row of a comparison: a workload of both sides, of only one side, or two similar workloads.
+    """A row of the comparison: a workload of A and the corresponding workload of B.
+
+    Both are the same workload, or two similar ones. If only one side has the workload, the other is
+    None.
 
     Attributes:
         a: the workload of side A; None if A lacks it.
@@ -75,13 +78,15 @@ class Pair:
 
     @property
     def alike(self) -> bool:
-        """Whether the pair has two different workloads, which differ only in types or layouts."""
+        """Whether `a` and `b` are different workloads, which differ only in element types
+        or layouts.
+        """
         return self.a is not None and self.b is not None and self.a.key != self.b.key
 
     @property
     def counts(self) -> str:
-        """The number of the workload's occurrences in the model, as text: `4`, or `4 > 2` if the
-        sides differ.
+        """The number of kernels with the workload, as text: `4`, or `4 > 2` if A has 4 and
+        B has 2.
         """
         counts = [None if kernel is None else kernel.count for kernel in (self.a, self.b)]
         said = ["-" if count is None else str(count) for count in counts]
@@ -89,7 +94,10 @@ class Pair:
 
     @property
     def schedules(self) -> str:
-        """The difference of the schedules as text: the changed knobs, or the only schedule."""
+        """The difference of the schedules as text, such as `gemm unroll=2>4`.
+
+        If only one side has the workload, the text is its schedule.
+        """
         a, b = self.a, self.b
         if a is None or b is None:
             only, kernel = ("only in B", b) if a is None else ("only in A", a)
@@ -104,10 +112,9 @@ class Pair:
 
     @property
     def same(self) -> bool:
-        """Whether no difference is known.
+        """Whether both sides have equal schedules and no difference in time that counts.
 
-        The times of artifacts come from a new measurement. They differ by chance and do not count
-        if the schedules are equal.
+        Times of artifacts do not count, because they were just measured and differ by chance.
         """
         timed_here = bool(self.a and self.b and self.a.description and self.b.description)
         return bool(self.same_schedule) and (timed_here or self.ratio in (None, 1))
@@ -120,15 +127,16 @@ class Pair:
 
     @property
     def name(self) -> str:
-        """A readable name: the name on either side, or operators and a shape, or the start of the
-        key."""
+        """A readable name of the workload. Without one: its operators and a shape, or else 12
+        characters of its key.
+        """
         sides = [kernel for kernel in (self.a, self.b) if kernel]
         names = (*(k.name for k in sides), *(k.description for k in sides), self.either.key[:12])
         return next(filter(None, names))
 
     @property
     def ratio(self) -> float | None:
-        """The time of B divided by the time of A, or None without both."""
+        """The time of B divided by the time of A; None unless both are known."""
         if self.a is None or self.b is None or not self.a.seconds or not self.b.seconds:
             return None
         return self.b.seconds / self.a.seconds
@@ -150,12 +158,12 @@ class Pair:
 
 @dataclass(frozen=True, slots=True)
 class ModelDifference:
-    """The difference of two artifacts or jobs.
+    """The comparison of two artifacts or jobs.
 
     Attributes:
         a: side A.
         b: side B.
-        pairs: the pairs of their kernels, the largest time difference first.
+        pairs: the pairs of corresponding workloads, the largest time difference first.
     """
 
     a: ComparedSide
@@ -171,7 +179,7 @@ class ModelDifference:
 
     @property
     def facts(self) -> list[tuple[str, str, str]]:
-        """Rows (name, A, B) for a table: the names of the sides, the differing facts, and the
+        """Rows (name, text for A, text for B) of a table: the sides' names, differing facts, and
         times.
         """
         changed = [
@@ -215,7 +223,11 @@ def difference(a: ComparedSide, b: ComparedSide) -> ModelDifference:
 
 
 def _matched(pairs: Sequence[Pair], identity: Callable[[ComparedKernel], Hashable]) -> list[Pair]:
-    """Return the pairs, after joining one-sided pairs with the same identity."""
+    """Join pairs that have only one side, if their workloads have the same `identity`.
+
+    An identity is used only if A and B have equally many such workloads; these are joined in order.
+    Returns all pairs.
+    """
     sides: tuple[dict[Hashable, list[ComparedKernel]], ...] = {}, {}
     for pair in pairs:
         if (pair.a is None) != (pair.b is None) and pair.either.name:
@@ -235,7 +247,9 @@ def _matched(pairs: Sequence[Pair], identity: Callable[[ComparedKernel], Hashabl
 
 
 def _plain(kernel: ComparedKernel) -> str:
-    """Return a kernel's name without its casts, of which narrower types have more."""
+    """Return a kernel's name without " +cast", so that variants for different element types have
+    the same name.
+    """
     return kernel.name.replace(" +cast", "")
 
 
@@ -255,8 +269,9 @@ def knob_changes(
 
 
 def side_of_job(job: JobView, tasks: Sequence[TaskView]) -> ComparedSide:
-    """Return a job as a side of a comparison, with the best known time and schedule of each
-    task."""
+    """Return the facts of a job for a comparison, with the best known time and schedule of
+    each task.
+    """
     known = {
         task.workload_key: ComparedKernel(
             task.workload_key,
@@ -286,12 +301,12 @@ def side_of_job(job: JobView, tasks: Sequence[TaskView]) -> ComparedSide:
 def side_of_artifact(
     artifact: Artifact, timed: Mapping[str, tuple[int, float]] | None = None
 ) -> ComparedSide:
-    """Return an artifact as a side of a comparison.
+    """Return the facts of an artifact for a comparison.
 
     Args:
         artifact: the artifact.
-        timed: maps the name of each kernel to its calls per run and the seconds of these calls. The
-            key "" has the seconds of all other instructions. None without a measurement.
+        timed: (calls in one run, total seconds of these calls) by kernel name. The key "" has the
+            seconds of all other instructions. None without a measurement.
     """
     program = artifact.programs[0].program
     specs = {spec.name: spec for spec in program.kernels}
@@ -352,7 +367,7 @@ def _mapping(said: object) -> dict[str, Any] | None:
 
 
 def _schedule(said: object) -> dict[str, Any] | None:
-    """Return the schedule in JSON data, or None if the data is not a schedule."""
+    """Return the argument if it is the JSON form of a schedule, and otherwise None."""
     found = _mapping(said) or {}
     known = "algorithm" in found and isinstance(found.get("choices", {}), dict)
     return found if known else None

@@ -1,6 +1,7 @@
-"""Checks an installation: LLVM, linkers, cores, disks, the database. Each finding has a remedy.
+"""Checks this installation: LLVM, linkers, cores, disks and the database.
 
-`service.worker.check` checks the machine as a measurement device.
+A finding states what was checked, a grade, and a remedy if there is a problem.
+`service.worker.check` checks the suitability of the machine for measurements.
 """
 
 from __future__ import annotations
@@ -27,8 +28,9 @@ ENOUGH_FREE_BYTES = 2 << 30
 
 
 def check_installation(settings: Settings, root: Path = Path("/")) -> list[DeviceFinding]:
-    """Run all checks of the installation, and return their findings. The machine is not checked as
-    a measurement device.
+    """Run all checks of the installation, and return a finding per check.
+
+    It does not check whether the machine is suitable for measurements.
 
     Args:
         settings: state the locations of the database and the blobs.
@@ -51,7 +53,7 @@ def _python() -> DeviceFinding:
 
 
 def _compiler() -> DeviceFinding:
-    """Compile a model, and compare its output with NumPy."""
+    """Compile a matrix product, compare its result with NumPy, and return the finding."""
     try:
         from llvmlite import __version__ as llvmlite
         from llvmlite.binding import llvm_version_info
@@ -124,7 +126,7 @@ def _disk(folder: Path) -> DeviceFinding:
 
 
 def _kept() -> DeviceFinding:
-    """Check the compilation cache that this user's processes share."""
+    """Check the folder of the compilation cache that all processes of this user share."""
     from tilewright.compiler.specialise.store import FOLDER, LIMIT, user_cache_folder
 
     try:

@@ -1,5 +1,6 @@
-"""Stores the tokens of the embedded mode, in which one owner runs the service from one data
-folder."""
+"""Stores the tokens of the embedded mode, in which one user runs the service from one data
+folder.
+"""
 
 from __future__ import annotations
 
@@ -20,9 +21,10 @@ log = structlog.get_logger("tilewright.embedded")
 
 
 def owner_token(settings: Settings, storage: Storage) -> str:
-    """Return the owner's token from the data folder, or create it in a file with mode 0600.
+    """Return the owner's token from its file in the data folder. Without the file, create both.
 
-    If the token in the file was revoked or rotated, a new token replaces it, with a log entry.
+    The file has mode 0600. If the token in it was revoked or rotated, replace it with a new token
+    and log this.
 
     Raises:
         StorageError: if the folder cannot be written, or its token file cannot be used.
@@ -31,9 +33,10 @@ def owner_token(settings: Settings, storage: Storage) -> str:
 
 
 def worker_token(settings: Settings, storage: Storage) -> str:
-    """Return the token of the service's own worker from the data folder, or create it in a file.
+    """Return the token with which the service's own worker connects, from its file in the data
+    folder.
 
-    The token's only scope is "measure".
+    Without the file, create both. The token's only scope is "measure".
     """
     return _kept_token(settings.worker_token_file, "local-worker", Scope.MEASURE, storage)
 
@@ -53,7 +56,7 @@ def _kept_token(file: Path, name: str, scope: Scope, storage: Storage) -> str:
 
 
 def is_owner_token(settings: Settings, storage: Storage, token_id: str) -> bool:
-    """Whether the owner's token in the data folder has this id.
+    """Return whether `token_id` is the id of the owner's token in the data folder.
 
     Raises StorageError if the token file cannot be used.
     """
@@ -74,7 +77,7 @@ def keep_owner_token(settings: Settings, secret: str) -> None:
 
 @contextmanager
 def _alone(folder: Path) -> Iterator[None]:
-    """Lock the folder, so that processes that start together read the token file in turn."""
+    """Hold a lock on the data folder. Processes that start together then create only one token."""
     try:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         descriptor = os.open(folder, os.O_RDONLY)
@@ -119,7 +122,9 @@ def _read(path: Path) -> str:
 
 
 def client_token(settings: Settings) -> str:
-    """Return the token that client commands send: the setting, or else the data folder's token.
+    """Return the token that client commands send to the service.
+
+    It is the token of the settings, or else the owner's token from the data folder.
 
     Raises:
         StorageError: if the token file exists and cannot be used.

@@ -12,10 +12,10 @@ from typing import IO
 
 @contextmanager
 def replacing(path: Path) -> Iterator[IO[bytes]]:
-    """Open a file for writing that replaces `path` when the body of the with statement ends without
-    an error.
+    """Yield a temporary file that replaces `path` if the body of the with statement succeeds.
 
-    If `path` is a link, the link's target is replaced. A device or a pipe is written directly.
+    If `path` is a symbolic link, the link's target is replaced. A device or a pipe is opened and
+    written directly.
 
     Raises:
         OSError: if the file cannot be written; the error's attribute `filename` is `path`.

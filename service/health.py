@@ -1,7 +1,8 @@
 """`python -m tilewright.service.health`: the health check of the container image.
 
-The check queries the service of this machine at the port of the settings, over TLS if the settings
-name a certificate. It does not verify the certificate, because it connects to this machine only.
+It sends a request to the service on this machine, at the port of the settings, over TLS if the
+settings name a certificate. It does not verify the certificate, because the connection stays on
+this machine.
 """
 
 from __future__ import annotations
@@ -19,7 +20,9 @@ check can report its failure."""
 
 
 def main() -> int:
-    """Return 0 if the service and its database answer, and otherwise print why and return 1."""
+    """Check the service and its database. Return 0 if both answer; otherwise print the error and
+    return 1.
+    """
     settings = Settings()
     scheme = "https" if settings.tls_certificate else "http"
     url = f"{scheme}://127.0.0.1:{settings.port}/v1/health"

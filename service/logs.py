@@ -13,7 +13,9 @@ from tilewright.service.settings import LogFormat, LogLevel
 
 
 def set_up(level: LogLevel, log_format: LogFormat) -> None:
-    """Configure this process's logs: structlog's, and those of `logging` under `tilewright`."""
+    """Configure the logs of this process: structlog, and the `logging` loggers under
+    `tilewright`.
+    """
     renderer: structlog.typing.Processor = (
         structlog.processors.JSONRenderer()
         if log_format == "json"
@@ -37,12 +39,12 @@ def set_up(level: LogLevel, log_format: LogFormat) -> None:
 
 
 def log_warnings() -> None:
-    """Redirect Python's warnings to the log of this process."""
+    """Write Python warnings to the log, instead of standard error."""
     warnings.showwarning = _warn
 
 
 class _Forward(logging.Handler):
-    """Writes records of `logging` to structlog."""
+    """A handler that passes log records of the module `logging` to structlog."""
 
     def emit(self, record: logging.LogRecord) -> None:
         log = structlog.get_logger()

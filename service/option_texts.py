@@ -1,4 +1,4 @@
-"""Parses and formats command-line values: shares, sizes of dimensions, values of inputs."""
+"""Parses and formats option values of the command line: fractions, sizes, values of inputs."""
 
 from __future__ import annotations
 
@@ -50,7 +50,12 @@ def parse_dims(given: Iterable[str] | None) -> dict[str, int]:
 
 
 def _size(text: str, name: str, size: str) -> int:
-    """Return a size of the dimension `name`. Raises OptionError, which quotes the option's text."""
+    """Parse a size of the dimension `name`.
+
+    Raises:
+        OptionError: if the size or the name is invalid; the message quotes `text`, the whole
+            option.
+    """
     number = int(size) if size.isascii() and size.isdecimal() and len(size) < 20 else 0
     if not name or not 1 <= number <= LARGEST_SIZE:
         raise OptionError(
@@ -92,7 +97,7 @@ def size_texts(sizes: Mapping[str, int | str | Sequence[int | str]]) -> list[str
     """Format sizes and ranges of dimensions: ["sequence=128,1..512@8"] for {"sequence":
     ("1..512@8", 128)}.
 
-    A range with hints is last, because hints end a text.
+    Of each dimension, a range with size hints comes last, because hints end a text.
     """
     found = []
     for name, choices in sizes.items():

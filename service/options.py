@@ -1,14 +1,14 @@
 """The options of a job, each defined once: its type, bounds, documentation and command-line flag.
 
-Everything else is generated from the fields of these classes:
+The fields of these classes define:
 
 - the options of commands, such as `tilewright tune` and `job submit` (`cli.options`);
 - the fields of requests, their validation and their JSON Schema (`api.schemas.options`);
-- the JSON that a job stores, with a strict reader (`JobOptions.from_json`);
-- the words of a command line that states the same (`option_words`), which the dashboard shows.
+- the JSON form in which a job stores its options, with a strict reader (`JobOptions.from_json`);
+- the command line that is equivalent to a job, which the dashboard shows (`option_words`).
 
-To add an option, add a field here and use it where jobs run. The module imports neither NumPy nor
-Pydantic, since the help of every command needs it.
+To add an option, add a field here, and use it in the code that runs jobs. This module imports
+neither NumPy nor Pydantic, because the help of every command imports it.
 """
 
 from __future__ import annotations
@@ -57,10 +57,10 @@ class TextForm:
 
     Attributes:
         metavar: the placeholder for the value in the help of commands.
-        read: returns the value, given the flag and the text, or all texts if the flag is
-            repeatable. Raises OptionError if a text is not a value of the option.
-        write: returns the text, or all texts, of a value.
-        repeatable: whether the flag is given once per entry.
+        read: parses the value from (flag, text), or from (flag, list of texts) if the flag is
+            repeatable. Raises OptionError for an invalid text.
+        write: formats a value as a text, or as a list of texts if the flag is repeatable.
+        repeatable: whether the flag is given once per entry of the value.
     """
 
     metavar: str
@@ -71,13 +71,14 @@ class TextForm:
 
 @dataclass(frozen=True, slots=True)
 class UserOption:
-    """The documentation and the command-line flag of a field.
+    """The documentation and the command-line flag of an option, as metadata of its field.
 
     Attributes:
-        help: the documentation, for commands and for the description of the REST interface.
-        flag: the flag of commands; "" if commands accept the value in another way.
-        text: the text form of the value; None if it is a number, a name or a switch.
-        example: a value for the description of the REST interface.
+        help: the documentation, for the help of commands and for the REST interface.
+        flag: the flag of commands, such as `--trials`; "" if commands read the value in another
+            way.
+        text: the text form of the value; None for a number, an enumeration or a boolean.
+        example: an example value for the documentation of the REST interface.
     """
 
     help: str
@@ -88,13 +89,13 @@ class UserOption:
 
 @dataclass(frozen=True, slots=True)
 class OptionField:
-    """A field of a class of options.
+    """A field of a class of options, such as `trials` of `JobBudget`.
 
     Attributes:
         name: the name of the field.
-        annotation: its type, with all annotations.
-        option: its documentation and its flag.
-        default: its default.
+        annotation: the type of the field, with its metadata.
+        option: the documentation and the flag.
+        default: the default value.
     """
 
     name: str
@@ -104,7 +105,7 @@ class OptionField:
 
 
 def option_fields(kind: Any) -> tuple[OptionField, ...]:
-    """Return the fields of a class of options, in their order."""
+    """Return the fields of a class of options, in the order of their definition."""
     return _option_fields(kind)
 
 
@@ -122,13 +123,14 @@ def _described(declared: Field[Any], annotation: Any) -> OptionField:
 
 
 def given_values(options: Any) -> dict[str, Any]:
-    """Return the values of an object of options by field name."""
+    """Return the values of all fields of an options object, by field name."""
     return {each.name: getattr(options, each.name) for each in option_fields(type(options))}
 
 
 def option_words(options: Any) -> list[str]:
-    """Return the command-line words, flags and values, for an object of options, without
-    defaults.
+    """Return the command-line words for an options object: ["--trials", "500"].
+
+    Options with their default value are left out.
     """
     words: list[str] = []
     for each in option_fields(type(options)):
@@ -147,7 +149,9 @@ def option_words(options: Any) -> list[str]:
 
 
 def stated_words(stated: Mapping[str, Any]) -> list[str]:
-    """Return the command-line words for options of a mode, a job and the queue, given by name.
+    """Return the command-line words for options given by name, such as {"trials": 500}.
+
+    The names are fields of `ModeOptions`, `JobOptions` and `QueueOptions`.
 
     Raises:
         OptionError: if an option is unknown or outside its bounds.
@@ -167,10 +171,12 @@ def stated_words(stated: Mapping[str, Any]) -> list[str]:
 
 
 def of_earlier_releases(stored: Mapping[str, Any]) -> dict[str, Any]:
-    """Make the stored options of a job valid, whichever release stored them.
+    """Convert the stored options of a job, so that this release accepts the options of earlier
+    releases.
 
-    Null means the default. A limit of the budget that only an earlier release accepted becomes the
-    nearest bound. All other values are returned unchanged, also invalid ones.
+    Options that are null are left out, which selects the default. A budget limit that only earlier
+    releases accepted becomes the nearest bound. All other values are returned unchanged and
+    unchecked.
     """
     options = {name: value for name, value in stored.items() if value is not None}
     for name, least in (("seconds", LEAST_BUDGET_SECONDS), ("target_ms", LEAST_TARGET_MS)):
@@ -186,7 +192,7 @@ def _is_number(value: Any) -> bool:
 
 
 def checked(options: JsonValue) -> Any:
-    """Check the bounds of options. Return an equal object.
+    """Check that all options are within their bounds. Return an equal object.
 
     Raises:
         OptionError: if a value is outside its bounds; the message names the flag.
@@ -201,7 +207,10 @@ def checked(options: JsonValue) -> Any:
 
 
 def _with_form(what: str) -> Callable[[type[T]], type[T]]:
-    """Return a decorator for a class of options whose JSON form may lack any field."""
+    """Return a class decorator that declares the JSON form of a class of options.
+
+    Any field may be missing in the JSON. `what` names the class in error messages.
+    """
 
     def declared(kind: type[T]) -> type[T]:
         names = tuple(each.name for each in fields(kind))  # type: ignore[arg-type]
@@ -251,11 +260,13 @@ class ModeOptions(JsonValue):
 
     @classmethod
     def of(cls, mode: Mode) -> ModeOptions:
-        """Return the options with the values of a mode."""
+        """Return the options whose values are those of a mode."""
         return cls.from_json({n: v for n, v in mode.to_json().items() if n in cls.__slots__})
 
     def mode(self, target: Target, **more: Any) -> Mode:
-        """Return the mode for a target; `more` has the fields of `Mode` that no option states."""
+        """Return the mode with these options for a target; `more` has the mode's remaining
+        fields.
+        """
         from tilewright.compiler.mode import Mode
 
         return Mode(target, **given_values(self), **more)
@@ -322,11 +333,11 @@ class JobBudget(JsonValue):
     ] = False
 
     def after(self, spent: float) -> JobBudget:
-        """Return the budget of tuning, after the phases before it took `spent` seconds.
+        """Return the budget for tuning, if the phases before it took `spent` seconds.
 
-        The limit of seconds is for the whole job, not only for the trials. Verification is expected
-        to take as long as planning. The time of both beyond FIXED_SECONDS is subtracted from the
-        trials' time, which keeps at least half of the limit.
+        `seconds` limits the whole job: planning, tuning and verification. Verification is expected
+        to take as long as planning. If both together exceed FIXED_SECONDS, the excess is subtracted
+        from `seconds`, but tuning keeps at least half of it.
         """
         if self.seconds is None or 2 * spent <= FIXED_SECONDS:
             return self
@@ -334,17 +345,18 @@ class JobBudget(JsonValue):
         return replace(self, seconds=max(left, self.seconds / 2))
 
     def is_late(self, spent: float) -> bool:
-        """Whether a command should skip steps that the artifact does not need.
+        """Return whether a command should skip optional steps, because much of its time is spent.
 
-        `spent` is the time in seconds since its start; the limit is a fraction of the budget.
+        `spent` is the time in seconds since the start of the command. It is compared with a
+        fraction of the budget.
         """
         return self.seconds is not None and spent > LATE_SHARE * self.seconds + LATE_SECONDS
 
     @property
     def more_seconds(self) -> float:
-        """The seconds for verifying the program at sizes other than its hints.
+        """The time limit, in seconds, for verifying the program at sizes other than its size hints.
 
-        It is a tenth of the budget, within MORE_SECONDS.
+        It is a tenth of `seconds`, within the bounds of MORE_SECONDS.
         """
         least, most = MORE_SECONDS
         return most if self.seconds is None else min(max(self.seconds / 10, least), most)

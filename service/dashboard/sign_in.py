@@ -1,4 +1,4 @@
-"""Pages to sign in and out, and the redirect to the first page."""
+"""Pages to sign in and out, and the redirect from the dashboard's root to its first page."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ async def sign_in(request: Request, next: str = "") -> Response:
 
 @router.post("/sign-in")
 async def signed_in(request: Request) -> Response:
-    """Check the token of the form, and store it in the cookie if it has the scope to read."""
+    """Check the submitted token, and store it in the session cookie if it has the scope "read"."""
     given = await form_fields(request)
     secret = given.get("token", [""])[0].strip()
     back = given.get("next", [""])[0]

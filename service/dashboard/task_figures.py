@@ -1,4 +1,4 @@
-"""Figures of a task's trials: charts of each knob's values against measured speed."""
+"""Data of a task's page: its fastest and failed trials, and charts of speed by knob value."""
 
 from __future__ import annotations
 
@@ -22,13 +22,14 @@ ALGORITHM = "algorithm"
 
 @dataclass(frozen=True, slots=True)
 class TaskFigures:
-    """The figures of a task's page.
+    """The data of a task's page.
 
     Attributes:
         fastest: the successful trials, the fastest first.
-        failed: (kind, number, error of the newest trial) of failed trials, the most frequent first.
-        knobs: a chart per knob that affects the speed most.
-        pairs: the pairs of knobs that interact most.
+        failed: (kind, number, error of the newest trial) for each kind of failure, the most
+            frequent first.
+        knobs: charts of speed by value, for the knobs that affect the speed most.
+        pairs: tables of the pairs of knobs that interact most.
     """
 
     fastest: tuple[TrialOutline, ...]
@@ -38,7 +39,7 @@ class TaskFigures:
 
     @classmethod
     def of(cls, trials: Sequence[TrialOutline]) -> TaskFigures:
-        """Return the figures of a task's trials. `trials` has the newest trial first."""
+        """Return the data of the page of a task with these trials, the newest first."""
         worked = [t for t in trials if t.run_seconds and t.status == "ok" and not t.withdrawn]
         fastest = sorted(worked, key=lambda trial: trial.run_seconds or 0.0)
         kinds = Counter(trial.status for trial in trials if trial.status != "ok")
@@ -51,7 +52,7 @@ class TaskFigures:
 
 
 def _choices(trial: TrialOutline) -> dict[str, Any]:
-    """Return the values of a trial's knobs, including the algorithm."""
+    """Return the value of each knob of a trial, by name; the algorithm is one of the knobs."""
     return {ALGORITHM: trial.schedule.get("algorithm"), **trial.schedule.get("choices", {})}
 
 
@@ -60,10 +61,11 @@ def _speed(trial: TrialOutline, fastest: TrialOutline) -> float:
 
 
 def _plots(trials: Sequence[tuple[dict[str, Any], float]]) -> dict[str, Chart]:
-    """Return the charts of the knobs that matter most. Knobs with a single value are left out.
+    """Return charts of the `MOST_KNOBS` knobs that affect the speed most, by name of the knob.
 
-    A knob matters by the speed of its best value's best trial over the speed of its worst value's
-    best trial.
+    For each value of a knob, only its fastest trial counts. The effect of the knob is the speed
+    with its best value over the speed with its worst value. Knobs with a single value are left out.
+    `trials` has (knob values, speed) pairs.
     """
     values: dict[str, list[tuple[str, float]]] = defaultdict(list)
     order: dict[str, dict[str, Any]] = defaultdict(dict)
@@ -87,8 +89,14 @@ def _matters(found: Sequence[tuple[str, float]]) -> float:
 def _plot(
     knob: str, found: Sequence[tuple[str, float]], values: dict[str, Any], matters: float
 ) -> Chart:
-    """Return the chart of a knob: its values on x, and each trial's speed relative to the fastest
-    on y. `found` are (value, speed) per trial, the fastest first."""
+    """Return the chart of a knob: its values on the x axis, the speed of trials on the y axis.
+
+    Args:
+        knob: the name of the knob.
+        found: (value as text, speed relative to the fastest trial) per trial, the fastest first.
+        values: the values of the knob by their text.
+        matters: the speed with the best value over the speed with the worst value, for the caption.
+    """
     ordered = sorted(values, key=lambda name: value_rank(values[name]))
     names = tuple(one_sentence(name, LONGEST_NAME) for name in ordered)
     dots = tuple(ChartPoint(ordered.index(name), speed) for name, speed in found[:MOST_DOTS])

@@ -1,4 +1,4 @@
-"""Pages of a task: plots of its knobs, predictions for its trials, and its code."""
+"""Pages of a task: charts of its knobs, predicted against measured speed, and its code."""
 
 from __future__ import annotations
 
@@ -49,7 +49,8 @@ async def task(
 ) -> Response:
     """Return the page of a task.
 
-    The browser loads the code and the predictions afterwards. With `wait`, the page includes both.
+    If `wait` is true, the page contains the code and the predictions. Otherwise the browser
+    requests them separately, because they take longer.
     """
     shown = await run_in_threadpool(_shown, request, job_id, workload, storage, token)
     parts: dict[str, Any] = {"wait": wait}
@@ -70,7 +71,9 @@ async def code(
     limiter: LimiterDep,
     token: Reader,
 ) -> Response:
-    """Return the code of the best and of the untuned schedule, side by side."""
+    """Return the code of the task's best schedule and of its untuned schedule, side by
+    side, as HTML.
+    """
     found = await run_in_threadpool(task_of_job, job_id, workload, storage, token)
     parts = await _code(found, storage, planning, limiter)
     return await run_in_threadpool(page, request, "task_code.html", **parts)
@@ -86,7 +89,7 @@ async def predictions(
     limiter: LimiterDep,
     token: Reader,
 ) -> Response:
-    """Return the plots of predicted against measured speed."""
+    """Return charts of predicted against measured time of the task's trials, as HTML."""
     found = await run_in_threadpool(task_of_job, job_id, workload, storage, token)
     parts = await _predictions(found, storage, planning, limiter)
     return await run_in_threadpool(page, request, "task_predictions.html", **parts)
@@ -115,9 +118,10 @@ def _shown(
 async def _code(
     found: TaskOfJob, storage: Storage, planning: Planning, limiter: Limiter
 ) -> dict[str, Any]:
-    """Return the code of both schedules, or the reason why code is missing.
+    """Return the comparison of the best and the untuned code, as values for the template.
 
-    Code is missing for a schedule of another release, and for code that is too large.
+    If the code of a schedule is missing, the comparison has the reason. For example, the schedule
+    is from another release, or its code is too large.
     """
     best, best_refusal = await _tried(code_of(found, False, storage, planning, limiter))
     untuned, untuned_refusal = await _tried(code_of(found, True, storage, planning, limiter))
@@ -135,9 +139,9 @@ async def _predictions(
 
 
 async def _tried(making: Awaitable[T]) -> tuple[T | None, str]:
-    """Return the result and "", or None and the error's text.
+    """Return (result of `making`, ""), or (None, error message) after an expected error.
 
-    A failed part must not prevent the other parts of the page.
+    A page therefore still shows its other sections if one section fails.
     """
     try:
         return await making, ""

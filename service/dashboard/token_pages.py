@@ -1,4 +1,4 @@
-"""Pages on which an admin creates, rotates and revokes tokens. A secret is shown once."""
+"""Pages on which an admin creates, rotates and revokes tokens. The secret is shown only once."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ async def rotate(
     audit: AuditDep,
     token: Admin,
 ) -> Response:
-    """Rotate a token. If it is the browser's own, the cookie receives the new secret."""
+    """Give a token a new secret. If the browser is signed in with this token, update its cookie."""
     body = RotationRequest.model_validate({})
     made = await run_in_threadpool(
         routes.rotate_token, token_id, body, storage, settings, audit, token
@@ -84,7 +84,10 @@ def revoke(
 
 
 def _told(request: Request, made: NewTokenView, what: str) -> Response:
-    """Return the only page that shows a secret. No address leads to it again."""
+    """Return the page that shows a new secret. The secret cannot be shown again later.
+
+    `what` is the action, such as "rotated".
+    """
     return page(request, "token_made.html", made=made, what=what)
 
 

@@ -1,14 +1,14 @@
 """Attributes kernel times to the layers of a quantised model, and groups layers that share kernels.
 
 A plan keeps the names of the model's values. A kernel belongs to the layers whose values it
-computes between its inputs and its output, rounded or not. If it computes no layer's value, it
-belongs to the layers that it prepares data for (the integers of a product, an input's rounding). A
-kernel that computes no value of the model at all (a relayout, a padding) belongs to the layers of
-the kernels that read it.
+computes, rounded or not, including values that stay inside the kernel. If it computes no layer's
+value, it belongs to the layers for which it prepares data, such as the integers of a product or a
+rounded input. A kernel that computes no value of the model, such as a relayout, belongs to the
+layers of the kernels that read its output.
 
-Layers that share a kernel, in the float32 model or in the quantised one, have no separate times:
-they form one part. A layer without a kernel (a Reshape in place) joins the part of the layer that
-it reads from.
+Layers that share a kernel, in the float32 model or in the quantised one, cannot be timed
+separately: they form one part. A layer without a kernel (a Reshape in place) joins the part of the
+layer that it reads from.
 """
 
 from __future__ import annotations
@@ -49,12 +49,12 @@ class ModelPart:
 
 @dataclass(frozen=True, slots=True)
 class Timed:
-    """A plan with the times of its kernels.
+    """A plan with the measured times of its kernels.
 
     Attributes:
         plan: the plan of the float32 or the quantised model.
-        seconds: the time of each of `plan.kernels`.
-        owners: finds the layers of a value.
+        seconds: the time of each kernel, in the order of `plan.kernels`.
+        owners: finds the layers that compute a value.
         values: the names of all values of the model.
         tuned: the number of kernels with a tuned schedule.
     """
@@ -68,12 +68,12 @@ class Timed:
 
 @dataclass(frozen=True, slots=True)
 class Attribution:
-    """The times of a model by part.
+    """The kernel times of the float32 and the quantised model, attributed to parts.
 
     Attributes:
         parts: the parts with their times.
-        float_elsewhere: the seconds of kernels that belong to no part, in the float32 model.
-        quantised_elsewhere: the same in the quantised model.
+        float_elsewhere: the seconds of the float32 model's kernels that belong to no part.
+        quantised_elsewhere: the seconds of the quantised model's kernels that belong to no part.
     """
 
     parts: tuple[ModelPart, ...]
@@ -86,7 +86,8 @@ def attribute(
     before: Timed | None,
     after: Timed | None,
 ) -> Attribution:
-    """Group layers into parts by their kernels in both models, and time the parts.
+    """Group layers into parts, which share no kernel with each other in either model, and time the
+    parts.
 
     If `before` or `after` is None, each layer is a part, and its times are unknown.
 
@@ -118,9 +119,9 @@ def attribute(
 
 
 def kernel_layers(timed: Timed) -> list[Indices]:
-    """Return the positions of the layers of each of `plan.kernels`.
+    """Return, for each of `plan.kernels`, the set of positions of the layers that it belongs to.
 
-    It is empty for kernels in bodies of loops and branches.
+    The set is empty for kernels in bodies of loops and branches.
     """
     plan = timed.plan
     readers: dict[str, Indices] = {}
@@ -143,7 +144,11 @@ def kernel_layers(timed: Timed) -> list[Indices]:
 
 
 def _layers(timed: Timed, made: Iterable[str]) -> Indices:
-    """Return the layers of a kernel that computes these values of the model."""
+    """Return the layers of a kernel that computes the values `made` of the model.
+
+    These are the layers that compute one of the values; without any, the layers that the values
+    prepare data for.
+    """
     nobody: Indices = frozenset()
     return nobody.union(*map(timed.owners.makers, made)) or nobody.union(
         *map(timed.owners.served, made)
@@ -151,7 +156,9 @@ def _layers(timed: Timed, made: Iterable[str]) -> Indices:
 
 
 def _made(plan: GraphPlan, step: KernelStep) -> Iterable[str]:
-    """Yield the values of the graph that a kernel computes, including internal ones."""
+    """Yield the values that a kernel computes: its output, and values that stay inside the
+    kernel.
+    """
     inputs = set(step.inputs)
     seen = {step.output}
     pending = [step.output]
@@ -167,9 +174,10 @@ def _made(plan: GraphPlan, step: KernelStep) -> Iterable[str]:
 def _totals(
     kernels: Iterable[tuple[Indices, float]], groups: _Groups
 ) -> Mapping[int | None, float]:
-    """Sum the seconds by the first layer of a part.
+    """Return the total seconds of the kernels of each part, by the position of the part's first
+    layer.
 
-    None is the key for kernels that belong to no layer.
+    The key None has the seconds of kernels that belong to no layer.
     """
     totals: dict[int | None, float] = {}
     for found, seconds in kernels:
@@ -179,13 +187,13 @@ def _totals(
 
 
 class _Groups:
-    """Disjoint sets of the integers 0..count-1 (union-find)."""
+    """Disjoint sets of the integers from 0 to `count - 1`, which can be joined (union-find)."""
 
     def __init__(self, count: int) -> None:
         self._parents = list(range(count))
 
     def first(self, index: int) -> int:
-        """The smallest element of the set that contains an element."""
+        """Return the smallest element of the set that contains `index`. It identifies the set."""
         while self._parents[index] != index:
             index = self._parents[index]
         return index

@@ -1,7 +1,7 @@
-"""Expands the biases of Gemm to one number per channel, which onnxruntime requires.
+"""Expands the bias of each Gemm to one number per channel.
 
-Only biases in this form are quantised with a scale per channel. onnxruntime ignores `beta`, which
-is therefore multiplied into the bias.
+onnxruntime quantises only such biases with a scale per channel. It also ignores `beta`, so this
+pass multiplies `beta` into the bias.
 
     Gemm(x, w, b), b: () or (1,) or (1, channels)  ->  Gemm(x, w, b'), b': (channels,)
     Gemm(x, w, b), b: (rows, ...)                  ->  Add(Gemm(x, w), b)
@@ -17,9 +17,10 @@ from tilewright.service.quantize.names import fresh
 
 
 def expand_biases(graph: onnx.GraphProto) -> None:
-    """Rewrite Gemm nodes so that each constant bias has the shape (channels,).
+    """Rewrite Gemm nodes with constant weights so that each constant bias has the shape
+    (channels,).
 
-    A bias that differs by row becomes an Add.
+    A bias with several rows becomes a separate Add node.
 
     Args:
         graph: is changed in place; its nodes must have names.

@@ -1,4 +1,4 @@
-"""Errors of quantisation for users."""
+"""Errors of quantisation that are shown to users."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ class QuantizeError(CompilerError):
 
 
 class NothingToQuantizeError(QuantizeError):
-    """A model contains nothing that the method can quantise; the message is one sentence."""
+    """The quantisation method can change no node of the model; the message is one sentence."""
 
 
 def require(library: str) -> None:
-    """Import a library.
+    """Check that a library can be imported.
 
     Raises:
-        QuantizeError: if the library is missing or fails to load; the message names the extra to
-            install.
+        QuantizeError: if the library is missing or fails to load; the message names the extra of
+            the package to install.
     """
     try:
         import_module(library)

@@ -1,5 +1,5 @@
-"""Measures the deviation of arrays from expected ones, by sums that can be added over
-many arrays.
+"""Measures how far arrays deviate from expected arrays, with sums that can be added over
+samples.
 """
 
 from __future__ import annotations
@@ -16,10 +16,11 @@ from tilewright.service.show.units import finite
 
 @dataclass(frozen=True, slots=True)
 class Fidelity:
-    """The deviation of an array from an expected one, as sums over elements. `+` adds two of them.
+    """The deviation of an array from an expected array, as sums over elements.
 
-    A value that is equal on both sides, including NaN and infinities, adds no noise. A value that
-    is finite on only one side makes the noise infinite.
+    `+` adds the sums of two pairs of arrays. An element that is equal in both arrays, including NaN
+    and infinities, adds no noise. If an element is NaN or infinite and differs, the noise is
+    infinite.
 
     Attributes:
         signal: the sum of the squares of the expected values.
@@ -66,15 +67,16 @@ class Fidelity:
 
     @property
     def noise_ratio(self) -> float:
-        """The noise divided by the signal: 0 if all values are equal, infinite if all expected
-        values are 0."""
+        """`noise` divided by `signal`. It is 0 without noise, and infinite if only `signal`
+        is 0.
+        """
         if self.noise == 0.0:
             return 0.0
         return self.noise / self.signal if self.signal > 0.0 else math.inf
 
     @property
     def sqnr_db(self) -> float:
-        """Signal-to-quantisation-noise ratio in decibels; infinite if all values are equal."""
+        """The signal-to-quantisation-noise ratio in decibels; infinite if all values are equal."""
         ratio = self.noise_ratio
         if ratio == 0.0:
             return math.inf
@@ -82,8 +84,9 @@ class Fidelity:
 
     @property
     def cosine(self) -> float:
-        """The cosine of the angle between both arrays: 1 if all values are equal, NaN if it is
-        undefined."""
+        """The cosine similarity of both arrays: 1 if all values are equal, NaN if it is
+        undefined.
+        """
         if self.noise == 0.0:
             return 1.0
         length = math.sqrt(self.signal) * math.sqrt(self.power)
@@ -92,7 +95,8 @@ class Fidelity:
     def to_json(self) -> dict[str, Any]:
         """Return plain data for `json.dumps`, with None for numbers that are not finite.
 
-        The entry `exact` is whether all values are equal, so that the ratio is infinite.
+        The entry `exact` states whether all values are equal. It distinguishes an infinite ratio
+        from an undefined one.
         """
         return {
             "sqnr_db": finite(self.sqnr_db),
@@ -103,13 +107,14 @@ class Fidelity:
 
 @dataclass(frozen=True, slots=True)
 class TopOne:
-    """The agreement of two classifications.
+    """The number of rows for which two models predict the same class (top-1 agreement).
 
     Attributes:
-        rows: the number of compared rows: those with a single largest expected entry, or with NaN.
-        same: the number of compared rows whose largest entry is at the same place.
-        tied: the number of rows that are left out, because several expected entries are the
-            largest, so that no class is the top-1 class.
+        rows: the number of compared rows. A row is compared if exactly one expected entry is the
+            largest, or if it contains NaN.
+        same: the number of compared rows whose largest entry has the same position in both arrays.
+        tied: the number of rows that are not compared, because several expected entries are equally
+            large and no class is the top-1 class.
     """
 
     rows: int = 0
@@ -118,9 +123,10 @@ class TopOne:
 
     @staticmethod
     def of(expected: Array, actual: Array) -> TopOne | None:
-        """Compare arrays (rows, classes) with any trailing dimensions of 1; None for other shapes.
+        """Compare the top-1 classes of two arrays of shape (rows, classes).
 
-        A row that has NaN on only one side counts as different.
+        Trailing dimensions of 1 are ignored. Returns None for other shapes, and for integers. A row
+        counts as different if only one of the arrays has NaN in it.
         """
         shape = expected.shape
         while len(shape) > 2 and shape[-1] == 1:
@@ -146,12 +152,12 @@ class TopOne:
 
 @dataclass(frozen=True, slots=True)
 class OutputFidelity:
-    """The fidelity of one output of a model.
+    """The deviation of one output of a model from the float32 model.
 
     Attributes:
         name: the name of the output.
-        fidelity: the sums over its elements.
-        top_one: the agreement of its top-1 classes; None if the output is not a classification.
+        fidelity: the deviation, as sums over all elements.
+        top_one: the agreement of the top-1 classes; None if the output is not a classification.
     """
 
     name: str
@@ -181,9 +187,9 @@ Outputs = tuple[OutputFidelity, ...]
 
 
 def added(first: Outputs, second: Outputs) -> Outputs:
-    """Add the fidelities of a model's outputs over two sets of samples.
+    """Add the deviations of a model's outputs over two sets of samples.
 
-    The empty tuple stands for no samples.
+    `first` may be the empty tuple, for an empty set.
     """
     if not first:
         return second
@@ -191,5 +197,5 @@ def added(first: Outputs, second: Outputs) -> Outputs:
 
 
 def noise_ratio(outputs: Outputs) -> float:
-    """Return the noise ratio of the output with the most noise."""
+    """Return the largest noise-to-signal ratio of a model's outputs; 0 without outputs."""
     return max((output.fidelity.noise_ratio for output in outputs), default=0.0)

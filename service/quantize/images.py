@@ -1,4 +1,4 @@
-"""Reads images as inputs of a network: cropped, scaled, and in the layout of the network."""
+"""Reads images as inputs of a network: scaled, cropped, normalised, and in the network's layout."""
 
 from __future__ import annotations
 
@@ -23,12 +23,13 @@ class ImageLayout(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ImageOptions:
-    """The normalisation of images in a network's training: `(pixel / 255 - mean) / std`.
+    """The normalisation of images that a network was trained with, and the layout of its input.
 
-    Each has one number for all channels or one per channel.
+    A pixel from 0 to 255 becomes `(pixel / 255 - mean) / std`. `mean` and `std` have one number for
+    all channels, or one per channel.
 
     Raises:
-        QuantizeError: if a number is not finite, or a deviation is not above 0.
+        QuantizeError: if a number is not finite, or a standard deviation is not above 0.
     """
 
     mean: tuple[float, ...] = (0.0,)
@@ -55,9 +56,10 @@ def parse_numbers(option: str, text: str) -> tuple[float, ...]:
 
 
 def read_image(path: Path, dims: Dims, options: ImageOptions) -> Array:
-    """Read an image as a float32 batch of one.
+    """Read an image as a float32 batch of one image.
 
-    The shorter side is scaled to cover the network's size, and the centre is cropped.
+    The image is scaled so that it covers the height and width of the network's input, and its
+    centre is cropped to this size.
 
     Args:
         path: the file of the image.

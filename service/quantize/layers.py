@@ -1,13 +1,14 @@
 """Finds the layers of a quantised model, and their values in the float32 and the quantised model.
 
-A layer is a node of the float32 model that was quantised. The quantiser does not rename the values
-that remain. A quantised value passes through QuantizeLinear and DequantizeLinear on its way to its
-readers:
+A layer is a node of the float32 model that the quantiser changed. The quantiser keeps the names of
+values, unless it removes the value. It inserts QuantizeLinear and DequantizeLinear between a
+quantised value and its readers:
 
     Conv -> x              Conv -> x -> QuantizeLinear -> DequantizeLinear -> x'
 
-If the quantiser removes a Relu (the range clips at 0 as well), the Conv writes the value of the
-Relu. Nodes in bodies of If, Loop and Scan are not layers: they stay in float32.
+The quantiser may remove a Relu, because the quantised range clips at 0 as well. The Conv before it
+then writes the value of the Relu. Nodes in bodies of If, Loop and Scan are not layers: they stay in
+float32.
 """
 
 from __future__ import annotations
@@ -29,9 +30,9 @@ class Layer:
         operator: its ONNX operator.
         inputs: the values that it reads.
         outputs: the values that it writes.
-        value: the value that is compared between both models. It is the node's first output, or a
-            following node's output if the quantised model lacks the first; "" if the quantised
-            model has neither.
+        value: the value that is compared between both models. It is the node's first output. If the
+            quantised model lacks that value, it is the output of a following node; "" if no such
+            value exists.
     """
 
     name: str
@@ -43,7 +44,7 @@ class Layer:
 
 @dataclass(frozen=True, slots=True)
 class Wiring:
-    """Maps each value of a graph to the node that writes it and to the nodes that read it."""
+    """The producer and the consumers of each value of a graph, by value name."""
 
     producers: Mapping[str, onnx.NodeProto]
     consumers: Mapping[str, list[onnx.NodeProto]]
@@ -63,12 +64,12 @@ class Wiring:
 def find_layers(
     model: onnx.GraphProto, quantised: onnx.GraphProto, operators: Collection[str]
 ) -> tuple[Layer, ...]:
-    """Return the nodes of `model` that the quantiser removed or changed, in the model's order.
+    """Return the nodes of `model` that the quantiser removed or changed, in the order of `model`.
 
     Args:
         model: the float32 graph.
         quantised: the quantised graph.
-        operators: the operators to consider; other nodes are ignored.
+        operators: the ONNX operators that the method quantises; other nodes are not layers.
     """
     after = {node.name: node for node in quantised.node}
     values = Wiring.of(quantised).producers
@@ -92,9 +93,10 @@ def find_layers(
 
 
 def as_read(graph: onnx.GraphProto, values: Iterable[str]) -> dict[str, str]:
-    """Map each value to the value that its readers get.
+    """Map each value to the value that its readers receive.
 
-    This is the dequantised value if the value is quantised, otherwise the value itself.
+    This is the output of its DequantizeLinear if the value is quantised, and otherwise the value
+    itself.
     """
     wiring = Wiring.of(graph)
     found = {}
@@ -107,15 +109,15 @@ def as_read(graph: onnx.GraphProto, values: Iterable[str]) -> dict[str, str]:
 
 
 class Owners:
-    """Finds the layers that compute a value, or whose data pass through it.
+    """Finds the layers to which the kernel that computes a value of the quantised graph belongs.
 
-    Layers are identified by position.
+    Layers are identified by their position in the list of layers.
     """
 
     def __init__(
         self, graph: onnx.GraphProto, known: Collection[str], layers: Iterable[Layer]
     ) -> None:
-        """`known` are the values of the float32 model."""
+        """Index the values of `graph`. `known` has the names of the float32 model's values."""
         self._wiring = Wiring.of(graph)
         self._known = known
         self._makers = {
@@ -125,9 +127,10 @@ class Owners:
         }
 
     def makers(self, value: str) -> frozenset[int]:
-        """Return the layer that computes a value of the float32 model; empty if no layer does.
+        """Return the layer that computes a value, as a set; the set is empty if no layer computes
+        it.
 
-        For a rounded value, the value before rounding counts.
+        A rounded copy of a value (after QuantizeLinear or DequantizeLinear) counts as the value.
         """
         while value not in self._known:
             node = self._wiring.producers.get(value)
@@ -137,7 +140,11 @@ class Owners:
         return self._makers.get(value, frozenset())
 
     def served(self, value: str) -> frozenset[int]:
-        """Return the layers whose data pass through a value that only the quantised model has."""
+        """Return the layers that use a value which only the quantised model has.
+
+        Such a value reaches a layer through other new values only, for example an integer product
+        before its scaling.
+        """
         found: set[int] = set()
         seen = {value}
         pending = [value]

@@ -1,4 +1,6 @@
-"""Parses and checks the allowed loss of a quantised model: `--max-loss`."""
+"""Parses the option `--max-loss`, the largest allowed loss of accuracy, and checks models
+against it.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,9 @@ from tilewright.service.quantize.fidelity import Outputs
 
 @dataclass(frozen=True, slots=True)
 class LeastSqnr:
-    """Lower limit of the signal-to-quantisation-noise ratio of every output, in decibels."""
+    """The limit that every output has at least this signal-to-quantisation-noise ratio, in
+    decibels.
+    """
 
     decibels: float
 
@@ -23,7 +27,7 @@ class LeastSqnr:
 
 @dataclass(frozen=True, slots=True)
 class MostChanged:
-    """Upper limit of the fraction of rows, in 0..1, whose top-1 class changes."""
+    """The limit that at most this fraction of rows, from 0 to 1, changes its top-1 class."""
 
     share: float
 
@@ -59,7 +63,7 @@ def parse_limit(text: str) -> Limit:
 
 
 def keeps(limit: Limit, outputs: Outputs) -> bool:
-    """Whether the outputs meet the limit. The caller must have called `check_limit` before."""
+    """Return whether a quantised model's outputs meet the limit. Call `check_limit` before."""
     match limit:
         case LeastSqnr(decibels):
             return all(output.fidelity.sqnr_db >= decibels for output in outputs)
@@ -71,7 +75,10 @@ def keeps(limit: Limit, outputs: Outputs) -> bool:
 
 
 def check_limit(limit: Limit, outputs: Outputs) -> tuple[str, ...]:
-    """Return warnings about a limit, as sentences: outputs that it does not limit, too few samples.
+    """Check that a limit is applicable to a model's outputs. Return warnings, one sentence each.
+
+    A warning names outputs that the limit does not cover, or states that there are too few samples
+    to verify the limit.
 
     Raises:
         QuantizeError: if the limit is a fraction of changed classes, and no output is a

@@ -1,4 +1,4 @@
-"""Redirects onnxruntime's output and log during quantisation to our log."""
+"""Redirects the messages of onnxruntime during quantisation to the log of this process."""
 
 from __future__ import annotations
 
@@ -17,7 +17,9 @@ _THEIRS = ("root", "onnxruntime")
 
 
 class _Forwarder(logging.Handler):
-    """Collects onnxruntime's log records, and passes all others to the previous handlers."""
+    """A log handler that collects onnxruntime's records in `lines`, and passes others to
+    `handlers`.
+    """
 
     def __init__(self, handlers: Sequence[logging.Handler]) -> None:
         super().__init__()
@@ -35,12 +37,11 @@ class _Forwarder(logging.Handler):
 
 @contextlib.contextmanager
 def kept_in_log() -> Iterator[None]:
-    """Open a context in which onnxruntime's output and log are redirected to our log, at level
-    INFO.
+    """Redirect the messages of onnxruntime to the log at level INFO, while the context is open.
 
-    Its C++ code writes directly to the file descriptor of standard error. The descriptor is
-    replaced, so output of other threads is redirected, too. The handlers and the level of the root
-    logger, which its modules change at import, are restored.
+    The C++ code of onnxruntime writes directly to the file descriptor of standard error. This
+    descriptor is replaced, so that the output of other threads is redirected, too. The imports of
+    onnxruntime change the handlers and the level of the root logger; both are restored at the end.
     """
     root = logging.getLogger()
     handlers, level = root.handlers[:], root.level
@@ -64,7 +65,10 @@ def kept_in_log() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _standard_error() -> Iterator[io.BufferedRandom | None]:
-    """Yield the file that replaces standard error; None if the process has no standard error."""
+    """Redirect standard error to a temporary file, and yield the file.
+
+    Yields None if the process has no standard error.
+    """
     sys.stderr.flush()
     try:
         number = os.dup(2)

@@ -1,4 +1,4 @@
-"""Quantises models with `onnxruntime.quantization`, which only this file imports."""
+"""Quantises models with `onnxruntime.quantization`. Only this module imports that package."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ Attention and LSTM are left out, because they would become operators that only o
 
 
 class Ranges(StrEnum):
-    """The method by which calibration computes a range from the observed values."""
+    """The calibration method that computes the range of a value from its observed elements."""
 
     MINMAX = "minmax"
     ENTROPY = "entropy"
@@ -89,12 +89,13 @@ class DynamicInt8:
 
 @dataclass(frozen=True, slots=True)
 class Int4:
-    """The int4 method: weights of 4 bits with a scale for each block; everything else in float32.
+    """The int4 method: weights of 4 bits with a scale per block of weights. All else stays in
+    float32.
 
     Attributes:
-        block: the number of weights of a block, along the reduction.
-        accuracy_level: the attribute of MatMulNBits; 4 quantises activations to int8 when the model
-            runs.
+        block: the number of weights per block, along the reduction dimension.
+        accuracy_level: the attribute `accuracy_level` of MatMulNBits; 4 quantises activations to
+            int8 at run time.
 
     Raises:
         QuantizeError: if no operator supports this block or accuracy level.
@@ -121,19 +122,19 @@ Method = StaticInt8 | DynamicInt8 | Int4
 
 @dataclass(slots=True)
 class Quantiser:
-    """A prepared float32 model, which can be quantised any number of times.
+    """Quantises a prepared float32 model, repeatedly with different nodes kept in float32.
 
     Attributes:
-        model: the model after onnxruntime's own folding; each node has a unique name, also in
-            bodies.
-        method: the method of quantising.
-        calibration: samples for the ranges of a static method; they are used once.
-        folder: the folder for temporary files; it outlives the quantiser.
-        operators: the operators that the method quantises.
+        model: the model after onnxruntime's constant folding; all its nodes, also in bodies, have
+            unique names.
+        method: the quantisation method.
+        calibration: samples that determine value ranges, for a static method. They are read once.
+        folder: a folder for temporary files, which must exist as long as the quantiser.
+        operators: the ONNX operators that the method quantises.
         enclosed: the number of weights that these operators read inside bodies of If, Loop and
             Scan, where they stay in float32.
-        wild: the names of nodes that stay in float32, because their values are NaN or infinite for
-            some samples, and thus have no finite range.
+        wild: the names of nodes that stay in float32 because their values are NaN or infinite for
+            some samples, so that no finite range exists.
     """
 
     model: onnx.ModelProto
@@ -169,10 +170,10 @@ class Quantiser:
         return self.folder / "ranges.json"
 
     def quantise(self, keep: Collection[str] = ()) -> onnx.ModelProto:
-        """Quantise the model, and return it.
+        """Quantise the model, and return the result.
 
-        Nodes in bodies of If, Loop and Scan stay in float32: the int8 methods do not support them,
-        and int4 would change them without a report.
+        Nodes in bodies of If, Loop and Scan always stay in float32. The int8 methods do not support
+        them, and int4 would change them without listing them as layers.
 
         Args:
             keep: the names of nodes that stay in float32.
@@ -245,14 +246,14 @@ class Quantiser:
 
 
 def prepare(path: Path, method: Method, folder: Path) -> onnx.ModelProto:
-    """Prepare a float32 model for quantisation.
+    """Read a float32 model, and prepare it for quantisation.
 
-    It removes initializers from the graph inputs, sets the opset, folds constants, expands Gemm
-    biases, and names all nodes.
+    The preparation removes initializers from the graph inputs, sets the opset, folds constants,
+    expands Gemm biases, and names all nodes.
 
     Raises:
         NothingToQuantizeError: if the model is already quantised, or has no standard ONNX operator.
-        QuantizeError: if it is too large, or onnxruntime cannot read it.
+        QuantizeError: if the model is too large, or onnxruntime cannot read it.
     """
     check_installed(method)
     from onnxruntime.quantization.onnx_model import ONNXModel
@@ -283,10 +284,10 @@ def prepare(path: Path, method: Method, folder: Path) -> onnx.ModelProto:
 
 
 def load_whole(path: Path) -> onnx.ModelProto:
-    """Read a model with its external weights from files next to it.
+    """Read a model, including the external weights in files next to it.
 
     Raises:
-        QuantizeError: if the weights are missing, or too large for one message.
+        QuantizeError: if the weights are missing, or too large for one protobuf message.
     """
     try:
         plain = onnx.load(path, load_external_data=False)
@@ -303,9 +304,9 @@ def load_whole(path: Path) -> onnx.ModelProto:
 
 
 def check_installed(method: Method) -> None:
-    """Check that the libraries of a method are installed.
+    """Check that the libraries of a quantisation method are installed.
 
-    Raises QuantizeError if not; the message names the extra to install.
+    Raises QuantizeError otherwise; the message names the extra of the package to install.
     """
     require("onnxruntime.quantization")
     if isinstance(method, Int4):
@@ -357,7 +358,10 @@ def _calibration_method(ranges: Ranges) -> Any:
 
 
 def _check_float(model: onnx.ModelProto) -> None:
-    """Raise NothingToQuantizeError if a node occurs only in quantised models."""
+    """Check that a model is not quantised yet.
+
+    Raises NothingToQuantizeError if it has an operator that only quantised models have.
+    """
     for node in (node for graph in graphs(model.graph) for node in graph.node):
         if node.op_type in QUANTISED:
             raise NothingToQuantizeError(
@@ -369,7 +373,8 @@ def _check_float(model: onnx.ModelProto) -> None:
 def _untyped(graph: onnx.GraphProto) -> frozenset[str]:
     """Return the names of Softmax nodes whose output has no type in the file.
 
-    onnxruntime requires a range for each Softmax, and fails for outputs that it did not calibrate.
+    Such nodes must stay in float32: onnxruntime calibrates only values with a type, but requires a
+    range for the output of each Softmax.
     """
     known = {info.name for info in (*graph.value_info, *graph.output)}
     softmaxes = (node for node in graph.node if node.op_type == "Softmax")
@@ -377,9 +382,10 @@ def _untyped(graph: onnx.GraphProto) -> frozenset[str]:
 
 
 def _wild(graph: onnx.GraphProto, ranges: Path) -> frozenset[str]:
-    """Return the nodes that read or write a value whose range is not finite.
+    """Return the names of nodes that read or write a value whose range is not finite.
 
-    Such ranges are removed from the file of ranges that onnxruntime wrote, if it exists.
+    `ranges` is the file of ranges that onnxruntime has written. Infinite ranges are removed from
+    it. Returns an empty set if the file does not exist.
     """
     if not ranges.is_file():
         return frozenset()
@@ -395,9 +401,9 @@ def _wild(graph: onnx.GraphProto, ranges: Path) -> frozenset[str]:
 
 
 def _weights_in_bodies(graph: onnx.GraphProto, operators: Collection[str]) -> frozenset[str]:
-    """Return the float32 weights that nodes of these operators read inside bodies.
+    """Return the names of float32 weights that nodes of these operators read in bodies.
 
-    Weights are constants of at least two dimensions, wherever they are defined.
+    Weights are constants with at least two dimensions, defined in the body or outside of it.
     """
     constants = set()
     for one in graphs(graph):
@@ -420,9 +426,9 @@ def _weights_in_bodies(graph: onnx.GraphProto, operators: Collection[str]) -> fr
 
 
 def _list_opsets_once(model: onnx.ModelProto) -> None:
-    """Remove duplicate domains from the opset list.
+    """Remove duplicate domains from the model's opset list.
 
-    Some exporters list a domain twice, which onnxruntime's tools reject.
+    Some exporters list a domain twice, and onnxruntime's tools reject such models.
     """
     listed = {"" if o.domain == "ai.onnx" else o.domain: o for o in model.opset_import}
     kept = [onnx.helper.make_opsetid(one.domain, one.version) for one in listed.values()]
@@ -431,10 +437,10 @@ def _list_opsets_once(model: onnx.ModelProto) -> None:
 
 
 def _separate_initializers(model: onnx.ModelProto) -> None:
-    """Remove the initializers from the graph inputs; the IR version becomes at least 4.
+    """Remove the initializers from the graph inputs, and set the IR version to at least 4.
 
-    IR versions below 4 list each initializer as an input, too. onnxruntime's tools require a value
-    of such an input in each sample, and do not fold it.
+    In IR versions below 4, each initializer is also a graph input. onnxruntime's tools would
+    require a value of this input in each sample, and would not fold it as a constant.
     """
     model.ir_version = max(model.ir_version, FIRST_SEPARATE_IR)
     weights = {tensor.name for tensor in model.graph.initializer}
@@ -444,7 +450,9 @@ def _separate_initializers(model: onnx.ModelProto) -> None:
 
 
 def _name_nodes(graph: onnx.GraphProto) -> None:
-    """Give each node a unique name, also in bodies, because nodes are kept in float32 by name."""
+    """Give each node a unique name, also in bodies. Nodes to keep in float32 are selected
+    by name.
+    """
     taken: set[str] = set()
     for node in (node for one in graphs(graph) for node in one.node):
         node.name = fresh(node.name or f"{node.op_type}.{node.output[0]}", taken)
@@ -452,8 +460,8 @@ def _name_nodes(graph: onnx.GraphProto) -> None:
 
 
 def tensor_names(graph: onnx.GraphProto) -> frozenset[str]:
-    """Return the names of all values of a graph: inputs, initializers, and node inputs
-    and outputs.
+    """Return the names of a graph's values: inputs, initializers, and inputs and outputs of
+    nodes.
     """
     names = {info.name for info in graph.input} | {tensor.name for tensor in graph.initializer}
     for node in graph.node:
@@ -475,11 +483,11 @@ def _scales(per_channel: bool) -> str:
 
 @contextlib.contextmanager
 def _border(failure: str, *, hints: bool = False) -> Iterator[None]:
-    """Open a context for calls of onnxruntime: log its output, and convert its errors.
+    """Log the messages of onnxruntime, and convert its exceptions, while the context is open.
 
-    Any exception becomes a QuantizeError of one sentence, because onnxruntime raises exceptions of
-    any type for models that it does not support. With `hints`, the sentence of an error about
-    channels or scales suggests `--per-tensor`.
+    onnxruntime raises exceptions of any type for models that it does not support. Each becomes a
+    QuantizeError of one sentence that begins with `failure`. If `hints` is true and the error is
+    about channels or scales, the sentence suggests `--per-tensor`.
     """
     try:
         with kept_in_log():
@@ -494,9 +502,10 @@ def _border(failure: str, *, hints: bool = False) -> Iterator[None]:
 
 
 def _is_about_scales(error: Exception) -> bool:
-    """Whether the text of an error names channels or scales, outside of quoted names.
+    """Return whether an error message is about channels or scales, apart from quoted names.
 
-    Code that expects one scale raises the error about the truth value of an array.
+    NumPy's message on the truth value of an array counts, too: code that expects one scale raises
+    it for a scale per channel.
     """
     text = re.sub(r"'[^']*'", "", str(error))
     return bool(
@@ -505,7 +514,7 @@ def _is_about_scales(error: Exception) -> bool:
 
 
 def _said(error: Exception) -> str:
-    """Return the text of an error, reworded for users."""
+    """Return the message of an exception of onnxruntime, with its type, for users."""
     if "truth value of an array" in str(error):
         return "its code takes an array for a single number"
     return ": ".join(each for each in (type(error).__name__, str(error)) if each)

@@ -1,9 +1,9 @@
-"""Replaces names that would collide with names that the quantiser derives, while it runs.
+"""Renames values and nodes whose names could collide with names that onnxruntime derives.
 
-onnxruntime derives the names of added values: from `x` it derives `x_scale`, `x_quantized` and
-`x_QuantizeLinear`, and for a bias of several nodes `x1`, `x2` and so on. A model that has both `x`
-and `x_scale` would become invalid. So a name that is a prefix of another is replaced while the
-model is quantised:
+The quantiser derives names of new values: from `x` it derives `x_scale`, `x_quantized` and
+`x_QuantizeLinear`, and for a bias that several nodes share `x1`, `x2` and so on. The result is
+invalid if the model already has a value `x_scale`. A name that is a prefix of another name is
+therefore replaced while the model is quantised, and restored afterwards:
 
     x, x_scale -> x.0, x_scale -> quantised -> x, x_scale, x.0_scale
 """
@@ -17,9 +17,9 @@ import onnx
 
 
 def temporary_names(graph: onnx.GraphProto) -> dict[str, str]:
-    """Return a temporary name for each name that is a prefix of another name, also in bodies.
+    """Return a temporary name for each name of a node or value that is a prefix of another name.
 
-    The names are those of nodes and values. No name begins with a temporary name.
+    Names in bodies count, too. No name begins with a temporary name.
     """
     names = {name for one in graphs(graph) for name in _names(one)}
     starts = {
@@ -38,7 +38,9 @@ def temporary_names(graph: onnx.GraphProto) -> dict[str, str]:
 
 
 def rename(graph: onnx.GraphProto, to: Mapping[str, str]) -> None:
-    """Rename nodes and values of a graph and its bodies in place."""
+    """Rename nodes and values of a graph and its bodies in place, from the keys of `to` to
+    its values.
+    """
     for one in graphs(graph):
         for node in one.node:
             node.name = to.get(node.name, node.name)
@@ -49,7 +51,9 @@ def rename(graph: onnx.GraphProto, to: Mapping[str, str]) -> None:
 
 
 def fresh(base: str, taken: Collection[str]) -> str:
-    """Return a name that is not in `taken`: `base`, or `base` with underscores appended."""
+    """Return an unused name: `base`, with as many underscores appended as needed to differ from
+    `taken`.
+    """
     while base in taken:
         base += "_"
     return base

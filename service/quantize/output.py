@@ -11,9 +11,10 @@ from tilewright.service.quantize.errors import QuantizeError
 
 
 def check_place(path: Path, model: Path) -> None:
-    """Check the path of the output.
+    """Check that the quantised model can be written to `path`.
 
-    Raises QuantizeError if no file can be written there, or if it is the model itself.
+    Raises QuantizeError if the path is a folder, its parent folder is missing, or it is the file of
+    the float32 model.
     """
     if path.is_dir():
         raise QuantizeError(f"--output '{path}' is a folder, not a file")
@@ -24,10 +25,10 @@ def check_place(path: Path, model: Path) -> None:
 
 
 def save_model(model: onnx.ModelProto, path: Path) -> None:
-    """Write a model. An existing file is replaced once the new one is complete.
+    """Write a model to a file. An existing file is replaced only when the new one is complete.
 
     Raises:
-        OSError: if it cannot be written; its filename is `path`.
+        OSError: if the file cannot be written; the error's attribute `filename` is `path`.
     """
     data = model.SerializeToString()
     with replacing(path) as file:

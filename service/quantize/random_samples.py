@@ -1,4 +1,4 @@
-"""Generates random samples of a model, at the size hints of its dynamic dimensions."""
+"""Generates random samples of a model's inputs, at the size hints of its dynamic dimensions."""
 
 from __future__ import annotations
 
@@ -14,12 +14,13 @@ from tilewright.service.quantize.samples import Samples, model_inputs, random_sa
 
 
 def random_samples_at_hints(model: Path, given: Mapping[str, int]) -> Samples:
-    """Generate random samples of a model's inputs. Random indices are within their tables.
+    """Generate random samples of a model's inputs. Random indices are within the bounds of their
+    tables.
 
     Args:
         model: the ONNX file.
-        given: sizes of dynamic dimensions; all others get the sizes at which a tuning job plans the
-            model.
+        given: sizes of dynamic dimensions. All other dimensions get the sizes at which a tuning job
+            would plan the model.
 
     Raises:
         CompilerError: if the model does not compile.

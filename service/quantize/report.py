@@ -14,14 +14,15 @@ from tilewright.service.quantize.selection import Selection
 
 @dataclass(frozen=True, slots=True)
 class LayerReport:
-    """The report on a layer that the method can quantise.
+    """The result for a layer that the method can quantise.
 
     Attributes:
         layer: the layer.
         kept: whether the layer stays in float32.
-        part: the position of the `ModelPart` that it belongs to.
-        fidelity: the fidelity of its value in the quantised model to the float32 model's value,
-            including the noise from the layers before it; None if they have no common value.
+        part: the position of the `ModelPart` to which the layer belongs.
+        fidelity: the deviation of the layer's value in the quantised model from its value in the
+            float32 model. It includes the noise of the layers before it. None if the models have no
+            common value.
     """
 
     layer: Layer
@@ -42,19 +43,19 @@ class LayerReport:
 
 @dataclass(frozen=True, slots=True)
 class Times:
-    """Seconds of the kernels in one run on the device; None if the device does not run the code.
+    """Kernel times of one run on a device, in seconds; None if the device does not run the models.
 
     Attributes:
-        device: the device of the runs.
-        threads: the threads of a run.
-        float_seconds: the seconds of the float32 model.
-        quantised_seconds: the seconds of the resulting model.
-        parts: the times of each part in the float32 model and in the model with all parts
-            quantised, including parts that the result keeps in float32.
-        elsewhere: the seconds of the kernels that belong to no layer, in the same two models as
-            `parts`.
-        tuned: the number of kernels with a tuned schedule and the number of all kernels, for the
-            float32 model and for the resulting one; empty without times.
+        device: the name of the device.
+        threads: the number of threads.
+        float_seconds: the time of the float32 model.
+        quantised_seconds: the time of the resulting model.
+        parts: the times of each part in the float32 model and in the fully quantised model, even of
+            parts that the result keeps in float32.
+        elsewhere: the times of the kernels that belong to no layer, in the float32 model and in the
+            fully quantised model.
+        tuned: (number of kernels with a tuned schedule, number of all kernels) for the float32
+            model and for the resulting model; empty without times.
     """
 
     device: str
@@ -91,23 +92,22 @@ class Times:
 
 @dataclass(frozen=True, slots=True)
 class QuantizeReport:
-    """A comparison of a quantised model with its float32 model.
+    """The comparison of a quantised model with its float32 model.
 
     Attributes:
-        method: the method, as text for users.
+        method: the quantisation method, as text for users.
         origin: the origin of the samples: a path, or `"drawn"` for random ones.
         samples: the number of samples for calibration; 0 if the method needs no calibration.
-        measured: the number of samples that the report is computed on.
-        seen: whether the report uses the calibration samples.
-        outputs: the fidelity of the whole model's outputs.
-        all_quantised: the fidelity of the outputs with every layer quantised, which may exceed the
+        measured: the number of samples on which the models are compared.
+        seen: whether the models are compared on calibration samples.
+        outputs: the deviation of the resulting model's outputs.
+        all_quantised: the deviation of the fully quantised model's outputs, which may exceed the
             limit.
-        layers: every layer that the method quantises, in order.
-        times: the times on the device.
+        layers: all layers that the method can quantise, in the model's order.
+        times: the kernel times on the device.
         limit: the allowed loss, as text for users; "" if none was stated.
-        selection: the search for the parts to keep in float32; None if all parts could be quantised
-            or no limit was stated.
-        notes: remarks for the reader.
+        selection: the search for the parts to keep in float32; None if all parts are quantised.
+        notes: remarks for the user.
     """
 
     method: str
@@ -124,7 +124,7 @@ class QuantizeReport:
     notes: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
-        """Return plain data for `json.dumps`."""
+        """Return the report as plain data for `json.dumps`."""
         return {
             "method": self.method,
             "samples": {

@@ -1,4 +1,4 @@
-"""Quantises a float32 model, and reports on the quantised model."""
+"""Quantises a float32 model, and compares the accuracy and the speed of both models."""
 
 from __future__ import annotations
 
@@ -47,8 +47,9 @@ Tell: TypeAlias = Callable[[str], None]
 
 
 def by_rule(planned: Planned) -> tuple[Planned, ScheduleSource | None]:
-    """Return the plan unchanged and no tuned schedules; the default of
-    `QuantizeWork.select_schedules`.
+    """Return the plan unchanged, and no schedules, so that kernels use untuned default schedules.
+
+    This is the default of `QuantizeWork.select_schedules`.
     """
     return planned, None
 
@@ -59,18 +60,17 @@ def quiet(_: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class QuantizeWork:
-    """A model to quantise, with the method, samples, device and limits.
-
-    `tell` is called with a text at the beginning of each step.
+    """The arguments of `quantize`: the model, the method, the samples, the device and the limit.
 
     Attributes:
         model: the file of the float32 model.
-        method: the method of quantising.
-        samples: the samples of its inputs.
+        method: the quantisation method.
+        samples: samples of the model's inputs.
         device: the device on which the kernels are timed.
         mode: the mode in which models are compiled for the device.
-        limit: the allowed loss, if one is stated.
+        limit: the allowed loss, or None.
         select_schedules: returns the plan and the schedule source with which a model is timed.
+        tell: is called with a short text at the beginning of each step.
     """
 
     model: Path
@@ -84,11 +84,11 @@ class QuantizeWork:
 
 
 def quantize(work: QuantizeWork) -> tuple[onnx.ModelProto, QuantizeReport]:
-    """Quantise a model; return it with the report of its loss and savings.
+    """Quantise a model. Return the quantised model, and the report on its accuracy and speed.
 
     Raises:
-        NothingToQuantizeError: if the method cannot quantise any node of the model.
-        QuantizeError: if the model cannot be quantised, or not without exceeding the allowed loss.
+        NothingToQuantizeError: if the method can change no node of the model.
+        QuantizeError: if the model cannot be quantised, or only with more than the allowed loss.
         CompilerError: if one of the models does not compile.
         DeviceError: if the device does not answer, or cannot run the models.
     """
@@ -97,7 +97,7 @@ def quantize(work: QuantizeWork) -> tuple[onnx.ModelProto, QuantizeReport]:
 
 
 class _Run:
-    """The state shared by the steps of one run."""
+    """The steps of one call of `quantize`, and the state that they share."""
 
     def __init__(self, work: QuantizeWork, folder: Path) -> None:
         self._work = work
@@ -158,9 +158,13 @@ class _Run:
         return made, self._report(made, (outputs, whole), times, kept, selection)
 
     def _compiled(self, made: onnx.ModelProto) -> Model:
-        """Compile a quantised model.
+        """Compile a quantised model for this machine.
 
-        Its float32 model compiled, so an error is attributed to onnxruntime.
+        A failure is reported as an error of onnxruntime's quantisation, because the float32 model
+        has compiled before.
+
+        Raises:
+            QuantizeError: if the model does not compile.
         """
         try:
             return self._sizes.compile(made)
@@ -171,9 +175,10 @@ class _Run:
             ) from error
 
     def _timed(self, model: onnx.ModelProto) -> Timed | None:
-        """Return the model's plan with the times of its kernels.
+        """Time the kernels of a model on the device, and return its plan with the times.
 
-        Return None if the device does not run it, or if its sizes depend on data.
+        Returns None if the device does not run the target, or if the model has data-dependent
+        sizes.
         """
         work = self._work
         path = self._folder / "timed.onnx"
@@ -202,9 +207,21 @@ class _Run:
         reference: FloatOutputs,
         limit: Limit,
     ) -> tuple[onnx.ModelProto, Outputs, Selection]:
-        """Keep parts in float32 until the model meets the limit.
+        """Search for parts to keep in float32 so that the model meets the limit.
 
-        Raises QuantizeError if that needs all parts.
+        Args:
+            quantiser: quantises the model again without the kept parts.
+            made: the fully quantised model.
+            found: the parts of the model, with their times.
+            reference: the float32 model's outputs.
+            limit: the allowed loss.
+
+        Returns:
+            The model that meets the limit, the deviation of its outputs, and the search.
+
+        Raises:
+            QuantizeError: if no tried model meets the limit, so that all parts would stay in
+                float32.
         """
         tell, count = self._work.tell, len(found.parts)
         switched = self._sizes.compile(switched_model(self._model, made, self._layers, found.parts))

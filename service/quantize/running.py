@@ -23,12 +23,12 @@ from tilewright.service.quantize.switched import with_outputs
 
 @dataclass(frozen=True, slots=True)
 class CompiledFor:
-    """Compiles the float32 model and its quantised variants with the same options.
+    """Options with which the float32 model and all its quantised variants are compiled.
 
     Attributes:
         dims: the sizes of named dimensions.
-        threads: the threads of a run.
-        kernels: caches kernels across the models, because quantised variants share most of them.
+        threads: the number of threads of a run.
+        kernels: a cache of kernels, because the variants have most kernels in common.
     """
 
     dims: Mapping[str, int]
@@ -36,7 +36,7 @@ class CompiledFor:
     kernels: KernelCache = field(default_factory=KernelCache, repr=False, compare=False)
 
     def compile(self, model: onnx.ModelProto | Path) -> Model:
-        """Compile a model, and return it.
+        """Compile a model for this machine, and return it.
 
         Raises:
             CompilerError: if the model is invalid or not supported.
@@ -47,7 +47,7 @@ class CompiledFor:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FloatOutputs:
-    """The reference outputs: those of the float32 model for some samples.
+    """The outputs of the float32 model for some samples, with which other models are compared.
 
     Attributes:
         names: the names of the outputs.
@@ -65,12 +65,13 @@ class FloatOutputs:
         return FloatOutputs(_names(executable), tuple(samples), outputs)
 
     def first(self, count: int) -> FloatOutputs:
-        """Return the outputs of the first `count` samples."""
+        """Return the first `count` samples with their outputs."""
         return replace(self, samples=self.samples[:count], outputs=self.outputs[:count])
 
     def constant(self) -> tuple[str, ...]:
-        """Return the names of the outputs with several elements, all of which are equal in each
-        sample.
+        """Return the names of constant outputs, for which a comparison is meaningless.
+
+        All elements of such an output are equal for each sample, and it has several elements.
         """
         by_output = zip(self.names, zip(*self.outputs, strict=True), strict=True)
         return tuple(
@@ -78,8 +79,8 @@ class FloatOutputs:
         )
 
     def compare(self, executable: Model, more: Mapping[str, Array] | None = None) -> Outputs:
-        """Run another model on the same samples. Return the fidelity of its outputs to the
-        reference.
+        """Run another model on the same samples. Return the deviation of its outputs, summed over
+        samples.
 
         Args:
             executable: the other model.
@@ -99,19 +100,21 @@ def _is_constant(array: Array) -> bool:
 
 
 def _outputs(executable: Model, sample: InputArrays) -> Sequence[Array]:
-    """Run a model on a sample, with the same random numbers each time."""
+    """Run a model on a sample. Random operators of the model use the same seed in each call."""
     with pinned_random_keys():
         found: Sequence[Array] = executable.run(sample, labels=False)
         return found
 
 
 def _names(executable: Model) -> tuple[str, ...]:
-    """Return the names of outputs, including the elements of lists."""
+    """Return the names of a model's output arrays; an output that is a list has a name per
+    element.
+    """
     return tuple(port.name for port in executable.outputs)
 
 
 def _named(executable: Model, outputs: Sequence[Array]) -> dict[str, Array]:
-    """Return outputs as numeric arrays by name."""
+    """Return the output arrays of a model by name."""
     return dict(zip(_names(executable), outputs, strict=True))
 
 
@@ -122,11 +125,10 @@ def layer_fidelity(
     samples: Sequence[InputArrays],
     sizes: CompiledFor,
 ) -> list[Fidelity | None]:
-    """Run both models on the samples. Return the fidelity of each layer's value in the quantised
-    model.
+    """Return the deviation of each layer's value in the quantised model from the float32 model.
 
-    The sums are taken over all samples. The result is None for a layer whose value does not exist
-    in both models.
+    Both models run on all samples, and the sums are over all samples. The element for a layer is
+    None if its value does not exist in both models.
     """
     values = [layer.value for layer in layers if layer.value]
     seen = as_read(quantised.graph, values)

@@ -1,7 +1,7 @@
 """Reads samples of a model's inputs from files, checks them against the model, and splits them.
 
-An .npz file has one sample, arrays by input name; or several samples, where every array has a
-multiple of the rows that the model takes. A folder has such files, or images (`images.py`).
+An .npz file has an array per input, by name. It contains one sample. If each array has n times the
+rows of its input, it contains n samples. A folder contains such files, or images (`images.py`).
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Input:
     Attributes:
         name: the name of the input.
         dtype: the type of its elements; object for texts.
-        dims: its dimensions: an integer, or a name for a dimension without a fixed size
+        dims: its dimensions: an integer for a fixed size, or a name for a dynamic dimension
             (`compiler.runtime.ports`).
     """
 
@@ -50,11 +50,11 @@ class Input:
 
 @dataclass(frozen=True, slots=True)
 class Samples:
-    """Samples with the same sizes, split into calibration and report.
+    """Samples of equal sizes, split into a set for calibration and a set for the report.
 
     Attributes:
         calibration: the samples that determine value ranges.
-        held_out: the samples that the report is computed on.
+        held_out: the samples on which the models are compared for the report.
         dims: the sizes of the model's named dimensions.
         origin: the source of the samples: a path, or `"drawn"` for random ones.
     """
@@ -66,17 +66,15 @@ class Samples:
 
     @property
     def seen(self) -> bool:
-        """Whether the report uses a calibration sample, because only one sample exists."""
+        """Whether `held_out` has a calibration sample, because only one sample exists."""
         return self.held_out is self.calibration
 
 
 def model_inputs(graph: onnx.GraphProto, ports: Mapping[str, Dims]) -> tuple[Input, ...]:
-    """Return the inputs that a run needs, with the dimensions from `ports`.
-
-    Inputs that are not in `ports` are left out.
+    """Return the graph inputs that are in `ports`, with their dimensions from `ports`.
 
     Raises:
-        QuantizeError: if an input is not a tensor of numbers or texts.
+        QuantizeError: if an input is not a tensor of numbers, booleans or texts.
     """
     found = []
     for info in graph.input:
@@ -95,7 +93,7 @@ def model_inputs(graph: onnx.GraphProto, ports: Mapping[str, Dims]) -> tuple[Inp
 def read_samples(
     path: Path, inputs: Sequence[Input], images: ImageOptions, dims: Mapping[str, int]
 ) -> Samples:
-    """Read the samples of a file or a folder, all of the same sizes, and split them.
+    """Read all samples of a file or a folder, which must have equal sizes, and split them.
 
     Args:
         path: the file or folder.
@@ -105,7 +103,7 @@ def read_samples(
             `Samples.dims` includes them.
 
     Raises:
-        QuantizeError: naming the file, and the array in it, that is wrong.
+        QuantizeError: if a sample is invalid; the message names the file and the array.
         OSError: if a file cannot be read.
     """
     samples: list[InputArrays] = []
@@ -122,13 +120,16 @@ def read_samples(
 def read_each(
     path: Path, inputs: Sequence[Input], values: Mapping[str, float]
 ) -> Iterator[InputArrays]:
-    """Yield the samples of a file or a folder, each of which may have other sizes.
+    """Yield the samples of a file or a folder. The samples may have different sizes.
 
-    A sample may lack an input that `values` fills, if the input's dimensions are fixed or it is a
-    scalar.
+    Args:
+        path: the file or folder.
+        inputs: the inputs of the model.
+        values: numbers that fill inputs, by name. A sample may lack such an input, if the input is
+            a scalar or its dimensions are fixed.
 
     Raises:
-        QuantizeError: naming the file, and the array in it, that is wrong.
+        QuantizeError: if a sample is invalid; the message names the file and the array.
         OSError: if a file cannot be read.
     """
     count = 0
@@ -146,15 +147,16 @@ def samples_of(
 ) -> Iterator[InputArrays]:
     """Check the arrays of files against the model's inputs, and yield the samples; see `read_each`.
 
-    A file with arrays named `0/NAME`, `1/NAME`, ... may hold samples of different sizes.
+    A file with arrays named `0/NAME`, `1/NAME`, ... contains numbered samples, which may have
+    different sizes.
 
     Args:
-        files: the name of each file, for messages, and its arrays by name.
+        files: for each file, its name for messages, and its arrays by name.
         inputs: the inputs of the model.
         values: numbers that fill inputs, by name.
 
     Raises:
-        QuantizeError: naming the file, and the array in it, that is wrong.
+        QuantizeError: if a sample is invalid; the message names the file and the array.
     """
     filled = {
         one.name: np.full([int(dim) for dim in one.dims], values[one.name], one.dtype)
@@ -173,12 +175,12 @@ def random_samples(
     dims: Mapping[str, int],
     integers: Mapping[str, tuple[int, int] | None] | None = None,
 ) -> Samples:
-    """Generate random samples; texts are empty.
+    """Generate random samples with a fixed seed; inputs of texts get empty texts.
 
     Args:
         inputs: the inputs of the model, with fixed dimensions.
         dims: the sizes of named dimensions, for `Samples.dims`.
-        integers: ranges of random integers by input name, as from `random_integer_range`.
+        integers: the range of random integers for each input, as from `random_integer_range`.
 
     Raises:
         QuantizeError: if a dimension has no size.
@@ -203,9 +205,10 @@ def random_samples(
 
 
 def split(samples: Sequence[InputArrays], dims: Mapping[str, int], origin: str) -> Samples:
-    """Split samples for calibration and report: every fourth sample is held out for the report.
+    """Split samples into calibration samples and held-out samples for the report.
 
-    Of two or three samples the last one is held out, and a single sample serves both purposes.
+    Every fourth sample is held out. Of two or three samples the last one is held out, and a single
+    sample is used for both.
     """
     every = min(HELD_OUT, len(samples))
     held = tuple(s for i, s in enumerate(samples) if i % every == every - 1)
@@ -216,7 +219,11 @@ def split(samples: Sequence[InputArrays], dims: Mapping[str, int], origin: str) 
 def _arrays(
     path: Path, inputs: Sequence[Input], images: ImageOptions
 ) -> Iterator[tuple[str, Mapping[str, Array]]]:
-    """Yield the name of each file, and its arrays by input name."""
+    """Yield (file name, arrays by input name) for the file `path`, or for each file in this folder.
+
+    Raises QuantizeError if the folder has no samples or mixes kinds, or if images do not suit the
+    model.
+    """
     if not path.exists():
         raise QuantizeError(f"no such file: '{path}'")
     if not path.is_dir():
@@ -248,7 +255,12 @@ def _load(path: Path) -> Mapping[str, Array]:
 def _numbered(
     where: str, arrays: Mapping[str, Array], inputs: Collection[str]
 ) -> Iterator[tuple[str, Mapping[str, Array]]]:
-    """Yield the samples of a file by number; without numbers, the file is one sample."""
+    """Split the arrays of a file into numbered samples, by the prefix of their names, as in
+    `0/NAME`.
+
+    Yields (name of the sample for messages, arrays by input name). A file without numbers is one
+    sample.
+    """
     if arrays.keys() <= set(inputs) or not all(_NUMBERED.match(name) for name in arrays):
         yield where, arrays
         return
@@ -261,7 +273,10 @@ def _numbered(
 
 
 def _checked(where: str, arrays: Mapping[str, Array], inputs: Sequence[Input]) -> InputArrays:
-    """Check arrays against the model's inputs, and convert them."""
+    """Convert the arrays of a sample to the types of the model's inputs.
+
+    Raises QuantizeError if an array is missing, unknown, or not representable in the input's type.
+    """
     names = {one.name for one in inputs}
     for name in arrays:
         if name not in names:
@@ -295,9 +310,9 @@ def _checked(where: str, arrays: Mapping[str, Array], inputs: Sequence[Input]) -
 
 
 def _rows(sample: InputArrays, inputs: Sequence[Input]) -> Iterator[InputArrays]:
-    """Yield the sample, or the several samples of which it has the rows.
+    """Split a sample into n samples, if each array has n times the rows of its input.
 
-    It has several if each array has the same multiple of its input's rows.
+    Otherwise, yield the sample unchanged. Rows are the elements along the first dimension.
     """
     counts = set()
     for one in inputs:
@@ -318,7 +333,11 @@ def _rows(sample: InputArrays, inputs: Sequence[Input]) -> Iterator[InputArrays]
 def _bind(
     where: str, sample: InputArrays, inputs: Sequence[Input], bound: dict[str, tuple[int, str]]
 ) -> None:
-    """Check the shapes of a sample, and record the sizes of named dimensions."""
+    """Check the shapes of a sample, and add the sizes of its named dimensions to `bound`.
+
+    `bound` has (size, name of the file) by dimension. Raises QuantizeError if a shape does not
+    match its input, or a dimension has another size in an earlier file.
+    """
     for one in inputs:
         shape = sample[one.name].shape
         fits = len(shape) == len(one.dims) and all(

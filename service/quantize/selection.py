@@ -1,11 +1,12 @@
-"""Selects the parts of a model that stay in float32 so that its loss does not exceed the limit.
+"""Selects the parts of a model that stay in float32, so that its loss does not exceed a limit.
 
-Each part is quantised alone, to measure the noise that it adds to the outputs. Parts are kept in
-float32 in the order of noise per second saved, highest first, and as few of them as possible. A
-model that computes every part both ways (`switched.py`) gives a first estimate. Then the real model
-is quantised anew without these parts. If it exceeds the limit, more parts are kept, in steps that
-double. Once a model meets the limit, fewer parts are tried, between it and the last model that did
-not. At most `ROUNDS` models are quantised in all.
+First, each part alone is quantised, to measure the noise that it adds to the outputs. The parts are
+sorted by noise per second saved, highest first. The search keeps the first n parts of this order in
+float32, with the smallest possible n. A binary search on the switched model (`switched.py`), which
+computes every part in both ways, estimates n. Then the real model is quantised with these parts in
+float32. If its loss exceeds the limit, n grows in steps that double. Once a model meets the limit,
+smaller n are tried, down to the largest n that failed. At most `ROUNDS` models are quantised in
+all.
 """
 
 from __future__ import annotations
@@ -23,12 +24,12 @@ ROUNDS = 10
 
 @dataclass(frozen=True, slots=True)
 class PartNoise:
-    """The noise and the saved time if only one part of a model is quantised.
+    """The effect of quantising only one part of a model.
 
     Attributes:
         part: the position of the part.
-        noise: noise divided by signal at the output with the most noise.
-        saved_seconds: the seconds that quantising the part saves; None if unknown.
+        noise: the noise-to-signal ratio of the output with the most noise.
+        saved_seconds: the time that quantising the part saves in one run; None if unknown.
     """
 
     part: int
@@ -41,10 +42,10 @@ class Selection:
     """The result of the search for parts that stay in float32, and its steps.
 
     Attributes:
-        candidates: all parts, in the order in which they are kept.
-        kept: the parts that stay in float32.
-        runs: the number of evaluated combinations of parts.
-        rounds: the number of parts kept in float32 by each newly quantised model, in order.
+        candidates: all parts, in the order in which the search keeps them in float32.
+        kept: the positions of the parts that stay in float32.
+        runs: the number of combinations that were tried on the switched model.
+        rounds: for each quantised model in order, the number of parts that it keeps in float32.
     """
 
     candidates: tuple[PartNoise, ...]
@@ -65,10 +66,11 @@ class Selection:
 
 
 def by_noise_for_time(candidates: Sequence[PartNoise]) -> tuple[PartNoise, ...]:
-    """Sort parts into the order in which they are kept: most noise per second saved first.
+    """Sort parts into the order in which the search keeps them in float32.
 
-    Parts that save no time come first. A part with unknown savings counts with the median of the
-    positive savings.
+    Parts whose quantisation saves no time come first, then the others by noise per second saved,
+    highest first. Unknown savings count as the median of the positive savings. Parts without noise
+    come last.
     """
     known = [c.saved_seconds for c in candidates if c.saved_seconds is not None]
     usual = median([s for s in known if s > 0] or [1.0])
@@ -89,14 +91,17 @@ def select(
     would_keep: Callable[[frozenset[int]], bool],
     does_keep: Callable[[frozenset[int]], bool],
 ) -> Selection | None:
-    """Search for the fewest parts to keep in float32; None if the limit is met only with all of
-    them.
+    """Search for the smallest set of parts to keep in float32.
 
     Args:
-        candidates: the parts of the model.
+        candidates: all parts of the model.
         would_keep: returns whether the switched model meets the limit with these parts in float32.
-        does_keep: returns whether the real model, newly quantised without these parts, meets the
-            limit. The last accepted set is chosen.
+        does_keep: quantises the real model with these parts in float32, and returns whether it
+            meets the limit.
+
+    Returns:
+        The selected parts, the last set for which `does_keep` returned true; None if no tried set
+            meets the limit.
     """
     order = by_noise_for_time(candidates)
     runs = len(order)

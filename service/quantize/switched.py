@@ -1,12 +1,13 @@
-"""Builds a model with inputs that select, part by part, float32 or quantised layers in each run.
+"""Builds a model in which inputs select, for each part and run, float32 or quantised layers.
 
-Every layer is computed in both ways, and a flag of its part chooses:
+The model computes every layer in both ways, and the flag of its part selects the result:
 
     x -> quantised layer -> y      x -> quantised layer -> y.quantised -+
                                    x -> float32 layer   -> y.float -----+-> Where(flag) -> y
 
-As in the quantiser's models, a value is rounded for all its readers if a layer that writes or reads
-it is quantised. So one compilation gives the loss of any combination of quantised parts.
+A value is rounded for all its readers if a layer that writes or reads it is quantised, as in the
+quantiser's models. One compilation is therefore enough to compute the loss of any combination of
+quantised parts.
 """
 
 from __future__ import annotations
@@ -25,12 +26,12 @@ _FLAG = "tilewright.float32."
 
 
 def flag(part: int) -> str:
-    """Return the name of the input, a bool, that selects float32 for a part."""
+    """Return the name of the boolean input that selects float32 for a part."""
     return f"{_FLAG}{part}"
 
 
 def flags(count: int, keep: Collection[int]) -> dict[str, Array]:
-    """Return the flag inputs for a run in which the parts in `keep` stay in float32.
+    """Return the flag inputs, by name, of a run in which the parts in `keep` stay in float32.
 
     `count` is the number of all parts.
     """
@@ -47,9 +48,9 @@ def switched_model(
 
     Args:
         model: the float32 model.
-        quantised: the model with all layers quantised.
-        layers: the layers.
-        parts: the parts; each has the positions of its layers.
+        quantised: the fully quantised model.
+        layers: the layers of the model.
+        parts: the parts, as positions in `layers`.
     """
     result = onnx.ModelProto()
     result.CopyFrom(quantised)
@@ -72,7 +73,9 @@ def switched_model(
 
 
 class _Switches:
-    """The nodes added to a quantised graph, and its renamed values."""
+    """The changes to a quantised graph that make it switchable: new nodes, constants and renamed
+    values.
+    """
 
     def __init__(
         self, layers: Sequence[Layer], parts: Sequence[ModelPart], graph: onnx.GraphProto
@@ -93,8 +96,8 @@ class _Switches:
         self._read = as_read(graph, (v for v in self._touching if v in self._there))
 
     def choose_layers(self, model: onnx.GraphProto) -> None:
-        """Add each layer again in float32, and select by flag which of the two computes
-        its values.
+        """Add a float32 copy of each layer, and nodes that select the copy's values by the part's
+        flag.
         """
         weights = {tensor.name: tensor for tensor in model.initializer}
         for node in model.node:
@@ -118,9 +121,9 @@ class _Switches:
                     self._choose(flag(part), f"{value}.float", value)
 
     def choose_rounding(self) -> None:
-        """Add nodes to the model that skip the rounding of a value in a run.
+        """Add nodes that bypass the rounding of a value.
 
-        The rounding is skipped if all layers that compute or read the value are in float32.
+        The rounding is bypassed in a run if all layers that write or read the value are in float32.
         """
         for value, rounded in self._read.items():
             if rounded == value:
@@ -133,22 +136,28 @@ class _Switches:
             self._choose(first, value, rounded)
 
     def _choose(self, condition: str, other: str, value: str) -> None:
-        """Replace `value` with `other` if the condition is true."""
+        """Add a node that computes `value` as `other` if `condition` is true, and as before
+        otherwise.
+
+        The node that computed `value` now writes a renamed value.
+        """
         self.renamed[value] = f"{value}.quantised"
         inputs = [condition, other, self.renamed[value]]
         self.nodes.append(helper.make_node("Where", inputs, [value], f"{value}.chosen"))
 
     def _of_float(self, value: str) -> str:
-        """Return the value that a float32 layer reads in place of a value of the float32 model."""
+        """Return the value that the float32 copy of a layer reads for an input of the
+        original layer.
+        """
         if not value or value in self._there:
             return self._read.get(value, value)
         return f"{value}.float"
 
 
 def with_outputs(model: onnx.ModelProto, values: Collection[str]) -> onnx.ModelProto:
-    """Return a copy of the model with these values as further outputs.
+    """Return a copy of a model in which these values are additional outputs, without types.
 
-    Their types are inferred when the model is imported.
+    The importer infers the types.
     """
     result = onnx.ModelProto()
     result.CopyFrom(model)
