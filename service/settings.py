@@ -1,7 +1,7 @@
 """Settings of the web process, the tuner process and the client.
 
-Only this file reads the environment: `TILEWRIGHT_` plus the field's name in capitals. (The worker,
-which has no pydantic, uses the same names for its defaults.)
+Only this module reads the environment: the variable of a setting is `TILEWRIGHT_` plus the name of
+its field in capitals. The worker, which has no pydantic, reads variables with the same names.
 """
 
 from __future__ import annotations
@@ -260,7 +260,7 @@ class Settings(BaseSettings):
         return self.database_url or f"sqlite:///{self.data_folder.absolute() / 'tilewright.db'}"
 
     def environment(self) -> dict[str, str]:
-        """Return the environment for a child process that opens the same database."""
+        """Return the environment for a child process, so that it opens the same database."""
         ours = {"TILEWRIGHT_DATA_FOLDER": str(self.data_folder)}
         if self.database_url:
             ours["TILEWRIGHT_DATABASE_URL"] = self.database_url
@@ -272,15 +272,15 @@ class Settings(BaseSettings):
 
     @property
     def token_file(self) -> Path:
-        """The file of the owner's token, which the embedded mode creates."""
+        """The file of the owner's token, which the embedded mode creates in the data folder."""
         return self.data_folder / "token"
 
     @property
     def worker_token_file(self) -> Path:
-        """The file of the token of the worker that the service starts."""
+        """The file of the token with which the service's own worker connects."""
         return self.data_folder / "worker-token"
 
     @property
     def signing_key_file(self) -> Path:
-        """The file of the key that signs exported records."""
+        """The file of the private key that signs exported records."""
         return self.signing_key or self.data_folder / "signing-key.pem"

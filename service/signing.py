@@ -1,4 +1,7 @@
-"""Signs exported records with the service's key: Ed25519 (RFC 8032)."""
+"""Signs exported records with the private key of the service, and verifies signatures (Ed25519).
+
+The algorithm is specified in RFC 8032.
+"""
 
 from __future__ import annotations
 
@@ -22,9 +25,9 @@ KEY_BYTES = 32
 
 @dataclass(frozen=True, slots=True)
 class SigningKey:
-    """A service's private key.
+    """The private key with which a service signs records.
 
-    `public` is its public key, 32 bytes in base64, which identifies the service.
+    Its property `public` is the public key as base64 of 32 bytes, which identifies the service.
     """
 
     private: Ed25519PrivateKey
@@ -39,7 +42,8 @@ class SigningKey:
 
 
 def signing_key(path: Path) -> SigningKey:
-    """Read the key in a file. If the file is missing, create it with a new key and mode 0600.
+    """Read the private key in a file. If the file is missing, create it with a new key and mode
+    0600.
 
     Raises:
         StorageError: if the file cannot be read or written, or does not contain an Ed25519 key.
@@ -59,7 +63,7 @@ def signing_key(path: Path) -> SigningKey:
 
 
 def is_public_key(text: str) -> bool:
-    """Whether a text is a public key in base64."""
+    """Return whether a text is an Ed25519 public key in base64."""
     try:
         return len(base64.b64decode(text, validate=True)) == KEY_BYTES
     except (binascii.Error, ValueError):
@@ -67,7 +71,10 @@ def is_public_key(text: str) -> bool:
 
 
 def is_signed(message: bytes, signature: str, public: str) -> bool:
-    """Whether a signature of a message is valid; False for a malformed key or signature."""
+    """Return whether `signature` is the signature of `message` by the key `public`.
+
+    Returns False if the signature or the key is malformed.
+    """
     try:
         key = Ed25519PublicKey.from_public_bytes(base64.b64decode(public, validate=True))
         key.verify(base64.b64decode(signature, validate=True), message)
@@ -77,7 +84,10 @@ def is_signed(message: bytes, signature: str, public: str) -> bool:
 
 
 def _make(path: Path) -> None:
-    """Create the file with a new key unless it exists. Of concurrent processes, the first wins."""
+    """Create the file with a new private key, unless the file exists.
+
+    If several processes do this at the same time, all of them use the key of the first.
+    """
     if path.exists():
         return
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)

@@ -1,4 +1,4 @@
-"""Opens the database and the stores that the settings name."""
+"""Opens the database and the blob store that the settings name."""
 
 from __future__ import annotations
 

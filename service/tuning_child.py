@@ -1,8 +1,9 @@
-"""Runs a command that ends with its parent process, even if the parent is killed.
+"""Runs a command in a process that ends together with its parent, even if the parent is killed.
 
-python -m tilewright.service.tuning_child PARENT FOLDER tune model.onnx ...
+    python -m tilewright.service.tuning_child PARENT FOLDER tune model.onnx ...
 
-`PARENT` is the parent's process id. The child removes `FOLDER` for a parent that was killed.
+`PARENT` is the id of the parent process. If the parent ends first, this process removes `FOLDER`,
+which a killed parent cannot do itself.
 """
 
 from __future__ import annotations
@@ -18,9 +19,9 @@ from pathlib import Path
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Run the command, and exit with its status.
+    """Run the command in `arguments`, and exit with its status.
 
-    If the parent ends before, remove FOLDER and end.
+    If the parent process ends first, remove FOLDER and end this process.
     """
     parent, folder, *words = arguments
     watch = threading.Thread(target=_watch, args=(int(parent), Path(folder)), daemon=True)
@@ -31,7 +32,7 @@ def main(arguments: Sequence[str]) -> None:
 
 
 def _watch(parent: int, folder: Path) -> None:
-    """Remove the folder and end this process as soon as the parent has ended."""
+    """Wait until the parent process has ended. Then remove the folder and end this process."""
     while os.getppid() == parent:
         time.sleep(0.5)
     shutil.rmtree(folder, ignore_errors=True)

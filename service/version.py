@@ -1,4 +1,4 @@
-"""Finds the version of this installation."""
+"""Determines the version of this installation."""
 
 from __future__ import annotations
 

@@ -67,9 +67,7 @@ class Fidelity:
 
     @property
     def noise_ratio(self) -> float:
-        """`noise` divided by `signal`. It is 0 without noise, and infinite if only `signal`
-        is 0.
-        """
+        """`noise` divided by `signal`: 0 without noise, and infinite if only `signal` is 0."""
         if self.noise == 0.0:
             return 0.0
         return self.noise / self.signal if self.signal > 0.0 else math.inf

@@ -140,10 +140,11 @@ class Owners:
         return self._makers.get(value, frozenset())
 
     def served(self, value: str) -> frozenset[int]:
-        """Return the layers that use a value which only the quantised model has.
+        """Return the layers for which a value of the quantised graph prepares data.
 
-        Such a value reaches a layer through other new values only, for example an integer product
-        before its scaling.
+        The search follows the readers of the value up to the next values of the float32 model, and
+        returns the layers that compute these. An example is the integer product of a layer before
+        its scaling.
         """
         found: set[int] = set()
         seen = {value}

@@ -127,7 +127,7 @@ def layer_fidelity(
 ) -> list[Fidelity | None]:
     """Return the deviation of each layer's value in the quantised model from the float32 model.
 
-    Both models run on all samples, and the sums are over all samples. The element for a layer is
+    Both models run on all samples, and each deviation sums all of them. The element for a layer is
     None if its value does not exist in both models.
     """
     values = [layer.value for layer in layers if layer.value]

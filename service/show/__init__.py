@@ -1,1 +1,1 @@
-"""Tables, messages, units and charts for the terminal, the notebook and the dashboard."""
+"""Formats results as tables, messages and charts for the terminal, notebooks and the dashboard."""

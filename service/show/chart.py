@@ -1,8 +1,8 @@
-"""Charts: scatter plots and curves, described once for the dashboard and the notebook.
+"""Charts: scatter plots and curves, described once for the dashboard and notebooks.
 
-The dashboard's script plots a chart with uPlot from `Chart.to_json`. A page without scripts shows
-`Chart.table` instead. `notebook.chart` renders it as SVG, because results in notebooks contain no
-scripts.
+The dashboard's script plots a chart with uPlot from `Chart.to_json`. Without scripts, a page shows
+`Chart.table` instead. In notebooks, `notebook.chart` renders the chart as SVG, because results in
+notebooks contain no scripts.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ MOST_ROWS = 50
 
 
 class Mark(StrEnum):
-    """The way in which the points of a series are plotted.
+    """The way in which a chart shows the points of a series: as dots, a line, steps, or an edge.
 
-    Two consecutive series of edges enclose a band.
+    Two consecutive series with the mark EDGE are the edges of a band.
     """
 
     DOTS = "dots"
@@ -44,8 +44,8 @@ class ChartAxis:
         unit: the unit of the quantity, or "" for none.
         log: whether the scale is logarithmic.
         whole: whether the numbers are integers.
-        names: names of the numbers 0, 1, 2..., for an axis of categories.
-        span: the numbers at both ends. None: the smallest and the largest plotted number.
+        names: the labels of the numbers 0, 1, 2..., for an axis of categories.
+        span: the numbers at both ends. None: the smallest and the largest number in the chart.
     """
 
     title: str
@@ -58,8 +58,8 @@ class ChartAxis:
     def drawn(self, number: float | None) -> float | None:
         """Return the number if the axis can show it, and otherwise None.
 
-        An axis shows no number that is unknown, infinite or above `LARGEST`. A logarithmic axis
-        shows no number below `SMALLEST`.
+        An axis cannot show a number that is unknown, infinite or above `LARGEST` in magnitude. A
+        logarithmic axis cannot show a number below `SMALLEST` either.
         """
         known = finite(number)
         if known is None or abs(known) > LARGEST or (self.log and known < SMALLEST):
@@ -71,12 +71,12 @@ class ChartAxis:
         return ", ".join(filter(None, (self.title, self.unit)))
 
     def text(self, number: float) -> str:
-        """Return a number as text for a table, or its name on an axis of categories."""
+        """Format a number for a table. On an axis of categories, return its label instead."""
         return self.names[round(number)] if self.names else f"{number:.6g}"
 
     @classmethod
     def decades(cls, title: str, unit: str, numbers: list[float]) -> ChartAxis:
-        """Return a logarithmic axis whose ends are powers of ten that enclose the numbers."""
+        """Return a logarithmic axis that shows all `numbers` and ends at powers of ten."""
         drawn = [n for n in numbers if SMALLEST <= n <= LARGEST] or [1.0]
         low, high = math.floor(math.log10(min(drawn))), math.ceil(math.log10(max(drawn)))
         return cls(title, unit, log=True, span=(10.0**low, 10.0 ** max(high, low + 1)))
@@ -87,12 +87,12 @@ class ChartPoint:
     """A point of a series.
 
     Attributes:
-        x, y: the coordinates. The point is left out if either is unknown.
+        x, y: the coordinates. The point is not shown if one of them is None.
         text: a description of the point.
-        link: an address below the dashboard's root.
+        link: the address to which the point links, relative to the dashboard's root; "" for none.
         radius: the radius of the dot, in pixels.
         colour: the colour of the dot; "" for the colour of the series.
-        limit: the largest possible y, which has a mark above the dot.
+        limit: the largest possible y, which is shown as a mark above the dot; None for no mark.
     """
 
     x: float | None
@@ -106,12 +106,12 @@ class ChartPoint:
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """Points of one kind in a chart.
+    """Points of a chart that are shown in the same way, such as one curve.
 
     Attributes:
         name: the name of the series.
         points: the points.
-        mark: how the points are plotted.
+        mark: how the points are shown.
         colour: the name of a colour in the dashboard's style sheet.
         dashed: whether the line is dashed.
     """
@@ -128,10 +128,10 @@ class Chart:
     """A chart of one or more series.
 
     Attributes:
-        said: a sentence that describes the chart, for readers without the picture.
+        said: a sentence that describes the chart, for users who cannot see it.
         x: the horizontal axis.
         y: the vertical axis.
-        series: the plotted series.
+        series: the series.
     """
 
     said: str
@@ -145,7 +145,9 @@ class Chart:
         return [(x, y, p) for x, y, p in places if x is not None and y is not None]
 
     def to_json(self) -> dict[str, Any]:
-        """Return the chart as JSON for the dashboard's script, without empty series."""
+        """Return the chart as JSON data for the dashboard's script. Series without points are left
+        out.
+        """
         return {
             "x": _axis(self.x),
             "y": _axis(self.y),
@@ -163,7 +165,10 @@ class Chart:
         }
 
     def _columns(self, series: Series) -> dict[str, Any]:
-        """Return the points of a series as columns; without a detail that no dot has."""
+        """Return the points of a series as lists of coordinates and details, for `to_json`.
+
+        A detail, such as the links, is left out if no dot has it.
+        """
         drawn = self.drawn(series)
         found: dict[str, Any] = {"x": [x for x, _, _ in drawn], "y": [y for _, y, _ in drawn]}
         if series.mark is Mark.DOTS:
@@ -180,7 +185,9 @@ class Chart:
 
     @property
     def table(self) -> Table:
-        """The points of the chart as a table, reduced to `MOST_ROWS` evenly spaced points."""
+        """The points of the chart as a table. Of many points, it has at most `MOST_ROWS`, evenly
+        spaced.
+        """
         places = [(s.name, *place) for s in self.series for place in self.drawn(s)]
         columns: tuple[Column[tuple[str, float, float, ChartPoint]], ...] = (
             Column("point", lambda p: Cell(p[3].text or p[0], p[3].link), CellKind.NAME),

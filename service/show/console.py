@@ -1,7 +1,8 @@
 r"""Console output that is safe for untrusted text.
 
-Names of workers, models and tokens, errors and answers may contain control sequences of terminals.
-The console prints these escaped, such as `\x1b`, so that no terminal executes them.
+Names of workers, models and tokens, error messages and answers of services may contain control
+sequences of terminals. The console prints these escaped, such as `\x1b`, so that no terminal
+executes them.
 """
 
 from __future__ import annotations
@@ -30,9 +31,10 @@ def console(stderr: bool = False) -> Console:
 
 
 def rich_table(table: Table) -> RichTable:
-    """Return a table for a console.
+    """Convert a table for output on a console.
 
-    Numbers without notes stay on one line, other cells may be folded.
+    Numbers stay on one line, unless a cell of their column has a note. All other cells may be
+    wrapped.
     """
     from rich.table import Table as RichTable
     from rich.text import Text
@@ -49,7 +51,7 @@ def rich_table(table: Table) -> RichTable:
 
 
 def rich_facts(facts: Iterable[tuple[str, str]]) -> RichTable:
-    """Return a table for a console with a line per pair (name, text), the names in bold."""
+    """Return a table for a console with a row per (name, text) pair. The names are bold."""
     from rich.table import Table as RichTable
     from rich.text import Text
 
@@ -61,12 +63,16 @@ def rich_facts(facts: Iterable[tuple[str, str]]) -> RichTable:
 
 @cache
 def _console_class() -> type[Console]:
-    """Return the class of safe consoles. Built at first use, because rich is slow to import."""
+    """Return the class of safe consoles. It is defined at the first call, because rich is slow to
+    import.
+    """
     from rich.console import Console, ConsoleOptions, RenderableType
     from rich.segment import Segment
 
     class SafeConsole(Console):
-        """A console on which only rich itself sets colours and moves the cursor."""
+        """A console that escapes control sequences in texts. Only rich's own ones reach the
+        terminal.
+        """
 
         def __init__(self, width: int | None = None, stderr: bool = False) -> None:
             super().__init__(highlight=False, markup=False, emoji=False, width=width, stderr=stderr)

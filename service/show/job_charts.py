@@ -1,4 +1,4 @@
-"""Charts of a job: its time over trials or seconds, and predicted against measured times."""
+"""Charts of a job: latency over trials or time, and predicted against measured times of trials."""
 
 from __future__ import annotations
 
@@ -21,15 +21,16 @@ def curve_chart(
 ) -> Chart | None:
     """Return a chart of a job's untuned and best latency over trials or seconds.
 
-    Returns None before every task has a measurement.
+    Returns None if the curve has no measured latency yet.
 
     Args:
         curve: the progress of the job.
         over: the quantity of the x axis, a key of `OVER`.
-        start: when the job began, in Unix seconds. None: at the first point.
-        target_ms: the latency at which the job ends.
-        race: the interval of tuned / untuned time of the whole model. It refers to the untuned time
-            at the end of the job.
+        start: the time at which the job began, in Unix seconds; None for the first point of the
+            curve.
+        target_ms: the latency at which the job ends, in milliseconds; None or 0 for no such line.
+        race: the confidence interval of tuned over untuned time of the whole model. It is shown as
+            a band, relative to the untuned latency at the end of the curve.
     """
     began = start if start is not None else curve.points[0].at if curve.points else 0.0
     known = [(p, finite(p.default_seconds), finite(p.best_seconds)) for p in curve.points]
@@ -58,10 +59,10 @@ def curve_chart(
 
 
 def prediction_charts(found: PredictionsView) -> tuple[Chart, ...]:
-    """Return scatter plots of predicted against measured time, with a dot per trial.
+    """Return scatter plots of predictions against measured times, with a dot per trial.
 
-    The first plot has the scores of the cost model, and is left out without one. The second has the
-    estimates of the roofline model.
+    The first plot has the scores of the cost model; it is left out if no trial has a score. The
+    second has the estimates of the roofline model.
     """
     measured = [_us(each.measured_seconds) for each in found.trials]
     across = ChartAxis("measured", "us", log=True)
@@ -82,7 +83,11 @@ def prediction_charts(found: PredictionsView) -> tuple[Chart, ...]:
 
 
 def order_text(order: OrderView | None) -> str:
-    """Return a phrase on how well predictions rank the trials: pairs in order, first pick."""
+    """Return a phrase on how well predictions rank trials.
+
+    It states the fraction of pairs in the right order, and the speed of the trial that is predicted
+    to be the fastest, relative to the best trial.
+    """
     if order is None:
         return "too few trials to judge"
     return (
@@ -104,7 +109,10 @@ def _told(curve: CurveView) -> str:
 def _corners(
     rows: Sequence[tuple[float, float | None, float | None]],
 ) -> list[tuple[float, float | None, float | None]]:
-    """Return the rows whose values differ from those of a neighbour, and both ends."""
+    """Remove each inner row (x, untuned, best) whose two values equal those of both neighbours.
+
+    The curve through the remaining rows is the same.
+    """
     last = len(rows) - 1
     return [
         row

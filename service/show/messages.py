@@ -1,7 +1,7 @@
-"""Messages about jobs, devices and their results, which the command line and the dashboard share.
+"""Messages about jobs, devices and their results, for the command line and the dashboard.
 
-Names and reasons that come from outside are not escaped here. The caller escapes them for its
-medium.
+Names and reasons from outside the service are not escaped here. The caller escapes them for its
+output medium.
 """
 
 from __future__ import annotations
@@ -19,7 +19,9 @@ from tilewright.tuner.forecast import Forecast
 
 
 def event_text(kind: str, data: Mapping[str, Any]) -> str:
-    """Return an event's text: "running", "failed: no memory", "conv 3x3: tuned, 12.3 us"."""
+    """Return a text for an event of a job: "running", "failed: no memory", "conv 3x3:
+    tuned, 12.3 us".
+    """
     if kind == "task":
         seconds = microseconds(data.get("best_seconds"))
         return f"{data.get('name', 'a task')}: {data.get('status', 'done')}, {seconds} us"
@@ -29,7 +31,12 @@ def event_text(kind: str, data: Mapping[str, Any]) -> str:
 
 
 def verdict_text(verdict: Mapping[str, Any]) -> str:
-    """Return a line on the served schedules and the tuned program's speed-up over untuned code."""
+    """Return a line that states whether tuned or default schedules are used, and the measured
+    speed-up.
+
+    `verdict` is the result of the end-to-end comparison as JSON data. The speed-up is that of the
+    tuned program over the untuned one.
+    """
     served = {
         "tuned": "the tuned schedules are served",
         "partly": _fallen_back(len(verdict["dropped"])),
@@ -56,7 +63,11 @@ def _fallen_back(tasks: int) -> str:
 
 
 def known_text(known: int, workloads: int, related: int) -> str:
-    """Return how many workloads have a record, and how many have one of a related workload."""
+    """Return a phrase such as "3 of 5 workloads known, 1 by relatives".
+
+    `known` is the number of workloads with a record, and `related` the number of workloads for
+    which only a related workload has a record.
+    """
     return f"{known} of {workloads} workloads known" + (
         f", {related} by relatives" if related else ""
     )
@@ -65,9 +76,12 @@ def known_text(known: int, workloads: int, related: int) -> str:
 def ending_text(
     ended: str, forecast: Mapping[str, Any] | None, error: Mapping[str, Any] | None
 ) -> str:
-    """Return a line on why a tuning run ended.
+    """Return a line that states why a tuning run ended, and what more tuning would gain.
 
-    The line also states the forecast gain of continuing, and how accurate earlier forecasts were.
+    Args:
+        ended: the reason, a value of `Ended`.
+        forecast: the expected gain of another minute, or None.
+        error: the average gains that were forecast and that were reached so far, or None.
     """
     line = {
         Ended.KNOWN: "everything was known",
@@ -93,10 +107,10 @@ def ending_text(
 def result_lines(result: Mapping[str, Any]) -> list[str]:
     """Return the lines of a job's report (`JobOutcome.report`).
 
-    The lines state the served ranges of sizes, why the job ended, its device, the served schedules
-    with the reason, why nothing was tuned, and the time per phase. The last lines matter most to a
-    user: the latency before and after, the latency of another engine, and the verification of the
-    artifact. Fields that the report of an older release lacks are left out.
+    The lines state the sizes for which programs exist, why the job ended, the device, the schedules
+    in use and the reason, why nothing was tuned, and the time per phase. The last lines matter most
+    to users: the latency before and after, the latency of another engine, and the verification of
+    the artifact. Lines whose data are missing in the report of an older release are left out.
     """
     lines = [*result.get("ranges", ())]
     if "ended" in result:
@@ -129,9 +143,10 @@ def result_lines(result: Mapping[str, Any]) -> list[str]:
 
 
 def kernels_text(untuned: float | None, tuned: float | None) -> str:
-    """Return "kernels 2.100 ms untuned, 1.900 ms tuned; ", the start of a line.
+    """Return the start of a line: "kernels 2.100 ms untuned, 1.900 ms tuned; ".
 
-    Both times are of all kernels, in seconds. Returns "" if `tuned` is None.
+    Both arguments are the time of all kernels in one run, in seconds. Returns "" if `tuned` is
+    None.
     """
     if tuned is None:
         return ""
@@ -139,7 +154,9 @@ def kernels_text(untuned: float | None, tuned: float | None) -> str:
 
 
 def latency_text(latency: Mapping[str, Any]) -> str:
-    """Return "latency: 2.1 ms before, 1.9 ms after (1.8 to 2.0) at batch=1" for one run."""
+    """Return the latency of a run: "latency: 2.1 ms before, 1.9 ms after (1.8 to 2.0) at
+    batch=1".
+    """
     before, low = milliseconds(latency["before_seconds"]), latency.get("low_seconds")
     at = _at(latency)
     if low is None:
@@ -151,9 +168,9 @@ def latency_text(latency: Mapping[str, Any]) -> str:
 
 
 def peer_text(peer: Mapping[str, Any]) -> str:
-    """Return another engine's latency and our speed-up over it, or why it was not timed.
+    """Return a line with another engine's latency and the artifact's speed-up over that engine.
 
-    Both engines ran in turns.
+    If the engine was not timed, the line states the reason instead.
     """
     if "reason" in peer:
         return f"{peer['engine']} was not timed: {peer['reason']}"
@@ -164,7 +181,7 @@ def peer_text(peer: Mapping[str, Any]) -> str:
 
 
 def run_text(artifact: Path) -> str:
-    """Return a command line that runs an artifact."""
+    """Return the command line that runs an artifact."""
     return f"run it: tilewright run {shlex.quote(str(artifact))} --inputs IN.npz --outputs OUT.npz"
 
 
@@ -174,16 +191,19 @@ def _at(sized: Mapping[str, Any]) -> str:
 
 
 def phases_text(phases: Mapping[str, float]) -> str:
-    """Return the time of each phase of at least 0.05 s: "time: import 0.4 s, tuning 10.0 s"."""
+    """Return the time of each phase of a job: "time: import 0.4 s, tuning 10.0 s".
+
+    Phases below 0.05 s are left out.
+    """
     parts = (f"{name} {seconds:.1f} s" for name, seconds in phases.items() if seconds >= 0.05)
     return "time: " + (", ".join(parts) or "less than 0.1 s")
 
 
 def _compared_text(steps: Mapping[str, Any], unverified: bool) -> str:
-    """Return the counts of a certificate by steps.
+    """Return the numbers of values that a verification compared, as text.
 
-    All its compared values are right, because a wrong value is an error instead. Only the values of
-    `unverified` results may differ.
+    All compared values are right unless `unverified` is true, because a wrong value ends the
+    verification with an error.
     """
     compared, written, excused = steps["compared"], steps["written"], steps["excused"]
     values = (

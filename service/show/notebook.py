@@ -1,7 +1,7 @@
-"""HTML tables and charts that show results in notebooks.
+"""HTML tables and charts with which results are shown in notebooks.
 
-Names of models, workloads and devices are not trusted. Every text is escaped, and the HTML
-contains no scripts, no links and no external resources.
+Names of models, workloads and devices are untrusted. Every text is escaped, and the HTML contains
+no scripts, no links and no external resources.
 """
 
 from __future__ import annotations
@@ -30,7 +30,9 @@ DOT = "fill='#2a78d6' fill-opacity='0.6'"
 
 
 def table(described: Table) -> str:
-    """Return a table as HTML. A line below the table counts the rows after `MOST_ROWS`."""
+    """Return a table as HTML with at most `MOST_ROWS` rows. A line below it counts the
+    omitted rows.
+    """
     columns = described.columns
     head = "".join(_cell("th", column.title, column) for column in columns)
     lines = [
@@ -44,9 +46,9 @@ def table(described: Table) -> str:
 
 
 def bar(share: float, text: str) -> str:
-    """Return HTML of a progress bar above a line of text.
+    """Return a progress bar as HTML, with a line of text below it.
 
-    `share` is the fraction of the bar that is filled, from 0 to 1.
+    `share` is the filled fraction of the bar, from 0 to 1.
     """
     filled = 100 * min(max(share if math.isfinite(share) else 0.0, 0.0), 1.0)
     return (
@@ -82,7 +84,9 @@ def chart(described: Chart) -> str:
 
 
 def listing(title: str, text: str) -> str:
-    """Return HTML of a text that is folded below its title, with at most `MOST_LINES` lines."""
+    """Return a long text as HTML that is collapsed below its title. It has at most
+    `MOST_LINES` lines.
+    """
     lines = text.splitlines()
     shown = [_text_of_line(line) for line in lines[:MOST_LINES]]
     more = len(lines) - MOST_LINES
@@ -93,7 +97,7 @@ def listing(title: str, text: str) -> str:
 
 
 def section(title: str, *parts: str) -> str:
-    """Return HTML parts below a title in bold."""
+    """Return parts of HTML, preceded by a bold title."""
     return f"<div><b>{_text(title)}</b>{''.join(parts)}</div>"
 
 
@@ -102,7 +106,13 @@ def paragraph(text: str) -> str:
 
 
 def _scale(axis: ChartAxis, numbers: Sequence[float], length: int) -> Callable[[float], float]:
-    """Return the function from a number of an axis to its distance from the start, in pixels."""
+    """Return a function that maps a number on an axis to pixels.
+
+    Args:
+        axis: the axis.
+        numbers: all plotted numbers, which determine the ends of an axis without `span`.
+        length: the length of the axis with its margins, in pixels.
+    """
     to = math.log if axis.log else float
     low, high = map(to, axis.span or (min(numbers), max(numbers)))
     return lambda number: MARGIN + (length - 2 * MARGIN) * (to(number) - low) / (high - low or 1.0)
@@ -114,11 +124,11 @@ def _cell(tag: str, content: str, column: Column[Any]) -> str:
 
 
 def _text_of_line(line: str) -> str:
-    """Escape a line as `_text` does, and keep its indentation."""
+    """Escape a line of code as HTML, as `_text` does, but keep its indentation."""
     body = line.lstrip(" ")
     return " " * min(len(line) - len(body), MOST_INDENTED) + _text(body)
 
 
 def _text(said: object) -> str:
-    """Return a value as one line of HTML text, with markup and non-printable characters escaped."""
+    """Return a value as HTML text on one line. Markup and non-printable characters are escaped."""
     return escape(one_sentence(str(said)), quote=True)

@@ -1,4 +1,4 @@
-"""Progress displays of a job: on a terminal, in a pipe, in a notebook."""
+"""Displays of a job's progress: on a terminal, in a pipe, and in a notebook."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Display(Protocol):
 
 
 class Silent:
-    """Displays nothing."""
+    """A display that shows nothing."""
 
     def __enter__(self) -> Self:
         return self
@@ -41,9 +41,10 @@ class Silent:
 
 
 class LiveLine:
-    """A line that is updated on a terminal. In a pipe, each new step is printed as a line.
+    """Context manager for one line of progress on a terminal, which is overwritten at each update.
 
-    It shows nothing without a console.
+    In a pipe, the name of each step is printed as a line of its own. Nothing is shown if `out` is
+    None.
     """
 
     def __init__(self, out: Console | None) -> None:
@@ -63,10 +64,10 @@ class LiveLine:
         self.stop()
 
     def show(self, step: str, details: RenderableType | None = None) -> None:
-        """Show that a step begins.
+        """Show that a step begins or continues.
 
-        A terminal shows `details`, if given, instead of the name of the step. Otherwise, the name
-        is printed once per step.
+        A terminal shows `details` if given, and otherwise the name of the step. In a pipe, the name
+        is printed only when the step changes.
         """
         self.update(step if details is None else details)
         if self._live is None and self._out is not None and step != self._step:
@@ -74,7 +75,7 @@ class LiveLine:
         self._step = step
 
     def update(self, details: RenderableType) -> None:
-        """Update the line on a terminal; print nothing in a pipe."""
+        """Replace the line on a terminal. Does nothing in a pipe."""
         if self._live is not None:
             self._live.update(details)
 
@@ -85,7 +86,9 @@ class LiveLine:
 
 
 class OnConsole(LiveLine):
-    """Updates a bar and a line on a terminal; prints one line per phase into a pipe."""
+    """A display on a console: a progress bar and a line on a terminal, or a line per phase
+    in a pipe.
+    """
 
     def event(self, event: JobEventView) -> None:
         if event.kind == "progress":
@@ -97,7 +100,7 @@ class OnConsole(LiveLine):
 
 
 class InNotebook:
-    """Updates an HTML progress bar in the output of a notebook cell."""
+    """A display in a notebook: an HTML progress bar in the output of the current cell."""
 
     def __init__(self) -> None:
         self._handle: Any = None
@@ -131,7 +134,9 @@ class InNotebook:
 
 
 def display_for_here() -> Display:
-    """Return the display for this process: for a notebook, for a terminal, or a silent one."""
+    """Return the display that suits this process: in a notebook, on a terminal, or silent
+    otherwise.
+    """
     if _in_notebook():
         return InNotebook()
     if sys.stderr is not None and sys.stderr.isatty():
@@ -142,9 +147,10 @@ def display_for_here() -> Display:
 
 
 def phase_line(progress: ProgressView, more: Mapping[str, Any]) -> str:
-    """Return the phase of a job on a line that changes a few times per job: "tuning 12 tasks".
+    """Return the job's phase as a short line: "tuning 12 tasks".
 
-    `more` is the data of the progress event.
+    The line changes only a few times per job, so it can be printed into a pipe. `more` is the data
+    of the progress event.
     """
     line = progress.phase or "waiting"
     if line == "tuning":
@@ -153,7 +159,7 @@ def phase_line(progress: ProgressView, more: Mapping[str, Any]) -> str:
 
 
 def progress_line(progress: ProgressView, more: Mapping[str, Any]) -> str:
-    """Return phase, tasks, trials, best latency so far and remaining time on one line.
+    """Return one line with the job's phase, tasks, trials, best latency so far and remaining time.
 
     `more` is the data of the progress event.
     """
@@ -177,13 +183,17 @@ def progress_line(progress: ProgressView, more: Mapping[str, Any]) -> str:
 
 
 def share_done(progress: ProgressView) -> float:
-    """Return the fraction of a job's trials that are done, from 0 to 1."""
+    """Return the finished fraction of a job's budget of trials, from 0 to 1."""
     budget = progress.trials_budget
     return min(progress.trials_done / budget, 1.0) if budget > 0 else 0.0
 
 
 def why(event: JobEventView) -> str | None:
-    """Return state and reason of a state event: "waiting for worker: ..."; None for others."""
+    """Return the new state of a job and its reason: "waiting for worker: no worker runs the
+    target".
+
+    Returns None for events of other kinds, and for state events without a reason.
+    """
     if event.kind != "state" or "reason" not in event.data:
         return None
     state = str(event.data.get("state", "state")).replace("_", " ")
@@ -199,7 +209,9 @@ def _bar(share: float, line: str) -> Any:
 
 
 def _in_notebook() -> bool:
-    """Whether this process is a Jupyter kernel. IPython in a terminal does not count."""
+    """Return whether this process is the kernel of a Jupyter notebook, unlike IPython in a
+    terminal.
+    """
     interactive = sys.modules.get("IPython")
     shell = interactive.get_ipython() if interactive is not None else None
     return getattr(shell, "kernel", None) is not None

@@ -1,8 +1,8 @@
-"""Tables, described once for the terminal, the notebook and the dashboard.
+"""Tables, described once for the terminal, notebooks and the dashboard.
 
-A column gives the title and the cell of each row. `console.rich_table`, `notebook.table` and the
-dashboard's macro `table` render the same description. A renderer leaves out what its medium cannot
-show, such as links on a terminal.
+A `Column` has a title and a function that returns a row's cell. `console.rich_table`,
+`notebook.table` and the dashboard's macro `table` render the same description. Each leaves out
+details that its medium cannot show, such as links on a terminal.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ Row = TypeVar("Row")
 
 
 class CellKind(StrEnum):
-    """The kind of content of a column, which decides how cells are shown.
+    """The kind of content of a column, which determines how its cells are shown.
 
-    Only numbers are right-aligned. A name is the header of its row. A state may have several words,
-    joined by `_`.
+    Only numbers are right-aligned. A name is the header of its row. The words of a state are joined
+    by `_`, which is shown as a space.
     """
 
     NAME = "name"
@@ -34,17 +34,17 @@ class CellKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """A cell with details that the dashboard shows.
+    """The content of a table cell, with details that only the dashboard shows completely.
 
     Attributes:
         text: the content.
-        link: an address below the dashboard's root.
-        key: a key that distinguishes equal texts, shown by its start.
-        note: a second text: in a quiet colour on pages, in parentheses elsewhere.
-        hint: a text that appears when the pointer rests on the cell.
+        link: the address to which the cell links, relative to the dashboard's root; "" for none.
+        key: a key whose first characters are shown after the text, to distinguish equal texts.
+        note: a second text: in a less prominent colour on pages, in parentheses elsewhere.
+        hint: a tooltip.
         bold: whether the text is bold.
-        done: a finished and a total number, which a progress bar shows.
-        share: a fraction from 0 to 1 and a colour, which a bar shows.
+        done: (finished number, total number), shown as a progress bar.
+        share: (fraction from 0 to 1, number of a colour), shown as a bar.
     """
 
     text: str
@@ -63,11 +63,11 @@ class Column(Generic[Row]):
 
     Attributes:
         title: the text of the header.
-        of: returns the cell of a row.
+        of: returns the cell for the item of a row.
         kind: the kind of content.
         hint: an explanation of the title.
-        most: the limit of the characters of a cell on a terminal.
-        verbatim: whether the title stays as it is where titles begin with a capital letter.
+        most: the largest number of characters of a cell on a terminal.
+        verbatim: whether pages must not capitalise the first letter of the title.
     """
 
     title: str
@@ -82,10 +82,10 @@ class Column(Generic[Row]):
         return self.kind is CellKind.NUMBER
 
     def text(self, cell: Cell) -> str:
-        """Return a cell as one line of text of at most `most` characters.
+        """Format a cell as one line of text of at most `most` characters.
 
-        The note follows in parentheses: "revoked (2026-03-01 09:30)". Other details that only pages
-        show are left out.
+        The first characters of the key and the note in parentheses follow the text: "revoked
+        (2026-03-01 09:30)". All other details are left out.
         """
         text = cell.text.replace("_", " ") if self.kind is CellKind.STATE else cell.text
         key = f" {cell.key[:6]}" if cell.key else ""
@@ -95,13 +95,13 @@ class Column(Generic[Row]):
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """A table, as it is described for all media.
+    """A table as data, which each output medium renders.
 
     Attributes:
         columns: the columns.
         rows: the cells of each row, one per column.
         title: the title of the table.
-        items: the described values, one per row.
+        items: the items from which the rows were computed, one per row.
     """
 
     columns: tuple[Column[Any], ...]
@@ -111,7 +111,9 @@ class Table:
 
 
 def table(columns: Sequence[Column[Row]], items: Iterable[Row], title: str = "") -> Table:
-    """Return a table with a row per item. Each column makes its cell from the item."""
+    """Return a table with a row per item. Each column's function `of` computes the cell for
+    an item.
+    """
     known = tuple(items)
     rows = tuple(tuple(_cell(column.of(item)) for column in columns) for item in known)
     return Table(tuple(columns), rows, title, known)

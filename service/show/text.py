@@ -1,4 +1,4 @@
-"""Text that is safe to print on a terminal, in a log, in a document."""
+"""Makes untrusted text safe for output on a terminal, in a log or in a document."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ LIMIT = 1000
 def one_sentence(text: str, limit: int = LIMIT) -> str:
     r"""Return the text on one line, with single spaces and control characters escaped (`\x1b`).
 
-    A text that exceeds the limit loses its middle. The start usually names the offender, and the
-    end often states the error.
+    If the text exceeds `limit` characters, its middle is replaced with "...". In error messages the
+    start usually names the cause, and the end states the error.
     """
     line = " ".join(text.split())
     shown = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in line)
@@ -24,9 +24,10 @@ def one_sentence(text: str, limit: int = LIMIT) -> str:
 
 
 def with_reason(what: str, reason: str | None) -> str:
-    """Return an event with its reason, `cancelled: out of time`, or the event alone without one.
+    """Return a text and its reason on one line: `cancelled: out of time`. Without a reason, return
+    the text.
 
-    The reason is escaped, because it may contain a worker's name.
+    The reason is escaped, because it may contain an untrusted name.
     """
     return f"{what}: {one_sentence(reason)}" if reason else what
 
@@ -41,7 +42,10 @@ def visible(text: str) -> str:
 
 
 def schedule_text(chosen: Any) -> str:
-    """Return a schedule's algorithm and knobs on one line, from the service's JSON."""
+    """Return a schedule on one line: the algorithm and the knobs, as in `gemm unroll=4`.
+
+    `chosen` is the JSON form of the schedule.
+    """
     if isinstance(chosen, dict) and "algorithm" in chosen:
         choices = chosen.get("choices", {})
         knobs = choices.items() if isinstance(choices, dict) else ()

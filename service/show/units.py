@@ -1,6 +1,6 @@
-"""Formatting of times, sizes and counts. A value that is not a finite number is unknown: `-`.
+"""Formats times, sizes and counts for users. A value that is unknown or not finite becomes `-`.
 
-The database stores infinities in JSON as text.
+Values may be texts, because the database stores infinities in JSON as text.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def finite(value: object) -> float | None:
 def milliseconds(seconds: float | None) -> str:
     """Format a time in seconds as milliseconds with three decimals: `2.100 ms`.
 
-    Below 10 us it has three significant digits, so that it is never shown as zero.
+    A time below 10 us gets three significant digits, so that it never appears as zero.
     """
     known = finite(seconds)
     if known is None:
@@ -34,10 +34,10 @@ def milliseconds(seconds: float | None) -> str:
 
 
 def microseconds(seconds: float | None) -> str:
-    """Format a time in seconds as a number of microseconds with one decimal: `12.3`.
+    """Format a time in seconds as microseconds with one decimal and without the unit: `12.3`.
 
-    Below 1 us it has three decimals, and below 0.5 ns an exponent, so that it is never shown as
-    zero.
+    A time below 1 us gets three decimals, and a time below 0.5 ns an exponent, so that neither
+    appears as zero.
     """
     known = finite(seconds)
     if known is None:
@@ -65,12 +65,13 @@ def speedup(ratio: float | None) -> str:
 
 
 def speedups(comparison: Mapping[str, Any], baseline: str = "") -> str:
-    """Return the speed-up over a baseline with its interval: `1.05x untuned (1.02x to 1.08x)`.
+    """Format a speed-up over a baseline with its confidence interval: `1.05x untuned (1.02x to
+    1.08x)`.
 
     Args:
-        comparison: our time divided by the baseline's time: the keys are `ratio`, and `low` and
-            `high` for the ends of its interval.
-        baseline: the baseline's name; "" if the context names it.
+        comparison: our time divided by the baseline's time (`ratio`), and the ends `low` and `high`
+            of its confidence interval.
+        baseline: the name of the baseline; "" if the context names it.
     """
     low, high = speedup(comparison["high"]), speedup(comparison["low"])
     ours = " ".join(filter(None, (speedup(comparison["ratio"]), baseline)))
@@ -78,7 +79,7 @@ def speedups(comparison: Mapping[str, Any], baseline: str = "") -> str:
 
 
 def moment(at: float | None) -> str:
-    """Format a time as `2026-11-23 02:40:07` in UTC."""
+    """Format a time in Unix seconds as date and time in UTC: `2026-11-23 02:40:07`."""
     if at is None:
         return "-"
     try:
@@ -88,13 +89,13 @@ def moment(at: float | None) -> str:
 
 
 def ratio(default: float | None, best: float | None) -> float | None:
-    """Return the speed-up `default / best`, or None if either time is unknown or zero."""
+    """Return the speed-up `default / best`; None if one of the times is unknown or zero."""
     before, after = finite(default), finite(best)
     return before / after if before and after else None
 
 
 def gain(default: float | None, best: float | None) -> str:
-    """Format the speed-up of the best time over the default: `1.32x`."""
+    """Format the speed-up `default / best` of two times: `1.32x`."""
     found = ratio(default, best)
     return "-" if found is None else f"{found:.2f}x"
 
@@ -111,7 +112,10 @@ def count(number: int | None) -> str:
 
 
 def ago(now: float, then: float) -> str:
-    """Format the age of a moment: `12 s ago`. A moment in the future counts as now."""
+    """Format the time from `then` to `now`, both in Unix seconds: `12 s ago`.
+
+    A time in the future is shown as `0 s ago`.
+    """
     seconds = max(0.0, now - then)
     if not math.isfinite(seconds):
         return "-"
@@ -122,7 +126,7 @@ def ago(now: float, then: float) -> str:
 
 
 def quantity(number: float) -> str:
-    """Format a number. From 1,000 on it has three significant digits and a prefix: `1.23 M`."""
+    """Format a number, from 1,000 on with three significant digits and an SI prefix: `1.23 M`."""
     for factor, suffix in ((1e12, " T"), (1e9, " G"), (1e6, " M"), (1e3, " k")):
         if number >= factor:
             return f"{number / factor:.3g}{suffix}"
@@ -130,7 +134,7 @@ def quantity(number: float) -> str:
 
 
 def size(count: float) -> str:
-    """Format a number of bytes. From 1 KiB on it has three significant digits: `1.5 MiB`."""
+    """Format a number of bytes, from 1 KiB on with up to three significant digits: `1.5 MiB`."""
     for factor, suffix in ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")):
         if count >= factor:
             return f"{count / factor:.3g} {suffix}"

@@ -1,1 +1,1 @@
-"""Columns of tables, one file per area. Each medium shows some of them."""
+"""Definitions of table columns, one module per area. A terminal, notebook or page selects some."""

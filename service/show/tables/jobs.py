@@ -1,4 +1,4 @@
-"""Columns of jobs."""
+"""Columns of tables of jobs."""
 
 from __future__ import annotations
 
@@ -41,12 +41,15 @@ WHY = JobColumn("why", lambda job: job.error or job.reason or "", CellKind.TEXT,
 
 
 def age(now: float) -> JobColumn:
-    """Return the column of the time since a job was made."""
+    """Return the column with the time since each job was created. `now` is in Unix seconds."""
     return Column("age", lambda job: duration(now - job.created_at))
 
 
 def spent(now: float) -> JobColumn:
-    """Return the column with the time that a job ran or has been running, or else has waited."""
+    """Return the column with the running time of each job, or the waiting time before it starts.
+
+    `now` is in Unix seconds.
+    """
 
     def seconds(job: JobView) -> float:
         return max(0.0, (job.finished_at or now) - (job.started_at or job.created_at))

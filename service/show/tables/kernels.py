@@ -1,4 +1,4 @@
-"""Columns of kernels: pairs of two models, and the innermost loops of one."""
+"""Columns of tables of kernels: comparisons of two models, and the innermost loops of a kernel."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ from tilewright.service.show.units import count, microseconds, speedup
 
 
 def pairs(a: str = "", b: str = "") -> tuple[Column[Any], ...]:
-    """Return the columns of a comparison of kernels, in which each row is a `difference.Pair`.
+    """Return the columns of a comparison of kernels. The item of each row is a `difference.Pair`.
 
-    Times link to the tasks of the jobs `a` and `b`.
+    `a` and `b` are the ids of the compared jobs; times link to the pages of their tasks. They are
+    "" for artifacts.
     """
 
     def time(kernel: Any, job_id: str) -> Cell:

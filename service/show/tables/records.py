@@ -1,4 +1,4 @@
-"""Columns of records, of trials, and of versions of cost models."""
+"""Columns of tables of tuning records, trials and versions of cost models."""
 
 from __future__ import annotations
 
@@ -37,7 +37,9 @@ SCHEDULE = RecordColumn(
 
 
 def target(names: Mapping[str, str]) -> RecordColumn:
-    """Return the column with the target of each record. `names` has names of targets by key."""
+    """Return the column with the target of each record. `names` has the target names by
+    target key.
+    """
 
     def text(stored: StoredRecordView) -> str:
         return names.get(stored.record.target_key, stored.record.target_key[:12])
@@ -46,7 +48,9 @@ def target(names: Mapping[str, str]) -> RecordColumn:
 
 
 def worker(names: Mapping[str, str]) -> RecordColumn:
-    """Return the column with the worker of each record. `names` has names of workers by id."""
+    """Return the column with the worker that measured each record. `names` has the names by
+    worker id.
+    """
     return Column("worker", lambda s: names.get(s.worker, s.worker), CellKind.TEXT)
 
 
@@ -54,7 +58,9 @@ NOTEBOOK = (NAME, target({}), THREADS, TIME, STATE, ATTESTATION, SCHEDULE)
 
 
 def page(names: Mapping[str, str]) -> tuple[RecordColumn, ...]:
-    """Return the columns of records on the dashboard. `names` has names of targets by key."""
+    """Return the columns of records on the dashboard. `names` has the target names by
+    target key.
+    """
     what = (NAME, STATE, target(names), THREADS, NUMERICS)
     return (*what, TIME, ALGORITHM, ATTESTATION, STORED)
 
@@ -82,7 +88,7 @@ MEANINGS = {
 
 
 def cost_models(scores: Iterable[str]) -> tuple[Column[CostModelView], ...]:
-    """Return the columns of cost models, with a column for each name in `scores`."""
+    """Return the columns of versions of cost models, with a column for each score in `scores`."""
 
     def score(name: str, digits: int = 3) -> Callable[[CostModelView], str]:
         return lambda model: _number(model.scores.get(name), digits)

@@ -1,4 +1,4 @@
-"""Columns of the tasks of a job. A MAC counts as two operations."""
+"""Columns of tables of a job's tasks. A multiply-add (MAC) counts as two operations."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ COLOURS = 8
 
 @dataclass(frozen=True, slots=True)
 class TaskLine:
-    """A row of a table of tasks.
+    """A task with facts that depend on the other tasks of its table.
 
     Attributes:
         task: the task.
-        best_share: the share of the task in the model's best time, 0 to 1; None before a
-            measurement.
+        best_share: the task's fraction of the model's best time, from 0 to 1; None if the time is
+            unknown.
         of_roofline: the time that the device's roofline allows, divided by the task's best time.
-        colour: the number of the colour on pages, from 0; `COLOURS` for all tasks that share one.
-        namesake: whether another task has the same name. They differ in something that names omit.
+        colour: the number of the task's colour on pages, from 0; `COLOURS` for all later tasks.
+        namesake: whether another task has the same name, because names omit some properties.
     """
 
     task: TaskView
@@ -46,7 +46,10 @@ class TaskLine:
 
 
 def task_lines(tasks: Sequence[TaskView]) -> tuple[TaskLine, ...]:
-    """Return the rows of tasks, the largest untuned cost first."""
+    """Return the rows of a table of tasks. The task with the largest untuned time comes first.
+
+    The order does not change while the job runs.
+    """
     before = [cost(task, task.default_seconds) for task in tasks]
     after = [cost(task, task.best_seconds) for task in tasks]
     whole_after = sum(after) or 1.0
@@ -66,9 +69,10 @@ def task_lines(tasks: Sequence[TaskView]) -> tuple[TaskLine, ...]:
 
 
 def cost(task: TaskView, seconds: float | None) -> float:
-    """Return the time of all runs of a task in one inference, in seconds.
+    """Return the time that a task contributes to one run of the model, in seconds.
 
-    If `seconds` is unknown, the task's best or default time takes its place.
+    `seconds` is the time of one run of the task. If it is None, the task's best or else untuned
+    time is used. The result is 0 without any time.
     """
     known = seconds or task.best_seconds or task.default_seconds or 0.0
     found = known * runs_of(task)
@@ -76,23 +80,26 @@ def cost(task: TaskView, seconds: float | None) -> float:
 
 
 def runs_of(task: TaskView) -> float:
-    """Return how often one inference runs a task, from its weight and its operations."""
+    """Return how often one run of the model executes the task: its weight divided by its
+    operations.
+    """
     runs = task.weight / max(1, finite(task.facts.get("flops")) or 0)
     return runs if math.isfinite(runs) and runs > 0.0 else 0.0
 
 
 def comparison_text(comparison: Mapping[str, Any] | None) -> str:
-    """Return the speed-up over the incumbent schedule with its interval.
+    """Return the speed-up of a finalist over the incumbent schedule, with its confidence interval.
 
-    Returns "kept" for None, which stands for the incumbent itself.
+    Returns "kept" if `comparison` is None, which stands for the incumbent itself.
     """
     return "kept" if comparison is None else speedups(comparison)
 
 
 def _trials(line: TaskLine) -> str:
-    """Return a task's number of trials, or why it has none.
+    """Return a task's number of trials, or the reason why it has none.
 
-    Its schedule was known, or an equivalent task was searched instead.
+    The reason is "known" if its schedule was in the database, and "relative's" if a related task
+    was searched instead.
     """
     task = line.task
     if task.status == "cached":
@@ -110,7 +117,10 @@ def _incumbent(line: TaskLine) -> str:
 
 
 def _workload(line: TaskLine) -> Cell:
-    """Return a task's name with a link, and with the start of its key if others have the name."""
+    """Return a cell with the task's name and a link to its page.
+
+    If other tasks have the same name, the cell also has the task's key.
+    """
     task = line.task
     link = f"jobs/{task.job_id}/tasks/{task.workload_key}"
     return Cell(task.name, link, key=task.workload_key if line.namesake else "")

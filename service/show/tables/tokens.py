@@ -1,4 +1,4 @@
-"""Columns of tokens."""
+"""Columns of tables of tokens."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ from tilewright.service.show.units import moment
 
 
 def tokens(now: float) -> tuple[Column[TokenView], ...]:
-    """Return the columns of tokens. `now`, in Unix seconds, decides which tokens are expired."""
+    """Return the columns of tokens. `now`, in Unix seconds, determines which tokens have
+    expired.
+    """
 
     def state(token: TokenView) -> Cell:
         if token.revoked_at is not None:

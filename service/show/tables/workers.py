@@ -1,4 +1,4 @@
-"""Columns of workers, with each device's current speed relative to its best speed."""
+"""Columns of tables of workers, including the device's current speed relative to its best speed."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ WorkerColumn = Column[WorkerView]
 
 
 def condition_text(condition: WorkerCondition | None) -> str:
-    """Return a device's condition: `61 °C, load 3.2, clock 85 %, powersave`."""
+    """Return the current condition of a device: `61 °C, load 3.2, clock 85 %, powersave`."""
     if condition is None:
         return "-"
     parts = []
@@ -27,13 +27,20 @@ def condition_text(condition: WorkerCondition | None) -> str:
 
 
 def failed_text(trials: Mapping[str, int]) -> str:
-    """Return how many of a worker's trials failed: "3 of 1,204", or "-" without trials."""
+    """Return the number of failed trials of a worker and of all its trials: "3 of 1,204".
+
+    Returns "-" without trials. `trials` has the number of trials by outcome.
+    """
     whole = sum(trials.values())
     return f"{whole - trials.get('ok', 0):,} of {whole:,}" if whole else "-"
 
 
 def failed_kinds(trials: Mapping[str, int]) -> str:
-    """Return the numbers of a worker's failed trials by kind, the most frequent first."""
+    """Return the number of a worker's failed trials by kind of failure, the most frequent kind
+    first.
+
+    `trials` has the number of trials by outcome.
+    """
     failed = {kind: count for kind, count in trials.items() if count and kind != "ok"}
     return failures_text(dict(sorted(failed.items(), key=lambda item: (-item[1], item[0]))))
 
@@ -84,7 +91,9 @@ CONDITION = WorkerColumn("device just now", lambda w: condition_text(w.condition
 
 
 def heard(now: float) -> WorkerColumn:
-    """Return the column of the time since a worker's last heartbeat."""
+    """Return the column with the time since each worker's last heartbeat. `now` is in Unix
+    seconds.
+    """
     return Column("heard of", lambda worker: ago(now, worker.last_heartbeat))
 
 
